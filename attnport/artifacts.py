@@ -1,0 +1,442 @@
+"""The values that flow between stages, and how they are read from and written to disk.
+
+Every value is a frozen dataclass saved as JSON beside the files that it describes. What is read back is validated
+strictly (unknown keys, wrong types and NaN are refused), because it may have been edited or cut short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from attnport.dims import STRICT, Dim, Profile, TensorSpec
+from attnport.errors import ArtifactError
+from attnport.masks.spec import MaskSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+MANIFEST = "attnport.json"
+FORMAT = 1
+MAX_JSON_BYTES = 256 << 20
+Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
+PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
+"""Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
+
+T = TypeVar("T")
+
+
+# --- what goes in -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model came from, so that a later verb reloads it and notices that it changed.
+
+    Attributes:
+        text: The SPEC as the user gave it.
+        inputs: The `--input` declarations that came with it.
+        code_digest: SHA-256 over the source files of the module's classes.
+        weights_digest: SHA-256 over the parameters and buffers, in name order.
+    """
+
+    text: str
+    inputs: tuple[str, ...] = ()
+    code_digest: str = ""
+    weights_digest: str = ""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class IOContract:
+    """What goes in and out: the only place where shapes are declared."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dims: tuple[Dim, ...]
+    masks: tuple[MaskSpec, ...] = ()
+    positions: Literal["absolute", "none"] = "absolute"
+
+    __pydantic_config__ = STRICT
+
+    def profile(self) -> Profile:
+        """The profile that covers everything the model takes."""
+        return Profile(self.dims)
+
+    def dim(self, name: str) -> Dim:
+        """The dim called `name`."""
+        return next(dim for dim in self.dims if dim.name == name)
+
+    def padding_masks(self) -> tuple[MaskSpec, ...]:
+        """The masks that an input carries and that hide padding."""
+        return tuple(mask for mask in self.masks if mask.input and "padding" in mask.kinds)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model before export: its contract and how to make its module.
+
+    Attributes:
+        make: Returns the module, float32, in eval mode; called with the inputs by keyword, in `io.inputs` order, it
+            returns a tensor or a tuple of tensors in `io.outputs` order.
+        tokenizer: A `tokenizer.json`, for models that read text.
+    """
+
+    name: str
+    source: Source
+    io: IOContract
+    make: Callable[[], nn.Module]
+    tokenizer: Path | None = None
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceAttention:
+    """An attention counted in the torch graph at export, independently of recognition.
+
+    Attributes:
+        name: The module path, with `#1`, `#2`, ... for the second and later attention of one module.
+        module: The module path that encloses the call.
+        call: `scaled_dot_product_attention` or `softmax`.
+    """
+
+    name: str
+    module: str
+    call: str
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Form:
+    """One lowered form of the model: a file, what it was made for, and the nodes that stand for each attention.
+
+    Attributes:
+        anchors: For each attention, the names of the nodes that one kernel must cover to count as fused: a single
+            attention operator, or the QK^T product, the softmax and the PV product.
+    """
+
+    target: str
+    plan: str
+    file: str
+    opset: int
+    anchors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mask: Mapping[str, str] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """A TensorRT engine: what it was built from, for what, by what, and how much memory it wants.
+
+    Attributes:
+        scratch_bytes: Device memory the engine needs beside its weights and I/O, over all profiles.
+        sm: Compute capabilities it was built for (`86` is 8.6); empty = the builder's default list.
+        version: The TensorRT version, checked before anything else at open.
+    """
+
+    target: str
+    plan: str
+    file: str
+    form: str
+    sm: tuple[int, ...]
+    profiles: tuple[Profile, ...]
+    version: str
+    digest: str
+    size_bytes: int
+    scratch_bytes: int
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Proof that one runtime kernel covers an attention from QK^T to PV."""
+
+    kernel: str
+    text: str
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class FusionItem:
+    """What became of one attention on one target; `reason` is never empty when `fused` is false."""
+
+    attention: str
+    form: str
+    mask: str
+    kernel: str | None
+    fused: bool
+    reason: str
+    evidence: str = ""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class FusionTable:
+    """All attentions of the source on one target; `proved_by` names the runtime (or engine) that gave the evidence."""
+
+    attentions: int
+    fused: int
+    items: tuple[FusionItem, ...]
+    file: str
+    plan: str
+    proved_by: str
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """`fusion.json`: one table a target (`target`, or `target.plan` beside the target's default plan)."""
+
+    targets: Mapping[str, FusionTable]
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What really ran, as the runtime itself tells."""
+
+    device: str
+    provider: str
+    precision: str
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One output on one case: all metrics, and the verdict apart. Errors are against the float64 reference.
+
+    `rms_error`, `max_error` and `relative` are None when the case has no comparable element or a NaN or Inf in one;
+    `cosine` is the smallest over rows, for outputs that are embeddings.
+    """
+
+    case: str
+    output: str
+    verdict: Verdict
+    reason: str
+    elements: int
+    rms_error: float | None
+    rms_bound: float
+    max_error: float | None
+    max_bound: float
+    relative: float | None
+    cosine: float | None
+    nonfinite: int
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class InvarianceResult:
+    """Padding invariance of one output: the largest difference between runs that differ in padding alone."""
+
+    comparison: str
+    output: str
+    verdict: Verdict
+    rms_difference: float | None
+    rms_bound: float
+    max_difference: float | None
+    max_bound: float
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class RuntimeParity:
+    """One runtime, or one lowered form run without its target, on all cases."""
+
+    verdict: Verdict
+    reason: str
+    plan: str
+    ran: Ran | None = None
+    cases: tuple[CaseResult, ...] = ()
+    invariance: tuple[InvarianceResult, ...] = ()
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """`parity.json`. `runtimes`: by runtime; `forms`: graph parity by lowered form; `notes`: what the reader must know,
+    such as where the raw module differs from the mask contract."""
+
+    verdict: Verdict
+    runtimes: Mapping[str, RuntimeParity]
+    forms: Mapping[str, RuntimeParity]
+    notes: tuple[str, ...] = ()
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class LatencyRow:
+    """One runtime on one workload; times in ns, one sample a call (or a sequence of calls, see `LatencyShape`).
+
+    Attributes:
+        ratio: Low, middle and high of the bootstrap interval of median / baseline median; below 1 is faster.
+        verdict: `faster`, `slower`, `no difference shown`, `baseline` or `NOT_RUN`.
+        p90_ns: None where there are too few samples to support it.
+        peak_bytes: Peak memory of a child process above its level after imports, from a separate run.
+    """
+
+    verdict: str
+    reason: str
+    median_ns: float | None = None
+    p90_ns: float | None = None
+    samples_ns: tuple[int, ...] = ()
+    ratio: tuple[float, float, float] | None = None
+    items_per_s: float | None = None
+    tokens_per_s: float | None = None
+    peak_bytes: int | None = None
+    ran: Ran | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class LatencyReport:
+    """`latency.json`: rows by workload, then by runtime; `settings` records threads, spinning, seed and machine."""
+
+    baseline: str
+    settings: Mapping[str, str | int | float | bool]
+    shapes: Mapping[str, Mapping[str, LatencyRow]]
+    items: Mapping[str, int]
+    tokens: Mapping[str, int]
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a verb was given (one digest) and wrote, so that running it again can be skipped."""
+
+    inputs: str
+    files: tuple[str, ...]
+    made: str
+    seconds: float
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`attnport.json`: what a folder holds, with the SHA-256 of every file in it."""
+
+    format: int
+    attnport: str
+    name: str
+    source: Source
+    io: IOContract
+    opset: int
+    attentions: tuple[SourceAttention, ...]
+    tokenizer: str | None
+    versions: Mapping[str, str]
+    files: Mapping[str, str]
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    engines: Mapping[str, EngineRecord] = field(default_factory=dict)
+    stages: Mapping[str, Stage] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+# --- runtimes -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a runtime's probe found on the installed version; `reason` and `hint` say why it is not available."""
+
+    runtime: str
+    available: bool
+    reason: str = ""
+    hint: str = ""
+    version: str = ""
+    devices: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
+    max_opset: int | None = None
+    attention_forms: Mapping[str, str] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+class Session(Protocol):
+    """A model opened in a runtime."""
+
+    ran: Ran
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Outputs by name, in contract order. Raises FeedError for feeds that do not fit."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the session holds; closing twice is fine."""
+        ...
+
+
+# --- disk ---------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> str:
+    """A value as JSON text, ending in a newline; NaN and Inf are refused."""
+    return json.dumps(dataclasses.asdict(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def from_json(kind: type[T], text: str | bytes, where: str) -> T:
+    """Validates JSON text as a value of `kind`; `where` names the file in errors.
+
+    Raises:
+        ArtifactError: not JSON, or not a `kind`; says where and what.
+    """
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(kind).validate_json(text)
+    except pydantic.ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the top level"
+        raise ArtifactError(
+            f"{where} is not a valid {kind.__name__}: {first['msg']} (at {place}).",
+            hint="It was cut short, edited, or written by another version; make it again.",
+        ) from err
+
+
+def read(kind: type[T], path: Path) -> T:
+    """Reads a value from the JSON file `path`. Raises ArtifactError when it is missing, too large or malformed."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ArtifactError(f"{path} has {path.stat().st_size} bytes; at most {MAX_JSON_BYTES} are read.")
+        data = path.read_bytes()
+    except OSError as err:
+        raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
+    return from_json(kind, data, str(path))
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_text(*parts: str) -> str:
+    """SHA-256 over texts, each with its length so that no two lists collide."""
+    sha = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        sha.update(len(data).to_bytes(8, "little") + data)
+    return sha.hexdigest()

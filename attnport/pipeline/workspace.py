@@ -1,0 +1,151 @@
+"""The artifact folder as the verbs see it: opened, checked, changed all at once, and stages that need not run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from attnport import __version__
+from attnport.artifacts import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    ModelSpec,
+    Stage,
+    digest_file,
+    read,
+    to_json,
+)
+from attnport.errors import ArtifactError, IntegrityError, SpecError
+from attnport.transaction import JOURNAL, STAGING, Transaction, locked, recover, transaction
+
+
+def open_folder(folder: Path) -> Manifest:
+    """Reads a folder's manifest, after completing or discarding what an interrupted verb left.
+
+    Raises:
+        ArtifactError: not an artifact folder, or its manifest is malformed or of another version.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder.", hint="Make one with: attnport export SPEC -o FOLDER")
+    if (folder / JOURNAL).exists() or (folder / STAGING).exists():
+        with locked(folder):
+            recover(folder)
+    if not (folder / MANIFEST).is_file():
+        raise ArtifactError(
+            f"{folder} is no artifact: it has no {MANIFEST}.", hint="Make one with: attnport export SPEC -o FOLDER"
+        )
+    manifest = read(Manifest, folder / MANIFEST)
+    if manifest.format != FORMAT:
+        raise ArtifactError(f"{folder / MANIFEST}: got format {manifest.format}; this version reads {FORMAT}.")
+    for name in manifest.files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise IntegrityError(f"{folder / MANIFEST} names {name!r}, which is outside the folder.")
+    return manifest
+
+
+def check_files(folder: Path, manifest: Manifest, *names: str) -> None:
+    """Compares files with the manifest's digests; without names, all of them.
+
+    Raises:
+        IntegrityError: a file is missing or is not the one that was written.
+    """
+    for name in names or tuple(manifest.files):
+        path = folder / name
+        if not path.is_file():
+            raise IntegrityError(f"{path} is missing.", hint="Make the folder again, or restore the file.")
+        if path.is_symlink() or digest_file(path) != manifest.files.get(name):
+            raise IntegrityError(
+                f"{path} is not the file that was written: its digest differs.",
+                hint="It was changed or cut short; make it again.",
+            )
+
+
+def load_spec(manifest: Manifest) -> ModelSpec:
+    """Loads the ModelSpec a folder was exported from, and checks that code and weights are still the same.
+
+    Raises:
+        SpecError: the source is gone or changed; names which of the two, and the SPEC.
+    """
+    from attnport.sources import load
+
+    spec = load(manifest.source.text, inputs=manifest.source.inputs)
+    for part in ("code", "weights"):
+        if getattr(spec.source, f"{part}_digest") != getattr(manifest.source, f"{part}_digest"):
+            raise SpecError(
+                f"the {part} of {manifest.source.text} changed since export.",
+                hint="Export again, or bring the earlier state back.",
+            )
+    return dataclasses.replace(spec, io=manifest.io)
+
+
+class Change:
+    """A verb's change to a folder: write files to `path(name)`, set `manifest` fields, name the stage at the end."""
+
+    def __init__(self, folder: Path, staged: Transaction, manifest: Manifest | None) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._staged = staged
+        self._began = time.monotonic()
+
+    def path(self, name: str) -> Path:
+        """Where to write the file that will be called `name`."""
+        return self._staged.path(name)
+
+    def remove(self, name: str) -> None:
+        """Deletes a file that the folder no longer holds."""
+        self._staged.remove(name)
+        if self.manifest and name in self.manifest.files:
+            files = {file: digest for file, digest in self.manifest.files.items() if file != name}
+            self.manifest = dataclasses.replace(self.manifest, files=files)
+
+    def finish(self, stage: str, inputs: str) -> Manifest:
+        """Records the stage and the digests of what it staged, and stages the manifest."""
+        if self.manifest is None:
+            raise ArtifactError(f"{self.folder}: stage {stage} has no manifest to write.")
+        written = self._staged.staged()
+        written.pop(MANIFEST, None)
+        done = Stage(
+            inputs=inputs,
+            files=tuple(written),
+            made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - self._began, 3),
+        )
+        self.manifest = dataclasses.replace(
+            self.manifest,
+            attnport=__version__,
+            files={**self.manifest.files, **written},
+            stages={**self.manifest.stages, stage: done},
+        )
+        self.path(MANIFEST).write_text(to_json(self.manifest))
+        return self.manifest
+
+
+@contextmanager
+def change(folder: Path) -> Iterator[Change]:
+    """Opens a folder for one verb's change; all of it becomes visible at the end, or none.
+
+    `Change.manifest` is None for a new folder.
+    """
+    with transaction(folder) as staged:
+        manifest = open_folder(folder) if (folder / MANIFEST).exists() else None
+        yield Change(folder, staged, manifest)
+
+
+def fresh(folder: Path, manifest: Manifest, stage: str, inputs: str) -> bool:
+    """Whether a stage was already done with the same inputs and its files are still what it wrote."""
+    done = manifest.stages.get(stage)
+    if done is None or done.inputs != inputs:
+        return False
+    return all(
+        (folder / name).is_file() and digest_file(folder / name) == manifest.files.get(name) for name in done.files
+    )
+
+
+def stage_files(manifest: Manifest, stage: str) -> Mapping[str, str]:
+    """Digest by name of what a stage wrote: the part of a later stage's inputs that it stands for."""
+    return {name: manifest.files[name] for name in manifest.stages[stage].files if name in manifest.files}

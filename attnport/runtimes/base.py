@@ -1,0 +1,110 @@
+"""What every runtime offers. A runtime is one file in this folder that defines `RUNTIME`, called by the file's name."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from attnport.artifacts import Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
+from attnport.errors import UnavailableError, UsageError
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a runtime is asked to open.
+
+    Attributes:
+        io: The contract that feeds are checked against.
+        plan: The precision plan to run in, one of `artifacts.PLANS`; a runtime that computes otherwise refuses.
+        model: The ONNX form, or the engine; None for runtimes that run the module itself.
+        spec: The module, for the torch runtimes.
+        engine: The engine's record, for the TensorRT runtimes; checked before the file is deserialised.
+        threads: Compute threads; None = the physical cores.
+        contract: torch only: attention follows the mask contract (an attention row with no allowed key gives zero).
+        float64: torch only: computes in float64, as the reference.
+    """
+
+    io: IOContract
+    plan: str = "fp32"
+    model: Path | None = None
+    spec: ModelSpec | None = None
+    engine: EngineRecord | None = None
+    threads: int | None = None
+    contract: bool = False
+    float64: bool = False
+
+
+class Runtime(abc.ABC):
+    """One way to run a model.
+
+    Attributes:
+        name: The file's name.
+        opens: `module` (a ModelSpec), `onnx` (a lowered form) or `engine`.
+        form: The lowering target whose form it runs; "" = the model as exported.
+        timed: Whether latency is worth measuring (the reference evaluator is not).
+    """
+
+    name: ClassVar[str]
+    opens: ClassVar[Literal["module", "onnx", "engine"]]
+    form: ClassVar[str] = ""
+    timed: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def probe(self) -> Capabilities:
+        """What the installed version can do; never raises."""
+
+    @abc.abstractmethod
+    def open(self, opening: Opening) -> Session:
+        """Opens a model.
+
+        Raises:
+            UnavailableError: not installed, no device.
+            ArtifactError: the file is not a model this runtime can read.
+            IntegrityError: the engine is not the one of its record.
+        """
+
+    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+        """For each attention whose anchors one kernel covers, the proof; attentions that are not fused are left out.
+
+        Args:
+            model: The ONNX form.
+            anchors: Node names by attention: one attention operator, or (QK^T product, softmax, PV product).
+        """
+        raise UnavailableError(f"{self.name} gives no fusion evidence.")
+
+
+def names() -> list[str]:
+    """The runtimes there are, in name order: every file of this folder but this one."""
+    import attnport.runtimes as package
+
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "base")
+
+
+def get(name: str) -> Runtime:
+    """The runtime called `name`; hyphens are taken as underscores.
+
+    Raises:
+        UsageError: there is none.
+    """
+    name = name.replace("-", "_")
+    if name not in names():
+        raise UsageError(f"runtime {name!r}: there is none; expected one of {', '.join(names())}.")
+    runtime: Runtime = importlib.import_module(f"attnport.runtimes.{name}").RUNTIME
+    return runtime
+
+
+def available(runtime: Runtime) -> Capabilities:
+    """The probe of a runtime that must be there.
+
+    Raises:
+        UnavailableError: it is not; carries the probe's reason and hint.
+    """
+    found = runtime.probe()
+    if not found.available:
+        raise UnavailableError(f"{runtime.name} is not available: {found.reason}", hint=found.hint)
+    return found
