@@ -1,0 +1,155 @@
+"""BertEncoder against transformers' BertModel on equal weights, and what its ModelSpec promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnport.dims import check_feeds
+from attnport.errors import FeedError
+from attnport.models.bert_encoder import SPEC, BertConfig, BertEncoder, make, spec
+
+CONFIG = BertConfig(vocabulary=97, width=48, heads=3, layers=2, hidden=96, positions=40)
+LAYER_NAMES = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward.up": "intermediate.dense",
+    "feed_forward.down": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
+EMBEDDING_NAMES = {
+    "tokens": "embeddings.word_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "positions.table": "embeddings.position_embeddings",
+    "norm": "embeddings.LayerNorm",
+}
+
+
+def reference(module: BertEncoder, config: BertConfig) -> torch.nn.Module:
+    """transformers' BertModel with the same weights; every one of its parameters must be set."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=config.vocabulary,
+            hidden_size=config.width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            intermediate_size=config.hidden,
+            max_position_embeddings=config.positions,
+            type_vocab_size=config.segments,
+            layer_norm_eps=config.norm_eps,
+        ),
+        add_pooling_layer=False,
+    )
+    names = dict(EMBEDDING_NAMES)
+    for index in range(config.layers):
+        names |= {f"layers.{index}.{ours}": f"encoder.layer.{index}.{its}" for ours, its in LAYER_NAMES.items()}
+    weights = {}
+    for key, value in module.state_dict().items():
+        owner, _, leaf = key.rpartition(".")
+        weights[f"{names[owner]}.{leaf}"] = value
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert not [name for name in missing if name in dict(model.named_parameters())]
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def feeds(batch: int, seq: int, config: BertConfig = CONFIG) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(batch * 1000 + seq)
+    return {
+        "input_ids": torch.randint(0, config.vocabulary, (batch, seq), generator=generator),
+        "attention_mask": torch.ones(batch, seq, dtype=torch.int64),
+        "token_type_ids": torch.randint(0, config.segments, (batch, seq), generator=generator),
+    }
+
+
+@pytest.mark.parametrize("hidden", ["none", "right", "left", "interior"])
+def test_equals_transformers_bert_on_equal_weights(hidden: str) -> None:
+    ours = make(CONFIG)
+    theirs = reference(ours, CONFIG)
+    given = feeds(3, 17)
+    mask = given["attention_mask"]
+    if hidden == "right":
+        mask[1, 9:] = 0
+    elif hidden == "left":
+        mask[1, :9] = 0
+    elif hidden == "interior":
+        mask[1, 4:11] = 0
+    with torch.no_grad():
+        got = ours(**given)
+        expected = theirs(**given).last_hidden_state
+    valid = mask.bool()
+    assert torch.allclose(got[valid], expected[valid], atol=2e-5, rtol=0)
+    assert expected[valid].abs().mean() > 0.1
+
+
+def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
+    ours = make(CONFIG)
+    theirs = reference(ours, CONFIG)
+    with torch.no_grad():
+        ours.layers[1].attention.key.weight[0, 0] += 0.5  # type: ignore[operator, union-attr]
+        given = feeds(2, 11)
+        assert not torch.allclose(ours(**given), theirs(**given).last_hidden_state, atol=2e-5, rtol=0)
+
+
+def test_a_hidden_token_does_not_reach_the_others() -> None:
+    module, given = make(CONFIG), feeds(1, 12)
+    given["attention_mask"][0, 7:] = 0
+    with torch.no_grad():
+        before = module(**given)
+        given["input_ids"][0, 7:] = (given["input_ids"][0, 7:] + 1) % CONFIG.vocabulary
+        after = module(**given)
+    assert torch.equal(before[0, :7], after[0, :7])
+    assert not torch.equal(before[0, 7:], after[0, 7:])
+
+
+def test_a_visible_token_does_reach_the_others() -> None:
+    module, given = make(CONFIG), feeds(1, 12)
+    with torch.no_grad():
+        before = module(**given)
+        given["input_ids"][0, 7] = (given["input_ids"][0, 7] + 1) % CONFIG.vocabulary
+        assert (module(**given)[0, :7] - before[0, :7]).abs().max() > 1e-3
+
+
+def test_an_attention_row_with_no_allowed_key_gives_zero() -> None:
+    module = make(CONFIG)
+    attention = module.layers[0].attention
+    x = torch.randn(2, 5, CONFIG.width, generator=torch.Generator().manual_seed(1))
+    allowed = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    allowed[1] = False
+    with torch.no_grad():
+        got = attention(x, allowed)  # type: ignore[operator]
+    assert torch.equal(got[1], attention.out.bias.expand_as(got[1]))  # type: ignore[union-attr, operator]
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = make(CONFIG)
+    assert torch.equal(torch.rand(3), expected)
+    same = zip(first.parameters(), make(CONFIG).parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    assert not torch.equal(first.tokens.weight, make(CONFIG, seed=1).tokens.weight)
+
+
+def test_the_spec_makes_a_module_that_takes_its_inputs_and_gives_its_outputs() -> None:
+    module, sizes = SPEC.make(), {"batch": 2, "seq": 7}
+    given = feeds(2, 7, BertConfig())
+    assert check_feeds(SPEC.io.inputs, SPEC.io.dims, given) == sizes
+    assert not module.training
+    with torch.no_grad():
+        got = module(**{item.name: given[item.name] for item in SPEC.io.inputs})
+    (output,) = SPEC.io.outputs
+    assert tuple(got.shape) == output.shape(sizes)
+    assert str(got.dtype) == f"torch.{output.dtype}"
+    assert [mask.input for mask in SPEC.io.padding_masks()] == ["attention_mask"]
+
+
+def test_a_sequence_beyond_the_position_table_is_refused_by_the_contract() -> None:
+    small = spec(CONFIG)
+    with pytest.raises(FeedError, match="seq=41"):
+        check_feeds(small.io.inputs, small.io.dims, feeds(1, 41))
