@@ -1,0 +1,71 @@
+"""A folder in generations: every file of generation n says n, so that a mixture is seen at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from killing import in_child
+
+from attnport.transaction import OWN, STAGING, transaction
+
+FILES = ("manifest", "weights.bin", "engines/a/deep.engine")
+
+
+def write(folder: Path, generation: int, size: int = 2000) -> None:
+    """Generation n: every file says n; odd generations have `odd/only`, even ones `even`."""
+    with transaction(folder) as staged:
+        for name in (*FILES, "odd/only" if generation % 2 else "even"):
+            staged.path(name).write_text(f"{generation:04d}" * size)
+        staged.remove("even" if generation % 2 else "odd/only")
+
+
+def stage(folder: Path, *names: str, error: BaseException | None = None) -> None:
+    """Stages small files, then commits, or raises `error`."""
+    with transaction(folder) as staged:
+        for name in names:
+            staged.path(name).write_text("staged")
+        if error:
+            raise error
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - set(OWN)
+
+
+def generation(folder: Path) -> int:
+    """The one generation that the folder holds; 0 = nothing. Fails on a mixture."""
+    found = files(folder)
+    if not found:
+        return 0
+    texts = {(folder / name).read_text() for name in found}
+    numbers = {text[:4] for text in texts}
+    assert len(texts) == 1, f"a mixture of {sorted(numbers)}, or a file that is cut short"
+    number = int(numbers.pop())
+    assert found == {*FILES, "odd/only" if number % 2 else "even"}
+    return number
+
+
+def tidy(folder: Path) -> bool:
+    return not any((folder / name).exists() for name in OWN)
+
+
+def interrupted(folder: Path, edit: Callable[[Path], None] = lambda staging: None, renames: int = 1) -> None:
+    """Leaves the folder as a writer of generation 2 does that was killed after `renames` renames; 1 = the journal's."""
+
+    def stop() -> None:
+        replace, seen = Path.replace, [0]
+
+        def counted(self: Path, target: Path) -> Path:
+            result = replace(self, target)
+            seen[0] += 1
+            if seen[0] == renames:
+                os._exit(9)
+            return result
+
+        Path.replace = counted  # type: ignore[assignment,method-assign]
+        write(folder, 2)
+
+    assert in_child(stop) == 9
+    edit(next((folder / STAGING).iterdir()))

@@ -1,0 +1,389 @@
+"""A folder is changed all at once: killed, failed or contested at any moment, it holds one state, never a mixture."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from generations import generation, interrupted, stage, tidy, write
+from killing import CALLS, Armed, in_child
+
+from attnport.errors import ArtifactError, UsageError
+from attnport.transaction import JOURNAL, LOCK, STAGING, BusyError, Transaction, locked, settle, transaction
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    target = tmp_path / "out"
+    write(target, 1)
+    return target
+
+
+def count_calls(folder: Path) -> int:
+    """How many of `CALLS` a write of generation 2 makes."""
+    read, send = os.pipe()
+
+    def count() -> None:
+        armed = Armed(0)
+        armed.install()
+        write(folder, 2)
+        os.write(send, str(armed.count).encode())
+
+    assert in_child(count) == 0
+    os.close(send)
+    with os.fdopen(read) as answer:
+        return int(answer.read())
+
+
+def test_the_checker_notices_a_mixture(folder: Path) -> None:
+    (folder / "weights.bin").write_text("0002" * 2000)
+    with pytest.raises(AssertionError, match="mixture"):
+        generation(folder)
+
+
+def test_the_checker_notices_a_file_that_is_cut_short(folder: Path) -> None:
+    (folder / "weights.bin").write_text("0001" * 1999)
+    with pytest.raises(AssertionError, match="mixture"):
+        generation(folder)
+
+
+def test_the_checker_notices_a_file_that_was_not_removed(folder: Path) -> None:
+    (folder / "even").write_text("0001" * 2000)
+    with pytest.raises(AssertionError):
+        generation(folder)
+
+
+def test_a_change_replaces_adds_and_removes_and_leaves_nothing_of_its_own(folder: Path) -> None:
+    write(folder, 2)
+    assert generation(folder) == 2
+    assert tidy(folder)
+    assert not (folder / "odd").exists(), "the folder that a removed file stood in stays empty"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("start", [0, 1], ids=["new folder", "earlier artifact"])
+def test_killed_at_every_call_it_holds_the_earlier_or_the_later_state(tmp_path: Path, start: int, when: str) -> None:
+    spare, seen = tmp_path / "spare", set()
+    if start:
+        write(spare, start)
+    calls = count_calls(_copy(spare, tmp_path / "count"))
+    assert calls > 20
+    for at in range(1, calls + 1):
+        target = _copy(spare, tmp_path / f"{at}")
+        assert in_child(lambda at=at, target=target: (Armed(at, when).install(), write(target, 2))) == -signal.SIGKILL
+        if target.exists():
+            settle(target)
+            found = generation(target)
+            assert found in (start, 2)
+            seen.add(found)
+            assert not (target / STAGING).exists()
+        else:
+            assert not start
+        write(target, 3)
+        assert generation(target) == 3
+    assert 2 in seen
+    assert start in seen
+
+
+def settle_and_die(folder: Path, at: int) -> None:
+    Armed(at, "after").install()
+    settle(folder)
+
+
+def test_killed_again_and_again_while_recovering_it_still_completes(folder: Path, tmp_path: Path) -> None:
+    def stop_at_the_journal() -> None:
+        replace = os.replace
+        os.replace = lambda source, target: (replace(source, target), os._exit(9))
+        write(folder, 2)
+
+    assert in_child(stop_at_the_journal) == 9
+    assert (folder / JOURNAL).exists()
+    kills = 0
+    while in_child(functools.partial(settle_and_die, folder, kills + 1)) == -signal.SIGKILL:
+        kills += 1
+    assert kills > 5
+    assert generation(folder) == 2
+
+
+def test_killed_at_random_moments_it_holds_one_state(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; import generations as t\n"
+        "n = t.generation(Path(sys.argv[1])) if Path(sys.argv[1]).exists() else 0\n"
+        "print('on', flush=True)\n"
+        "while True:\n    n += 1; t.write(Path(sys.argv[1]), n, 100_000)"
+    )
+    clock, last = random.Random(20261120), 0
+    for _ in range(12):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(target), str(Path(__file__).parent)], stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout
+            assert writer.stdout.readline() == b"on\n"
+            time.sleep(clock.uniform(0.001, 0.12))
+            writer.kill()
+        if target.exists():
+            settle(target)
+            found = generation(target)
+            assert found >= last
+            last = found
+    assert last > 3
+
+
+@pytest.mark.parametrize("start", [0, 1], ids=["new folder", "earlier artifact"])
+def test_a_full_disk_at_every_call_loses_nothing(tmp_path: Path, start: int) -> None:
+    spare = tmp_path / "spare"
+    if start:
+        write(spare, start)
+    calls = count_calls(_copy(spare, tmp_path / "count"))
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    failures = 0
+    for at in range(1, calls + 1):
+        target = _copy(spare, tmp_path / f"{at}")
+        failed = in_child(lambda at=at, target=target: (Armed(at, "before", full).install(), write(target, 2)))
+        failures += failed != 0
+        if target.exists():
+            settle(target)
+            assert generation(target) in ((start, 2) if failed else (2,))
+        write(target, 3)
+        assert generation(target) == 3
+    assert failures > 10
+
+
+def test_a_full_disk_before_the_journal_says_that_nothing_changed(folder: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))
+    try:
+        with pytest.raises(UsageError, match="what was there before is untouched") as caught:
+            write(folder, 2, 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.exit_code == 2
+    assert generation(folder) == 1
+    assert tidy(folder)
+
+
+def test_a_really_full_disk_loses_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root; the tests with a file-size limit and injected errors ran")
+    try:
+        write(disk / "out", 1)
+        full = 0
+        for size in range(2000, 40_000, 2000):
+            try:
+                write(disk / "out", 2, size)
+            except UsageError:
+                full += 1
+                settle(disk / "out")
+                assert generation(disk / "out") in (1, 2)
+        assert full > 2
+        settle(disk / "out")
+        assert generation(disk / "out") == 2
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_after_the_journal_says_that_the_change_is_still_to_come(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        if JOURNAL in str(self):
+            os.replace(self, target)  # noqa: PTH105
+            return target
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(UsageError, match="not yet in place"):
+            write(folder, 2)
+    settle(folder)
+    assert generation(folder) == 2
+
+
+def test_an_exception_or_interrupt_discards_what_was_staged(folder: Path) -> None:
+    for error in (ValueError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(error):
+            stage(folder, "manifest", "new/file", error=error())
+        assert generation(folder) == 1
+        assert tidy(folder)
+
+
+def test_a_failed_first_change_leaves_no_folder_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no"):
+        stage(tmp_path / "out", "a/b", error=ValueError("no"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_foreign_error_is_not_taken_for_ours(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), transaction(folder):
+        (tmp_path / "missing weights").read_bytes()
+
+
+def test_a_second_writer_is_refused_and_says_so(folder: Path) -> None:
+    with transaction(folder) as staged:
+        staged.path("manifest").write_text("half")
+        with pytest.raises(BusyError, match="another process") as caught:
+            write(folder, 2)
+        assert caught.value.exit_code == 2
+        assert staged.path("manifest").read_text() == "half", "the first writer's files were taken away"
+    assert (folder / "manifest").read_text() == "half"
+
+
+def test_many_writers_at_once_never_mix(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def contend(seed: int) -> None:
+        wins = 0
+        while wins < 5:
+            try:
+                write(target, 2 * seed + wins % 2)
+                wins += 1
+            except BusyError:
+                time.sleep(0.0005 * seed)
+
+    children = []
+    for seed in range(1, 5):
+        child = os.fork()
+        if child == 0:
+            try:
+                contend(seed)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert generation(target) > 0
+    assert tidy(target)
+
+
+def test_the_lock_of_a_dead_process_holds_nobody_up(folder: Path) -> None:
+    def die_holding() -> None:
+        with locked(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(die_holding) == -signal.SIGKILL
+    assert (folder / LOCK).exists()
+    write(folder, 2)
+    assert generation(folder) == 2
+    assert tidy(folder)
+
+
+def test_a_reader_sees_the_earlier_state_while_a_writer_stages(folder: Path) -> None:
+    with transaction(folder) as staged:
+        staged.path("manifest").write_text("half")
+        settle(folder)
+        assert generation_of_final(folder) == 1
+        assert staged.path("manifest").read_text() == "half", "the reader discarded a live writer's files"
+
+
+def generation_of_final(folder: Path) -> int:
+    return int((folder / "manifest").read_text()[:4])
+
+
+def test_a_reader_waits_for_a_writer_that_renames(folder: Path) -> None:
+    def slow() -> None:
+        replace = Path.replace
+        Path.replace = lambda self, target: (replace(self, target), time.sleep(0.15))[0]  # type: ignore[assignment]
+        write(folder, 2)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            slow()
+        finally:
+            os._exit(0)
+    while not (folder / JOURNAL).exists():
+        time.sleep(0.005)
+    settle(folder)
+    assert generation(folder) == 2
+    os.waitpid(child, 0)
+
+
+def test_a_child_that_outlives_a_killed_writer_cannot_write_into_the_next_change(folder: Path) -> None:
+    first = Transaction(folder)
+    orphan = first.path("stray.engine")
+    settle(folder)
+    with transaction(folder) as staged:
+        staged.path("manifest").write_text("0001" * 2000)
+        with pytest.raises(FileNotFoundError):
+            orphan.write_text("late")
+    assert generation(folder) == 1
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder, and the rights of an ordinary user: root may write anywhere."""
+    base = Path(tempfile.mkdtemp(prefix="attnport-test-"))
+    base.chmod(0o755)
+    was = os.geteuid()
+    if was == 0:
+        os.chown(base, 65534, 65534)
+        os.seteuid(65534)
+    try:
+        yield base
+    finally:
+        os.seteuid(was)
+        for path in (base, *base.rglob("*")):
+            if path.is_dir():
+                path.chmod(0o755)
+        shutil.rmtree(base)
+
+
+def test_a_read_only_folder_is_refused_for_writing_and_open_for_reading(unprivileged: Path) -> None:
+    target = unprivileged / "out"
+    write(target, 1)
+    (target / STAGING).mkdir()
+    target.chmod(0o555)
+    with pytest.raises(UsageError, match="cannot be written: Permission denied"):
+        write(target, 2)
+    settle(target)
+    assert generation(target) == 1
+    (target).chmod(0o755)
+    (target / STAGING).rmdir()
+    interrupted(target)
+    target.chmod(0o555)
+    with pytest.raises(ArtifactError, match="has to be completed first"):
+        settle(target)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(unprivileged: Path) -> None:
+    unprivileged.chmod(0o555)
+    with pytest.raises(UsageError, match="cannot be written"):
+        write(unprivileged / "a/b", 1)
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write(tmp_path / "out", 1)
+    assert (tmp_path / "out").read_text() == "a file"
+
+
+def test_every_patched_call_is_one_that_a_change_makes() -> None:
+    assert set(CALLS) >= {"replace", "unlink", "rmdir", "mkdir", "fsync"}
+
+
+def _copy(source: Path, target: Path) -> Path:
+    if source.exists():
+        shutil.copytree(source, target)
+    return target
