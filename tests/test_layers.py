@@ -1,0 +1,209 @@
+"""The order of the layers, read from the imports of every file.
+
+    errors, optional, transaction < dims, masks < artifacts
+        < {sources | models | exporter | runtimes | compare | bundle | report} < pipeline < cli
+
+Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "attnport"
+SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundle", "report")
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "optional", "transaction"),
+    ("dims", "masks"),
+    ("artifacts",),
+    SIBLINGS,
+    ("pipeline",),
+    ("cli", "__main__", "__init__"),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+HEAVY = {
+    "onnxruntime",
+    "onnxscript",
+    "openvino",
+    "pydantic",
+    "rich",
+    "tensorrt",
+    "tensorrt_rtx",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
+READER = {"numpy", "onnxruntime"}
+"""What a bundle's own reader may import beside the standard library: it is copied to where nothing else is."""
+
+
+def absolute(node: ast.ImportFrom, module: str) -> str:
+    """The package or module that a `from ... import` names, relative ones resolved against `module`."""
+    if not node.level:
+        return node.module or ""
+    return ".".join([*module.split(".")[: -node.level], *filter(None, [node.module])])
+
+
+def by_call(node: ast.Call) -> str:
+    """What `import_module("...")` or `__import__("...")` names (of an f-string, how it begins), else ""."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    first = node.args[0] if node.args and name in ("import_module", "__import__") else None
+    if isinstance(first, ast.JoinedStr) and first.values:
+        first = first.values[0]
+    return str(first.value) if isinstance(first, ast.Constant) else ""
+
+
+def imported(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything that a file imports; `module` is the file's own dotted name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            # The root comes with every part of it; what is taken from it is what counts.
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name != "attnport")
+        elif isinstance(node, ast.ImportFrom):
+            # `from attnport import runtimes` imports attnport.runtimes, so the imported names belong to the path.
+            yield from ((node.lineno, f"{absolute(node, module)}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "attnport":
+            yield node.lineno, f"attnport.{node.attr}"
+        elif isinstance(node, ast.Call) and by_call(node):
+            yield node.lineno, by_call(node)
+
+
+def unit(dotted: str) -> str:
+    """The layer's member that a dotted name of the package belongs to: `attnport.runtimes.base` -> `runtimes`."""
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in RANK else "__init__"
+
+
+def dotted_name(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts)
+
+
+def violations(source: str, module: str) -> list[str]:
+    """What a file imports against the order of the layers; `module` as in `attnport.runtimes.base`."""
+    own, found = unit(module), []
+    for line, name in imported(ast.parse(source), module):
+        if name.split(".")[0] != "attnport" or name.startswith("attnport.__"):
+            continue
+        other = unit(name)
+        allowed = other == own or RANK[other] < RANK[own] or (RANK[other] == RANK[own] and RANK[own] < 2)
+        if not allowed:
+            found.append(f"{module}:{line} imports {name}: {own} may not use {other}")
+    return found
+
+
+def reader_violations(source: str, module: str, own: set[str]) -> list[str]:
+    """What a file of the bundle's reader imports beside numpy, onnxruntime, the standard library and its own files."""
+    found = []
+    for line, name in imported(ast.parse(source), module):
+        top = name.split(".")[0]
+        mine = name.startswith("attnport.bundle.python") or top in own
+        if top not in READER and top not in sys.stdlib_module_names and not mine:
+            found.append(f"{module}:{line} imports {name}")
+    return found
+
+
+def heavy_at_import(source: str) -> list[str]:
+    """Heavy packages that a file imports when it is imported, unless it subclasses something of theirs."""
+    tree, bound = ast.parse(source), dict[str, str]()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            bound |= {alias.asname or alias.name.split(".")[0]: alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            bound |= {alias.asname or alias.name: node.module.split(".")[0] for alias in node.names}
+    bases = set()
+    for node in ast.walk(tree):
+        for base in node.bases if isinstance(node, ast.ClassDef) else ():
+            while isinstance(base, ast.Attribute | ast.Subscript):
+                base = base.value
+            if isinstance(base, ast.Name):
+                bases.add(bound.get(base.id, ""))
+    return sorted(set(bound.values()) & HEAVY - bases)
+
+
+def files(*, reader: bool = False) -> list[Path]:
+    """The package's source files; the bundle's reader apart, which has rules of its own."""
+    inside = PACKAGE / "bundle" / "python"
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.is_relative_to(inside) == reader]
+
+
+def test_every_file_belongs_to_a_layer() -> None:
+    members = {path.stem if path.is_file() else path.name for path in PACKAGE.iterdir() if path.suffix in ("", ".py")}
+    assert members - {"__pycache__"} <= RANK.keys()
+
+
+def test_no_file_imports_against_the_order_of_the_layers() -> None:
+    found = [text for path in files() for text in violations(path.read_text(), dotted_name(path, ROOT))]
+    assert not found, "\n".join(found)
+
+
+def test_the_bundles_reader_needs_numpy_and_onnxruntime_alone() -> None:
+    paths = files(reader=True)
+    own = {path.stem for path in paths}
+    found = [text for path in paths for text in reader_violations(path.read_text(), dotted_name(path, ROOT), own)]
+    assert not found, "\n".join(found)
+
+
+def test_heavy_packages_are_imported_inside_functions() -> None:
+    found = [f"{path.relative_to(ROOT)}: {name}" for path in files() for name in heavy_at_import(path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("attnport.errors", "import attnport.dims"),
+        ("attnport.dims", "from attnport.artifacts import Form"),
+        ("attnport.artifacts", "def f():\n    from attnport import runtimes"),
+        ("attnport.exporter.engine.build", "from attnport.runtimes.base import names"),
+        ("attnport.exporter.engine.build", "from ...runtimes import base"),
+        ("attnport.compare.parity", "if TYPE_CHECKING:\n    from attnport.report.page import Page"),
+        ("attnport.runtimes.ort_cpu", "import importlib\nimportlib.import_module('attnport.exporter.capture')"),
+        ("attnport.sources.hf", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
+        ("attnport.bundle.write", "def f():\n    import attnport.pipeline.workspace as w"),
+        ("attnport.pipeline.ship", "from attnport.cli import main"),
+        ("attnport.pipeline.ship", "import attnport\nattnport.ship()"),
+        ("attnport.pipeline.ship", "from attnport import ship"),
+    ],
+)
+def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("attnport.optional", "from attnport.errors import MissingDependency"),
+        ("attnport.masks.spec", "from attnport.dims import STRICT"),
+        ("attnport.runtimes.ort_cpu", "from attnport.runtimes.base import Runtime\nfrom .base import names"),
+        ("attnport.exporter.fusion.rules.bert", "from ..graph import walk\nfrom attnport.masks.spec import MaskSpec"),
+        ("attnport.pipeline.ship", "from attnport.runtimes import base\nfrom attnport import __version__"),
+        ("attnport.cli", "def f():\n    from attnport.pipeline import ship"),
+        ("attnport.cli", "import torch.nn"),
+        ("attnport.exporter.engine.build", "import attnport\nprint(attnport.__file__)"),
+    ],
+)
+def test_an_import_along_the_order_is_fine(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+def test_the_readers_check_finds_a_foreign_import() -> None:
+    module = "attnport.bundle.python.reader"
+    assert reader_violations("import json, numpy\nfrom . import digest\nimport digest", module, {"digest"}) == []
+    assert reader_violations("import onnxruntime as ort", module, set()) == []
+    assert len(reader_violations("def f():\n    import torch", module, set())) == 1
+    assert len(reader_violations("from attnport.dims import check_feeds", module, set())) == 1
+
+
+def test_the_check_for_heavy_imports_knows_leaves_that_subclass() -> None:
+    assert heavy_at_import("import torch") == ["torch"]
+    assert heavy_at_import("from rich.table import Table\nimport onnxruntime as ort") == ["onnxruntime", "rich"]
+    assert heavy_at_import("def f():\n    import torch") == []
+    assert heavy_at_import("if TYPE_CHECKING:\n    import torch") == []
+    assert heavy_at_import("import torch\nfrom torch import nn\nclass A(nn.Module): pass") == []
+    assert heavy_at_import("import torch\nclass A(Base): pass") == ["torch"]
