@@ -1,0 +1,120 @@
+"""The fusion section: what became of each attention on each target, and the proof."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
+from attnport.report.markup import Html, details, el, join, name, pending, row, table
+
+EVIDENCE_CHARS = 6000
+"""Evidence longer than this is cut in the page; `fusion.json` holds all of it."""
+INLINE_REASON_CHARS = 90
+
+
+def _notes(report: FusionReport) -> dict[str, int]:
+    """The reasons that stand below the table, with their numbers: those that are long, or that many cells share."""
+    reasons = Counter(
+        item.reason for target in report.targets.values() for item in target.items if not item.fused and item.reason
+    )
+    below = [reason for reason, count in reasons.items() if count > 1 or len(reason) > INLINE_REASON_CHARS]
+    return {reason: number for number, reason in enumerate(below, start=1)}
+
+
+def _how(item: FusionItem) -> str:
+    """The lowered form and its mask, in one line."""
+    return " · ".join(part for part in (item.form, item.mask) if part)
+
+
+def _shared(found: FusionTable) -> str:
+    """What all attentions of a target have in common, to be said once, in the heading; empty when they differ."""
+    ways = {_how(item) for item in found.items}
+    return ways.pop() if len(ways) == 1 else ""
+
+
+def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str) -> Html:
+    """What one target made of one attention."""
+    if item is None:
+        return el("td", el("span", "not in this form", class_="quiet"))
+    how = None if _how(item) == shared else el("span", _how(item), class_="how")
+    if item.fused:
+        return el("td", el("span", "FUSED", class_="v pass"), " ", name(item.kernel or ""), how)
+    why: Html
+    if item.reason in notes:
+        number = notes[item.reason]
+        why = el("a", f"note {number}", href=f"#fusion-note-{number}")
+    else:
+        why = el("span", item.reason or "no reason was given: please report this", class_="why")
+    return el("td", el("span", "NOT FUSED", class_="v miss"), " ", why, how)
+
+
+def _evidence(target: str, found: FusionTable) -> Html | None:
+    """The proofs of one target, equal ones together."""
+    grouped: dict[str, list[FusionItem]] = {}
+    for item in found.items:
+        if item.evidence:
+            grouped.setdefault(item.evidence, []).append(item)
+    if not grouped:
+        return None
+    blocks = []
+    for proof, items in grouped.items():
+        shown = proof[:EVIDENCE_CHARS]
+        cut = len(proof) - len(shown)
+        blocks.append(el("p", join((name(item.attention) for item in items), ", "), class_="quiet"))
+        blocks.append(el("pre", shown, f"\n… {cut} more characters in fusion.json" if cut else None, tabindex="0"))
+    summary = join(("Evidence, ", name(target), f": {found.proved_by or 'no runtime'}"))
+    return details(summary, *blocks)
+
+
+def _heading(target: str, found: FusionTable) -> Html:
+    return join(
+        (
+            name(target),
+            el("span", f"{found.fused} of {found.attentions} fused", class_="sub"),
+            el("span", shared, class_="sub") if (shared := _shared(found)) else None,
+            el("span", f"{found.plan}, proved by {found.proved_by}" if found.proved_by else found.plan, class_="sub"),
+        )
+    )
+
+
+def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Html:
+    """The table of attentions by targets, the reasons, and the evidence on demand."""
+    if report is None:
+        return pending(f"attnport fuse {folder}")
+    lead = el(
+        "p",
+        f"{len(attentions)} attention{'' if len(attentions) == 1 else 's'} counted in the torch graph at export. "
+        "Fused means that one runtime kernel covers it from QKᵀ to PV.",
+    )
+    if not report.targets:
+        return join((lead, el("p", "No target was lowered.", class_="pending")))
+    # Attentions that a table names but the manifest does not still get a row: nothing is dropped silently.
+    counted = [attention.name for attention in attentions]
+    extra = {item.attention for found in report.targets.values() for item in found.items} - set(counted)
+    by_target = {target: {item.attention: item for item in found.items} for target, found in report.targets.items()}
+    notes = _notes(report)
+    shared = {target: _shared(found) for target, found in report.targets.items()}
+    rows = [
+        row(
+            name(attention),
+            *(_cell(items.get(attention), notes, shared[target]) for target, items in by_target.items()),
+        )
+        for attention in (*counted, *sorted(extra))
+    ]
+    head = ["Attention", *(_heading(target, found) for target, found in report.targets.items())]
+    reasons = [el("li", reason, id_=f"fusion-note-{number}") for reason, number in notes.items()]
+    return join(
+        (
+            lead,
+            table("Attentions by target", head, [el("tbody", *rows)], class_="fusion"),
+            join((el("p", "Why not fused", class_="label"), el("ol", *reasons, class_="notes"))) if reasons else None,
+            *(_evidence(target, found) for target, found in report.targets.items()),
+        )
+    )
+
+
+def total(found: FusionTable) -> Html:
+    """`6/6`, marked as met or missed."""
+    met = found.fused == found.attentions
+    return el("span", f"{found.fused}/{found.attentions}", class_="v pass" if met else "v miss")

@@ -1,0 +1,195 @@
+"""Attention weights as small images: one a layer and head, all on one scale, and one of them large with its tokens.
+
+The images carry the weight as opacity, so that one file serves the light and the dark page, and so that the script
+can read the weights back from the image that is shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnport.report.markup import Html, el, join
+
+if TYPE_CHECKING:
+    import numpy as np
+
+INK = (10, 58, 120)
+"""Opaque colour of weight 1; the style sheet inverts it on a dark page."""
+IMAGE_BUDGET_BYTES = 1_000_000
+"""Images beyond this are left out, whole attentions at a time, so that the page stays below two megabytes."""
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """One attention's weights for one sentence.
+
+    Attributes:
+        attention: Its name, as in the manifest.
+        queries: The S tokens that attend.
+        keys: The T tokens that are attended to.
+        weights_HST: Weights in 0..1; every row sums to 1.
+    """
+
+    attention: str
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    weights_HST: np.ndarray[Any, Any]  # noqa: N815 - the shape suffix
+
+    def __post_init__(self) -> None:
+        expected = (len(self.queries), len(self.keys))
+        if 0 in expected or self.weights_HST.ndim != 3 or self.weights_HST.shape[1:] != expected:
+            raise ValueError(
+                f"{self.attention}: got weights of shape {list(self.weights_HST.shape)}; "
+                f"expected [heads, {expected[0]}, {expected[1]}] for its tokens, at least one each."
+            )
+
+
+def png(weights_ST: np.ndarray[Any, Any]) -> bytes:
+    """A PNG (RFC 2083) of S x T pixels: constant colour, opacity the square root of the weight.
+
+    The root keeps weights near 1/T visible beside those near 1; 8 bits resolve a weight to 0.004.
+    """
+    import numpy as np
+
+    rows, columns = weights_ST.shape
+    pixels = np.empty((rows, columns, 4), np.uint8)
+    pixels[..., :3] = INK
+    pixels[..., 3] = np.rint(np.sqrt(np.clip(np.nan_to_num(weights_ST), 0, 1)) * 255)
+    # Each line starts with its filter type; 0 is none.
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def data_url(image: bytes) -> str:
+    """A PNG as a data URL."""
+    return "data:image/png;base64," + base64.b64encode(image).decode()
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """What distinguishes dotted names: their common first and last parts left out, but for the one that leads in."""
+    parts = [item.split(".") for item in names]
+    if len(parts) < 2:
+        return list(names)
+    limit = min(map(len, parts)) - 1
+    first = next((i for i in range(limit) if len({item[i] for item in parts}) > 1), limit)
+    last = next((i for i in range(limit - first) if len({item[-1 - i] for item in parts}) > 1), limit - first)
+    short = [".".join(item[max(0, first - 1) : len(item) - last]) for item in parts]
+    return short if len(set(short)) == len(names) else list(names)
+
+
+def _images(heatmaps: Sequence[Heatmap]) -> tuple[list[Heatmap], list[list[str]]]:
+    """The attentions that fit the budget, spread evenly over the depth, and their images as data URLs by head."""
+    urls = [[data_url(png(weights)) for weights in item.weights_HST] for item in heatmaps]
+    total = sum(len(url) for item in urls for url in item)
+    keep = len(heatmaps)
+    if total > IMAGE_BUDGET_BYTES:
+        keep = max(1, int(keep * IMAGE_BUDGET_BYTES / total))
+    chosen = sorted({round(i * (len(heatmaps) - 1) / max(1, keep - 1)) for i in range(keep)})
+    return [heatmaps[i] for i in chosen], [urls[i] for i in chosen]
+
+
+def _strongest(item: Heatmap, head: int) -> str:
+    """The largest weight of a head in words: what a reader who sees no image gets."""
+    flat = int(item.weights_HST[head].argmax())
+    query, key = divmod(flat, len(item.keys))
+    return f"strongest: {item.queries[query]} to {item.keys[key]}, {item.weights_HST[head][query, key]:.2f}"
+
+
+def _tokens(tokens: Sequence[str], class_: str) -> Html:
+    return el("div", *(el("span", token) for token in tokens), class_=class_, aria_hidden="true")
+
+
+def _plot(item: Heatmap, url: str, shown: str) -> Html:
+    """One map, large, with its tokens on the axes; the script puts another image and other tokens in."""
+    cells = f"--s:{len(item.queries)};--t:{len(item.keys)}"
+    image = el("img", src=url, alt=f"{shown}; {_strongest(item, 0)}", width=len(item.keys), height=len(item.queries))
+    plot = el(
+        "div",
+        el("span", "query ↓ key →", class_="corner"),
+        _tokens(item.keys, "keys"),
+        _tokens(item.queries, "queries"),
+        el("div", image, el("i", class_="cross", hidden=True), class_="field"),
+        class_="plot",
+        style=cells,
+    )
+    scale = join(
+        el("span", el("i", el("b", style=f"opacity:{w**0.5:.2f}")), f"{w:g}") for w in (0, 0.06, 0.25, 0.56, 1)
+    )
+    return el(
+        "figure",
+        el("figcaption", el("b", shown), el("output", _strongest(item, 0)), aria_live="polite"),
+        el("div", plot, class_="scroll", tabindex="0", role="region", aria_label="Enlarged attention map"),
+        el("p", "Weight ", scale, class_="scale", aria_label="Scale of the weights, from 0 (clear) to 1 (full)"),
+        class_="large",
+    )
+
+
+def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
+    """The maps of every layer and head, and one of them enlarged.
+
+    Args:
+        heatmaps: One an attention; empty where there are none.
+        sentence: What was read.
+        note: Why there are none.
+    """
+    if not heatmaps or not any(len(item.weights_HST) for item in heatmaps):
+        return el("p", note or "The model has no attention to show.", class_="pending")
+    shown, urls = _images([item for item in heatmaps if len(item.weights_HST)])
+    labels = short_names([item.attention for item in shown])
+    heads = max(len(item.weights_HST) for item in shown)
+    rows = []
+    for layer, (item, label) in enumerate(zip(shown, labels, strict=True)):
+        cells = []
+        for head, url in enumerate(urls[layer]):
+            image = el(
+                "img",
+                src=url,
+                alt=f"{label}, head {head}; {_strongest(item, head)}",
+                width=len(item.keys),
+                loading="lazy",
+            )
+            first = layer == 0 and head == 0
+            button = el(
+                "button",
+                image,
+                type="button",
+                aria_pressed="true" if first else "false",
+                tabindex="0" if first else "-1",
+                data_title=f"{item.attention}, head {head}",
+                data_strongest=_strongest(item, head),
+            )
+            cells.append(el("td", button))
+        axes = (item.queries, item.keys)
+        tokens = json.dumps(axes) if layer == 0 or axes != (shown[0].queries, shown[0].keys) else None
+        rows.append(
+            el("tr", el("th", el("span", label, title=item.attention), scope="row"), *cells, data_tokens=tokens)
+        )
+    header = el("tr", el("th", "head", scope="col"), *(el("th", head, scope="col") for head in range(heads)))
+    caption = f"{len(shown)} attentions by {heads} heads; select one to enlarge it (arrow keys move)"
+    grid = el("table", el("caption", caption), el("thead", header), el("tbody", *rows), class_="heads")
+    left_out = len(heatmaps) - len(shown)
+    return join(
+        (
+            el("p", "Sentence: ", el("q", sentence)) if sentence else None,
+            el("p", f"{left_out} of {len(heatmaps)} attentions are left out to keep the page small.")
+            if left_out
+            else None,
+            el(
+                "div",
+                el("div", grid, class_="scroll", role="region", tabindex="0", aria_label="Attention maps by head"),
+                _plot(shown[0], urls[0][0], f"{shown[0].attention}, head 0"),
+                class_="maps",
+                id_="maps",
+            ),
+        )
+    )

@@ -1,0 +1,79 @@
+"""Numbers as the page shows them: three significant digits, units beside them, a dash for what there is not."""
+
+from __future__ import annotations
+
+import math
+
+from attnport.artifacts import CaseResult, InvarianceResult, RuntimeParity, Verdict
+
+NONE = "–"
+
+
+def scientific(value: float | None) -> str:
+    """`1.23e-7`."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """`0.0123`, `1.23`, `123`, `12 300`: three significant digits, thousands apart by a narrow space."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, places):,.{max(0, places)}f}".replace(",", "\u202f")
+
+
+def count(value: int | None) -> str:
+    """A whole number, thousands apart by a narrow space."""
+    return NONE if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+def milliseconds(value_ns: float | None) -> str:
+    """Nanoseconds as milliseconds."""
+    return significant(None if value_ns is None else value_ns / 1e6)
+
+
+def megabytes(value_bytes: float | None) -> str:
+    """Bytes as megabytes (10^6)."""
+    return significant(None if value_bytes is None else value_bytes / 1e6)
+
+
+def used(error: float | None, bound: float) -> float | None:
+    """The part of its bound that an error takes: 1 is the limit, above is a failure."""
+    if error is None:
+        return None
+    if bound == 0:
+        return 0.0 if error == 0 else math.inf
+    return error / bound
+
+
+def share(result: CaseResult | InvarianceResult) -> float | None:
+    """The larger of the RMS and the maximum error's part of its bound; None when nothing was comparable."""
+    if isinstance(result, CaseResult):
+        parts = (used(result.rms_error, result.rms_bound), used(result.max_error, result.max_bound))
+    else:
+        parts = (used(result.rms_difference, result.rms_bound), used(result.max_difference, result.max_bound))
+    known = [part for part in parts if part is not None]
+    return max(known) if known else None
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """FAIL if any fails, else PASS if one passes, else NOT_RUN."""
+    return "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
+
+
+def largest_share(parity: RuntimeParity) -> float | None:
+    """The largest part of any bound that a runtime takes, over all its cases and comparisons."""
+    results: list[CaseResult | InvarianceResult] = [*parity.cases, *parity.invariance]
+    known = [part for result in results if (part := share(result)) is not None]
+    return max(known) if known else None

@@ -1,0 +1,120 @@
+"""The head of the page: the verdicts, in the order in which a reader asks for them."""
+
+from __future__ import annotations
+
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, RuntimeParity
+from attnport.report.fusion import total
+from attnport.report.latency import fastest
+from attnport.report.markup import Html, el, join, name, text, verdict
+from attnport.report.measures import milliseconds
+
+
+def _card(title: str, *children: object) -> Html:
+    return el("section", el("h2", title), *children, class_="card")
+
+
+def _waiting(command: str) -> Html:
+    return join((el("p", "not run yet", class_="big quiet"), el("p", el("code", command))))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _parity(report: ParityReport | None, folder: str) -> Html:
+    if report is None:
+        return _card("Parity", _waiting(f"attnport check {folder}"))
+
+    def tally(found: list[RuntimeParity], what: str) -> str:
+        passed = sum(item.verdict == "PASS" for item in found)
+        run = sum(item.verdict != "NOT_RUN" for item in found)
+        return f"{passed} of {_count(run, what)} within the bound"
+
+    lines = [tally(list(report.runtimes.values()), "runtime"), tally(list(report.forms.values()), "lowered form")]
+    failed = [key for key, found in (*report.runtimes.items(), *report.forms.items()) if found.verdict == "FAIL"]
+    return _card(
+        "Parity",
+        el("p", verdict(report.verdict), class_="big"),
+        *(el("p", line) for line in lines),
+        el("p", "Outside: ", join((name(key) for key in failed), ", ")) if failed else None,
+    )
+
+
+def _fusion(report: FusionReport | None, folder: str) -> Html:
+    if report is None:
+        return _card("Attention fused", _waiting(f"attnport fuse {folder}"))
+    if not report.targets:
+        return _card("Attention fused", el("p", "no target", class_="big quiet"))
+    rows = [el("div", el("dt", name(target)), el("dd", total(found))) for target, found in report.targets.items()]
+    return _card("Attention fused", el("dl", *rows, class_="tally"))
+
+
+def _latency(report: LatencyReport | None, folder: str) -> Html:
+    if report is None:
+        return _card("Fastest", _waiting(f"attnport bench {folder}"))
+    rows = []
+    for workload, found in report.shapes.items():
+        best = fastest(found)
+        if best is None:
+            continue
+        runtime, winner = best
+        if winner.ratio is None:
+            said = text("the baseline itself")
+        else:
+            low, mid, high = winner.ratio
+            interval = el("span", f"[{low:.2f}, {high:.2f}]", class_="quiet")
+            said = join((el("b", f"{mid:.2f}×"), " ", interval))
+        rows.append(
+            el(
+                "div",
+                el("dt", name(runtime), el("span", f"{workload}, {milliseconds(winner.median_ns)} ms", class_="sub")),
+                el("dd", said),
+            )
+        )
+    if not rows:
+        return _card("Fastest", el("p", "nothing measured", class_="big quiet"))
+    note = el("p", "Time relative to ", name(report.baseline), ", with its interval", class_="quiet")
+    return _card("Fastest", el("dl", *rows, class_="tally"), note)
+
+
+def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Html | None:
+    """What did not run and why, each once; a form of the same name is listed apart."""
+    reasons: dict[str, str] = {}
+    if parity is not None:
+        reasons |= {key: found.reason for key, found in parity.runtimes.items() if found.verdict == "NOT_RUN"}
+        reasons |= {f"{key} (form)": found.reason for key, found in parity.forms.items() if found.verdict == "NOT_RUN"}
+    if latency is not None:
+        for rows in latency.shapes.values():
+            for key, row in rows.items():
+                if row.verdict == "NOT_RUN":
+                    reasons.setdefault(key, row.reason)
+    if not reasons:
+        return None
+    items = (
+        el("div", el("dt", name(key)), el("dd", reason or "no reason was given")) for key, reason in reasons.items()
+    )
+    return el("section", el("h2", "Not run"), el("dl", *items), class_="notrun")
+
+
+def header(
+    manifest: Manifest,
+    fusion: FusionReport | None,
+    parity: ParityReport | None,
+    latency: LatencyReport | None,
+    folder: str,
+) -> Html:
+    """Name and origin of the model, the verdicts, and what was not run."""
+    facts = [
+        name(manifest.source.text),
+        f"opset {manifest.opset}",
+        _count(len(manifest.attentions), "attention"),
+        *(f"{dim.name} {dim.min} to {dim.max}" for dim in manifest.io.dims),
+    ]
+    return el(
+        "header",
+        el("p", "attnport report", class_="kicker"),
+        el("h1", manifest.name),
+        el("p", join(facts, " · "), class_="origin"),
+        el("div", _parity(parity, folder), _fusion(fusion, folder), _latency(latency, folder), class_="cards"),
+        _not_run(parity, latency),
+    )

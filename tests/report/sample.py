@@ -1,0 +1,273 @@
+"""Values to render: the shape of a real port of a six-layer encoder, and hostile and empty ones.
+
+`python -m tests.report.sample OUT.html [MODEL_FOLDER]` writes a page to look at; with a folder of a transformers
+model, its attention weights are real.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from attnport.artifacts import (
+    CaseResult,
+    EngineRecord,
+    Form,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    InvarianceResult,
+    IOContract,
+    LatencyReport,
+    LatencyRow,
+    Manifest,
+    ParityReport,
+    Ran,
+    RuntimeParity,
+    Source,
+    SourceAttention,
+)
+from attnport.dims import Dim, Profile, TensorSpec
+from attnport.masks.spec import MaskSpec
+from attnport.report.heatmap import Heatmap
+
+SENTENCE = "The old lighthouse keeper wrote every passing ship into a book that nobody ever asked to read."
+LAYERS = 6
+ATTENTIONS = tuple(f"model.encoder.layer.{layer}.attention.self" for layer in range(LAYERS))
+CASES = (
+    "no_padding",
+    "right_padding",
+    "left_padding",
+    "interior_padding",
+    "masked_row",
+    "seq_1",
+    "longest",
+    "sentences",
+)
+OUTPUTS = ("last_hidden_state", "sentence_embedding")
+NO_GPU = "no CUDA device: an engine runs on a GPU; built and checked as a graph only"
+
+
+def manifest(name: str = "all-MiniLM-L6-v2") -> Manifest:
+    dims = (Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512))
+    profile = Profile((Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)))
+    anchors = {attention: (f"{attention}/Attention",) for attention in ATTENTIONS}
+    plans = {"onnx": "fp32", "onnx_18": "fp32", "ort_cpu": "fp32", "openvino": "fp32", "tensorrt_rtx.fp16": "fp16"}
+    return Manifest(
+        format=1,
+        attnport="0.1.0",
+        name=name,
+        source=Source("hf:models/all-MiniLM-L6-v2", code_digest="a" * 64, weights_digest="b" * 64),
+        io=IOContract(
+            tuple(TensorSpec(key, "int64", ("batch", "seq")) for key in ("input_ids", "attention_mask")),
+            (
+                TensorSpec("last_hidden_state", "float32", ("batch", "seq", 384)),
+                TensorSpec("sentence_embedding", "float32", ("batch", 384)),
+            ),
+            dims,
+            (MaskSpec(("padding",), "attention_mask"),),
+        ),
+        opset=23,
+        attentions=tuple(SourceAttention(key, key, "scaled_dot_product_attention") for key in ATTENTIONS),
+        tokenizer="tokenizer.json",
+        versions={"torch": "2.13.0+cpu", "onnx": "1.23.2", "onnxscript": "0.7.2", "transformers": "5.23.0"},
+        files={"model.onnx": "c" * 64},
+        forms={
+            key: Form(key.partition(".")[0], plan, f"model.{key}.onnx", 18 if key == "onnx_18" else 23, anchors)
+            for key, plan in plans.items()
+        },
+        engines={
+            "tensorrt_rtx.fp16": EngineRecord(
+                target="tensorrt_rtx",
+                plan="fp16",
+                file="engines/tensorrt_rtx-fp16-default-1f3a9c02.engine",
+                form="tensorrt_rtx.fp16",
+                sm=(),
+                profiles=(profile,),
+                version="1.7.1.116",
+                digest="d" * 64,
+                size_bytes=46_132_224,
+                scratch_bytes=68_157_440,
+            )
+        },
+    )
+
+
+def fusion() -> FusionReport:
+    kernels = {
+        "ort_cpu": ("Attention", "Attention, float mask", "ort_cpu"),
+        "openvino": ("ScaledDotProductAttention", "Attention, bool mask", "openvino"),
+        "tensorrt_rtx.fp16": ("_gemm_mha_v2", "Where(mask, s, -inf)", "engine"),
+    }
+    tables = {}
+    for target, (kernel, form, by) in kernels.items():
+        items = [
+            FusionItem(
+                key,
+                form,
+                "padding(attention_mask)",
+                kernel,
+                True,
+                "",
+                f'function={{ name={kernel} layers="[ONNX Layer: {key}/MatMul]<0x1f>[ONNX Layer: {key}/Softmax]" }}',
+            )
+            for key in ATTENTIONS
+        ]
+        plan = "fp16" if "fp16" in target else "fp32"
+        tables[target] = FusionTable(LAYERS, LAYERS, tuple(items), f"model.{target}.onnx", plan, by)
+    reason = "opset 18 has no Attention operator; this form is for older consumers"
+    items = [
+        FusionItem(key, "MatMul, Softmax, MatMul", "padding(attention_mask)", None, False, reason) for key in ATTENTIONS
+    ]
+    tables["onnx_18"] = FusionTable(LAYERS, 0, tuple(items), "model.onnx_18.onnx", "fp32", "")
+    return FusionReport(tables)
+
+
+def _runtime(rng: random.Random, scale: float, plan: str, ran: Ran | None, fail: str = "") -> RuntimeParity:
+    unit = 1.5e-7 if plan == "fp32" else 4.1e-4
+    cases = []
+    for case in CASES:
+        for output in OUTPUTS:
+            size = unit * (1.0 if output == "last_hidden_state" else 0.08)
+            used = scale * rng.uniform(0.75, 1.15) * (4.2 if case == fail else 1)
+            bad = used > 1
+            cases.append(
+                CaseResult(
+                    case,
+                    output,
+                    "FAIL" if bad else "PASS",
+                    "maximum error outside the bound" if bad else "",
+                    rng.randint(384, 393_216),
+                    size * used * 0.9,
+                    size,
+                    size * 9 * used,
+                    size * 9,
+                    size * used / 0.2,
+                    1 - 1e-9 * rng.random() if output == "sentence_embedding" else None,
+                    0,
+                )
+            )
+    invariance = [
+        InvarianceResult(comparison, output, "PASS", unit * scale * 0.3, unit, unit * 5 * scale * 0.3, unit * 9)
+        for comparison in ("alone against batch", "more right padding")
+        for output in OUTPUTS
+    ]
+    reason = f"{fail}: maximum error outside the bound" if fail else ""
+    return RuntimeParity("FAIL" if fail else "PASS", reason, plan, ran, tuple(cases), tuple(invariance))
+
+
+def parity(*, fail: bool = False) -> ParityReport:
+    rng = random.Random(2)
+    runtimes = {
+        "torch_eager": _runtime(rng, 0.5, "fp32", Ran("cpu", "torch 2.13.0", "fp32")),
+        "ort_cpu": _runtime(rng, 0.52, "fp32", Ran("cpu", "CPUExecutionProvider", "fp32")),
+        "openvino": _runtime(rng, 0.6, "fp32", Ran("CPU", "OpenVINO 2026.4.1", "f32"), "left_padding" if fail else ""),
+        "onnx_reference": _runtime(rng, 0.44, "fp32", Ran("cpu", "onnx reference", "fp32")),
+        "tensorrt_rtx": RuntimeParity("NOT_RUN", NO_GPU, "fp16"),
+    }
+    forms = {
+        key: _runtime(rng, 0.5, "fp16" if "fp16" in key else "fp32", Ran("cpu", "CPUExecutionProvider", "fp32"))
+        for key in ("onnx", "onnx_18", "ort_cpu", "openvino", "tensorrt_rtx.fp16")
+    }
+    notes = (
+        "masked_row: the raw module gives the mean of V where no key is allowed; the contract gives zero.",
+        "Half-precision forms ran in an evaluator that computes in the declared types.",
+    )
+    return ParityReport("FAIL" if fail else "PASS", runtimes, forms, notes)
+
+
+def latency() -> LatencyReport:
+    rng = random.Random(3)
+    eager = {"1 sentence": 6.1e6, "32 sentences": 1.58e9, "batch=8,seq=128": 2.31e8}
+    items = {"1 sentence": 1, "32 sentences": 32, "batch=8,seq=128": 8}
+    tokens = {"1 sentence": 21, "32 sentences": 1348, "batch=8,seq=128": 1024}
+    factors = {"torch_eager": 1.0, "torch_compile": 0.99, "ort_cpu": 0.52, "openvino": 0.39}
+    shapes: dict[str, dict[str, LatencyRow]] = {}
+    for workload, base in eager.items():
+        rows = {}
+        for runtime, factor in factors.items():
+            mid = factor * (rng.uniform(0.93, 1.07) if runtime != "torch_eager" else 1)
+            samples = tuple(int(base * mid * rng.uniform(0.97, 1.06)) for _ in range(24))
+            interval = None if factor == 1.0 else (mid * 0.955, mid, mid * 1.05)
+            judged = "baseline" if interval is None else "faster" if interval[2] < 1 else "no difference shown"
+            if interval and interval[0] > 1:
+                judged = "slower"
+            median = base * mid
+            rows[runtime] = LatencyRow(
+                judged,
+                "",
+                median,
+                median * 1.06 if workload != "32 sentences" else None,
+                samples,
+                interval,
+                items[workload] / median * 1e9,
+                tokens[workload] / median * 1e9,
+                int(rng.uniform(90e6, 310e6)),
+                Ran("cpu", {"ort_cpu": "CPUExecutionProvider"}.get(runtime, runtime), "fp32"),
+            )
+        rows["tensorrt_rtx"] = LatencyRow("NOT_RUN", NO_GPU)
+        shapes[workload] = rows
+    settings: dict[str, str | int | float | bool] = {
+        "threads": 2,
+        "spinning": False,
+        "seed": 7,
+        "samples": 24,
+        "cpu": "AMD EPYC 9B45",
+    }
+    return LatencyReport("torch_eager", settings, shapes, items, tokens)
+
+
+def heatmaps(layers: int = LAYERS, heads: int = 12) -> list[Heatmap]:
+    """Weights that look like attention: a diagonal, a column that collects, and noise, mixed by head."""
+    rng = np.random.default_rng(5)
+    tokens = ("[CLS]", *SENTENCE.lower().rstrip(".").split(), ".", "[SEP]")
+    size = len(tokens)
+    made = []
+    for layer in range(layers):
+        scores = rng.normal(0, 1.2, (heads, size, size))
+        scores += 3 * rng.random((heads, 1, 1)) * np.stack([np.eye(size, k=int(k)) for k in rng.integers(-1, 2, heads)])
+        scores[:, :, -1] += layer * rng.random((heads, 1))
+        weights = np.exp(scores)
+        weights /= weights.sum(-1, keepdims=True)
+        made.append(Heatmap(f"model.encoder.layer.{layer}.attention.self", tokens, tokens, weights))
+    return made
+
+
+def real_heatmaps(folder: Path, sentence: str = SENTENCE) -> list[Heatmap]:
+    """The weights of a transformers encoder, by its own eager attention."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    encoded = tokenizer(sentence, return_tensors="pt")
+    with torch.no_grad():
+        weights = model(**encoded, output_attentions=True).attentions
+    tokens = tuple(tokenizer.convert_ids_to_tokens(encoded["input_ids"][0]))
+    return [
+        Heatmap(f"model.encoder.layer.{layer}.attention.self", tokens, tokens, item[0].numpy())
+        for layer, item in enumerate(weights)
+    ]
+
+
+ENVIRONMENT = {"Made": "2026-11-20 10:41 UTC", "CPU": "AMD EPYC 9B45, 2 cores", "System": "Linux x86-64"}
+    "Made": "2026-11-20 10:41 UTC",
+    "CPU": "AMD EPYC 9B45, 2 cores",
+    "System": "Linux x86-64",
+    "Python": "3.11",
+}
+
+
+def main() -> None:
+    from attnport.report.page import render
+
+    maps = real_heatmaps(Path(sys.argv[2])) if len(sys.argv) > 2 else heatmaps()
+    page = render(manifest(), fusion(), parity(), latency(), maps, ENVIRONMENT, folder="out/minilm", sentence=SENTENCE)
+    Path(sys.argv[1]).write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
