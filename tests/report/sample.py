@@ -254,11 +254,6 @@ def real_heatmaps(folder: Path, sentence: str = SENTENCE) -> list[Heatmap]:
 
 
 ENVIRONMENT = {"Made": "2026-11-20 10:41 UTC", "CPU": "AMD EPYC 9B45, 2 cores", "System": "Linux x86-64"}
-    "Made": "2026-11-20 10:41 UTC",
-    "CPU": "AMD EPYC 9B45, 2 cores",
-    "System": "Linux x86-64",
-    "Python": "3.11",
-}
 
 
 def main() -> None:
