@@ -1,0 +1,144 @@
+"""The machine that a number was measured on: processor, memory, disk and GPUs, read without any heavy import."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnport.dims import STRICT
+
+# What decides which kernels a runtime picks; the rest of a processor's flags says nothing here.
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute of the CUDA driver API
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device; `sm` is its compute capability, `86` for 8.6."""
+
+    name: str
+    sm: int
+    memory_bytes: int
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a measurement depends on.
+
+    Attributes:
+        cores: Physical cores that this process may run on.
+        threads: Logical processors that this process may run on.
+        memory_bytes: What this process may use: the machine's memory, or its control group's limit where lower.
+        free_disk_bytes: Free space where the report was asked for.
+        gpus: The CUDA devices that the driver shows.
+        gpu_note: Why there are none; empty when there are.
+        cuda: The CUDA version that the driver supports, such as `13.0`; empty without a driver.
+    """
+
+    platform: str
+    python: str
+    cpu: str
+    features: tuple[str, ...]
+    cores: int
+    threads: int
+    memory_bytes: int
+    free_disk_bytes: int
+    gpus: tuple[Gpu, ...]
+    gpu_note: str
+    cuda: str
+
+    __pydantic_config__ = STRICT
+
+
+def machine(folder: Path | None = None) -> Machine:
+    """Describes this machine; free disk space is that of `folder` (default: the current one)."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    processors = parse_cpuinfo(_text("/proc/cpuinfo"))
+    mine = [entry for entry in processors if int(entry.get("processor", -1)) in usable]
+    cores = {
+        (entry["physical id"], entry["core id"]) for entry in mine if "core id" in entry and "physical id" in entry
+    }
+    first = mine[0] if mine else {}
+    flags = set((first.get("flags") or first.get("Features") or "").split())
+    gpus, note, cuda = find_gpus()
+    return Machine(
+        platform=platform.platform(),
+        python=platform.python_version(),
+        cpu=first.get("model name") or platform.processor() or platform.machine(),
+        features=tuple(feature for feature in FEATURES if feature in flags),
+        cores=len(cores) or len(usable),
+        threads=len(usable),
+        memory_bytes=_memory_bytes(),
+        free_disk_bytes=shutil.disk_usage(folder or Path.cwd()).free,
+        gpus=gpus,
+        gpu_note=note,
+        cuda=cuda,
+    )
+
+
+def parse_cpuinfo(text: str) -> list[dict[str, str]]:
+    """The processors of Linux's /proc/cpuinfo, a mapping each; empty for text that holds none."""
+    found = []
+    for block in text.split("\n\n"):
+        entry = {}
+        for line in block.splitlines():
+            key, colon, value = line.partition(":")
+            if colon:
+                entry[key.strip()] = value.strip()
+        if "processor" in entry:
+            found.append(entry)
+    return found
+
+
+def find_gpus() -> tuple[tuple[Gpu, ...], str, str]:
+    """The CUDA devices, why there are none, and the driver's CUDA version.
+
+    Asks the driver's library directly: it is there whenever a GPU can be used, whatever framework is installed.
+    """
+    library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        cuda = ctypes.CDLL(library)
+    except OSError:
+        return (), f"no CUDA driver ({library} cannot be loaded)", ""
+    status = cuda.cuInit(0)
+    if status:
+        return (), f"the CUDA driver is there but does not start (cuInit returned {status})", ""
+    version, count = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    found = []
+    for index in range(count.value):
+        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        memory, name = ctypes.c_size_t(), ctypes.create_string_buffer(256)
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceGetName(name, len(name), device)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+        found.append(Gpu(name.value.decode(errors="replace"), major.value * 10 + minor.value, memory.value))
+    note = "" if found else "the CUDA driver shows no device"
+    return tuple(found), note, f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _text(path: str) -> str:
+    """A file's text; empty where there is none, as on other systems."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _memory_bytes() -> int:
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 0
+    limit = _text("/sys/fs/cgroup/memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
