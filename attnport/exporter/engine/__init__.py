@@ -1,0 +1,16 @@
+"""TensorRT engines of either flavour (`tensorrt_rtx`, `tensorrt`): built in a child process, checked, proved fused."""
+
+from attnport.exporter.engine.build import build_engine, external_files
+from attnport.exporter.engine.evidence import Unfused, engine_evidence, prove, read_plan
+from attnport.exporter.engine.header import EngineHeader, read_header
+
+__all__ = [
+    "EngineHeader",
+    "Unfused",
+    "build_engine",
+    "engine_evidence",
+    "external_files",
+    "prove",
+    "read_header",
+    "read_plan",
+]

@@ -1,0 +1,244 @@
+"""Building an engine: the request is checked, the builder runs in a child process, the outcome is checked."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attnport
+from attnport import errors
+from attnport.artifacts import EngineRecord, IOContract, digest_file, read, to_json
+from attnport.dims import Profile
+from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
+from attnport.exporter.engine.header import read_header
+from attnport.exporter.engine.request import BuildRequest, BuildResult
+
+FLAVOURS = ("tensorrt_rtx", "tensorrt")
+MAX_ELEMENTS = 2**31 - 1
+"""TensorRT's limit on the elements of one tensor."""
+LAST_LINES = 6
+
+
+def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+    """The profiles to build, in the contract's dim order; without any, the one that covers all the model takes.
+
+    TensorRT itself accepts an unknown name, and sizes that no model and no memory can take.
+
+    Raises:
+        ProfileError: a dim is unknown, missing or beyond the model's range, a profile is given twice, or an input would
+            have more elements than TensorRT can count.
+    """
+    known = {dim.name: dim for dim in io.dims}
+    checked: list[Profile] = []
+    for profile in profiles or (io.profile(),):
+        given = {dim.name: dim for dim in profile.dims}
+        if set(given) != set(known) or len(given) != len(profile.dims):
+            raise ProfileError(
+                f"profile {profile}: got dims {', '.join(dim.name for dim in profile.dims)}; "
+                f"the model's are {', '.join(known)}."
+            )
+        for name, limit in known.items():
+            if given[name].min < limit.min or given[name].max > limit.max:
+                raise ProfileError(
+                    f"profile {profile}: got {given[name]}; the model takes {name} from {limit.min} to {limit.max}."
+                )
+        for spec in io.inputs:
+            elements = math.prod(spec.shape(profile.sizes("max")))
+            if elements > MAX_ELEMENTS:
+                raise ProfileError(
+                    f"profile {profile}: input {spec} would have {elements} elements at its largest; "
+                    f"TensorRT counts to {MAX_ELEMENTS}.",
+                    hint="Lower the maxima.",
+                )
+        ordered = Profile(tuple(given[name] for name in known))
+        if ordered in checked:
+            raise ProfileError(f"profile {profile} is given twice.")
+        checked.append(ordered)
+    return tuple(checked)
+
+
+def external_files(model: Path) -> tuple[str, ...]:
+    """The names of the files beside an ONNX model that hold its weights, sorted.
+
+    Raises:
+        ArtifactError: the model cannot be read, or names a file outside its folder or one that is missing.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        graph = onnx.load(model, load_external_data=False).graph
+    except (OSError, DecodeError) as err:
+        raise ArtifactError(f"{model} cannot be read as an ONNX model: {err}.") from err
+    found: set[str] = set()
+    for tensor in graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        path = model.parent / location
+        inside = location and path.resolve().is_relative_to(model.parent.resolve())
+        if not inside or path.is_symlink():
+            raise ArtifactError(
+                f"{model}: tensor {tensor.name!r} wants its data from {location!r}, outside the model's folder."
+            )
+        if not path.is_file():
+            raise ArtifactError(f"{model}: tensor {tensor.name!r} wants its data from {path}, which is missing.")
+        found.add(location)
+    return tuple(sorted(found))
+
+
+def _command(result: Path) -> list[str]:
+    # -P keeps the current folder off the module path: a `tensorrt_rtx.py` lying there must not be run.
+    return [sys.executable, "-P", "-m", "attnport.exporter.engine.child", str(result)]
+
+
+def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
+    """Runs the builder's process to its end; its result and log.
+
+    Raises:
+        EngineBuildError: it died without a result; the last lines it wrote are in the message.
+        AttnportError: what the process itself raised.
+    """
+    answer, output = folder / "result.json", folder / "output.txt"
+    package_root = str(Path(attnport.__file__).parent.parent)
+    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with output.open("w") as printed:
+        child = subprocess.Popen(
+            _command(answer),
+            stdin=subprocess.PIPE,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        try:
+            child.communicate(to_json(request).encode())
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+    log_path = Path(request.log)
+    log = log_path.read_text(errors="replace") if log_path.exists() else ""
+    if child.returncode != 0 or not answer.exists():
+        lines = [line for line in (log + output.read_text(errors="replace")).splitlines() if line.strip()]
+        ended = f"exit status {child.returncode}"
+        if child.returncode < 0:
+            ended = signal.Signals(-child.returncode).name
+        raise EngineBuildError(
+            f"{request.module}'s builder died ({ended}) while it built {request.model}. Its last lines:\n  "
+            + ("\n  ".join(line[:300] for line in lines[-LAST_LINES:]) or "none"),
+            hint="SIGKILL usually means that memory ran out; otherwise the builder has a fault that this graph meets.",
+        )
+    result = read(BuildResult, answer)
+    if result.error:
+        kind: type[AttnportError] = getattr(errors, result.error)
+        raise kind(result.message, hint=result.hint)
+    return result, log
+
+
+def scratch_bytes(log: str) -> int:
+    """Device memory beside weights and I/O, read from a build log: the largest that any profile needs.
+
+    An engine's own `device_memory_size` says the same, but only a machine with a GPU can ask it.
+
+    Raises:
+        EngineBuildError: the log does not tell.
+    """
+    found = re.findall(r"(?:Max Scratch|Total Activation) Memory: (\d+) bytes", log)
+    if not found:
+        raise EngineBuildError("the build log does not say how much scratch memory the engine needs.")
+    return max(map(int, found))
+
+
+def _check_written(engine: Path, target: str, version: str, sm: Sequence[int]) -> None:
+    """Compares the header with what was asked for. The layout of the data centre flavour's header is not known."""
+    if target != "tensorrt_rtx":
+        return
+    header = read_header(engine)
+    if header.version != version:
+        raise EngineBuildError(f"{engine}: its header says version {header.version}; {target} is {version}.")
+    if sm and set(header.sm) != set(sm):
+        raise EngineBuildError(f"{engine}: built for {list(header.sm)}; asked for {sorted(set(sm))}.")
+
+
+def build_engine(
+    target: str,
+    model: Path,
+    io: IOContract,
+    output: Path,
+    *,
+    plan: str = "fp16",
+    form: str = "",
+    profiles: Sequence[Profile] = (),
+    sm: Sequence[int] = (),
+    log: Path | None = None,
+) -> EngineRecord:
+    """Builds a TensorRT engine from an ONNX form.
+
+    The network is strongly typed: precision comes from the form. The file appears at `output` whole or not at all.
+
+    Args:
+        target: The flavour: `tensorrt_rtx` (builds on any machine) or `tensorrt` (needs the GPU it builds for).
+        model: The form; its external data lies beside it.
+        io: The contract; input shapes of every profile derive from it.
+        output: Where the engine goes; its name becomes the record's `file`.
+        plan: The form's precision plan, for the record.
+        form: The form's key, for the record; `target.plan` when empty.
+        profiles: Optimization profiles; none = one that covers all the model takes.
+        sm: Compute capabilities (`86` is 8.6), `tensorrt_rtx` only; empty = the builder's default.
+        log: Where to keep TensorRT's log.
+
+    Raises:
+        MissingDependency: the flavour is not installed.
+        UnavailableError: `tensorrt` without a GPU.
+        UsageError: an unknown flavour or compute capability.
+        ProfileError: a profile does not fit the model.
+        ArtifactError: the form or its weights cannot be read.
+        EngineBuildError: the builder refused the form, dropped an input, or died.
+    """
+    if target not in FLAVOURS:
+        raise UsageError(f"target {target!r} is not a TensorRT flavour; expected one of {', '.join(FLAVOURS)}.")
+    checked = check_profiles(io, profiles)
+    external_files(model)
+    partial = output.with_name(output.name + ".partial")
+    with tempfile.TemporaryDirectory(prefix="attnport-build-") as temporary:
+        request = BuildRequest(
+            module=target,
+            model=str(model.resolve()),
+            output=str(partial.resolve()),
+            log=str((log or Path(temporary) / "log.txt").resolve()),
+            inputs={spec.name: tuple(-1 if isinstance(dim, str) else dim for dim in spec.dims) for spec in io.inputs},
+            profiles=tuple(_shapes(io, profile) for profile in checked),
+            sm=tuple(dict.fromkeys(sm)),
+        )
+        try:
+            result, text = _run(request, Path(temporary))
+            _check_written(partial, target, result.version, request.sm)
+            record = EngineRecord(
+                target=target,
+                plan=plan,
+                file=output.name,
+                form=form or f"{target}.{plan}",
+                sm=request.sm,
+                profiles=checked,
+                version=result.version,
+                digest=digest_file(partial),
+                size_bytes=partial.stat().st_size,
+                scratch_bytes=scratch_bytes(text),
+            )
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+    return record
+
+
+def _shapes(io: IOContract, profile: Profile) -> Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """(min, opt, max) shapes by input."""
+    low, opt, high = (profile.sizes(which) for which in ("min", "opt", "max"))
+    return {spec.name: (spec.shape(low), spec.shape(opt), spec.shape(high)) for spec in io.inputs}

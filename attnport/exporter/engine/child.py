@@ -1,0 +1,174 @@
+"""The builder's own process: `python -m attnport.exporter.engine.child RESULT < REQUEST`.
+
+TensorRT's builder can crash on a graph, or be killed for memory; here it takes no one with it. The request comes as
+JSON on stdin, the result goes as JSON to the file RESULT. No result there means that the builder died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from attnport import optional
+from attnport.artifacts import from_json, to_json
+from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
+from attnport.exporter.engine.request import BuildRequest, BuildResult
+
+PR_SET_PDEATHSIG = 1
+UNUSED = "Unused Input: "
+
+
+def _logger(trt: Any, log: IO[str], messages: list[tuple[str, str]]) -> Any:
+    """A logger that writes every message to `log` and keeps warnings and errors in `messages`."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            log.write(f"[{severity.name}] {message}\n")
+            if severity.name not in ("VERBOSE", "INFO"):
+                messages.append((severity.name, message))
+
+    return Logger()
+
+
+def _errors(messages: list[tuple[str, str]]) -> str:
+    """The last errors that TensorRT logged, without the builder's own source paths."""
+    texts = [text for level, text in messages if level in ("ERROR", "INTERNAL_ERROR")][-3:]
+    return " | ".join(re.sub(r"\s*\bIn \w+ at /_src/\S+\)?", "", text).strip() for text in texts) or "no reason given"
+
+
+def cuda_missing() -> str:
+    """Why no CUDA GPU can be used here; empty when one can."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as err:
+        return f"no CUDA driver: {err}"
+    count = ctypes.c_int(0)
+    for status in (cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count))):
+        if status != 0:
+            return f"the CUDA driver answers with error {status}"
+    return "" if count.value else "the CUDA driver sees no GPU"
+
+
+def capabilities(trt: Any) -> dict[int, Any]:
+    """The compute capabilities that an installed TensorRT-RTX can be told to build for, by number."""
+    names = getattr(getattr(trt, "ComputeCapability", None), "__members__", {})
+    found = {int(name[2:]): value for name, value in names.items() if re.fullmatch(r"SM\d+", name)}
+    return dict(sorted(found.items()))
+
+
+def _check_inputs(network: Any, request: BuildRequest) -> None:
+    """Compares the network's inputs with the declared ones: names, ranks, fixed sizes."""
+    got = {network.get_input(i).name: tuple(network.get_input(i).shape) for i in range(network.num_inputs)}
+    if set(got) != set(request.inputs):
+        raise EngineBuildError(
+            f"{request.model}: got inputs {', '.join(sorted(got))}; expected {', '.join(sorted(request.inputs))}.",
+            hint="The form does not belong to this folder's contract; fuse again.",
+        )
+    for name, declared in request.inputs.items():
+        same_rank = len(got[name]) == len(declared)
+        # A size that is fixed on one side alone would make the engine refuse, or silently assume, a shape.
+        if not same_rank or any(a != b for a, b in zip(got[name], declared, strict=True)):
+            raise EngineBuildError(
+                f"{request.model}: input {name!r}: got shape {list(got[name])}; expected {list(declared)} "
+                "(-1 = dynamic).",
+                hint="A dimension froze, or the form does not belong to this folder's contract; export again.",
+            )
+
+
+def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
+    """The builder's configuration: detailed layer texts, profiles, targets. Nothing about timing caches."""
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    for shapes in request.profiles:
+        profile = builder.create_optimization_profile()
+        for name, (low, opt, high) in shapes.items():
+            profile.set_shape(name, low, opt, high)
+        if config.add_optimization_profile(profile) < 0:
+            raise EngineBuildError(f"{request.module} refused the optimization profile {shapes}.")
+    if request.sm:
+        known = capabilities(trt)
+        unknown = [sm for sm in request.sm if sm not in known]
+        if unknown:
+            listed = f"it builds for {', '.join(map(str, known))}" if known else "it builds for the GPU it runs on"
+            raise UsageError(
+                f"compute capability {', '.join(map(str, unknown))}: "
+                f"{request.module} {trt.__version__} cannot target it; {listed}.",
+                hint="Leave --sm out for its default, or name one of these." if known else "Leave --sm out.",
+            )
+        config.num_compute_capabilities = len(request.sm)
+        for index, sm in enumerate(request.sm):
+            config.set_compute_capability(known[sm], index)
+    return config
+
+
+def build(request: BuildRequest, log: IO[str]) -> BuildResult:
+    """Builds the engine and writes it to `request.output`.
+
+    Raises:
+        MissingDependency: the flavour is not installed.
+        UnavailableError: it needs a GPU, and there is none.
+        UsageError: an unknown compute capability.
+        EngineBuildError: TensorRT refused the model, or dropped one of its inputs.
+    """
+    trt = optional.require(request.module)
+    if request.module == "tensorrt" and (reason := cuda_missing()):
+        raise UnavailableError(
+            f"tensorrt builds an engine on the GPU that will run it: {reason}.",
+            hint="Build where the GPU is, or use --target tensorrt_rtx, which builds without one.",
+        )
+    messages: list[tuple[str, str]] = []
+    logger = _logger(trt, log, messages)
+    builder = trt.Builder(logger)
+    # Since 11.0 every network is strongly typed and the flag is optional; older versions need it.
+    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    network = builder.create_network(1 << int(flag) if flag is not None else 0)
+    config = _configure(trt, builder, request)
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(request.model):
+        found = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+        raise EngineBuildError(
+            f"{request.module} cannot read {request.model}: {' | '.join(found) or _errors(messages)}"
+        )
+    _check_inputs(network, request)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise EngineBuildError(f"{request.module} cannot build {request.model}: {_errors(messages)}")
+    # The parser drops an optional operand that it does not know without a word; the builder only warns.
+    dropped = [text.removeprefix(UNUSED) for _, text in messages if text.startswith(UNUSED)]
+    if dropped:
+        raise EngineBuildError(
+            f"{request.module} would build an engine that ignores the input {', '.join(dropped)} "
+            f"(its log says {UNUSED.strip()!r}), so its outputs would be wrong.",
+            hint="Remove the input from the model, or lower the operator that reads it to a form the parser supports.",
+        )
+    with Path(request.output).open("wb") as file:
+        file.write(plan)
+    return BuildResult(version=str(trt.__version__))
+
+
+def main() -> None:
+    """Reads the request, builds, writes the result."""
+    # A parent that was killed takes its builder along; only Linux knows how.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    request = from_json(BuildRequest, sys.stdin.buffer.read(), "the build request")
+    with Path(request.log).open("w", buffering=1, errors="replace") as log:
+        try:
+            result = build(request, log)
+        except AttnportError as err:
+            result = BuildResult(error=type(err).__name__, message=err.message, hint=err.hint)
+        except OSError as err:
+            result = BuildResult(error="UsageError", message=f"{request.output} cannot be written: {err.strerror}.")
+    Path(sys.argv[1]).write_text(to_json(result))
+
+
+if __name__ == "__main__":
+    main()

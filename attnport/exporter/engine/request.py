@@ -1,0 +1,45 @@
+"""What crosses the border to the builder's process: a request in, a result out, both as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attnport.dims import STRICT
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the builder's process is asked to do.
+
+    Attributes:
+        module: `tensorrt_rtx` or `tensorrt`, the module with TensorRT's API.
+        model: The ONNX form; its external data lies beside it.
+        output: Where to write the engine.
+        log: Where to write TensorRT's log, a line a message.
+        inputs: Declared dims by input: sizes, and -1 for what is dynamic.
+        profiles: For each optimization profile, (min, opt, max) shapes by input.
+        sm: Compute capabilities to build for; empty = the builder's default.
+    """
+
+    module: str
+    model: str
+    output: str
+    log: str
+    inputs: Mapping[str, tuple[int, ...]]
+    profiles: tuple[Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]], ...]
+    sm: tuple[int, ...]
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """How it went: `error` is the name of a class of `attnport.errors`, empty when the engine was written."""
+
+    error: str = ""
+    message: str = ""
+    hint: str = ""
+    version: str = ""
+
+    __pydantic_config__ = STRICT
