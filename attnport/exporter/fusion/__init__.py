@@ -1,0 +1,1 @@
+"""Recognition: attentions and masks found in an ONNX graph by what they compute."""

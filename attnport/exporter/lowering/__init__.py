@@ -1,0 +1,1 @@
+"""One lowering target a file: each defines `LOWERING`, called by the file's name."""

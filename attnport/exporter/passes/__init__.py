@@ -1,0 +1,1 @@
+"""Passes over a whole graph; each returns what it changed."""

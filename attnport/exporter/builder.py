@@ -1,0 +1,99 @@
+"""Builds nodes into a graph: one operation a call, named, typed, placed before a given node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Builder:
+    """Adds nodes to `model`'s main graph; `before` says where, and is moved from attention to attention.
+
+    Constants are shared by value; names are made unique.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.before: ir.Node | None = None
+        self.scope = ""
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._names = {node.name for node in model.graph} | {
+            value.name for node in model.graph for value in node.outputs
+        }
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        name: str = "",
+        dtype: ir.DataType | None = None,
+        shape: Sequence[int | str | None] | None = None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """Adds one node and returns its output.
+
+        Args:
+            name: Of the node; a scope in front of it is added, and a number when it is taken.
+            dtype: Of the output; the first input's when not given.
+            shape: Of the output, when known.
+        """
+        import onnx_ir as ir
+
+        assert self.before is not None
+        node = ir.node(op_type, list(inputs), attributes=attributes or None, domain=domain)
+        node.name = self._unique(f"{self.scope}/{name or op_type}" if self.scope else name or op_type)
+        output = node.outputs[0]
+        output.name = self._unique(f"{node.name}/output")
+        first = next((value for value in inputs if value is not None), None)
+        output.dtype = dtype if dtype is not None else first.dtype if first is not None else None
+        output.shape = ir.Shape(list(shape)) if shape is not None else None
+        for key, value in self.before.metadata_props.items():
+            node.metadata_props[key] = value
+        self.model.graph.insert_before(self.before, node)
+        return output
+
+    def const(self, value: Any, dtype: np.dtype[Any] | type[Any] | None = None) -> ir.Value:
+        """A constant, as an initializer."""
+        import onnx_ir as ir
+
+        array = np.array(value, dtype=dtype)
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self._unique(f"const/{array.dtype}/{len(self._constants)}")
+            made = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            made.dtype, made.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+            self.model.graph.register_initializer(made)
+            self._constants[key] = made
+        return self._constants[key]
+
+    def like(self, number: float, value: ir.Value) -> ir.Value:
+        """A scalar constant of `value`'s dtype."""
+        assert value.dtype is not None
+        return self.const(number, value.dtype.numpy())
+
+    def cast(self, value: ir.Value, dtype: ir.DataType, name: str = "cast") -> ir.Value:
+        """`value` in `dtype`; itself where it already is."""
+        if value.dtype == dtype:
+            return value
+        shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
+        return self.op("Cast", value, name=name, dtype=dtype, shape=shape, to=dtype)
+
+    def size(self, value: ir.Value, axis: int) -> ir.Value:
+        """The size of one axis, as int64[1]."""
+        import onnx_ir as ir
+
+        return self.op("Shape", value, name=f"size{axis}", dtype=ir.DataType.INT64, shape=[1], start=axis, end=axis + 1)
+
+    def _unique(self, name: str) -> str:
+        made, number = name, 0
+        while made in self._names:
+            number += 1
+            made = f"{name}_{number}"
+        self._names.add(made)
+        return made

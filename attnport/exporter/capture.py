@@ -1,0 +1,327 @@
+"""From a torch module to an ONNX graph whose dimensions stay dynamic, and the count of its attentions.
+
+The attentions are counted in the torch graph, before any ONNX exists, so that recognition can be held against a number
+that it did not produce itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import IOContract, SourceAttention
+from attnport.dims import TensorSpec
+from attnport.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import torch
+
+OPSET = 23
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""The one piece of the exporter's metadata that stays: the module path of each node."""
+
+# Between a softmax and the product that uses it, these change layout, type or a few elements, not the meaning.
+_TRANSPARENT = {
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "transpose",
+    "permute",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "clone",
+    "contiguous",
+    "to",
+    "_to_copy",
+    "type_as",
+    "alias",
+    "dropout",
+    "native_dropout",
+    "masked_fill",
+    "where",
+    "nan_to_num",
+    "mul",
+    "div",
+    "add",
+    "sub",
+    "slice",
+    "getitem",
+    "detach",
+    "flatten",
+    "unflatten",
+    "exp",
+    "repeat",
+    "expand_as",
+    "view_as",
+    "half",
+    "float",
+    "type",
+    "cat",
+    "split",
+    "chunk",
+}
+_PRODUCTS = {
+    "matmul",
+    "bmm",
+    "baddbmm",
+    "mm",
+    "einsum",
+}
+_SOFTMAXES = {
+    "softmax",
+    "_softmax",
+    "special_softmax",
+    "log_softmax",
+    "_log_softmax",
+    "_safe_softmax",
+}
+
+
+@dataclass(frozen=True)
+class Capture:
+    """An exported graph and what was counted before it was one."""
+
+    model: ir.Model
+    attentions: tuple[SourceAttention, ...]
+
+
+def example_sizes(io_contract: IOContract) -> dict[str, int]:
+    """Sizes to trace at: distinct primes where the range allows, never 1 (torch would specialise on it)."""
+    sizes: dict[str, int] = {}
+    primes = iter((3, 5, 7, 11, 13, 17, 19, 23))
+    for dim in io_contract.dims:
+        wanted = next(primes, 29)
+        sizes[dim.name] = max(min(wanted, dim.max), dim.min)
+    return sizes
+
+
+def example_tensor(spec: TensorSpec, sizes: dict[str, int], *, is_mask: bool) -> torch.Tensor:
+    """A tensor that fits `spec`: ones for masks, small token ids, normal floats; the same each time."""
+    import torch
+
+    shape = spec.shape(sizes)
+    generator = torch.Generator().manual_seed(0)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if is_mask or dtype == torch.bool:
+        return torch.ones(shape, dtype=dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, spec.high or 2, shape, generator=generator, dtype=dtype)
+
+
+def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET) -> Capture:
+    """Exports `module` to ONNX with every named dim dynamic.
+
+    Args:
+        module: In eval mode; called with the contract's inputs by keyword.
+        contract: Inputs, outputs and dims.
+        opset: 23 or later, so that scaled_dot_product_attention stays one `Attention` node.
+
+    Raises:
+        ExportError: torch cannot export the module, or a dim froze; names the dim and the inputs that have it.
+    """
+    import torch
+
+    sizes = example_sizes(contract)
+    masks = {mask.input for mask in contract.masks}
+    feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
+    with quiet():
+        program = _export_program(module, contract, feeds)
+        attentions = count_attentions(program.graph)
+        try:
+            exported = torch.onnx.export(
+                program,
+                opset_version=opset,
+                verbose=False,
+                optimize=True,
+                input_names=[spec.name for spec in contract.inputs],
+                output_names=[spec.name for spec in contract.outputs],
+            )
+        except torch.onnx.OnnxExporterError as err:
+            raise ExportError(
+                f"torch.onnx cannot express the module: {_first_line(err)}",
+                hint="The operator named above has no ONNX form at this opset; rewrite it with standard ones.",
+            ) from err
+    if exported is None:
+        raise ExportError("torch.onnx returned no model.")
+    model: ir.Model = exported.model
+    _name_dims(model, contract)
+    _strip(model)
+    return Capture(model, attentions)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps torch's exporter from printing progress and warnings that are about itself."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _export_program(
+    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
+    import torch
+
+    dims = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in contract.dims}
+    dynamic = {
+        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+        for spec in contract.inputs
+    }
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=False)
+    except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
+        frozen = _frozen_dims(module, contract, feeds)
+        if frozen:
+            raise ExportError(
+                f"{frozen} froze at the traced size: the module's code turns it into a constant.",
+                hint="Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size.",
+            ) from err
+        raise ExportError(
+            f"torch.export cannot trace the module: {type(err).__name__}: {_first_line(err)}",
+            hint="Run with --traceback for torch's full account.",
+        ) from err
+
+
+def _frozen_dims(module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]) -> str:
+    """Which dims torch specialises when it may choose: `dim 'seq' of inputs 'x' (axis 1), 'mask' (axis 1)`, or ""."""
+    import torch
+
+    auto = {
+        spec.name: {axis: torch.export.Dim.AUTO for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+        for spec in contract.inputs
+    }
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=auto, strict=False)
+    except Exception:  # the export fails for another reason than a frozen dim; the caller reports that one
+        return ""
+    shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
+    places: dict[str, list[str]] = {}
+    for spec in contract.inputs:
+        for axis, dim in enumerate(spec.dims):
+            if isinstance(dim, str) and spec.name in shapes and isinstance(shapes[spec.name][axis], int):
+                places.setdefault(dim, []).append(f"{spec.name!r} (axis {axis})")
+    return "; ".join(f"dim {dim!r} of input {', '.join(inputs)}" for dim, inputs in places.items())
+
+
+def count_attentions(graph: torch.fx.Graph) -> tuple[SourceAttention, ...]:
+    """Every scaled_dot_product_attention call, and every softmax whose result reaches a matrix product, in order."""
+    found: list[SourceAttention] = []
+    seen: dict[str, int] = {}
+    for node in graph.nodes:
+        operator = _operator(node)
+        if "scaled_dot_product" in operator and "attention" in operator:
+            call = "scaled_dot_product_attention"
+        elif operator in _SOFTMAXES and _reaches_product(node):
+            call = "softmax"
+        else:
+            continue
+        module = module_path(node)
+        seen[module] = seen.get(module, 0) + 1
+        name = module or "module"
+        found.append(SourceAttention(name if seen[module] == 1 else f"{name}#{seen[module] - 1}", module, call))
+    return tuple(found)
+
+
+def module_path(node: torch.fx.Node) -> str:
+    """The path of the module whose forward made the call, as in `named_modules`; "" for the outermost."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] if isinstance(entry, tuple) else "" for entry in stack.values()]
+    return str(paths[-1]) if paths else ""
+
+
+def _operator(node: Any) -> str:
+    """`softmax` for `aten.softmax.int`; "" for what is no call."""
+    if node.op != "call_function":
+        return ""
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
+
+
+def _reaches_product(softmax: Any) -> bool:
+    pending, seen = list(softmax.users), set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        operator = _operator(node)
+        if operator in _PRODUCTS:
+            return True
+        if operator in _TRANSPARENT:
+            pending.extend(node.users)
+    return False
+
+
+def _name_dims(model: ir.Model, contract: IOContract) -> None:
+    """Gives the graph's symbolic dims (`s18`) the contract's names (`batch`), on every value."""
+    import onnx_ir as ir
+
+    names: dict[str, str] = {}
+    for value, spec in zip(model.graph.inputs, contract.inputs, strict=True):
+        if value.shape is None:
+            continue
+        for axis, dim in enumerate(spec.dims):
+            symbol = value.shape[axis]
+            if isinstance(dim, str) and isinstance(symbol, ir.SymbolicDim) and symbol.value:
+                names[symbol.value] = dim
+    for value in all_values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([_named(dim, names) for dim in value.shape])
+    for value, spec in zip(model.graph.inputs, contract.inputs, strict=True):
+        value.shape = ir.Shape(list(spec.dims))
+    for value, spec in zip(model.graph.outputs, contract.outputs, strict=True):
+        value.shape = ir.Shape(list(spec.dims))
+
+
+def _named(dim: Any, names: dict[str, str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    symbol = dim.value
+    # Expressions such as "Min(512, s41)" are the tracer's private notes: other readers take them as names.
+    return names.get(symbol) if symbol else None
+
+
+def all_values(model: ir.Model) -> Iterator[ir.Value]:
+    """Every value of the main graph: inputs, initializers, node outputs."""
+    yield from model.graph.inputs
+    yield from model.graph.initializers.values()
+    for node in model.graph:
+        yield from node.outputs
+
+
+def _strip(model: ir.Model) -> None:
+    """Drops stack traces, source lines and builder paths; keeps each node's module path."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.doc_string = model.graph.doc_string = None
+    for node in model.graph:
+        scopes = node.metadata_props.get(SCOPES)
+        node.metadata_props.clear()
+        node.doc_string = None
+        if scopes:
+            node.metadata_props[SCOPES] = scopes
+    for value in all_values(model):
+        value.metadata_props.clear()
+        value.doc_string = None
+
+
+def _first_line(err: BaseException) -> str:
+    lines: Sequence[str] = [line for line in str(err).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(err).__name__

@@ -1,0 +1,75 @@
+"""One standard `Attention` operator (opset 23 up) for each attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MaskStyle = Literal["bool", "bool_full", "float_full"]
+
+
+def attention_op(
+    build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle
+) -> tuple[ir.Value, tuple[str, ...]]:
+    """Writes `Attention(q, k, v, mask)`; returns its output, shaped as `attention.output`, and the node's name.
+
+    Args:
+        style: How the runtime takes the mask: bool broadcast over queries (`[B,1,1,T]`, the standard), bool or float
+            (zero and -inf) at `[B,1,S,T]`. Biases are added to it as float in any style.
+    """
+    causal = attention.mask.is_causal_only
+    mask = None if causal else _mask(build, masks, attention, style)
+    q, k, v = attention.q, key_of(build, attention), attention.v
+    one = build.const([1], np.int64)
+    if attention.rank == 3:
+        q, k, v = (build.op("Unsqueeze", value, one, name="one_head") for value in (q, k, v))
+    output = build.op(
+        "Attention", q, k, v, mask, name="Attention", dtype=attention.q.dtype, scale=attention.scale,
+        is_causal=int(causal),
+    )  # fmt: skip
+    anchor = _node_name(output)
+    if attention.rank == 3:
+        output = build.op("Squeeze", output, one, name="one_head_out")
+    return output, (anchor,)
+
+
+def key_of(build: Builder, attention: Attention) -> ir.Value:
+    """k as `[..., T, D]`; where the graph only has it transposed, the transposition is taken back."""
+    if attention.k is not None:
+        return attention.k
+    transposed = attention.k_transposed
+    assert transposed is not None
+    node = transposed.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        perm = list(node.attributes["perm"].as_ints())
+        perm[-1], perm[-2] = perm[-2], perm[-1]
+        if perm == sorted(perm):
+            return node.inputs[0]
+        return build.op("Transpose", node.inputs[0], name="k", perm=perm)
+    perm = [*range(attention.rank - 2), attention.rank - 1, attention.rank - 2]
+    return build.op("Transpose", transposed, name="k", perm=perm)
+
+
+def _mask(build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle) -> ir.Value | None:
+    assert attention.q.dtype is not None
+    bias = masks.bias(attention, attention.q.dtype)
+    keep = masks.keep(attention) if style == "bool" and bias is None else masks.full(attention)
+    if keep is None or (bias is None and style != "float_full"):
+        return keep if bias is None else bias
+    additive = masks.additive(attention, keep)
+    return additive if bias is None else build.op("Add", additive, bias, name="mask/with_bias")
+
+
+def _node_name(value: ir.Value) -> str:
+    node = value.producer()
+    assert node is not None
+    assert node.name is not None
+    return node.name

@@ -1,0 +1,79 @@
+"""Attention written out as the products and the softmax that every opset has, in the spelling that fuses best.
+
+Scale on q before the product (range in half precision), masks merged into one `Where` with -inf (TensorRT skips whole
+tiles only for that), and a guard that turns the NaN of a row with no allowed key into zero probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def decomposed(
+    build: Builder, masks: MaskWriter, attention: Attention, *, compute: ir.DataType | None = None
+) -> tuple[ir.Value, tuple[str, ...]]:
+    """Writes `Where(mask, (q scale) k^T, -inf) -> Softmax -> guard -> v`.
+
+    Args:
+        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = q's own.
+
+    Returns:
+        The output and the names of the QK^T product, the softmax and the PV product.
+    """
+    import onnx_ir as ir
+
+    dtype = attention.q.dtype
+    assert dtype is not None
+    compute = compute or dtype
+    q = build.cast(attention.q, compute, "q_cast")
+    k_transposed = build.cast(transposed_key_of(build, attention), compute, "k_cast")
+    v = build.cast(attention.v, compute, "v_cast")
+    if attention.scale != 1.0:
+        q = build.op("Mul", q, build.like(attention.scale, q), name="scale_q")
+    scores = build.op("MatMul", q, k_transposed, name="qk")
+    anchors = [scores]
+    bias = masks.bias(attention, compute)
+    if bias is not None:
+        scores = build.op("Add", scores, _like_scores(build, attention, bias), name="bias")
+    keep = masks.keep(attention)
+    if keep is not None:
+        low = build.like(-np.inf, scores)
+        scores = build.op("Where", _like_scores(build, attention, keep), scores, low, name="mask", dtype=compute)
+    weights = build.op("Softmax", scores, name="softmax", axis=-1)
+    anchors.append(weights)
+    if keep is not None:
+        empty = build.op("IsNaN", weights, name="no_key", dtype=ir.DataType.BOOL)
+        weights = build.op("Where", empty, build.like(0.0, weights), weights, name="guard", dtype=compute)
+    output = build.op("MatMul", weights, v, name="pv")
+    anchors.append(output)
+    names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]
+    return build.cast(output, dtype, "out_cast"), names
+
+
+def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:
+    """k as `[..., D, T]`; one transposition, not two, where k is itself transposed."""
+    if attention.k_transposed is not None:
+        return attention.k_transposed
+    assert attention.k is not None
+    perm = [*range(attention.rank - 2), attention.rank - 1, attention.rank - 2]
+    node = attention.k.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        own = list(node.attributes["perm"].as_ints())
+        return build.op("Transpose", node.inputs[0], name="k_transposed", perm=[own[at] for at in perm])
+    return build.op("Transpose", attention.k, name="k_transposed", perm=perm)
+
+
+def _like_scores(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
+    """A mask of rank 4 for scores of rank 3: the head axis, of size 1, goes."""
+    if attention.rank == 4 or (value.shape is not None and len(value.shape) < 4):
+        return value
+    return build.op("Squeeze", value, build.const([1], np.int64), name="mask/3d")

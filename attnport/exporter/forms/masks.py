@@ -1,0 +1,190 @@
+"""Writes a mask that was read as formulas back into a graph, once, in its smallest shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, Size, axes_of, is_bool
+from attnport.exporter.fusion.mask import LARGE_NEGATIVE, Factor
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+AXES = ("b", "h", "i", "j")
+
+
+class _CannotWrite(Exception):  # noqa: N818 - tells the caller to take the original value
+    """A formula has no direct graph form."""
+
+
+class MaskWriter:
+    """Writes masks for the attentions of one graph; equal formulas over equal sizes are written once and shared."""
+
+    def __init__(self, build: Builder) -> None:
+        self.build = build
+        self._written: dict[object, ir.Value] = {}
+        self._sizes: dict[tuple[str, str], ir.Value] = {}
+
+    def keep(self, attention: Attention) -> ir.Value | None:
+        """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, each axis only where the mask depends on it; None = all."""
+        total: ir.Value | None = None
+        for factor in attention.mask.factors:
+            part = self._factor(factor, attention)
+            total = part if total is None else self._shared("And", total, part)
+        return total
+
+    def full(self, attention: Attention) -> ir.Value | None:
+        """As `keep`, with the S and T axes at their full size, for readers that do not broadcast them."""
+        import onnx_ir as ir
+
+        keep = self.keep(attention)
+        if keep is None:
+            return None
+        key = ("full", keep, *self._lengths(attention))
+        if key not in self._written:
+            one = self.build.const([1], np.int64)
+            target = self.build.op(
+                "Concat", one, one, *self._lengths(attention), name="mask/shape", dtype=ir.DataType.INT64, axis=0
+            )
+            self._written[key] = self.build.op("Expand", keep, target, name="mask/keep_B1ST", dtype=ir.DataType.BOOL)
+        return self._written[key]
+
+    def additive(self, attention: Attention, keep: ir.Value) -> ir.Value:
+        """Zero where `keep` allows, -inf elsewhere, in q's dtype."""
+        key = ("additive", keep, attention.q.dtype)
+        if key not in self._written:
+            zero, low = self.build.like(0.0, attention.q), self.build.like(-np.inf, attention.q)
+            self._written[key] = self.build.op("Where", keep, zero, low, name="mask/additive", dtype=attention.q.dtype)
+        return self._written[key]
+
+    def bias(self, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
+        """The sum of the biases, in `dtype`, broadcastable to `[B,H,S,T]`; None when there is none."""
+        total: ir.Value | None = None
+        for value in attention.mask.biases:
+            if attention.rank == 3 and value.shape is not None and len(value.shape) == 3:
+                value = self._shared("Unsqueeze", value, self.build.const([1], np.int64))
+            value = self.build.cast(value, dtype)
+            total = value if total is None else self._shared("Add", total, value)
+        return total
+
+    def _lengths(self, attention: Attention) -> tuple[ir.Value, ir.Value]:
+        return self._size(attention, "i"), self._size(attention, "j")
+
+    def _size(self, attention: Attention, axis: str) -> ir.Value:
+        """The run-time size of one index variable, int64[1]; shared between attentions whose dim has one name."""
+        value = attention.v if axis == "j" else attention.q
+        at = {"b": 0, "h": 1, "i": attention.rank - 2, "j": attention.rank - 2}[axis]
+        dim = value.shape[at] if value.shape is not None else None
+        name = dim if isinstance(dim, int) else dim.value if dim is not None else None
+        key = (axis, str(name) if name is not None else str(value.name))
+        if key not in self._sizes:
+            self._sizes[key] = self.build.size(value, at)
+        return self._sizes[key]
+
+    def _shared(self, op_type: str, *inputs: ir.Value) -> ir.Value:
+        key = (op_type, *inputs)
+        if key not in self._written:
+            self._written[key] = self.build.op(op_type, *inputs, name=f"mask/{op_type.lower()}")
+        return self._written[key]
+
+    def _factor(self, factor: Factor, attention: Attention) -> ir.Value:
+        key = (factor.keep, *(self._size(attention, axis) for axis in sorted(axes_of(factor.keep) & {"i", "j"})))
+        if key not in self._written:
+            try:
+                self._written[key] = self._write(factor.keep, attention)
+            except _CannotWrite:
+                return self._original(factor, attention)
+        return self._written[key]
+
+    def _original(self, factor: Factor, attention: Attention) -> ir.Value:
+        """The graph's own tensor for a formula that has no shorter form."""
+        import onnx_ir as ir
+
+        assert factor.origin is not None
+        value = factor.origin.value
+        if attention.rank == 3 and value.shape is not None and len(value.shape) == 3:
+            value = self._shared("Unsqueeze", value, self.build.const([1], np.int64))
+        if factor.origin.additive:
+            low = self.build.like(LARGE_NEGATIVE / 2, value)
+            return self.build.op("Greater", value, low, name="mask/keep", dtype=ir.DataType.BOOL)
+        return self._shared("Not", value) if factor.origin.hides else value
+
+    def _write(self, expr: Expr, attention: Attention) -> ir.Value:
+        """`expr` as a tensor of rank 4 (or a scalar constant), with size 1 on the axes it does not depend on."""
+        key = ("expr", expr, *(self._size(attention, axis) for axis in sorted(axes_of(expr) & {"i", "j"})))
+        if key not in self._written:
+            self._written[key] = self._write_new(expr, attention)
+        return self._written[key]
+
+    def _write_new(self, expr: Expr, attention: Attention) -> ir.Value:
+        import onnx_ir as ir
+
+        build = self.build
+        if isinstance(expr, Const):
+            return build.const(expr.value, np.bool_ if isinstance(expr.value, bool) else np.int64)
+        if isinstance(expr, Axis):
+            zero, one = build.const(0, np.int64), build.const(1, np.int64)
+            end = build.op("Squeeze", self._size(attention, expr.name), name="mask/end", dtype=ir.DataType.INT64)
+            steps = build.op("Range", zero, end, one, name=f"mask/{expr.name}", dtype=ir.DataType.INT64)
+            axes = [axis for axis, name in enumerate(AXES) if name != expr.name]
+            return build.op("Unsqueeze", steps, build.const(axes, np.int64), name=f"mask/{expr.name}_4d")
+        if isinstance(expr, Size):
+            return self._input_size(expr)
+        if isinstance(expr, Read):
+            return self._read(expr)
+        return self._operation(expr, attention)
+
+    def _input_size(self, expr: Size) -> ir.Value:
+        for value in self.build.model.graph.inputs:
+            for axis, dim in enumerate(value.shape or ()):
+                if not isinstance(dim, int) and dim.value == expr.dim:
+                    return self.build.size(value, axis)
+        raise _CannotWrite
+
+    def _read(self, expr: Read) -> ir.Value:
+        """An input indexed by index variables in order: unsqueezed to rank 4, integers as int64."""
+        import onnx_ir as ir
+
+        names = [at.name if isinstance(at, Axis) else None for at in expr.index]
+        wanted = [name for name in AXES if name in names]
+        dims = expr.value.shape
+        if None in names or names != wanted or dims is None or len(dims) != len(names):
+            raise _CannotWrite
+        value = expr.value
+        if value.dtype is not None and value.dtype.is_integer() and value.dtype != ir.DataType.INT64:
+            value = self.build.cast(value, ir.DataType.INT64, "mask/cast")
+        axes = [axis for axis, name in enumerate(AXES) if name not in names]
+        return self._shared("Unsqueeze", value, self.build.const(axes, np.int64)) if axes else value
+
+    def _operation(self, expr: Op, attention: Attention) -> ir.Value:
+        import onnx_ir as ir
+
+        if expr.name == "Ne" and expr.args[1] == Const(0) and isinstance(expr.args[0], Read):
+            # Cast before Unsqueeze would do as well; one Cast is what every target reads as a bool mask.
+            return self.build.op(
+                "Cast", self._write(expr.args[0], attention), name="mask/keep", dtype=ir.DataType.BOOL,
+                to=ir.DataType.BOOL,
+            )  # fmt: skip
+        if expr.name not in ("And", "Or", "Not", "Equal", "Ne", "Less", "LessOrEqual", "Add", "Sub"):
+            raise _CannotWrite
+        if any(not _is_integral(arg) for arg in expr.args) and expr.name not in ("And", "Or", "Not"):
+            raise _CannotWrite
+        inputs = [self._write(arg, attention) for arg in expr.args]
+        dtype = ir.DataType.BOOL if is_bool(expr) else ir.DataType.INT64
+        if expr.name == "Ne":
+            equal = self.build.op("Equal", *inputs, name="mask/equal", dtype=ir.DataType.BOOL)
+            return self.build.op("Not", equal, name="mask/not")
+        return self.build.op(expr.name, *inputs, name=f"mask/{expr.name.lower()}", dtype=dtype)
+
+
+def _is_integral(expr: Expr) -> bool:
+    """Whether a formula is an integer (so that it can be compared in int64)."""
+    if isinstance(expr, Const):
+        return isinstance(expr.value, int) and not isinstance(expr.value, bool)
+    if isinstance(expr, Read):
+        return expr.value.dtype is not None and expr.value.dtype.is_integer()
+    return not is_bool(expr)

@@ -1,0 +1,245 @@
+"""What one element of a tensor is, as a formula over its indices.
+
+A mask is written in dozens of spellings (GatherND over index grids, comparisons of Range, Where, sums of large negative
+numbers), and every exporter has its own. Their *elements* are alike: `mask[b, j] != 0`, `j <= i`. So a graph value is
+read as a formula: `element(value, (b, h, i, j))` walks the producers and moves the indices through them. What it does
+not know stays a `Read` of that value, so a formula is always right, only more or less telling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Const, Expr, Read, Size, is_bool, op
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+MAX_DEPTH = 200
+
+
+def const_value(value: ir.Value | None) -> Any | None:
+    """The NumPy array of a constant value of at most 4096 elements, else None."""
+    from onnx_ir.convenience import get_const_tensor
+
+    if value is None:
+        return None
+    tensor = get_const_tensor(value)
+    return tensor.numpy() if tensor is not None and tensor.size <= 4096 else None
+
+
+def scalar(value: ir.Value | None) -> float | int | bool | None:
+    """The one element of a constant of one element, else None."""
+    array = const_value(value)
+    found: float | int | bool | None = array.reshape(-1)[0].item() if array is not None and array.size == 1 else None
+    return found
+
+
+def element(value: ir.Value | None, index: tuple[Expr, ...], depth: int = 0) -> Expr:
+    """The formula of `value[index]`; `index` has one entry an axis of `value`."""
+    assert value is not None
+    constant = _constant(value, index)
+    if constant is not None:
+        return constant
+    node = value.producer()
+    rule = _RULES.get(node.op_type) if node is not None and node.domain == "" else None
+    if node is not None and depth < MAX_DEPTH:
+        if rule is not None:
+            found = rule(node, index, depth + 1)
+            if found is not None:
+                return found
+        elif node.op_type in ELEMENTWISE and node.domain == "":
+            return op(node.op_type, *(broadcast_element(arg, index, depth + 1) for arg in node.inputs))
+    return Read(value, index)
+
+
+def _constant(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
+    array = const_value(value)
+    if array is None:
+        return None
+    if array.size == 1 or (array.size and (array == array.reshape(-1)[0]).all()):
+        found = array.reshape(-1)[0].item()
+        return Const(found) if not (isinstance(found, float) and math.isnan(found)) else None
+    if all(isinstance(entry, Const) for entry in index):
+        return Const(array[tuple(int(entry.value) for entry in index if isinstance(entry, Const))].item())
+    return None
+
+
+def dims_of(value: ir.Value | None) -> list[int | str | None] | None:
+    """A value's shape as sizes, dim names and None, or None when its rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+
+
+def broadcast_element(value: ir.Value | None, index: tuple[Expr, ...], depth: int = 0) -> Expr:
+    """The element that takes part when `value` is broadcast to a tensor indexed by `index`."""
+    dims = dims_of(value)
+    if dims is None or value is None:
+        return Const(math.nan) if value is None else Read(value, index)
+    own = index[len(index) - len(dims) :]
+    return element(value, tuple(ZERO if dim == 1 else at for dim, at in zip(dims, own, strict=True)), depth)
+
+
+def _cast(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+    inner = element(node.inputs[0], index, depth)
+    if node.outputs[0].dtype is not None and node.outputs[0].dtype.name == "BOOL":
+        return op("Ne", inner, ZERO)
+    if isinstance(inner, Const) and isinstance(inner.value, bool):
+        return Const(int(inner.value))
+    return inner
+
+
+def _identity(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+    return element(node.inputs[0], index, depth)
+
+
+def _expand(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+    return broadcast_element(node.inputs[0], index, depth)
+
+
+def _unsqueeze(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    axes = const_value(node.inputs[1])
+    if axes is None:
+        return None
+    removed = {int(axis) % len(index) for axis in axes.reshape(-1)}
+    return element(node.inputs[0], tuple(at for axis, at in enumerate(index) if axis not in removed), depth)
+
+
+def _squeeze(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    dims = dims_of(node.inputs[0])
+    if dims is None:
+        return None
+    axes = const_value(node.inputs[1]) if len(node.inputs) > 1 else None
+    gone = (
+        {int(a) % len(dims) for a in axes.reshape(-1)}
+        if axes is not None
+        else {a for a, d in enumerate(dims) if d == 1}
+    )
+    rest = iter(index)
+    if len(dims) - len(gone) != len(index):
+        return None
+    return element(node.inputs[0], tuple(ZERO if axis in gone else next(rest) for axis in range(len(dims))), depth)
+
+
+def _reshape(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    """Only reshapes that insert or remove axes of size 1."""
+    before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
+    if before is None or after is None or len(after) != len(index):
+        return None
+    kept = [(dim, at) for dim, at in zip(after, index, strict=True) if dim != 1]
+    if [dim for dim, _ in kept] != [dim for dim in before if dim != 1] or any(dim is None for dim, _ in kept):
+        return None
+    rest = iter(at for _, at in kept)
+    return element(node.inputs[0], tuple(ZERO if dim == 1 else next(rest) for dim in before), depth)
+
+
+def _transpose(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+    perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else tuple(reversed(range(len(index))))
+    moved: list[Expr] = [ZERO] * len(index)
+    for axis, source in enumerate(perm):
+        moved[source] = index[axis]
+    return element(node.inputs[0], tuple(moved), depth)
+
+
+def _range(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+    start, delta = element(node.inputs[0], (), depth), element(node.inputs[2], (), depth)
+    return op("Add", op("Mul", index[0], delta), start) if start != ZERO else op("Mul", index[0], delta)
+
+
+def _shape(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    dims = dims_of(node.inputs[0])
+    if dims is None or not isinstance(index[0], Const):
+        return None
+    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+    dim = dims[(start % len(dims) if start else 0) + int(index[0].value)]
+    if dim is None:
+        return None
+    return Const(dim) if isinstance(dim, int) else Size(dim)
+
+
+def _slice(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    starts = const_value(node.inputs[1])
+    axes = const_value(node.inputs[3]) if len(node.inputs) > 3 else None
+    steps = const_value(node.inputs[4]) if len(node.inputs) > 4 else None
+    if starts is None or (starts < 0).any() or (steps is not None and (steps < 1).any()):
+        return None
+    moved = list(index)
+    for at, start in enumerate(starts.reshape(-1)):
+        axis = int(axes.reshape(-1)[at]) % len(index) if axes is not None else at
+        step = int(steps.reshape(-1)[at]) if steps is not None else 1
+        moved[axis] = op("Add", op("Mul", moved[axis], Const(step)), Const(int(start)))
+    return element(node.inputs[0], tuple(moved), depth)
+
+
+def _gather(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    data, indices = dims_of(node.inputs[0]), dims_of(node.inputs[1])
+    if data is None or indices is None:
+        return None
+    axis = (node.attributes["axis"].as_int() if "axis" in node.attributes else 0) % len(data)
+    chosen = element(node.inputs[1], index[axis : axis + len(indices)], depth)
+    if isinstance(chosen, Const) and chosen.value < 0:
+        return None
+    return element(node.inputs[0], (*index[:axis], chosen, *index[axis + len(indices) :]), depth)
+
+
+def _gather_nd(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    indices = dims_of(node.inputs[1])
+    batched = node.attributes["batch_dims"].as_int() if "batch_dims" in node.attributes else 0
+    if indices is None or batched or not isinstance(indices[-1], int):
+        return None
+    outer, rest = index[: len(indices) - 1], index[len(indices) - 1 :]
+    chosen = tuple(element(node.inputs[1], (*outer, Const(at)), depth) for at in range(indices[-1]))
+    return element(node.inputs[0], (*chosen, *rest), depth)
+
+
+def _concat(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    axis = node.attributes["axis"].as_int() % len(index)
+    at = index[axis]
+    if not isinstance(at, Const):
+        return None
+    offset = int(at.value)
+    for part in node.inputs:
+        dims = dims_of(part)
+        size = dims[axis] if dims is not None else None
+        if not isinstance(size, int):
+            return None
+        if offset < size:
+            return element(part, (*index[:axis], Const(offset), *index[axis + 1 :]), depth)
+        offset -= size
+    return None
+
+
+def _trilu(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+    shift = element(node.inputs[1], (), depth) if len(node.inputs) > 1 and node.inputs[1] is not None else ZERO
+    upper = "upper" not in node.attributes or bool(node.attributes["upper"].as_int())
+    i, j = index[-2], op("Sub", index[-1], shift)
+    kept = op("LessOrEqual", i, j) if upper else op("LessOrEqual", j, i)
+    inner = element(node.inputs[0], index, depth)
+    return op("And", kept, inner) if is_bool(inner) else op("Where", kept, inner, ZERO)
+
+
+def _constant_of_shape(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+    fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0].item() if "value" in node.attributes else 0.0
+    return Const(fill)
+
+
+_RULES: dict[str, Callable[[Any, tuple[Expr, ...], int], Expr | None]] = {
+    "Cast": _cast,
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Identity": _identity,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Trilu": _trilu,
+    "Unsqueeze": _unsqueeze,
+}

@@ -1,0 +1,77 @@
+"""Finds the attentions of a graph and gives each the name under which it was counted at export."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from attnport.artifacts import SourceAttention
+from attnport.exporter.fusion.attention import Attention, Context, Miss, NotRecognised, module_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """Attentions by graph order, and for each counted one that is not among them the reason."""
+
+    attentions: tuple[Attention, ...]
+    reasons: dict[str, str]
+
+
+def rule_modules() -> list[ModuleType]:
+    """Every rule: a file in `rules/` with `OP_TYPE` and `match(node, context) -> Attention` (or NotRecognised)."""
+    import attnport.exporter.fusion.rules as package
+
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+
+
+def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, keep_inputs: Collection[str] = ()) -> Recognition:
+    """Recognises the attentions of `model`; every one of `counted` ends in exactly one row.
+
+    Args:
+        model: As exported; shapes of the values are used.
+        counted: The attentions counted in the torch graph.
+        keep_inputs: Inputs that are keep-masks by contract.
+    """
+    rules = {rule.OP_TYPE: rule for rule in rule_modules()}
+    context = Context(frozenset(keep_inputs))
+    found: list[tuple[str | None, Attention | Miss]] = []
+    for node in model.graph:
+        rule = rules.get(node.op_type) if node.domain == "" else None
+        if rule is None or not rule.applies(node):
+            continue
+        module = module_of(node)
+        try:
+            found.append((module, rule.match(node, context)))
+        except NotRecognised as err:
+            found.append((module, Miss(node.name or "", module or "", str(err))))
+    return _assign(found, counted)
+
+
+def _assign(found: list[tuple[str | None, Attention | Miss]], counted: Sequence[SourceAttention]) -> Recognition:
+    """Matches by module path and order within it; what lost its path is matched by order over what is left."""
+    open_names = {attention.name: attention.module for attention in counted}
+    attentions: list[Attention] = []
+    reasons: dict[str, str] = {}
+    for with_path in (True, False):
+        for module, item in found:
+            if (module in open_names.values()) is not with_path:
+                continue
+            name = next((name for name, path in open_names.items() if not with_path or path == module), None)
+            if name is None:
+                continue  # a node that the exporter added or split off: it stands for no counted attention
+            del open_names[name]
+            if isinstance(item, Miss):
+                reasons[name] = f"{item.reason} (node {item.node})"
+            else:
+                attentions.append(replace(item, name=name))
+    for name, module in open_names.items():
+        reasons[name] = f"nothing in the exported graph stands for it (module {module or 'outermost'})"
+    return Recognition(tuple(attentions), reasons)

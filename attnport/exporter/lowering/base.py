@@ -1,0 +1,155 @@
+"""What a lowering target offers. A target is one file in this folder that defines `LOWERING`, called by its name."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import pkgutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from attnport.artifacts import SourceAttention
+from attnport.errors import UsageError
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Written:
+    """One attention in its lowered form.
+
+    Attributes:
+        output: What replaces the attention's output.
+        form: The form's name, for reports.
+        anchors: Names of the nodes that one kernel must cover to count as fused.
+        note: Why this form and not another; "" when the form is the target's usual one.
+    """
+
+    output: ir.Value
+    form: str
+    anchors: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered graph.
+
+    Attributes:
+        anchors: By attention, as in `Written`.
+        forms: The form's name by attention.
+        masks: The mask by attention, as text.
+        notes: By attention: why it was not recognised or not lowered, or a form's note.
+    """
+
+    model: ir.Model
+    anchors: dict[str, tuple[str, ...]]
+    forms: dict[str, str]
+    masks: dict[str, str]
+    notes: dict[str, str]
+
+
+class Lowering(abc.ABC):
+    """One target.
+
+    Attributes:
+        name: The file's name.
+        opset: Of the graph that it writes.
+        plans: Precision plans it takes; the first is the default.
+        proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
+        requires: Import name of the package that proves or runs it, for the reason when it is missing.
+    """
+
+    name: ClassVar[str]
+    opset: ClassVar[int]
+    plans: ClassVar[tuple[str, ...]] = ("fp32",)
+    proved_by: ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+        """Writes one attention in the target's form, before `build.before`."""
+
+    def form_key(self, plan: str) -> str:
+        """The key of a form in manifests: the target, with the plan where the target has several."""
+        return self.name if self.plans == ("fp32",) else f"{self.name}.{plan}"
+
+    def table_key(self, plan: str) -> str:
+        """The key of a table in `fusion.json`: the target, with the plan where it is not the default."""
+        return self.name if plan == self.plans[0] else f"{self.name}.{plan}"
+
+    def lower(
+        self, model: ir.Model, counted: Sequence[SourceAttention], *, keep_inputs: Collection[str], plan: str
+    ) -> Lowered:
+        """Lowers a graph, in place.
+
+        Args:
+            model: As exported (a copy: it is changed).
+            counted: The attentions counted at export.
+            keep_inputs: Inputs that are keep-masks by contract.
+            plan: One of `plans`.
+
+        Raises:
+            UsageError: the target does not take the plan.
+        """
+        from attnport.exporter import precision
+        from attnport.exporter.fusion.recognise import recognise
+        from attnport.exporter.passes.cleanup import clean_up
+        from attnport.exporter.passes.opset import to_opset
+
+        if plan not in self.plans:
+            raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
+        recognition = recognise(model, counted, keep_inputs=keep_inputs)
+        build = Builder(model)
+        masks = MaskWriter(build)
+        result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
+        for attention in recognition.attentions:
+            build.before, build.scope = attention.last, attention.name
+            written = self.write(build, masks, attention, plan)
+            _replace(attention, written.output)
+            result.anchors[attention.name] = written.anchors
+            result.forms[attention.name] = written.form
+            result.masks[attention.name] = str(attention.mask.spec)
+            if written.note:
+                result.notes[attention.name] = written.note
+        clean_up(model)
+        precision.apply(model, plan)
+        to_opset(model, self.opset)
+        clean_up(model)
+        return result
+
+
+def _replace(attention: Attention, output: ir.Value) -> None:
+    import onnx_ir as ir
+
+    old = attention.output
+    output.dtype, output.shape = old.dtype, old.shape
+    if old.is_graph_output():
+        name = old.name
+        old.name = f"{name}/replaced"
+        output.name = name
+    ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
+
+
+def names() -> list[str]:
+    """The targets there are, in name order: every file of this folder but this one."""
+    import attnport.exporter.lowering as package
+
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "base")
+
+
+def get(name: str) -> Lowering:
+    """The target called `name`; hyphens are taken as underscores.
+
+    Raises:
+        UsageError: there is none.
+    """
+    name = name.replace("-", "_")
+    if name not in names():
+        raise UsageError(f"target {name!r}: there is none; expected one of {', '.join(names())}.")
+    lowering: Lowering = importlib.import_module(f"attnport.exporter.lowering.{name}").LOWERING
+    return lowering

@@ -1,0 +1,27 @@
+"""The portable form: one standard `Attention` operator each, its mask at full size so that every runtime takes it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.attention_op import attention_op
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.lowering.base import Lowering, Written
+
+
+class Onnx(Lowering):
+    """Opset 23, nothing outside the standard."""
+
+    name = "onnx"
+    opset = 23
+    proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
+
+    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+        """`Attention` with a bool mask `[B,1,S,T]` (ONNX Runtime's kernel does not broadcast the S axis)."""
+        output, anchors = attention_op(build, masks, attention, "bool_full")
+        return Written(output, "Attention, bool mask [B,1,S,T]", anchors)
+
+
+LOWERING = Onnx()

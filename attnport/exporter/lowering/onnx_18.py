@@ -1,0 +1,27 @@
+"""The form for older consumers: opset 18, attention written out, guarded against rows with no allowed key."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.decomposed import decomposed
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.lowering.base import Lowering, Written
+
+
+class Onnx18(Lowering):
+    """Opset 18 has no attention operator; a runtime may still fuse the pattern, as OpenVINO proves."""
+
+    name = "onnx_18"
+    opset = 18
+    proved_by: ClassVar[tuple[str, ...]] = ("openvino",)
+
+    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+        """Products, `Where` with -inf, softmax and guard."""
+        output, anchors = decomposed(build, masks, attention)
+        return Written(output, "MatMul, Where, Softmax, MatMul", anchors)
+
+
+LOWERING = Onnx18()

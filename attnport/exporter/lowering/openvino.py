@@ -1,0 +1,27 @@
+"""OpenVINO: the standard `Attention` operator with the mask broadcast over queries, which its CPU plugin fuses."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.attention_op import attention_op
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.lowering.base import Lowering, Written
+
+
+class OpenVino(Lowering):
+    """It takes `[B,1,1,T]` as it is, so no tensor of S x T is ever made for padding."""
+
+    name = "openvino"
+    opset = 23
+    proved_by: ClassVar[tuple[str, ...]] = ("openvino",)
+
+    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+        """`Attention` with a bool mask in its smallest shape."""
+        output, anchors = attention_op(build, masks, attention, "bool")
+        return Written(output, "Attention, bool mask broadcast", anchors)
+
+
+LOWERING = OpenVino()

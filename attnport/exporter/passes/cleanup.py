@@ -1,0 +1,18 @@
+"""Leaves a graph with only the nodes and weights that it uses, in order, with every type known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def clean_up(model: ir.Model) -> None:
+    """Removes unused nodes, initializers and opsets; merges equal subexpressions' leftovers; sorts; infers types."""
+    import onnx_ir.passes.common as passes
+
+    passes.RemoveUnusedNodesPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    passes.TopologicalSortPass()(model)
+    passes.ShapeInferencePass(data_prop=False)(model)
