@@ -1,0 +1,1 @@
+"""Runtimes: one file each, found by its name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import importlib
+import os
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,10 +80,11 @@ class Runtime(abc.ABC):
 
 
 def names() -> list[str]:
-    """The runtimes there are, in name order: every file of this folder but this one."""
+    """The runtimes there are, in name order: every file of this folder but this one and those that begin with `_`."""
     import attnport.runtimes as package
 
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "base")
+    files = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in files if name != "base" and not name.startswith("_"))
 
 
 def get(name: str) -> Runtime:
@@ -96,6 +98,19 @@ def get(name: str) -> Runtime:
         raise UsageError(f"runtime {name!r}: there is none; expected one of {', '.join(names())}.")
     runtime: Runtime = importlib.import_module(f"attnport.runtimes.{name}").RUNTIME
     return runtime
+
+
+def physical_cores() -> int:
+    """How many physical cores this process may use: the threads of a runtime that is told no number.
+
+    Hyper-threads of one core count once: matrix products gain nothing from the second one.
+    """
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = set()
+    for cpu in usable:
+        listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(listed.read_text().strip() if listed.is_file() else str(cpu))
+    return max(1, len(siblings))
 
 
 def available(runtime: Runtime) -> Capabilities:

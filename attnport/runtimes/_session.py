@@ -1,0 +1,106 @@
+"""What every session does the same way: check the feeds, run, put the outputs in contract order, close once."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from attnport.artifacts import IOContract, Ran
+from attnport.dims import check_feeds
+from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError
+
+Array = np.ndarray[Any, Any]
+
+
+class CheckedSession(abc.ABC):
+    """A session whose feeds are checked against the contract before the runtime sees them.
+
+    Every runtime so refuses the same feeds with the same words, and reads no memory beyond an embedding table because
+    of a token id out of range. Calls from several threads take turns.
+
+    Attributes:
+        ran: What really runs, as the runtime itself tells.
+    """
+
+    def __init__(self, io: IOContract, ran: Ran) -> None:
+        self.ran = ran
+        self._io = io
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs by name, in contract order.
+
+        Args:
+            feeds: An array for each input, of the dtype and shape that the contract declares.
+
+        Raises:
+            FeedError: a wrong name, dtype, rank or size, an integer out of range, or values that the runtime refuses.
+            UsageError: the session is closed.
+        """
+        check_feeds(self._io.inputs, self._io.dims, feeds)
+        for spec in self._io.inputs:
+            if spec.high is not None and feeds[spec.name].size:
+                low, high = int(feeds[spec.name].min()), int(feeds[spec.name].max())
+                if low < 0 or high >= spec.high:
+                    raise FeedError(
+                        f"input {spec.name!r}: got values from {low} to {high}; expected 0 to {spec.high - 1}."
+                    )
+        with self._lock:
+            if self._closed:
+                raise UsageError("the session is closed.", hint="Open the model again.")
+            outputs = self._run(feeds)
+        return {spec.name: outputs[spec.name] for spec in self._io.outputs}
+
+    def close(self) -> None:
+        """Frees what the session holds; closing twice is fine."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._free()
+
+    @abc.abstractmethod
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Every output of the contract by name; the feeds fit it."""
+
+    @abc.abstractmethod
+    def _free(self) -> None:
+        """Called once."""
+
+
+@contextmanager
+def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
+    """Around a runtime's own call: what it raises becomes a FeedError that names runtime and shapes."""
+    try:
+        yield
+    except AttnportError:
+        raise
+    except Exception as err:
+        shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
+        raise FeedError(f"{runtime} failed on {shapes}: {first_line(err)}") from err
+
+
+def first_line(err: BaseException) -> str:
+    """The first line of a foreign error that says something, with its type when it says nothing."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(err).__name__
+
+
+def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: str) -> None:
+    """Compares a model's own inputs and outputs with the contract's.
+
+    Raises:
+        ArtifactError: they differ; names what is missing and what is unknown.
+    """
+    for kind, got, specs in (("inputs", inputs, io.inputs), ("outputs", outputs, io.outputs)):
+        expected = [spec.name for spec in specs]
+        if set(got) != set(expected):
+            raise ArtifactError(
+                f"{where} has the {kind} {', '.join(sorted(got)) or 'none'}; the contract says {', '.join(expected)}.",
+                hint="The file and its manifest do not belong together; make the folder again.",
+            )

@@ -1,0 +1,161 @@
+"""Ways to run a torch module whose attention differs from the module's own: contract, islands, double, watched.
+
+They are dispatch modes, so they see what the module really calls, from wherever it calls it (functional, Tensor method,
+`nn.MultiheadAttention`, a scripted part). Under `torch.inference_mode` scaled_dot_product_attention and softmax arrive
+there whole. A function mode would not do: composite functions such as `F.multi_head_attention_forward` run their body
+with the mode switched off.
+"""
+
+# torch leaves its mode classes untyped.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from attnport.errors import SpecError
+
+HIDDEN = -9e3
+"""Scores and additive masks at or below this hide a key: -inf, finfo.min and -1e4, the last with a real score added."""
+
+_SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}
+# What is whole under inference mode but opaque: its attention cannot be reached, so running on would be a silent lie.
+_OPAQUE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention"}
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class _NoFastPath(TorchFunctionMode):
+    """Does nothing: while any function mode is active, nn.TransformerEncoderLayer and nn.MultiheadAttention do not take
+    their fused fast path, in this thread alone."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class AttentionMode(TorchDispatchMode):
+    """Hands every attention call to `attention` and every softmax to `softmax`; both default to the module's own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = operator_name(func)
+        if name == "scaled_dot_product_attention":
+            return self.attention(func, *args, **kwargs)
+        if name in _SOFTMAXES:
+            return self.softmax(func, *args, **kwargs)
+        if name in _OPAQUE or name.startswith("_scaled_dot_product"):
+            raise SpecError(
+                f"the module calls {name}, whose attention cannot be reached.",
+                hint="Run attention through scaled_dot_product_attention, without leaving inference mode.",
+            )
+        return self.other(func, *args, **kwargs)
+
+    def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """One scaled_dot_product_attention call."""
+        return func(q, k, v, *args, **kwargs)
+
+    def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
+        """One softmax call, whether of an attention or not."""
+        return func(scores, dim, *args, **kwargs)
+
+    def other(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Any other call."""
+        return func(*args, **kwargs)
+
+
+class FollowContract(AttentionMode):
+    """The mask contract: an attention row with no allowed key gives zero. All other rows are the module's own, from the
+    same kernels, whatever the precision."""
+
+    def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Zeroes the output rows whose mask allows no key."""
+        output = func(q, k, v, *args, **kwargs)
+        mask = args[0] if args else kwargs.get("attn_mask")
+        if mask is None:
+            return output  # is_causal is aligned upper left: every query sees key 0
+        # "not below" rather than "above": a NaN in the mask must stay visible in the output.
+        allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
+        return torch.where(allowed.any(-1, keepdim=True), output, torch.zeros((), dtype=output.dtype))
+
+    def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
+        """Zeroes the probabilities of rows whose every score is hidden."""
+        probabilities = func(scores, dim, *args, **kwargs)
+        if not scores.is_floating_point() or scores.dim() == 0:
+            return probabilities
+        hidden = scores.amax(dim, keepdim=True) <= HIDDEN
+        return torch.where(hidden, torch.zeros((), dtype=probabilities.dtype), probabilities)
+
+
+class Islands(AttentionMode):
+    """Casts q, k and v of scaled_dot_product_attention to half precision, and its output back.
+
+    Attention written by hand (product, softmax, product) stays as the module has it: from inside the calls one cannot
+    tell where its q, k and v begin. Its twin is then the fp32 module, the stricter of the two bounds.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Runs the call in the half-precision dtype."""
+
+        def narrowed(mask: Any) -> Any:
+            if not isinstance(mask, Tensor) or not mask.is_floating_point():
+                return mask
+            # finfo.min of float32 is -inf in half precision: clamped, "hidden, but finite" keeps its meaning.
+            low = torch.finfo(self.dtype).min
+            return torch.where(mask.isneginf(), mask, mask.clamp(min=low)).to(self.dtype)
+
+        args, kwargs = tuple(map(narrowed, args)), {key: narrowed(value) for key, value in kwargs.items()}
+        return func(q.to(self.dtype), k.to(self.dtype), v.to(self.dtype), *args, **kwargs).to(q.dtype)
+
+
+class Double(TorchDispatchMode):
+    """Float64 for modules that name float32 themselves (a softmax in float32, rotary angles): those run in float64 too,
+    or the reference would be no better than what it judges."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+
+        result = func(*tree_map(wide, args), **tree_map(wide, kwargs or {}))
+        if not types and isinstance(result, Tensor) and result.dtype in _NARROW:
+            return result.double()  # made from nothing, in the default dtype
+        return result
+
+
+def operator_name(func: Any) -> str:
+    """`softmax` for `aten.softmax.int`."""
+    return str(func._schema.name).split("::")[-1]
+
+
+@contextmanager
+def active(*modes: TorchDispatchMode) -> Iterator[None]:
+    """Inference mode with `modes` entered in order; the last one sees a call first."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())
+        if modes:
+            stack.enter_context(_NoFastPath())
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
+
+
+def modes_for(plan: str, *, contract: bool, float64: bool) -> list[TorchDispatchMode]:
+    """The modes, in the order to enter them, that run a module already cast to `plan` (or to float64)."""
+    chosen: list[TorchDispatchMode] = []
+    if float64:
+        chosen.append(Double())
+    elif plan.endswith("_islands"):
+        chosen.append(Islands(torch.float16 if plan.startswith("fp16") else torch.bfloat16))
+    if contract:
+        chosen.append(FollowContract())
+    return chosen

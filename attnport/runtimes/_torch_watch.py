@@ -1,0 +1,136 @@
+"""Attention probabilities of a running torch module, each with the path of the module that computes it."""
+
+# torch leaves its mode classes untyped.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnport.runtimes._torch_modes import HIDDEN, AttentionMode, operator_name
+
+# fmt: off
+# Between a softmax and the product that uses it, these change layout, type or a few elements, not the meaning.
+_TRANSPARENT = {
+    "view", "reshape", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "clone", "contiguous",
+    "to", "_to_copy", "type_as", "alias", "dropout", "native_dropout", "masked_fill", "where", "nan_to_num", "mul",
+    "div", "add", "sub", "slice", "detach", "flatten", "unflatten", "repeat", "expand_as", "view_as", "cat", "split",
+    "chunk", "index", "select", "narrow",
+}
+# fmt: on
+_PRODUCTS = {"matmul", "bmm", "baddbmm", "mm", "einsum"}
+
+
+def attention_probabilities(
+    q_BHSD: Tensor,
+    k_BHTD: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The softmax of a scaled_dot_product_attention call, [B, H, S, T]; a row with no allowed key is zero.
+
+    Source: the equivalent code in PyTorch's documentation of scaled_dot_product_attention.
+    """
+    if enable_gqa:
+        k_BHTD = k_BHTD.repeat_interleave(q_BHSD.size(-3) // k_BHTD.size(-3), -3)
+    scores = q_BHSD @ k_BHTD.transpose(-2, -1) * (q_BHSD.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.where(scores.amax(-1, keepdim=True) <= HIDDEN, torch.zeros_like(scores), scores.softmax(-1))
+
+
+class Watch(AttentionMode):
+    """Collects the probabilities of every attention, with the path of the module that called it.
+
+    A softmax counts when its result reaches a matrix product through nothing but layout, type and elementwise steps,
+    as at export.
+    """
+
+    def __init__(self, path: Callable[[], str]) -> None:
+        super().__init__()
+        self._path = path
+        self._calls: list[tuple[str, Tensor]] = []
+        self._attentions: set[int] = set()
+        # By identity, with the tensor itself kept alive: an id is free for reuse once its object is gone.
+        self._traced: dict[int, tuple[Tensor, int]] = {}
+
+    def found(self) -> Iterator[tuple[str, Tensor]]:
+        """Module path and probabilities of each attention, in call order."""
+        return (call for index, call in enumerate(self._calls) if index in self._attentions)
+
+    def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Notes the probabilities, returns the call's own result."""
+        call = dict(zip(("attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+        self._attentions.add(len(self._calls))
+        weights = attention_probabilities(
+            q, k, call.get("attn_mask"), call.get("is_causal", False), call.get("scale"), call.get("enable_gqa", False)
+        )
+        self._calls.append((self._path(), weights))
+        return func(q, k, v, *args, **kwargs)
+
+    def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
+        """Notes the probabilities as those of an attention if a product follows."""
+        result = func(scores, dim, *args, **kwargs)
+        hidden = scores.amax(dim, keepdim=True) <= HIDDEN
+        weights = torch.where(hidden, torch.zeros((), dtype=result.dtype), result)
+        self._traced[id(result)] = (result, len(self._calls))
+        self._calls.append((self._path(), weights.movedim(dim, -1)))
+        return result
+
+    def other(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Follows probabilities to the product that uses them."""
+        result = func(*args, **kwargs)
+        origins = {self._traced[id(tensor)][1] for tensor in _tensors(args) if id(tensor) in self._traced}
+        name = operator_name(func).removesuffix("_")
+        if origins and name in _PRODUCTS:
+            self._attentions |= origins
+        elif origins and name in _TRANSPARENT:
+            for tensor in _tensors((result,)):
+                self._traced[id(tensor)] = (tensor, max(origins))
+        return result
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+@contextmanager
+def module_paths(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
+    """While open, the yielded function tells the path of the innermost module whose forward is running."""
+    stack: list[str] = []
+    handles = []
+    for path, part in module.named_modules():
+        handles.append(part.register_forward_pre_hook(lambda *_, path=path: stack.append(path)))
+        handles.append(part.register_forward_hook(lambda *_: stack.pop() and None, always_call=True))
+    try:
+        yield lambda: stack[-1] if stack else ""
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def numbered(found: Iterator[tuple[str, Tensor]], batch: int) -> Mapping[str, Tensor]:
+    """Names attentions as at export: the module path, with `#1`, `#2` for the later ones of one module."""
+    named: dict[str, Tensor] = {}
+    seen: dict[str, int] = {}
+    for path, weights in found:
+        count = seen[path] = seen.get(path, 0) + 1
+        name = path or "module"
+        # Handwritten attention folds heads into the batch (3-D) or keeps groups apart (5-D).
+        shape = (batch, -1, *weights.shape[-2:])
+        fits = weights.dim() >= 3 and weights.numel() % (batch * weights.shape[-2] * weights.shape[-1]) == 0
+        named[name if count == 1 else f"{name}#{count - 1}"] = weights.reshape(shape) if fits else weights
+    return named

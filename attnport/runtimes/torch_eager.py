@@ -1,0 +1,170 @@
+"""PyTorch eager on CPU: the module itself, the reference in float64, and the twin of each precision plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attnport.artifacts import PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
+from attnport.dims import check_feeds
+from attnport.errors import SpecError, UnavailableError, UsageError
+from attnport.optional import require
+from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes.base import Opening, Runtime, physical_cores
+
+if TYPE_CHECKING:
+    import torch
+
+_CAST = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+class TorchEager(Runtime):
+    """Runs the module as PyTorch does, without any graph."""
+
+    name: ClassVar[str] = "torch_eager"
+    opens: ClassVar[Literal["module", "onnx", "engine"]] = "module"
+
+    def probe(self) -> Capabilities:
+        """What the installed version can do; never raises."""
+        try:
+            torch = require("torch")
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, err.hint)
+        return Capabilities(
+            self.name,
+            True,
+            version=str(torch.__version__),
+            devices=("CPU",),
+            plans=PLANS,
+            attention_forms={"scaled_dot_product_attention": "fused"},
+        )
+
+    def open(self, opening: Opening) -> Session:
+        """Makes the module and casts it to the plan.
+
+        Raises:
+            UsageError: no module was given, or the plan is unknown.
+        """
+        import torch
+
+        if opening.spec is None:
+            raise UsageError("torch_eager opens a module; got none.")
+        if opening.plan not in PLANS:
+            raise UsageError(f"precision plan {opening.plan!r}; expected one of {', '.join(PLANS)}.")
+        module = opening.spec.make().eval()
+        dtype = torch.float64 if opening.float64 else getattr(torch, _CAST.get(opening.plan, "float32"))
+        if dtype != torch.float32:
+            # A copy: the maker may hand out one module several times, and a cast changes it in place.
+            module = copy.deepcopy(module).to(dtype)
+        return _TorchSession(opening, module, dtype)
+
+
+class _TorchSession(CheckedSession):
+    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype) -> None:
+        import torch
+
+        from attnport.runtimes._torch_modes import modes_for
+
+        precision = "fp64" if opening.float64 else opening.plan
+        # On CPU this setting lets float32 products run in bfloat16, silently.
+        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+            precision += f" (matmul {torch.get_float32_matmul_precision()})"
+        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__}", precision))
+        self._module: torch.nn.Module | None = module
+        self._dtype = dtype
+        self._threads = opening.threads or physical_cores()
+        self._modes = modes_for(opening.plan, contract=opening.contract, float64=opening.float64)
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        import torch
+
+        from attnport.runtimes._torch_modes import active
+
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
+        tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
+        with refused("torch_eager", feeds), active(*self._modes):
+            assert self._module is not None
+            result = self._module(**tensors)
+        return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+
+    def _free(self) -> None:
+        self._module = None
+
+
+def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A torch tensor of an array (bfloat16 as ml_dtypes has it); floating-point ones in `dtype` where it is given."""
+    import numpy as np
+    import torch
+
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype.name == "bfloat16":
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """An array of a torch tensor, in the same dtype (bfloat16 as ml_dtypes has it)."""
+    import ml_dtypes
+    import torch
+
+    tensor = tensor.detach().cpu().contiguous()
+    array: Array
+    if tensor.dtype == torch.bfloat16:
+        array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    else:
+        array = tensor.numpy()
+    return array
+
+
+def named_outputs(result: Any, io: IOContract) -> dict[str, torch.Tensor]:
+    """A module's result as tensors by output name.
+
+    Raises:
+        SpecError: it is not a tensor or a tuple of as many tensors as the contract has outputs.
+    """
+    import torch
+
+    values = (result,) if isinstance(result, torch.Tensor) else result
+    expected = ", ".join(map(str, io.outputs))
+    if not isinstance(values, (tuple, list)) or not all(isinstance(value, torch.Tensor) for value in values):
+        raise SpecError(f"the module returned {type(result).__name__}; expected a tensor or a tuple: {expected}.")
+    if len(values) != len(io.outputs):
+        raise SpecError(f"the module returned {len(values)} tensors; expected {len(io.outputs)}: {expected}.")
+    return {spec.name: value for spec, value in zip(io.outputs, values, strict=True)}
+
+
+def attention_weights(spec: ModelSpec, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The softmax probabilities of every attention of the module in float32, for pictures of them.
+
+    Args:
+        spec: The model.
+        feeds: Arrays that fit its contract.
+
+    Returns:
+        By attention name (as `SourceAttention.name`, in call order), [B, H, S, T]; rows with no allowed key are zero.
+
+    Raises:
+        FeedError: the feeds do not fit.
+        SpecError: the module's attention cannot be reached.
+    """
+    from attnport.runtimes._torch_modes import active
+    from attnport.runtimes._torch_watch import Watch, module_paths, numbered
+
+    check_feeds(spec.io.inputs, spec.io.dims, feeds)
+    module = spec.make().eval()
+    tensors = {each.name: to_tensor(feeds[each.name]) for each in spec.io.inputs}
+    with module_paths(module) as path:
+        watch = Watch(path)
+        with refused("torch_eager", feeds), active(watch):
+            module(**tensors)
+    batch = next((array.shape[0] for array in feeds.values() if array.ndim), 1)
+    return {name: to_array(weights.float()) for name, weights in numbered(watch.found(), batch).items()}
+
+
+RUNTIME = TorchEager()
