@@ -42,12 +42,14 @@ class Source:
     Attributes:
         text: The SPEC as the user gave it.
         inputs: The `--input` declarations that came with it.
+        dims: The `--dim` declarations that came with it.
         code_digest: SHA-256 over the source files of the module's classes.
         weights_digest: SHA-256 over the parameters and buffers, in name order.
     """
 
     text: str
     inputs: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
     code_digest: str = ""
     weights_digest: str = ""
 

@@ -50,9 +50,11 @@ class Builder:
         node.name = self._unique(f"{self.scope}/{name or op_type}" if self.scope else name or op_type)
         output = node.outputs[0]
         output.name = self._unique(f"{node.name}/output")
-        first = next((value for value in inputs if value is not None), None)
-        output.dtype = dtype if dtype is not None else first.dtype if first is not None else None
-        output.shape = ir.Shape(list(shape)) if shape is not None else None
+        dtype = dtype or next((value.dtype for value in inputs if value is not None), None)
+        if dtype is not None:
+            output.dtype = dtype
+        if shape is not None:
+            output.shape = ir.Shape(list(shape))
         for key, value in self.before.metadata_props.items():
             node.metadata_props[key] = value
         self.model.graph.insert_before(self.before, node)

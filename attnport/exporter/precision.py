@@ -52,7 +52,7 @@ def to_half(array: np.ndarray[Any, Any], half: ir.DataType) -> np.ndarray[Any, A
         cast = array.astype(dtype)
         if array.size != 1 or not np.isfinite(array).all() or not array.any():
             return cast
-        info = ml_dtypes.finfo(dtype)
+        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
         low, high = float(info.smallest_normal), float(info.max)
         magnitude = np.clip(np.abs(array.astype(np.float64)), low, high)
         return np.asarray(np.copysign(magnitude, array)).astype(dtype).reshape(array.shape)
@@ -104,7 +104,8 @@ def _island(model: ir.Model, node: ir.Node, outputs: list[ir.Value], half: ir.Da
     for value in outputs:
         users = list(value.uses())
         back = ir.node("Cast", [value], attributes={"to": half}, name=f"{node.name}/to_half")
-        back.outputs[0].dtype, back.outputs[0].shape = half, value.shape
+        back.outputs[0].dtype = half
+        back.outputs[0].shape = value.shape
         model.graph.insert_after(node, back)
         for user, at in users:
             user.replace_input_with(at, back.outputs[0])

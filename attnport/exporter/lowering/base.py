@@ -127,7 +127,9 @@ def _replace(attention: Attention, output: ir.Value) -> None:
     import onnx_ir as ir
 
     old = attention.output
-    output.dtype, output.shape = old.dtype, old.shape
+    if old.dtype is not None:
+        output.dtype = old.dtype
+    output.shape = old.shape
     if old.is_graph_output():
         name = old.name
         old.name = f"{name}/replaced"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnport.errors import ExportError
 
@@ -38,7 +38,7 @@ def to_opset(model: ir.Model, opset: int) -> int:
         for function in model.functions.values():
             function.opset_imports[""] = opset
         passes.InlinePass()(model)
-        passes.RemoveUnusedFunctionsPass()(model)
+        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         passes.RemoveUnusedOpsetsPass()(model)
     model.ir_version = min(model.ir_version or 10, 8 if opset <= 18 else 11)
     return expanded
@@ -79,7 +79,7 @@ def _definition(node: ir.Node, opset: int) -> ir.Function:
     import onnx_ir as ir
 
     assert node.graph is not None
-    schema = onnx.defs.get_schema(node.op_type, node.graph.opset_imports[""], "")
+    schema: Any = onnx.defs.get_schema(node.op_type, node.graph.opset_imports[""], "")
     body = onnx.FunctionProto()
     if schema.has_context_dependent_function:
         version = _nearest(schema.context_dependent_function_opset_versions, opset)

@@ -1,0 +1,187 @@
+"""`--input` and `--dim` declarations, and the ModelSpec of a plain module that has nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import SpecError, UsageError
+from attnport.masks.spec import MaskSpec
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_DIMS = {"batch": (1, 8, 64)}
+DEFAULT_RANGE = (1, 128, 512)
+_INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=]+)*)")
+
+
+def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
+    """Reads `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
+
+    Marks after the shape: a mask kind (`padding`), a polarity (`keep`, `hide`), `high=N` (values below N).
+
+    Raises:
+        UsageError: it cannot be read; shows the part.
+    """
+    match = _INPUT.fullmatch(text.replace(" ", ""))
+    if not match:
+        raise UsageError(
+            f"--input {text!r} cannot be read.",
+            hint='Write NAME=DTYPE[DIM,...], for example "attention_mask=int64[batch,seq]:padding".',
+        )
+    dims = tuple(int(dim) if dim.isdigit() else dim for dim in match["dims"].split(",") if dim)
+    for dim in dims:
+        if isinstance(dim, str) and not dim.isidentifier():
+            raise UsageError(f"--input {text!r}: dim {dim!r} is neither a name nor a size.")
+    high: int | None = None
+    kind, polarity = "", "keep"
+    for mark in filter(None, match["marks"].split(":")):
+        if mark.startswith("high=") and mark[5:].isdigit():
+            high = int(mark[5:])
+        elif mark == "padding":
+            kind = mark
+        elif mark in ("keep", "hide"):
+            polarity = mark
+        else:
+            raise UsageError(f"--input {text!r}: got mark {mark!r}; expected padding, keep, hide or high=N.")
+    spec = TensorSpec(match["name"], match["dtype"], dims, high)
+    return spec, MaskSpec((kind,), spec.name, polarity) if kind else None
+
+
+def parse_dim(text: str) -> Dim:
+    """Reads `seq=1:128:512` (min, opt, max).
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+):(\d+):(\d+)\s*", text)
+    if not match:
+        raise UsageError(f"--dim {text!r} cannot be read.", hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512.")
+    return Dim(match[1], int(match[2]), int(match[3]), int(match[4]))
+
+
+def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
+    """The ModelSpec of a factory: its own, or one made from `--input` and a run of the module at two sizes.
+
+    Raises:
+        SpecError: the factory returns neither a ModelSpec nor a module, or the module does not run on the inputs.
+    """
+    import torch
+
+    made = factory()
+    if isinstance(made, ModelSpec):
+        if inputs:
+            raise UsageError(f"{text} declares its own inputs; --input does not apply.")
+        return made
+    if not isinstance(made, torch.nn.Module):
+        raise SpecError(
+            f"{text}: got {type(made).__name__}; expected a torch.nn.Module or a ModelSpec.",
+            hint="The factory must return the module itself.",
+        )
+    if not inputs:
+        raise UsageError(
+            f"{text} returns a plain module, whose inputs are not known.",
+            hint='Declare them: --input "x=float32[batch,seq,256]" --input "attention_mask=int64[batch,seq]:padding"',
+        )
+    parsed = [parse_input(declared) for declared in inputs]
+    tensors = tuple(spec for spec, _ in parsed)
+    if len({spec.name for spec in tensors}) != len(tensors):
+        raise UsageError("--input: a name is declared twice.")
+    ranges = {dim.name: dim for dim in map(parse_dim, dims)}
+    used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str))
+    unknown = [name for name in ranges if name not in used]
+    if unknown:
+        raise UsageError(f"--dim {unknown[0]}: no input has that dim; they have {', '.join(used) or 'none'}.")
+    named = tuple(ranges.get(name) or Dim(name, *DEFAULT_DIMS.get(name, DEFAULT_RANGE)) for name in used)
+    outputs = observe_outputs(made.eval(), tensors, named, text)
+    masks = tuple(mask for _, mask in parsed if mask)
+    contract = IOContract(tensors, outputs, named, masks, positions="none")
+    name = text.rpartition(":")[2]
+    return ModelSpec(name, Source(text), contract, factory)
+
+
+def observe_outputs(
+    module: Callable[..., Any], inputs: Sequence[TensorSpec], dims: Sequence[Dim], text: str
+) -> tuple[TensorSpec, ...]:
+    """Runs the module at a base size and with each dim changed alone; an output's axis is the dim that it follows.
+
+    Raises:
+        SpecError: the module does not run on the declared inputs, returns something else than tensors, or takes a dim
+            at one size only; names the dim and the inputs that have it.
+    """
+    primes = (3, 5, 7, 11, 13, 17, 19, 23)
+    base = {dim.name: min(max(prime, dim.min), dim.max) for dim, prime in zip(dims, primes, strict=False)}
+    at_base = _run(module, inputs, base, text)
+    axes: dict[str, list[str | int]] = {name: [int(size) for size in out.shape] for name, out in at_base.items()}
+    for dim in dims:
+        other = base[dim.name] + 1 if base[dim.name] < dim.max else base[dim.name] - 1
+        if other < dim.min:
+            continue  # one size only: nothing can follow it
+        try:
+            changed = _run(module, inputs, {**base, dim.name: other}, text)
+        except SpecError as err:
+            having = ", ".join(repr(spec.name) for spec in inputs if dim.name in spec.dims)
+            raise SpecError(
+                f"{text}: dim {dim.name!r} of input {having} is frozen in the module: it runs at "
+                f"{dim.name}={base[dim.name]} and fails at {dim.name}={other}: {err.__cause__}",
+                hint="Look for a literal size in view, reshape or expand.",
+            ) from err
+        for name, out in changed.items():
+            for axis, (before, after) in enumerate(zip(at_base[name].shape, out.shape, strict=True)):
+                if before != after and isinstance(axes[name][axis], str):
+                    raise SpecError(f"{text}: axis {axis} of {name} follows both {axes[name][axis]} and {dim.name}.")
+                if before != after:
+                    axes[name][axis] = dim.name
+    return tuple(
+        TensorSpec(name, str(out.dtype).removeprefix("torch."), tuple(axes[name])) for name, out in at_base.items()
+    )
+
+
+def _run(
+    module: Callable[..., Any], inputs: Sequence[TensorSpec], sizes: dict[str, int], text: str
+) -> dict[str, torch.Tensor]:
+    import torch
+
+    feeds = {spec.name: _example(spec, sizes) for spec in inputs}
+    try:
+        with torch.no_grad():
+            return _tensors(module(**feeds), text)
+    except SpecError:
+        raise
+    except Exception as err:  # whatever the user's own forward raises
+        raise SpecError(
+            f"{text}: its forward raised {type(err).__name__} on the declared inputs: {err}",
+            hint="Check names, dtypes and dims of --input; inputs are passed by keyword.",
+        ) from err
+
+
+def _tensors(result: Any, text: str) -> dict[str, torch.Tensor]:
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return {"output": result}
+    named: dict[str, Any] = {}
+    if isinstance(result, dict):
+        named = {str(name): value for name, value in result.items()}
+    elif isinstance(result, tuple | list):
+        named = {f"output_{at}": value for at, value in enumerate(result)}
+    if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
+        raise SpecError(
+            f"{text}: its forward returns {type(result).__name__}; expected a tensor or a tuple of tensors.",
+            hint="Wrap the module so that it returns tensors only.",
+        )
+    return named
+
+
+def _example(spec: TensorSpec, sizes: dict[str, int]) -> torch.Tensor:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    shape = spec.shape(sizes)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.ones(shape, dtype=dtype)

@@ -1,0 +1,146 @@
+"""`hf:` a folder or a hub id: transformers text and vision models, and sentence-transformers folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import SpecError, UsageError
+from attnport.masks.spec import MaskSpec
+from attnport.optional import require
+from attnport.sources.declare import observe_outputs, parse_dim
+from attnport.sources.hf_modules import TextModel, VisionModel
+from attnport.sources.pooling import Pooling, read_pooling
+
+TOKENS = ("batch", "seq")
+MAX_POSITIONS = 131072
+
+
+def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
+    """The ModelSpec of a transformers model: its inputs from the forward's signature, its limits from the config.
+
+    Args:
+        place: A folder with `config.json`, or a hub id.
+        dims: `--dim` declarations that narrow the model's own ranges.
+
+    Raises:
+        SpecError: there is no such model, its files are damaged, or its kind is not supported.
+        MissingDependency: transformers is not installed.
+    """
+    transformers = require("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    folder = Path(place)
+    if not folder.is_dir() and (folder.is_absolute() or place.startswith(".") or place.count("/") != 1):
+        raise SpecError(f"hf:{place}: there is no such folder.", hint="Give a folder with config.json, or a hub id.")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
+    try:
+        config = transformers.AutoConfig.from_pretrained(place)
+    except (OSError, ValueError, json.JSONDecodeError) as err:
+        raise SpecError(f"hf:{place}: its config cannot be read: {_first(err)}") from err
+    pooling = read_pooling(folder) if folder.is_dir() else None
+
+    def make() -> TextModel | VisionModel:
+        return _module(place, config, pooling).eval()
+
+    module = make()
+    contract = _contract(place, config, module, dims)
+    name = folder.name if folder.is_dir() else place.rpartition("/")[2]
+    if name in ("", "model", "."):
+        name = str(getattr(config, "_name_or_path", "")).rpartition("/")[2] or config.model_type
+    ready = [module]
+    return ModelSpec(
+        name, Source(f"hf:{place}"), contract, lambda: ready.pop() if ready else make(), _tokenizer(place, folder)
+    )
+
+
+def _module(place: str, config: Any, pooling: Pooling | None) -> TextModel | VisionModel:
+    transformers = require("transformers")
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    kind = getattr(transformers, architecture, None) or transformers.AutoModel
+    if pooling is not None:
+        kind = transformers.AutoModel
+    try:
+        model = kind.from_pretrained(place, dtype="float32", attn_implementation=_attention(kind))
+    except Exception as err:  # safetensors and transformers raise a dozen kinds for damaged or missing files
+        raise SpecError(f"hf:{place}: its weights cannot be loaded: {_first(err)}") from err
+    if getattr(model.config, "use_cache", False):
+        model.config.use_cache = False  # without a cache: one pass, the whole sequence
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        return VisionModel(model)
+    if main != "input_ids":
+        raise SpecError(
+            f"hf:{place}: its main input is {main!r}; input_ids and pixel_values are supported.",
+            hint="Write a factory that returns the module, and declare its inputs with --input.",
+        )
+    return TextModel(model, pooling)
+
+
+def _attention(kind: Any) -> str:
+    """scaled_dot_product_attention where the model has it: it exports as one operator."""
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+
+
+def _contract(place: str, config: Any, module: TextModel | VisionModel, declared: Sequence[str]) -> IOContract:
+    masks: tuple[MaskSpec, ...] = ()
+    inputs: tuple[TensorSpec, ...]
+    ranges: tuple[Dim, ...]
+    if isinstance(module, VisionModel):
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        inputs = (TensorSpec("pixel_values", "float32", ("batch", config.num_channels, height, width)),)
+        ranges = (Dim("batch", 1, 8, 64),)
+    else:
+        text = getattr(config, "text_config", config)
+        longest = _longest(text)
+        inputs = (
+            TensorSpec("input_ids", "int64", TOKENS, high=text.vocab_size),
+            TensorSpec("attention_mask", "int64", TOKENS, high=2),
+        )
+        if module.takes_token_types:
+            inputs = (*inputs, TensorSpec("token_type_ids", "int64", TOKENS, high=text.type_vocab_size))
+        masks = (MaskSpec(("padding",), "attention_mask"),)
+        ranges = (Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, longest), longest))
+    ranges = _narrow(ranges, declared)
+    outputs = observe_outputs(module.named, inputs, ranges, f"hf:{place}")
+    return IOContract(inputs, outputs, ranges, masks, positions="absolute")
+
+
+def _narrow(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, ...]:
+    wanted = {dim.name: dim for dim in map(parse_dim, declared)}
+    known = {dim.name: dim for dim in ranges}
+    for name, dim in wanted.items():
+        if name not in known:
+            raise UsageError(f"--dim {name}: the model's dims are {', '.join(known)}.")
+        if dim.max > known[name].max and name == "seq":
+            raise UsageError(f"--dim {dim}: the model has positions for {name} up to {known[name].max}.")
+    return tuple(wanted.get(dim.name, dim) for dim in ranges)
+
+
+def _longest(config: Any) -> int:
+    """The longest sequence a text model has positions for."""
+    longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512)
+    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+        longest -= int(config.pad_token_id) + 1  # positions start behind the padding's own
+    return min(longest, MAX_POSITIONS)
+
+
+def _tokenizer(place: str, folder: Path) -> Path | None:
+    if folder.is_dir():
+        found = folder / "tokenizer.json"
+        return found if found.is_file() else None
+    cached = require("transformers").utils.hub.cached_file(
+        place, "tokenizer.json", _raise_exceptions_for_missing_entries=False
+    )
+    return Path(cached) if cached else None
+
+
+def _first(err: BaseException) -> str:
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return lines[0] if lines else type(err).__name__

@@ -1,0 +1,70 @@
+"""Plain modules around transformers models: tensors in by name, tensors out by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnport.sources.pooling import Pooling
+
+WANTED = ("last_hidden_state", "logits", "pooler_output")
+
+
+def tensors_of(output: Any) -> dict[str, torch.Tensor]:
+    """The named tensors of a transformers output that an application uses; hidden states and caches are left out.
+
+    A pooler's output is left out too where there is a hidden state: it is the first token after a head that is
+    randomly initialised unless the checkpoint was trained with it.
+    """
+    named = {name: output[name] for name in WANTED if name in output and isinstance(output[name], torch.Tensor)}
+    if "last_hidden_state" in named:
+        named.pop("pooler_output", None)
+    return named
+
+
+class TextModel(nn.Module):
+    """A transformers text model, with the pooling and normalisation of a sentence-transformers folder in its graph."""
+
+    def __init__(self, model: nn.Module, pooling: Pooling | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.pooling = pooling
+        self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters and bool(
+            getattr(model.config, "type_vocab_size", 0)
+        )
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Token ids and padding mask `[B,T]` to the outputs of `named`, in order."""
+        return tuple(self.named(input_ids, attention_mask, token_type_ids).values())
+
+    def named(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Token ids and padding mask `[B,T]` to outputs by name."""
+        extra = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        named = tensors_of(self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **extra))
+        if self.pooling is not None:
+            hidden = named["last_hidden_state"]
+            return {"last_hidden_state": hidden, "sentence_embedding": self.pooling(hidden, attention_mask)}
+        return named
+
+
+class VisionModel(nn.Module):
+    """A transformers vision model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Images `[B,C,height,width]` to the outputs of `named`, in order."""
+        return tuple(self.named(pixel_values).values())
+
+    def named(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Images `[B,C,height,width]` to outputs by name."""
+        return tensors_of(self.model(pixel_values=pixel_values, return_dict=True))
