@@ -1,0 +1,212 @@
+"""What an ONNX file says about itself, read with the suspicion that a file from elsewhere deserves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnport.dims import STRICT
+from attnport.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class GraphAttention:
+    """An attention found in a graph.
+
+    Attributes:
+        node: The attention operator or the softmax.
+        operator: `Attention`, `Softmax`, or a contrib operator such as `com.microsoft.MultiHeadAttention`.
+        mask: What its mask means; empty where it was not recognised.
+        reason: Why it was not recognised; empty where it was.
+    """
+
+    node: str
+    operator: str
+    mask: str
+    reason: str
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """An ONNX graph.
+
+    Attributes:
+        inputs: Inputs that are not weights, as `name=dtype[dims]`.
+        opsets: Opset version by domain; "" is the standard's.
+        operators: How often each operator occurs, subgraphs and functions included, the most frequent first.
+        elements: Numbers in all weights.
+        weights_bytes: Bytes of all weights, in the file and beside it.
+        external: Names of the files beside it that hold weights.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    ir_version: int
+    opsets: Mapping[str, int]
+    producer: str
+    operators: Mapping[str, int]
+    attentions: tuple[GraphAttention, ...]
+    elements: int
+    weights_bytes: int
+    external: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+    __pydantic_config__ = STRICT
+
+
+def graph_facts(path: Path, keep_inputs: Collection[str] = ()) -> GraphFacts:
+    """Reads an ONNX file; weights beside it are looked at, not loaded.
+
+    Args:
+        path: The file.
+        keep_inputs: Inputs that are known to be masks in which 1 keeps.
+
+    Raises:
+        ArtifactError: it is no ONNX model, is cut short or malformed, or its weights are missing, cut short or outside
+            its folder.
+    """
+    model = load(path)
+    graph = model.graph
+    tensors = list(_tensors(model))
+    operators = Counter(_operator(node) for node in _nodes(model))
+    return GraphFacts(
+        inputs=tuple(_value(value) for value in graph.inputs if value.name not in graph.initializers),
+        outputs=tuple(_value(value) for value in graph.outputs),
+        ir_version=model.ir_version,
+        opsets={_text(domain): version for domain, version in model.opset_imports.items()},
+        producer=" ".join(_text(part) for part in (model.producer_name, model.producer_version) if part),
+        operators=dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))),
+        attentions=tuple(_attentions(model, keep_inputs)),
+        elements=sum(tensor.size for tensor in tensors),
+        weights_bytes=sum(tensor.nbytes for tensor in tensors),
+        external=_external_files(path, tensors),
+        metadata={_text(key): _text(value) for key, value in model.metadata_props.items()},
+    )
+
+
+def load(path: Path) -> ir.Model:
+    """Reads and checks the graph of an ONNX file. Raises ArtifactError as `graph_facts`."""
+    import onnx
+    import onnx_ir as ir
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    hint = "It was cut short or is of another kind; export it again."
+    try:
+        proto = onnx.load(path, load_external_data=False)
+        if not proto.HasField("graph") or not proto.opset_import:
+            raise ArtifactError(
+                f"{path} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset'}.", hint=hint
+            )
+        _check_external(path, proto)
+        onnx.checker.check_model(str(path))
+        return ir.load(path)
+    except OSError as err:
+        raise ArtifactError(f"{path} cannot be read: {err.strerror or err}.") from err
+    except DecodeError as err:
+        raise ArtifactError(f"{path} is no ONNX model: {err}.", hint=hint) from err
+    except (onnx.checker.ValidationError, ir.serde.SerdeError, ValueError, KeyError, TypeError) as err:
+        raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
+
+
+def _check_external(path: Path, proto: object) -> None:
+    """Refuses weights that lie outside the folder, behind a link, nowhere, or beyond the end of their file.
+
+    The onnx checker refuses the first three as well, but not the last, which is what a copy that was cut short shows.
+    """
+    from onnx import ModelProto, external_data_helper
+
+    assert isinstance(proto, ModelProto)
+    for tensor in external_data_helper._get_all_tensors(proto):
+        if not external_data_helper.uses_external_data(tensor):
+            continue
+        info = external_data_helper.ExternalDataInfo(tensor)
+        file = path.parent / info.location
+        inside = file.resolve().is_relative_to(path.parent.resolve())
+        if not info.location or not inside or file.is_symlink():
+            raise ArtifactError(
+                f"{path}: tensor {tensor.name!r} wants its data from {info.location!r}, outside the model's folder.",
+                hint="Do not open it, or export the model again.",
+            )
+        if not file.is_file():
+            raise ArtifactError(f"{path}: tensor {tensor.name!r} wants its data from {file}, which is missing.")
+        end, size = (info.offset or 0) + (info.length or 0), file.stat().st_size
+        if end > size:
+            raise ArtifactError(
+                f"{file} is cut short: got {size} bytes; tensor {tensor.name!r} of {path.name} ends at {end}.",
+                hint="Copy or export it again.",
+            )
+
+
+def _text(value: str | bytes | None) -> str:
+    """A string of a protobuf, which is `bytes` where the file's bytes are not valid UTF-8."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+
+
+def _root_cause(err: BaseException) -> str:
+    """The first line of the innermost error: onnx_ir wraps each level of a graph in an error of its own."""
+    while err.__cause__ is not None:
+        err = err.__cause__
+    return next((line for line in str(err).splitlines() if line.strip()), type(err).__name__)
+
+
+def _nodes(model: ir.Model) -> list[ir.Node]:
+    """Every node, those of subgraphs and functions too."""
+    found = list(model.graph.all_nodes())
+    for function in model.functions.values():
+        found.extend(function.all_nodes())
+    return found
+
+
+def _operator(node: ir.Node) -> str:
+    return f"{_text(node.domain)}.{_text(node.op_type)}" if node.domain else _text(node.op_type)
+
+
+def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:
+    """Every weight, those of subgraphs too."""
+    graphs = [model.graph, *model.graph.subgraphs()]
+    values = [value for graph in graphs for value in graph.initializers.values()]
+    return [value.const_value for value in values if value.const_value is not None]
+
+
+def _external_files(path: Path, tensors: list[ir.TensorProtocol]) -> tuple[str, ...]:
+    import onnx_ir as ir
+
+    return tuple(sorted({str(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}))
+
+
+def _value(value: ir.Value) -> str:
+    """A value as `name=dtype[dims]`, with `?` for what the file does not say."""
+    dtype = value.dtype.numpy().name if value.dtype is not None else "?"
+    dims = "?" if value.shape is None else ",".join(_dim(dim) for dim in value.shape)
+    return f"{_text(value.name)}={dtype}[{dims}]"
+
+
+def _dim(dim: int | ir.SymbolicDim) -> str:
+    return str(dim) if isinstance(dim, int) else _text(dim.value or "?")
+
+
+def _attentions(model: ir.Model, keep_inputs: Collection[str]) -> list[GraphAttention]:
+    """Every attention operator, and every softmax whose result reaches a matrix product, recognised or not."""
+    from attnport.exporter.fusion.attention import Context, NotRecognised
+    from attnport.exporter.fusion.recognise import rule_modules
+
+    rules, context = {rule.OP_TYPE: rule for rule in rule_modules()}, Context(frozenset(keep_inputs))
+    found = []
+    for node in model.graph:
+        name, operator, rule = _text(node.name), _operator(node), rules.get(_operator(node))
+        if rule is not None and rule.applies(node):
+            try:
+                found.append(GraphAttention(name, operator, str(rule.match(node, context).mask.spec), ""))
+            except NotRecognised as err:
+                found.append(GraphAttention(name, operator, "", str(err)))
+        elif rule is None and operator.endswith("Attention"):
+            found.append(GraphAttention(name, operator, "", "a runtime's own attention operator"))
+    return found
