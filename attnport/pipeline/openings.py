@@ -1,0 +1,50 @@
+"""Which file of a folder a runtime opens: its own form, the model as exported, or an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnport.artifacts import Manifest
+from attnport.runtimes.base import Opening, Runtime
+
+MODEL = "model.onnx"
+MODEL_SUFFIXES = (".onnx", ".bin", ".engine")
+
+
+def model_openings(
+    runtime: Runtime, folder: Path, manifest: Manifest, plans: Sequence[str], threads: int | None
+) -> dict[str, Opening]:
+    """What a runtime that opens files has to run here.
+
+    Args:
+        plans: The precision plans that its probe found; forms of others are left out.
+
+    Returns:
+        By the name that reports use: the runtime's own, with the plan behind it for other plans than fp32; for one of
+        several engines the engine's. Empty when the folder holds nothing for it, see `why_none`.
+    """
+    if runtime.opens == "engine":
+        records = {key: record for key, record in manifest.engines.items() if record.target == runtime.name}
+        return {
+            runtime.name if len(records) == 1 else key: Opening(
+                manifest.io, plan=record.plan, model=folder / record.file, engine=record, threads=threads
+            )
+            for key, record in records.items()
+        }
+    if not runtime.form:
+        return {runtime.name: Opening(manifest.io, model=folder / MODEL, threads=threads)}
+    return {
+        runtime.name if form.plan == "fp32" else f"{runtime.name}.{form.plan}": Opening(
+            manifest.io, plan=form.plan, model=folder / form.file, threads=threads
+        )
+        for form in manifest.forms.values()
+        if form.target == runtime.form and form.plan in (plans or ("fp32",))
+    }
+
+
+def why_none(runtime: Runtime, folder: Path) -> str:
+    """Why `model_openings` is empty, and the command that changes it."""
+    if runtime.opens == "engine":
+        return f"no engine was built; make one with: attnport build {folder} --target {runtime.name}"
+    return f"there is no form for {runtime.form}; make it with: attnport fuse {folder} --target {runtime.form}"

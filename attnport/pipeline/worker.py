@@ -1,0 +1,197 @@
+"""The child process of `attnport bench`: one runtime, opened once, timed around the call.
+
+Run as `python -m attnport.pipeline.worker`. It reads requests from stdin and answers on what was its stdout, each a
+frame: a length (4 bytes, big-endian) and that much JSON. Whatever a library prints goes to stderr instead. It ends
+when stdin does, so it does not outlive its parent.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from attnport.errors import AttnportError
+
+MAX_FRAME_BYTES = 64 << 20
+
+
+def write_frame(stream: IO[bytes], message: Mapping[str, Any]) -> None:
+    """Writes one message."""
+    data = json.dumps(message).encode()
+    stream.write(struct.pack(">I", len(data)) + data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
+    """Reads one message; None at the end of the stream.
+
+    Raises:
+        ValueError: the frame is cut short, too long, or no JSON object.
+    """
+    head = stream.read(4)
+    if not head:
+        return None
+    size = struct.unpack(">I", head)[0] if len(head) == 4 else -1
+    if not 0 <= size <= MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes")
+    data = stream.read(size)
+    if len(data) != size:
+        raise ValueError(f"a frame cut short: {len(data)} of {size} bytes")
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise ValueError(f"a frame that holds {type(message).__name__}")
+    return message
+
+
+def save_feeds(path: Path, feeds: Mapping[str, Any]) -> None:
+    """Writes feeds as an `.npz`; bfloat16, which the format does not know, as its bits."""
+    import numpy as np
+
+    bits = {name: array.view(np.uint16) if array.dtype.name == "bfloat16" else array for name, array in feeds.items()}
+    np.savez(path, allow_pickle=False, **bits)
+
+
+def load_feeds(path: Path, dtypes: Mapping[str, str]) -> dict[str, Any]:
+    """Reads what `save_feeds` wrote; `dtypes` by input name."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as arrays:
+        feeds: dict[str, Any] = dict(arrays)
+    if "bfloat16" in dtypes.values():
+        import ml_dtypes
+
+        for name, dtype in dtypes.items():
+            if dtype == "bfloat16":
+                feeds[name] = feeds[name].view(ml_dtypes.bfloat16)
+    return feeds
+
+
+def memory_bytes(field: str) -> int:
+    """A figure of this process: `VmRSS` (now) or `VmHWM` (highest so far)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+class Worker:
+    """Carries out requests; every `do_*` method is an operation and returns its answer."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._dtypes: dict[str, str] = {}
+        self._feeds: dict[str, dict[str, Any]] = {}
+        self._level_bytes = 0
+        self._idle_from_ns = time.process_time_ns()
+
+    def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Opens a runtime on a folder's model.
+
+        Returns:
+            `ran`, and `modules`: every top-level module imported by now.
+        """
+        from attnport.pipeline.workspace import load_spec, open_folder
+        from attnport.runtimes import base
+
+        folder = Path(message["folder"])
+        manifest = open_folder(folder)
+        runtime = base.get(message["runtime"])
+        base.available(runtime)
+        engine = manifest.engines[message["engine"]] if message["engine"] else None
+        opening = base.Opening(
+            manifest.io,
+            plan=message["plan"],
+            model=folder / message["model"] if message["model"] else None,
+            spec=load_spec(manifest) if runtime.opens == "module" else None,
+            engine=engine,
+            threads=message["threads"],
+        )
+        self._session = runtime.open(opening)
+        self._dtypes = {spec.name: spec.dtype for spec in manifest.io.inputs}
+        modules = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__", "__mp_main__"})
+        return {"ran": asdict(self._session.ran), "modules": modules}
+
+    def do_feeds(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Loads feeds under a name."""
+        self._feeds[message["name"]] = load_feeds(Path(message["path"]), message["dtypes"])
+        return {}
+
+    def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls the session: `warm` times untimed, then `calls` times.
+
+        Returns:
+            `ns` of each timed call, and `idle_cpu_ns`: processor time used since the last answer.
+        """
+        idle_cpu_ns = time.process_time_ns() - self._idle_from_ns
+        feeds, run, clock = self._feeds[message["name"]], self._session.run, time.perf_counter_ns
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(message["warm"]):
+                run(feeds)
+            ns = []
+            for _ in range(message["calls"]):
+                began = clock()
+                run(feeds)
+                ns.append(clock() - began)
+        finally:
+            gc.enable()
+        return {"ns": ns, "idle_cpu_ns": idle_cpu_ns}
+
+    def do_level(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Imports modules and takes the memory level that later peaks are counted from."""
+        for name in message["modules"]:
+            try:
+                importlib.import_module(name)
+            except Exception as err:  # an optional part of a library: its absence is no failure of the measurement
+                print(f"{name} is not imported: {err}", file=sys.stderr)
+        gc.collect()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: imports have peaks of their own
+        except OSError as err:
+            print(f"the peak is not reset: {err}", file=sys.stderr)
+        self._level_bytes = memory_bytes("VmRSS")
+        return {"level_bytes": self._level_bytes}
+
+    def do_peak(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The peak so far above the level."""
+        return {"peak_bytes": max(0, memory_bytes("VmHWM") - self._level_bytes)}
+
+    def do_close(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Closes the session."""
+        if self._session is not None:
+            self._session.close()
+        return {}
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request; an exception becomes an answer too."""
+        try:
+            found: dict[str, Any] = getattr(self, f"do_{message['op']}")(message)
+        except AttnportError as err:
+            found = {"error": err.message, "hint": err.hint, "kind": type(err).__name__}
+        except Exception as err:
+            found = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": "Exception"}
+        self._idle_from_ns = time.process_time_ns()
+        return found
+
+
+def main() -> None:
+    """Answers requests until stdin ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    requests, worker = sys.stdin.buffer, Worker()
+    while (message := read_frame(requests)) is not None:
+        write_frame(answers, worker.answer(message))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from attnport.artifacts import FORMAT, Form, Manifest
+from attnport.pipeline.workspace import change
+
+HERE = Path(__file__).parent
+WORDS = "the a cat dog sat ran on under mat tree quick slow red blue and then who what".split()
+
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))  # so that a child process and a SPEC find the same tiny_model
+
+
+@pytest.fixture(scope="session")
+def _tiny_exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a user would have it: exported, one form a target (each as exported), a tokenizer."""
+    import tiny_model
+    import tokenizers
+    import torch
+
+    from attnport.sources import load
+
+    spec = load(f"{HERE / 'tiny_model.py'}:spec")
+    folder = tmp_path_factory.mktemp("tiny") / "tiny"
+    sample = (torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64))
+    dynamic = {dim.name: torch.export.Dim(dim.name, min=1, max=dim.max) for dim in spec.io.dims}
+    axes = {0: dynamic["batch"], 1: dynamic["seq"]}
+    names = [[one.name for one in side] for side in (spec.io.inputs, spec.io.outputs)]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, **{w: i + 2 for i, w in enumerate(WORDS)}}, "[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    with change(folder) as edit, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's exporter warns about itself
+        for file, module in (("model.onnx", spec.make()), ("model.tensorrt_rtx.fp16.onnx", spec.make().half())):
+            torch.onnx.export(
+                module,
+                sample,
+                str(edit.path(file)),
+                dynamo=True,
+                opset_version=23,
+                input_names=names[0],
+                output_names=names[1],
+                dynamic_shapes=(axes, axes),
+                external_data=False,
+                verbose=False,
+            )
+        for target in ("ort_cpu", "openvino"):
+            shutil.copy(edit.path("model.onnx"), edit.path(f"model.{target}.onnx"))
+        tokenizer.save(str(edit.path("tokenizer.json")))
+        files = {"onnx": "model.onnx", "ort_cpu": "model.ort_cpu.onnx", "openvino": "model.openvino.onnx"}
+        forms = {target: Form(target, "fp32", file, 23) for target, file in files.items()}
+        forms["tensorrt_rtx"] = Form("tensorrt_rtx", "fp16", "model.tensorrt_rtx.fp16.onnx", 23)
+        edit.manifest = Manifest(
+            FORMAT, "0", spec.name, spec.source, spec.io, 23, (), "tokenizer.json", {}, {}, forms=forms
+        )
+        edit.finish("export", "by hand")
+    assert tiny_model.IO == spec.io
+    return folder
+
+
+@pytest.fixture
+def tiny_artifact(_tiny_exported: Path, tmp_path: Path) -> Path:
+    """A copy of a small exported artifact folder that a test may change."""
+    return Path(shutil.copytree(_tiny_exported, tmp_path / "tiny"))
