@@ -63,7 +63,7 @@ def _evidence(target: str, found: FusionTable) -> Html | None:
         cut = len(proof) - len(shown)
         blocks.append(el("p", join((name(item.attention) for item in items), ", "), class_="quiet"))
         blocks.append(el("pre", shown, f"\n… {cut} more characters in fusion.json" if cut else None, tabindex="0"))
-    summary = join(("Evidence, ", name(target), f": {found.proved_by or 'no runtime'}"))
+    summary = join(("Evidence for ", name(target), f", from {found.proved_by}" if found.proved_by else None))
     return details(summary, *blocks)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attnport.artifacts import Manifest
 from attnport.report.markup import Html, el, join, name, number, pending, row, table
-from attnport.report.measures import NONE, count, megabytes
+from attnport.report.measures import NONE, count, megabytes, significant
 
 
 def forms(manifest: Manifest) -> Html:
@@ -73,8 +73,8 @@ def contract(manifest: Manifest) -> Html:
     )
 
 
-def environment(facts: Mapping[str, str], versions: Mapping[str, str]) -> Html:
-    """Versions at export, and the machine that made the page."""
+def environment(facts: Mapping[str, str], manifest: Manifest) -> Html:
+    """The machine that made the page, the versions at export, and when each stage ran."""
 
     def listing(label: str, values: Mapping[str, str]) -> Html | None:
         if not values:
@@ -82,7 +82,10 @@ def environment(facts: Mapping[str, str], versions: Mapping[str, str]) -> Html:
         pairs = (el("div", el("dt", key), el("dd", value)) for key, value in values.items())
         return join((el("p", label, class_="label"), el("dl", *pairs, class_="settings")))
 
-    return join((listing("This page", facts), listing("Versions at export", versions)))
+    stages = {key: f"{stage.made}, {significant(stage.seconds)} s" for key, stage in manifest.stages.items()}
+    return join(
+        (listing("This page", facts), listing("Versions at export", manifest.versions), listing("Stages", stages))
+    )
 
 
 def commands(manifest: Manifest, folder: str) -> Html:

@@ -29,7 +29,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return str(value)
     if value == 0:
         return "0"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value: 99.96 counts as 100
+    places = digits - 1 - exponent
     return f"{round(value, places):,.{max(0, places)}f}".replace(",", "\u202f")
 
 

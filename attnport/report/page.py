@@ -72,7 +72,7 @@ def render(
             "Model and files",
             join((holdings.contract(manifest), holdings.forms(manifest), holdings.engines(manifest, folder))),
         ),
-        ("environment", "Environment", holdings.environment(environment, manifest.versions)),
+        ("environment", "Environment", holdings.environment(environment, manifest)),
         ("next", "Run again, embed", holdings.commands(manifest, folder)),
     )
     contents = el("nav", *(el("a", title, href=f"#{key}") for key, title, _ in parts), aria_label="Sections")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity
@@ -31,6 +32,11 @@ def _cell(results: Iterable[CaseResult | InvarianceResult]) -> Html:
     return el("td", verdict(judged), el("span", _times(largest), class_="r"), bar, class_=f"m {kind}")
 
 
+def _column(case: str) -> str:
+    """The matrix column of a case: batches of one text (`sentences 1-32`, `sentences 33-64`) share one."""
+    return re.sub(r"[ _]\d+-\d+$", "", case)
+
+
 def _times(value: float | None) -> str:
     """A part of a bound with two decimals, fewer above ten."""
     if value is None:
@@ -41,9 +47,17 @@ def _times(value: float | None) -> str:
 def _matrix(report: ParityReport) -> Html:
     """Verdict and largest part of the bound, by runtime or form and by case."""
     everything = [*report.runtimes.values(), *report.forms.values()]
-    cases = list(dict.fromkeys(result.case for found in everything for result in found.cases))
+    grouped: dict[str, set[str]] = {}
+    for result in (result for found in everything for result in found.cases):
+        grouped.setdefault(_column(result.case), set()).add(result.case)
+    cases = list(grouped)
     invariance = any(found.invariance for found in everything)
-    columns = [*(name(case) for case in cases), *([INVARIANCE] if invariance else [])]
+    columns: list[object] = [
+        join((case, el("span", f"{len(members)} batches", class_="sub") if len(members) > 1 else None))
+        for case, members in grouped.items()
+    ]
+    if invariance:
+        columns.append(INVARIANCE)
 
     def group(title: str, kind: str, members: Mapping[str, RuntimeParity]) -> Html | None:
         if not members:
@@ -55,7 +69,7 @@ def _matrix(report: ParityReport) -> Html:
                 why = el("td", el("span", found.reason, class_="why"), colspan=len(columns) or None)
                 rows.append(row(heading, verdict(found.verdict), *([why] if columns else []), class_="skipped"))
                 continue
-            cells = [_cell(result for result in found.cases if result.case == case) for case in cases]
+            cells = [_cell(result for result in found.cases if _column(result.case) == case) for case in cases]
             if invariance:
                 cells.append(_cell(found.invariance))
             rows.append(row(heading, verdict(found.verdict), *cells))
@@ -66,7 +80,7 @@ def _matrix(report: ParityReport) -> Html:
         group("Lowered forms, run numerically without their target", "form", report.forms),
     )
     caption = "Largest error as a part of its bound, by case (1 is the limit)"
-    return table(caption, ["", "Verdict", *columns], [body for body in bodies if body], class_="matrix")
+    return table(caption, ["Runtime or form", "Verdict", *columns], [body for body in bodies if body], class_="matrix")
 
 
 def _errors(error: float | None, bound: float) -> tuple[Html, Html]:
@@ -80,7 +94,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
         (
             el("span", name(title), class_="what"),
             verdict(found.verdict),
-            el("span", f"largest part of a bound {_times(largest)}", class_="quiet") if largest is not None else None,
+            el("span", f"at most {_times(largest)} of a bound", class_="quiet") if largest is not None else None,
         ),
         " ",
     )
@@ -91,7 +105,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
     if found.cases:
         rows = [
             row(
-                name(result.case),
+                result.case,
                 name(result.output),
                 join((verdict(result.verdict), text(f" {result.reason}") if result.reason else None)),
                 *_errors(result.rms_error, result.rms_bound),
@@ -109,7 +123,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
     if found.invariance:
         rows = [
             row(
-                name(result.comparison),
+                result.comparison,
                 name(result.output),
                 verdict(result.verdict),
                 *_errors(result.rms_difference, result.rms_bound),

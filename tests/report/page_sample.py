@@ -1,6 +1,6 @@
 """Values to render: the shape of a real port of a six-layer encoder, and hostile and empty ones.
 
-`python -m tests.report.sample OUT.html [MODEL_FOLDER]` writes a page to look at; with a folder of a transformers
+`python tests/report/page_sample.py OUT.html [MODEL_FOLDER]` writes a page to look at; with a folder of a transformers
 model, its attention weights are real.
 """
 
@@ -38,14 +38,15 @@ SENTENCE = "The old lighthouse keeper wrote every passing ship into a book that 
 LAYERS = 6
 ATTENTIONS = tuple(f"model.encoder.layer.{layer}.attention.self" for layer in range(LAYERS))
 CASES = (
-    "no_padding",
-    "right_padding",
-    "left_padding",
-    "interior_padding",
-    "masked_row",
-    "seq_1",
+    "no padding",
+    "right padding",
+    "left padding",
+    "interior padding",
+    "one row fully masked",
+    "sequence 1",
     "longest",
-    "sentences",
+    "primes",
+    *(f"sentences {start + 1}-{start + 32}" for start in range(0, 192, 32)),
 )
 OUTPUTS = ("last_hidden_state", "sentence_embedding")
 NO_GPU = "no CUDA device: an engine runs on a GPU; built and checked as a graph only"
@@ -152,7 +153,7 @@ def _runtime(rng: random.Random, scale: float, plan: str, ran: Ran | None, fail:
             )
     invariance = [
         InvarianceResult(comparison, output, "PASS", unit * scale * 0.3, unit, unit * 5 * scale * 0.3, unit * 9)
-        for comparison in ("alone against batch", "more right padding")
+        for comparison in ("alone against in a padded batch", "more right padding")
         for output in OUTPUTS
     ]
     reason = f"{fail}: maximum error outside the bound" if fail else ""
@@ -164,7 +165,7 @@ def parity(*, fail: bool = False) -> ParityReport:
     runtimes = {
         "torch_eager": _runtime(rng, 0.5, "fp32", Ran("cpu", "torch 2.13.0", "fp32")),
         "ort_cpu": _runtime(rng, 0.52, "fp32", Ran("cpu", "CPUExecutionProvider", "fp32")),
-        "openvino": _runtime(rng, 0.6, "fp32", Ran("CPU", "OpenVINO 2026.4.1", "f32"), "left_padding" if fail else ""),
+        "openvino": _runtime(rng, 0.6, "fp32", Ran("CPU", "OpenVINO 2026.4.1", "f32"), "left padding" if fail else ""),
         "onnx_reference": _runtime(rng, 0.44, "fp32", Ran("cpu", "onnx reference", "fp32")),
         "tensorrt_rtx": RuntimeParity("NOT_RUN", NO_GPU, "fp16"),
     }
@@ -173,7 +174,7 @@ def parity(*, fail: bool = False) -> ParityReport:
         for key in ("onnx", "onnx_18", "ort_cpu", "openvino", "tensorrt_rtx.fp16")
     }
     notes = (
-        "masked_row: the raw module gives the mean of V where no key is allowed; the contract gives zero.",
+        "one row fully masked: the raw module gives the mean of V where no key is allowed; the contract gives zero.",
         "Half-precision forms ran in an evaluator that computes in the declared types.",
     )
     return ParityReport("FAIL" if fail else "PASS", runtimes, forms, notes)

@@ -1,0 +1,198 @@
+"""`attnport report`: one page about an artifact folder, from what the other verbs left in it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attnport import __version__
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport, digest_text, read
+from attnport.errors import ArtifactError, AttnportError
+from attnport.optional import require
+from attnport.pipeline.evaluate import Progress
+from attnport.pipeline.machine import machine
+from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder
+from attnport.report.heatmap import Heatmap
+from attnport.report.page import code_digest, render
+
+STAGE = "report"
+FILE = "report.html"
+
+SENTENCE = "The ferry that crosses the river at dawn carries letters, bread and anyone who cannot sleep."
+"""What the attention maps are made from when no text is given."""
+_TOKENS = range(12, 25)
+_MOST_TOKENS = 40
+_READ_SENTENCES = 256
+_POSITIONS = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The attention maps, what was read for them, and why there are none."""
+
+    heatmaps: list[Heatmap] = field(default_factory=list)
+    sentence: str = ""
+    note: str = ""
+
+
+def report(
+    folder: Path, *, text: Path | None = None, force: bool = False, progress: Progress = lambda message: None
+) -> Path:
+    """Writes `report.html`; leaves the earlier page when nothing that it shows has changed.
+
+    Stages that have not run are named in the page with the command that runs them. When the source is gone or
+    changed, the page says so in the place of the attention maps.
+
+    Args:
+        folder: An artifact folder.
+        text: A file of sentences, one a line; the first of moderate length is shown in the attention maps.
+        force: Write the page even when nothing changed.
+
+    Returns:
+        The page.
+
+    Raises:
+        ArtifactError, IntegrityError: not an artifact folder, or a report in it is not what was written.
+        UsageError: the text file cannot be read.
+    """
+    from attnport.compare.text import read_sentences
+
+    open_folder(folder)
+    sentences = read_sentences(text) if text else [SENTENCE]
+    with change(folder) as edit:
+        manifest = edit.manifest
+        if manifest is None:
+            raise ArtifactError(f"{folder} is no artifact.")
+        digest = _inputs_digest(folder, manifest, sentences)
+        if not force and fresh(folder, manifest, STAGE, digest):
+            return folder / FILE
+        fusion = _read(FusionReport, folder, manifest, "fusion.json")
+        parity = _read(ParityReport, folder, manifest, "parity.json")
+        latency = _read(LatencyReport, folder, manifest, "latency.json")
+        progress("reading the attention weights of one sentence")
+        maps = _maps(folder, manifest, sentences)
+        page = render(
+            manifest,
+            fusion,
+            parity,
+            latency,
+            maps.heatmaps,
+            _environment(),
+            folder=str(folder),
+            sentence=maps.sentence,
+            heatmap_note=maps.note,
+        )
+        edit.path(FILE).write_text(page, encoding="utf-8")
+        edit.finish(STAGE, digest)
+    return folder / FILE
+
+
+def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
+    """A verb's report, checked against the manifest; None when the verb has not run."""
+    if name not in manifest.files:
+        return None
+    check_files(folder, manifest, name)
+    return read(kind, folder / name)
+
+
+def _inputs_digest(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> str:
+    """Everything that the page shows but the machine and the moment."""
+    described = asdict(manifest)
+    described["files"].pop(FILE, None)
+    described["stages"].pop(STAGE, None)
+    return digest_text(__version__, code_digest(), str(folder), json.dumps(described, sort_keys=True), *sentences)
+
+
+def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:
+    """The attention weights of the module for one sentence, or for random numbers when it reads no text."""
+    from attnport.compare.text import reads_text
+    from attnport.runtimes.torch_eager import attention_weights
+
+    try:
+        spec = load_spec(manifest)
+        if manifest.tokenizer and reads_text(manifest.io):
+            check_files(folder, manifest, manifest.tokenizer)
+            sentence, feeds, tokens = _sentence(spec, folder / manifest.tokenizer, sentences)
+            said = sentence
+        else:
+            said, feeds, tokens = _random(spec)
+        found = attention_weights(spec, feeds)
+    except AttnportError as err:
+        return Maps(note=f"There are no attention maps: {err.message}")
+    return Maps([_heatmap(name, weights[0], tokens) for name, weights in found.items()], said)
+
+
+def _sentence(
+    spec: ModelSpec, tokenizer_file: Path, sentences: Sequence[str]
+) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """The first sentence of moderate length (else the nearest to it), its feeds and its tokens."""
+    from attnport.compare.text import text_cases
+
+    tokenizers = require("tokenizers")
+    try:
+        tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    except Exception as err:  # the package raises bare Exception for a malformed file
+        raise ArtifactError(f"{tokenizer_file} is no tokenizer: {err}.") from err
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    candidates = [sentence for sentence in sentences[:_READ_SENTENCES] if sentence.strip()]
+    lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(candidates)]
+    middle = (_TOKENS.start + _TOKENS.stop) // 2
+    best = min(range(len(candidates)), key=lambda i: (0 if lengths[i] in _TOKENS else abs(lengths[i] - middle), i))
+    sentence = candidates[best]
+    # A longer one would give images too fine to read: shown is how it begins.
+    while len(tokenizer.encode(sentence).ids) > _MOST_TOKENS and len(sentence) > 1:
+        sentence = sentence[: len(sentence) * 3 // 4].rstrip()
+    feeds = dict(text_cases(spec.io, [sentence], tokenizer_file, batch=1)[0].feeds)
+    return sentence, feeds, tuple(readable(token) for token in tokenizer.encode(sentence).tokens)
+
+
+def _random(spec: ModelSpec) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """Random inputs of a moderate size, for models that read no text; positions stand for tokens."""
+    from attnport.compare.inputs import batch_dim, full_case
+
+    counted = batch_dim(spec.io)
+    sizes = {dim.name: max(dim.min, min(dim.max, 1 if dim.name == counted else _POSITIONS)) for dim in spec.io.dims}
+    made = full_case(spec.io, sizes)
+    return f"random inputs, {made.name}", dict(made.feeds), ()
+
+
+def readable(token: str) -> str:
+    """A token without its tokenizer's marks for a space (byte-level BPE's `Ġ`, SentencePiece's `▁`)."""
+    bare = token.replace("Ċ", "↵").lstrip("Ġ▁")
+    return bare or "␣"
+
+
+def _heatmap(name: str, weights_HST: Any, tokens: tuple[str, ...]) -> Heatmap:
+    """The weights between real tokens; positions are named by number where the tokens do not fit the axis."""
+    count = len(tokens)
+    queries, keys = weights_HST.shape[1:]
+    # A model of fixed length pads behind the sentence: that part says nothing.
+    if count and queries == keys >= count:
+        return Heatmap(name, tokens, tokens, weights_HST[:, :count, :count])
+    rows, columns = min(queries, _MOST_TOKENS), min(keys, _MOST_TOKENS)
+    return Heatmap(name, tuple(map(str, range(rows))), tuple(map(str, range(columns))), weights_HST[:, :rows, :columns])
+
+
+def _environment() -> dict[str, str]:
+    """The machine that makes the page, and when."""
+    here = machine()
+    now = datetime.datetime.now(datetime.UTC)
+    gpus = ", ".join(f"{gpu.name} (SM{gpu.sm})" for gpu in here.gpus)
+    return {
+        "Made": f"{now:%Y-%m-%d %H:%M} UTC",
+        "attnport": __version__,
+        "CPU": here.cpu,
+        "Physical cores": str(here.cores),
+        "Features": ", ".join(here.features) or "none that matter here",
+        "Memory": f"{here.memory_bytes / 2**30:.1f} GiB",
+        "GPU": gpus or here.gpu_note,
+        "System": here.platform,
+        "Python": here.python,
+    }

@@ -1,0 +1,198 @@
+"""The page from constructed values: every verdict, everything missing, and names that try to be markup."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import re
+
+import page_sample as sample
+import pytest
+from wellformed import faults, tags
+
+from attnport.artifacts import (
+    CaseResult,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    LatencyReport,
+    LatencyRow,
+    ParityReport,
+    RuntimeParity,
+)
+from attnport.report.page import code_digest, render
+
+EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
+
+
+def _full(**changes: object) -> str:
+    values = {
+        "manifest": sample.manifest(),
+        "fusion": sample.fusion(),
+        "parity": sample.parity(),
+        "latency": sample.latency(),
+        "heatmaps": sample.heatmaps(),
+        "environment": sample.ENVIRONMENT,
+        "sentence": sample.SENTENCE,
+    }
+    return render(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def _words(page: str) -> str:
+    """The text of a page as a reader sees it, without its style and script."""
+    body = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<wbr>|</?code>", "", body).replace("<", " <").replace(">", "> ")))
+
+
+def _seen(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", _words(page)))
+
+
+def test_a_full_page_is_well_formed_small_and_says_the_verdicts() -> None:
+    page = _full()
+    assert faults(page) == []
+    assert len(page.encode()) < 500_000
+    seen = _seen(page)
+    assert "all-MiniLM-L6-v2" in seen
+    assert seen.count("6/6") == 3
+    assert "0/6" in seen
+    assert "4 of 4 runtimes within the bound" in seen
+    assert sample.NO_GPU in seen
+    assert "FAIL" not in seen
+
+
+def test_a_failure_shows_in_the_head_the_matrix_and_the_metrics() -> None:
+    seen = _seen(_full(parity=sample.parity(fail=True)))
+    assert "3 of 4 runtimes within the bound" in seen
+    assert "Outside: openvino" in seen
+    assert "left padding: maximum error outside the bound" in seen
+    assert seen.count("FAIL") >= 4
+
+
+def test_what_has_not_run_is_named_with_its_command() -> None:
+    page = _full(
+        fusion=None, parity=None, latency=None, heatmaps=[], heatmap_note="the source is gone", folder="my out"
+    )
+    assert faults(page) == []
+    seen = _seen(page)
+    for verb in ("fuse", "check", "bench"):
+        assert f"attnport {verb} 'my out'" in seen
+    assert "the source is gone" in seen
+
+
+def test_metrics_that_there_are_not_become_dashes_and_not_zeros() -> None:
+    nothing = CaseResult("no padding", "y", "FAIL", "3 elements are not finite", 9, None, 0.0, None, 0.0, None, None, 3)
+    parity = ParityReport("FAIL", {"ort_cpu": RuntimeParity("FAIL", "not finite", "fp32", None, (nothing,))}, {})
+    page = _full(parity=parity)
+    assert faults(page) == []
+    cells = re.findall(r'<td class="n">([^<]*)</td>', page[page.index('id="parity-runtime-0"') :])
+    assert cells[:7] == ["–", "0", "–", "0", "–", "–", "9"]
+    assert "3 elements are not finite" in _seen(page)
+
+
+def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:
+    manifest = dataclasses.replace(sample.manifest(), attentions=(), forms={}, engines={}, versions={}, stages={})
+    page = _full(
+        manifest=manifest,
+        fusion=FusionReport({}),
+        parity=ParityReport("NOT_RUN", {}, {}),
+        latency=LatencyReport("torch_eager", {}, {}, {}, {}),
+        heatmaps=[],
+        environment={},
+        sentence="",
+    )
+    assert faults(page) == []
+    assert "0 attentions" in _seen(page)
+    assert "The model has no attention to show." in _seen(page)
+
+
+def test_every_runtime_not_run_still_gives_a_latency_table() -> None:
+    rows = {"torch_eager": LatencyRow("NOT_RUN", "no torch"), "ort_cpu": LatencyRow("NOT_RUN", "no onnxruntime")}
+    page = _full(latency=LatencyReport("torch_eager", {}, {"1 sentence": rows}, {}, {}))
+    assert faults(page) == []
+    assert _seen(page).count("no onnxruntime") == 2
+
+
+def test_names_and_reasons_are_text_wherever_they_stand() -> None:
+    manifest = dataclasses.replace(
+        sample.manifest(EVIL),
+        source=dataclasses.replace(sample.manifest().source, text=EVIL, inputs=(EVIL,)),
+        versions={EVIL: EVIL},
+        attentions=tuple(dataclasses.replace(item, name=EVIL) for item in sample.manifest().attentions[:1]),
+        engines={EVIL: dataclasses.replace(sample.manifest().engines["tensorrt_rtx.fp16"], file=EVIL, version=EVIL)},
+        forms={EVIL: dataclasses.replace(sample.manifest().forms["onnx"], file=EVIL, target=EVIL)},
+    )
+    items = (FusionItem(EVIL, EVIL, EVIL, EVIL, True, "", EVIL), FusionItem("b", EVIL, EVIL, None, False, EVIL))
+    parity = sample.parity()
+    found = dataclasses.replace(
+        parity.runtimes["ort_cpu"],
+        reason=EVIL,
+        cases=tuple(dataclasses.replace(case, case=EVIL, reason=EVIL) for case in parity.runtimes["ort_cpu"].cases),
+    )
+    latency = sample.latency()
+    rows = {EVIL: dataclasses.replace(latency.shapes["1 sentence"]["ort_cpu"], reason=EVIL)}
+    page = _full(
+        manifest=manifest,
+        fusion=FusionReport({EVIL: FusionTable(2, 1, items, EVIL, EVIL, EVIL)}),
+        parity=ParityReport("PASS", {EVIL: found, "x": RuntimeParity("NOT_RUN", EVIL, EVIL)}, {EVIL: found}, (EVIL,)),
+        latency=dataclasses.replace(latency, shapes={EVIL: rows}, settings={EVIL: EVIL}, baseline=EVIL),
+        heatmaps=[dataclasses.replace(item, attention=EVIL + str(i)) for i, item in enumerate(sample.heatmaps(2))],
+        environment={EVIL: EVIL},
+        sentence=EVIL,
+        folder=EVIL,
+    )
+    assert faults(page) == []
+    assert tags(page).count("script") == 1
+    assert "\u202e" not in page
+    assert "\x00" not in page
+
+
+def test_the_policy_allows_the_pages_own_script_and_no_other() -> None:
+    page = _full()
+    script = re.search(r"<script>(.*?)</script>", page, flags=re.S)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    allowed = html.unescape(policy[1])
+    assert f"script-src 'sha256-{digest}'" in allowed
+    assert "default-src 'none'" in allowed
+
+
+@pytest.mark.parametrize("long", [90, 91])
+def test_a_reason_stands_in_its_cell_when_it_is_short_and_once_below_when_it_is_not(long: int) -> None:
+    items = (FusionItem("a", "MatMul", "none", None, False, "r" * long),)
+    page = _full(fusion=FusionReport({"onnx": FusionTable(1, 0, items, "model.onnx", "fp32", "")}))
+    assert faults(page) == []
+    assert page.count("r" * long) == 1
+    assert ("fusion-note-1" in page) == (long > 90)
+
+
+def test_evidence_is_cut_in_the_page_and_says_so() -> None:
+    items = (FusionItem("a", "Attention", "none", "Attention", True, "", "e" * 9000),)
+    page = _full(fusion=FusionReport({"ort_cpu": FusionTable(1, 1, items, "model.onnx", "fp32", "ort_cpu")}))
+    assert "3000 more characters in fusion.json" in page
+    assert "e" * 6001 not in page
+
+
+def test_an_attention_that_a_table_misses_or_invents_shows() -> None:
+    items = (FusionItem("not in the manifest", "Attention", "none", "Attention", True, "", "proof"),)
+    seen = _seen(_full(fusion=FusionReport({"ort_cpu": FusionTable(6, 1, items, "m", "fp32", "ort_cpu")})))
+    assert "not in the manifest" in seen
+    assert seen.count("not in this form") == 6
+
+
+def test_the_reader_of_these_tests_finds_faults() -> None:
+    assert faults("<p><b></p></b>") != []
+    assert faults("<p>") == ["<p> is never closed"]
+    assert faults('<i id="a"></i><i id="a"></i>') == ["id 'a' is not unique"]
+    assert faults('<a href="#b"></a>') == ["nothing has the id 'b'"]
+    assert faults('<img alt="" src="https://example.org/x.png">') != []
+    assert faults('<img src="data:,">') == ["<img> without alt"]
+    assert faults('<p onclick="x()"></p>') != []
+
+
+def test_the_code_digest_is_stable() -> None:
+    assert code_digest() == code_digest()

@@ -1,0 +1,136 @@
+"""Escaping, numbers, the axis of the chart and the images: the parts that the page is made of."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+
+import numpy as np
+import page_sample as sample
+import pytest
+
+from attnport.artifacts import CaseResult, LatencyRow
+from attnport.report.chart import domain, place, ticks
+from attnport.report.heatmap import IMAGE_BUDGET_BYTES, Heatmap, png, section, short_names
+from attnport.report.markup import Html, el, join, name, text
+from attnport.report.measures import megabytes, milliseconds, scientific, share, significant
+
+
+def test_text_is_escaped_and_markup_is_not() -> None:
+    assert el("p", "<b>", el("i", "&"), title='"') == '<p title="&quot;">&lt;b&gt;<i>&amp;</i></p>'
+    assert join(["<", Html("<br>"), None], " ") == "&lt; <br>"
+    assert text("a\ud800b\x07\u202e") == "a\ufffdb\ufffd\ufffd"
+
+
+def test_attributes_without_value_are_left_out_or_bare() -> None:
+    assert (
+        el("i", hidden=True, title=None, aria_label="x", class_="c", open=False)
+        == '<i hidden aria-label="x" class="c"></i>'
+    )
+
+
+def test_a_name_may_break_after_its_separators_only() -> None:
+    assert name("a.b_c") == "<code>a.<wbr>b_<wbr>c</code>"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0123456, "0.0123"), (1.0, "1.00"), (99.96, "100"), (12345.0, "12\u202f300"), (0.0, "0"), (None, "–")],
+)
+def test_three_significant_digits(value: float | None, shown: str) -> None:
+    assert significant(value) == shown
+
+
+def test_units_and_exponents() -> None:
+    assert milliseconds(1_234_567) == "1.23"
+    assert megabytes(68_157_440) == "68.2"
+    assert scientific(1.2345e-7) == "1.23e-7"
+    assert scientific(math.inf) == "inf"
+
+
+def _case(rms: float | None, bound: float, largest: float | None, max_bound: float) -> CaseResult:
+    return CaseResult("c", "y", "PASS", "", 1, rms, bound, largest, max_bound, None, None, 0)
+
+
+def test_the_share_of_a_bound_is_the_worse_of_both_errors() -> None:
+    assert share(_case(1.0, 2.0, 9.0, 10.0)) == pytest.approx(0.9)
+    assert share(_case(3.0, 2.0, 1.0, 10.0)) == pytest.approx(1.5)
+    assert share(_case(None, 1.0, None, 1.0)) is None
+    assert share(_case(0.0, 0.0, 1.0, 0.0)) == math.inf
+
+
+def test_the_axis_holds_every_interval_and_the_line_at_one() -> None:
+    rows = [LatencyRow("faster", "", 1.0, ratio=(0.2, 0.25, 0.3)), LatencyRow("NOT_RUN", "no")]
+    low, high = domain(rows)
+    assert low < 0.2
+    assert high > 1
+    assert 0 < place(0.2, (low, high)) < place(1, (low, high)) < 100
+    assert 1 in ticks((low, high))
+    assert domain([])[0] < 1 < domain([])[1]
+
+
+def _pixels(image: bytes) -> np.ndarray:
+    """Reads the kind of PNG that the page writes, checking every chunk's sum."""
+    assert image[:8] == b"\x89PNG\r\n\x1a\n"
+    chunks, at = {}, 8
+    while at < len(image):
+        (size,) = struct.unpack(">I", image[at : at + 4])
+        kind, data = image[at + 4 : at + 8], image[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", image[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + data)
+        chunks[kind], at = data, at + 12 + size
+    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 4 * width)
+    assert not lines[:, 0].any()
+    return lines[:, 1:].reshape(height, width, 4)
+
+
+def test_an_image_holds_the_weights_to_four_thousandths() -> None:
+    weights = np.random.default_rng(0).random((5, 7))
+    alpha = _pixels(png(weights))[..., 3].astype(float)
+    assert (alpha / 255) ** 2 == pytest.approx(weights, abs=0.004)
+
+
+def test_weights_that_are_no_numbers_are_clear() -> None:
+    assert _pixels(png(np.array([[np.nan, -1.0, 2.0]])))[0, :, 3].tolist() == [0, 0, 255]
+
+
+def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got weights of shape \[1, 2, 2\]; expected \[heads, 1, 2\]"):
+        Heatmap("a", ("x",), ("x", "y"), np.zeros((1, 2, 2)))
+    with pytest.raises(ValueError, match="at least one"):
+        Heatmap("a", (), (), np.zeros((1, 0, 0)))
+
+
+def test_the_images_of_a_large_model_stay_within_their_budget_and_the_rest_is_counted() -> None:
+    tokens = tuple(f"t{i}" for i in range(32))
+    weights = np.random.default_rng(1).random((32, 32, 32))
+    many = [Heatmap(f"layer.{i}", tokens, tokens, weights) for i in range(40)]
+    made = section(many, "s", "")
+    assert len(made) < 2 * IMAGE_BUDGET_BYTES
+    shown = made.count('<th scope="row">')
+    assert 1 < shown < 40
+    assert f"{40 - shown} of 40 attentions are left out" in made
+    assert 'title="layer.0"' in made
+    assert 'title="layer.39"' in made
+
+
+def test_cross_attention_has_its_own_tokens_on_each_axis() -> None:
+    made = section([Heatmap("a", ("q",), ("k1", "k2"), np.array([[[0.25, 0.75]]]))], "s", "")
+    assert "strongest: q to k2, 0.75" in made
+    assert "--s:1;--t:2" in made
+
+
+def test_names_are_shortened_to_what_differs() -> None:
+    assert short_names([f"m.layer.{i}.attention.self" for i in range(3)]) == ["layer.0", "layer.1", "layer.2"]
+    assert short_names(["only.one"]) == ["only.one"]
+    assert short_names(["a", "b"]) == ["a", "b"]
+    assert short_names(["enc.0.attn", "dec.0.attn", "dec.0.cross"]) == ["enc.0.attn", "dec.0.attn", "dec.0.cross"]
+
+
+def test_an_image_in_the_page_is_the_image_of_its_head() -> None:
+    item = sample.heatmaps(layers=1, heads=2)[0]
+    made = section([item], "s", "")
+    urls = [part.split('"')[0] for part in made.split("base64,")[1:]]
+    assert base64.b64decode(urls[1]) == png(item.weights_HST[1])
