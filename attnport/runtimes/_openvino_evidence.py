@@ -1,0 +1,123 @@
+"""Proof from OpenVINO's compiled model that one layer covers an attention.
+
+Names alone do not do: an ONNX `Attention` becomes a `ScaledDotProductAttention` whose name OpenVINO makes up, and
+compilation may take that apart again and tokenise the parts into a `Subgraph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attnport.artifacts import Evidence
+
+MARK = "@attnport:"
+_WHOLE = "ScaledDotProductAttention"
+_LAYERS = ("ScaledDotProductAttention", "Subgraph", "MHA")
+# Between a layer and the product whose result it takes, these change layout, type or single elements.
+_LIGHT = ("Eltwise", "Convert", "Reorder", "Reshape", "Transpose", "Broadcast", "Softmax", "Math", "Subgraph")
+
+
+def mark(graph: Any, anchors: Mapping[str, tuple[str, ...]], outputs: Mapping[str, str]) -> dict[str, set[str]]:
+    """Renames, in OpenVINO's graph, the operators that stand for each attention.
+
+    Args:
+        graph: An `openvino.Model`, before compilation.
+        anchors: ONNX node names by attention.
+        outputs: For each ONNX node, the name of its first output, which OpenVINO keeps on the port that carries it.
+
+    Returns:
+        The new names by attention; attentions of which an operator cannot be found are left out.
+    """
+    ports = {name: port for op in graph.get_ops() for port in op.outputs() for name in port.get_names()}
+    marked: dict[str, set[str]] = {}
+    for index, (attention, nodes) in enumerate(anchors.items()):
+        starts = [ports.get(outputs.get(node, "")) for node in nodes]
+        if any(start is None for start in starts):
+            continue
+        operators = _one_operator(starts[0]) if len(nodes) == 1 else [_behind(start) for start in starts]
+        if None in operators or not operators:
+            continue
+        marked[attention] = set()
+        for part, operator in enumerate(operators):
+            # No comma: the compiled model lists original names separated by commas.
+            name = f"{index}.{part}{MARK}{operator.get_type_name()}"
+            operator.set_friendly_name(name)
+            marked[attention].add(name)
+    return marked
+
+
+def _one_operator(output: Any) -> list[Any]:
+    """What OpenVINO made of one attention operator: a whole one, or its two products and the softmax between them."""
+    last = _first(output.get_node(), (_WHOLE, "MatMul"))
+    if last is None or last.get_type_name() == _WHOLE:
+        return [last]
+    softmax = _first(last.input_value(0).get_node(), ("Softmax",))
+    product = _first(softmax.input_value(0).get_node(), ("MatMul",)) if softmax else None
+    return [product, softmax, last]
+
+
+def _behind(output: Any) -> Any:
+    """The product or softmax that made an ONNX output; the reader may have put a conversion behind it."""
+    return _first(output.get_node(), ("MatMul", "Softmax"))
+
+
+def _first(start: Any, kinds: tuple[str, ...]) -> Any | None:
+    """The nearest operator of one of `kinds` at or before `start`, along first inputs of what lies between."""
+    seen, pending = set(), [start]
+    while pending:
+        operator = pending.pop(0)
+        if operator.get_type_name() in kinds:
+            return operator
+        if operator.get_friendly_name() in seen or operator.get_type_name() in ("Parameter", "Constant"):
+            continue
+        seen.add(operator.get_friendly_name())
+        pending.extend(value.get_node() for value in operator.input_values())
+    return None
+
+
+def covering_layers(runtime_model: Any, marked: Mapping[str, set[str]]) -> dict[str, Evidence]:
+    """For each attention whose marked operators one attention layer lists, that layer as evidence."""
+    found: dict[str, Evidence] = {}
+    for layer in runtime_model.get_ops():
+        kind, originals = _info(layer, "layerType"), set(_info(layer, "originalLayersNames").split(","))
+        if kind not in _LAYERS:
+            continue
+        for attention, names in marked.items():
+            if not names <= originals or (kind == "Subgraph" and not _whole_inside(layer, names, originals)):
+                continue
+            parts = ", ".join(sorted(name.split(MARK)[-1] for name in originals if name))
+            found[attention] = Evidence(
+                kind, f"runtime model: one {kind} ({_info(layer, 'primitiveType')}) made of {parts}"
+            )
+    return found
+
+
+def _whole_inside(layer: Any, names: set[str], originals: set[str]) -> bool:
+    """Whether a Subgraph that lists a taken-apart ScaledDotProductAttention holds all of it.
+
+    The name stays with the last product. So the softmax must be among the originals, and none of the layer's inputs may
+    come from a product that is a layer of its own: that would be QK^T.
+    """
+    if not any(name.endswith(_WHOLE) for name in names):
+        return True
+    has_softmax = any(name.startswith("Softmax_") for name in originals)
+    return has_softmax and not any(_info(source, "layerType") == "MatMul" for source in _sources(layer))
+
+
+def _sources(layer: Any) -> Iterator[Any]:
+    """The layers that feed `layer`, seen through light ones."""
+    pending, seen = [value.get_node() for value in layer.input_values()], set()
+    while pending:
+        source = pending.pop()
+        if source.get_friendly_name() in seen:
+            continue
+        seen.add(source.get_friendly_name())
+        yield source
+        if _info(source, "layerType") in _LIGHT:
+            pending.extend(value.get_node() for value in source.input_values())
+
+
+def _info(layer: Any, key: str) -> str:
+    info = layer.get_rt_info()
+    return str(info[key].astype(str)) if key in info else ""

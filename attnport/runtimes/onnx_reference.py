@@ -1,0 +1,104 @@
+"""ONNX's reference evaluator: the standard's own arithmetic, in the types that a graph declares.
+
+It tells what a lowered form computes without the runtime that the form is for: the numbers of a half-precision
+TensorRT graph on a machine without a GPU. It is not made to be fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
+from attnport.errors import UnavailableError
+from attnport.optional import require
+from attnport.runtimes._onnx_file import broken, checked_model, half_types
+from attnport.runtimes._session import Array, CheckedSession, first_line, refused
+from attnport.runtimes.base import Opening, Runtime
+
+if TYPE_CHECKING:
+    import onnx
+
+
+class OnnxReference(Runtime):
+    """The reference evaluator of the `onnx` package, with faster and truer half-precision operators."""
+
+    name: ClassVar[str] = "onnx_reference"
+    opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
+    timed: ClassVar[bool] = False
+
+    def probe(self) -> Capabilities:
+        """What the installed version can do; never raises."""
+        try:
+            onnx = require("onnx")
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, err.hint)
+        try:
+            return Capabilities(
+                self.name,
+                True,
+                version=str(onnx.__version__),
+                devices=("CPU",),
+                plans=PLANS,
+                max_opset=int(onnx.defs.onnx_opset_version()),
+                attention_forms={"Attention": "computed"},
+            )
+        except Exception as err:  # a half-installed wheel fails anywhere
+            return Capabilities(self.name, False, f"onnx does not work: {first_line(err)}")
+
+    def open(self, opening: Opening) -> Session:
+        """Opens any form, of any plan whose types its graph declares.
+
+        Raises:
+            ArtifactError: the file is not a model that it can evaluate, or not of the contract or the plan.
+            IntegrityError: external data outside the model's folder.
+        """
+        from onnx.external_data_helper import load_external_data_for_model
+        from onnx.reference import ReferenceEvaluator
+
+        from attnport.runtimes._reference_ops import replacements
+
+        path, model = checked_model(self.name, opening)
+        opset = next((entry.version for entry in model.opset_import if not entry.domain), 0)
+        try:
+            if half_types(model):
+                model = _expanded(model)
+            load_external_data_for_model(model, str(path.parent))
+            evaluator = ReferenceEvaluator(model, new_ops=replacements(opset))
+        except Exception as err:
+            raise broken(path, err) from err
+        return _ReferenceSession(opening.io, evaluator, opening.plan)
+
+
+def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replaces `Attention` by the standard's own definition of it, whose products and softmax then are ours.
+
+    The evaluator computes the operator in one piece of numpy, in half precision as slow as its products.
+    """
+    from onnx.inliner import inline_selected_functions
+    from onnx.shape_inference import infer_shapes
+
+    return inline_selected_functions(infer_shapes(model), [("", "Attention")], inline_schema_functions=True)
+
+
+class _ReferenceSession(CheckedSession):
+    def __init__(self, io: IOContract, evaluator: Any, plan: str) -> None:
+        import onnx
+
+        super().__init__(io, Ran("CPU", f"onnx.reference {onnx.__version__}", plan))
+        self._evaluator = evaluator
+        self._names = [spec.name for spec in io.outputs]
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        import numpy as np
+
+        # Hidden scores are -inf, and half precision overflows: both are answers here, not accidents.
+        with np.errstate(all="ignore"), refused("onnx.reference", feeds):
+            outputs = self._evaluator.run(self._names, dict(feeds))
+        return dict(zip(self._names, outputs, strict=True))
+
+    def _free(self) -> None:
+        self._evaluator = None
+
+
+RUNTIME = OnnxReference()

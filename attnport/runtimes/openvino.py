@@ -1,0 +1,182 @@
+"""OpenVINO on CPU, in the precision that was asked for and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
+from attnport.errors import ArtifactError, UnavailableError
+from attnport.optional import require
+from attnport.runtimes._onnx_file import broken, checked_model, read_graph
+from attnport.runtimes._session import Array, CheckedSession, first_line, refused
+from attnport.runtimes.base import Opening, Runtime, physical_cores
+
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+"""The plugin's own words. It has no float16 on CPU. bf16: an fp32 graph that the plugin computes in bfloat16."""
+
+# What lowering asks: does an attention written so become one layer? Answered by compiling it. Node names are anchors.
+_DECOMPOSED = "t = Transpose<perm=[0,1,3,2]>(k) [qk] s = MatMul(q, t) {} [softmax] p = Softmax<axis=-1>({}) "
+_FORMS = {
+    "Attention": ("", "[one] y = Attention(q, k, v)", ("one",)),
+    "Attention, bool mask [B,1,1,T]": (", bool[B,1,1,T] m", "[one] y = Attention(q, k, v, m)", ("one",)),
+    "Attention, float mask [B,1,1,T]": (", float[B,1,1,T] m", "[one] y = Attention(q, k, v, m)", ("one",)),
+    "decomposed": ("", _DECOMPOSED.format("", "s") + "[pv] y = MatMul(p, v)", ("qk", "softmax", "pv")),
+    "decomposed, rows zeroed on the output": (
+        ", float[B,1,1,T] m",
+        _DECOMPOSED.format("b = Add(s, m)", "b") + "[pv] o = MatMul(p, v) n = IsNaN(o) y = Where(n, zero, o)",
+        ("qk", "softmax", "pv"),
+    ),
+    "decomposed, rows zeroed on the probabilities": (
+        ", float[B,1,1,T] m",
+        _DECOMPOSED.format("b = Add(s, m)", "b") + "n = IsNaN(p) z = Where(n, zero, p) [pv] y = MatMul(z, v)",
+        ("qk", "softmax", "pv"),
+    ),
+}
+
+
+class OpenVino(Runtime):
+    """OpenVINO's CPU plugin."""
+
+    name: ClassVar[str] = "openvino"
+    opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
+    form: ClassVar[str] = "openvino"
+
+    def probe(self) -> Capabilities:
+        """What the installed version can do; never raises."""
+        try:
+            openvino = require("openvino")
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, err.hint)
+        try:
+            core = openvino.Core()
+            devices = tuple(core.available_devices)
+            if "CPU" not in devices:
+                return Capabilities(self.name, False, "this OpenVINO has no CPU plugin.", devices=devices)
+            able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+            return Capabilities(
+                self.name,
+                True,
+                version=str(openvino.__version__).split("-")[0],
+                devices=devices,
+                plans=tuple(plan for plan, word in PRECISIONS.items() if word == "f32" or word.upper() in able),
+                attention_forms={form: _tried(core, *text) for form, text in _FORMS.items()},
+            )
+        except Exception as err:  # a half-installed wheel fails anywhere
+            return Capabilities(self.name, False, f"openvino does not work: {first_line(err)}")
+
+    def open(self, opening: Opening) -> Session:
+        """Opens the form `openvino`, an fp32 graph.
+
+        Raises:
+            UnavailableError: not installed, or the CPU does not run the plan's precision.
+            ArtifactError: the file is not a model that it can read, or not the contract's.
+            IntegrityError: external data outside the model's folder.
+        """
+        import dataclasses
+
+        require("openvino")
+        if opening.plan not in PRECISIONS:
+            raise UnavailableError(
+                f"openvino computes in {' or '.join(PRECISIONS)} on CPU; {opening.plan} was asked for.",
+                hint="Use onnx_reference for the numbers of a half-precision form.",
+            )
+        path, _ = checked_model(self.name, dataclasses.replace(opening, plan="fp32"))
+        return _OpenVinoSession(opening.io, _compiled(path, _read(path), opening.plan, opening.threads), opening.plan)
+
+    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+        """Attentions that one layer of the compiled model covers.
+
+        The product QK^T, the softmax and the product PV of each attention are found in OpenVINO's graph before
+        compilation and given names of ours; the layer of the compiled model that lists all of them is the proof.
+
+        Raises:
+            UnavailableError: not installed.
+            ArtifactError: not a model that it can read.
+        """
+        require("openvino")
+        from attnport.runtimes._openvino_evidence import covering_layers, mark
+
+        outputs = {node.name: node.output[0] for node in read_graph(model).graph.node if node.output}
+        graph = _read(model)
+        marked = mark(graph, anchors, outputs)
+        return covering_layers(_compiled(model, graph, "fp32", 1).get_runtime_model(), marked)
+
+
+def _read(path: Path) -> Any:
+    import openvino
+
+    try:
+        return openvino.Core().read_model(str(path))
+    except Exception as err:
+        raise broken(path, err) from err
+
+
+def _compiled(path: Path, graph: Any, plan: str, threads: int | None) -> Any:
+    """Compiles for CPU and reads back what was really set. Raises ArtifactError or UnavailableError."""
+    import openvino
+
+    wanted = PRECISIONS[plan]
+    settings = {
+        # Left alone, the plugin computes an fp32 graph in bf16 where the CPU can.
+        "INFERENCE_PRECISION_HINT": wanted,
+        "INFERENCE_NUM_THREADS": threads or physical_cores(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    try:
+        compiled = openvino.Core().compile_model(graph, "CPU", settings)
+    except Exception as err:
+        raise ArtifactError(f"{path}: OpenVINO cannot compile it: {first_line(err)}") from err
+    precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    devices = list(compiled.get_property("EXECUTION_DEVICES"))
+    if precision != wanted or devices != ["CPU"]:
+        raise UnavailableError(
+            f"OpenVINO was asked for {wanted} on CPU; it runs {precision} on {', '.join(devices)}.",
+            hint="This CPU may lack bfloat16 instructions; use the plan fp32.",
+        )
+    return compiled
+
+
+class _OpenVinoSession(CheckedSession):
+    def __init__(self, io: IOContract, compiled: Any, plan: str) -> None:
+        import openvino
+
+        super().__init__(io, Ran("CPU", f"openvino {openvino.__version__.split('-')[0]}", plan))
+        self._request = compiled.create_infer_request()
+        self._compiled = compiled
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        # Inputs are copied (share_inputs off): OpenVINO 2026.4 keeps the address of a shared array beyond the call and
+        # crashed when it was freed and another request of the same model ran at another shape.
+        with refused("OpenVINO", feeds):
+            self._request.infer(dict(feeds), share_inputs=False)
+            return {
+                spec.name: self._request.get_tensor(self._compiled.output(spec.name)).data.copy()
+                for spec in self._io.outputs
+            }
+
+    def _free(self) -> None:
+        self._request = self._compiled = None
+
+
+def _tried(core: Any, mask: str, body: str, anchors: tuple[str, ...]) -> str:
+    """`fused` or `not fused` for a small attention written so, on this version and CPU; or what it answered."""
+    import onnx.parser
+
+    from attnport.runtimes._openvino_evidence import covering_layers, mark
+
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 23]> g (float[B,4,S,32] q, float[B,4,T,32] k, float[B,4,T,32] v{mask}) '
+        f"=> (float[B,4,S,32] y) <float zero = {{0}}> {{ {body} }}"
+    )
+    try:
+        graph = core.read_model(model.SerializeToString())
+        marked = mark(graph, {"": anchors}, {node.name: node.output[0] for node in model.graph.node})
+        compiled = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1})
+        return "fused" if covering_layers(compiled.get_runtime_model(), marked) else "not fused"
+    except Exception as err:
+        return f"refused: {first_line(err)}"
+
+
+RUNTIME = OpenVino()
