@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from attnport.dims import STRICT, Dim, Profile, TensorSpec
-from attnport.errors import ArtifactError
+from attnport.errors import ArtifactError, AttnportError
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -416,6 +416,8 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
             f"{where} is not a valid {kind.__name__}: {first['msg']} (at {place}).",
             hint="It was cut short, edited, or written by another version; make it again.",
         ) from err
+    except AttnportError as err:  # a value's own check, which does not know the file
+        raise ArtifactError(f"{where} is not a valid {kind.__name__}: {err}") from err
 
 
 def read(kind: type[T], path: Path) -> T:

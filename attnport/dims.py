@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from attnport.errors import FeedError, ProfileError, UsageError
 
-STRICT = {"extra": "forbid", "strict": True}
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """pydantic's configuration of every value that is read from disk (a plain dict: nothing is imported)."""
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "bool")
@@ -36,8 +36,7 @@ class Dim:
             raise ProfileError(f"dim name {self.name!r} is not an identifier.")
         if not 1 <= self.min <= self.opt <= self.max:
             raise ProfileError(
-                f"dim {self.name}: got min={self.min}, opt={self.opt}, max={self.max}; "
-                "expected 1 <= min <= opt <= max."
+                f"dim {self.name}: got min={self.min}, opt={self.opt}, max={self.max}; expected 1 <= min <= opt <= max."
             )
 
     def __str__(self) -> str:
@@ -104,7 +103,7 @@ def parse_profile(text: str, dims: Sequence[Dim]) -> Profile:
     known = {dim.name: dim for dim in dims}
     given: dict[str, Dim] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\d+)(?::(\d+):(\d+))?", part)
+        match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\d{1,18})(?::(\d{1,18}):(\d{1,18}))?", part)
         if not match:
             raise ProfileError(
                 f"profile {text!r}: cannot read {part!r}.", hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512."
@@ -132,9 +131,7 @@ def parse_sizes(text: str, dims: Iterable[Dim]) -> dict[str, int]:
     return {dim.name: dim.opt for dim in profile.dims}
 
 
-def check_feeds(
-    inputs: Sequence[TensorSpec], dims: Sequence[Dim], feeds: Mapping[str, object]
-) -> dict[str, int]:
+def check_feeds(inputs: Sequence[TensorSpec], dims: Sequence[Dim], feeds: Mapping[str, object]) -> dict[str, int]:
     """Checks arrays against the declared inputs and returns the size of each named dim.
 
     Args:

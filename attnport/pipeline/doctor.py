@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,13 +81,15 @@ def doctor(folder: Path | None = None) -> DoctorReport:
     Args:
         folder: Where free disk space is looked at; default: the current folder.
     """
+    from attnport.exporter.lowering import base as lowering
+
     installed = installed_versions((*PACKAGES, *ONNX_RUNTIMES))
     return DoctorReport(
         attnport=__version__,
         machine=machine(folder),
         packages={name: installed[name] for name in PACKAGES},
         runtimes=probe_all(),
-        targets=lowering_targets(),
+        targets=tuple(lowering.names()),
         problems=(*onnxruntime_problems(installed), *version_problems(installed, requirements())),
     )
 
@@ -115,13 +116,6 @@ def probe_all() -> tuple[Capabilities, ...]:
         except Exception as err:  # a probe should not raise, but whoever asks the doctor has something broken
             found.append(Capabilities(name, False, reason=f"its probe failed with {type(err).__name__}: {err}"))
     return tuple(found)
-
-
-def lowering_targets() -> tuple[str, ...]:
-    """The targets that attention can be lowered to: the files of the lowering folder."""
-    import attnport.exporter.lowering as package
-
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "base"))
 
 
 def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, ...]:
