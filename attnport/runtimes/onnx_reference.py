@@ -41,7 +41,6 @@ class OnnxReference(Runtime):
                 devices=("CPU",),
                 plans=PLANS,
                 max_opset=int(onnx.defs.onnx_opset_version()),
-                attention_forms={"Attention": "computed"},
             )
         except Exception as err:  # a half-installed wheel fails anywhere
             return Capabilities(self.name, False, f"onnx does not work: {first_line(err)}")

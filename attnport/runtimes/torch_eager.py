@@ -37,7 +37,6 @@ class TorchEager(Runtime):
             version=str(torch.__version__),
             devices=("CPU",),
             plans=PLANS,
-            attention_forms={"scaled_dot_product_attention": "fused"},
         )
 
     def open(self, opening: Opening) -> Session:

@@ -1,0 +1,117 @@
+"""TensorRT engines on an NVIDIA GPU. The same code drives both flavours, which share one API.
+
+An engine is deserialised only after its digest, the installed version, its header and the device have been checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session, digest_file
+from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError
+from attnport.optional import require
+from attnport.runtimes import _cuda
+from attnport.runtimes._engine_session import EngineSession
+from attnport.runtimes._session import first_line
+from attnport.runtimes.base import Opening, Runtime
+
+
+class TensorRT(Runtime):
+    """The data-centre flavour: an engine for the GPU that it was built on."""
+
+    name: ClassVar[str] = "tensorrt"
+    opens: ClassVar[Literal["module", "onnx", "engine"]] = "engine"
+    form: ClassVar[str] = "tensorrt"
+    module: ClassVar[str] = "tensorrt"
+
+    def probe(self) -> Capabilities:
+        """What the installed version and the driver can do; never raises."""
+        version = ""
+        try:
+            version = str(require(self.module).__version__)
+            device = _cuda.Device()
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, err.hint, version)
+        except Exception as err:  # a half-installed wheel or driver fails anywhere
+            return Capabilities(self.name, False, f"{self.module} does not work: {first_line(err)}", version=version)
+        return Capabilities(self.name, True, version=version, devices=(f"{device.name} (SM {device.sm})",), plans=PLANS)
+
+    def open(self, opening: Opening) -> Session:
+        """Checks the engine against its record, then deserialises it.
+
+        Raises:
+            UsageError: no engine or no record was given.
+            IntegrityError: the file is not the recorded one, or another version of TensorRT is installed.
+            UnavailableError: not installed, no GPU, or a GPU that the engine was not built for.
+            ArtifactError: TensorRT cannot read it, or its inputs and outputs are not the contract's.
+        """
+        record, path = opening.engine, opening.model
+        if record is None or path is None:
+            raise UsageError(f"{self.name} opens an engine and its record; got {'no record' if path else 'no file'}.")
+        if opening.plan != record.plan:
+            raise UnavailableError(
+                f"{path} computes in {record.plan}; {opening.plan} was asked for.",
+                hint=f"Build it with: attnport build FOLDER --target {self.name} --dtype {opening.plan}",
+            )
+        check_engine_file(path, record)
+        trt = require(self.module)
+        if str(trt.__version__) != record.version:
+            raise IntegrityError(
+                f"{path} was built by {self.module} {record.version}; installed is {trt.__version__}.",
+                hint=f"Build it again, or install {self.module} {record.version}.",
+            )
+        self.check_header(path)
+        device = _cuda.Device()
+        if record.sm and device.sm not in record.sm:
+            raise UnavailableError(
+                f"{path} was built for SM {', '.join(map(str, record.sm))}; {device.name} is SM {device.sm}.",
+                hint=f"Build it again with --sm {device.sm}.",
+            )
+        device.open()
+        try:
+            return EngineSession(self.module, trt, device, path, opening.io, record)
+        except BaseException:
+            device.close()
+            raise
+
+    def check_header(self, path: Path) -> None:
+        """Checks what this flavour's header is known to say; of this one nothing is."""
+
+
+def check_engine_file(path: Path, record: EngineRecord) -> None:
+    """Compares an engine's size and digest with its record.
+
+    Raises:
+        ArtifactError: there is no such file.
+        IntegrityError: it is not the one that was written.
+    """
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing.", hint="Build the engine again.")
+    size, digest = path.stat().st_size, digest_file(path)
+    if (size, digest) != (record.size_bytes, record.digest):
+        raise IntegrityError(
+            f"{path} is not the engine of its record: got {size} bytes, SHA-256 {digest[:12]}; "
+            f"expected {record.size_bytes} bytes, {record.digest[:12]}.",
+            hint="It was changed or cut short; build it again.",
+        )
+
+
+def check_rtx_header(path: Path) -> None:
+    """Checks magic and size in the header of a TensorRT-RTX engine, as measured on 1.7: not a documented format.
+
+    Raises:
+        IntegrityError: other magic, or another size than the file's.
+    """
+    with path.open("rb") as file:
+        head = file.read(24)
+    size = path.stat().st_size
+    if len(head) < 24 or head[:4] != b"vtrt" or struct.unpack_from("<Q", head, 16)[0] != size:
+        raise IntegrityError(
+            f"{path} lacks the header of a TensorRT-RTX file of {size} bytes; it begins {head[:4].hex() or 'nothing'}.",
+            hint="Build the engine again.",
+        )
+
+
+RUNTIME = TensorRT()
