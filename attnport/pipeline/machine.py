@@ -6,11 +6,13 @@ import ctypes
 import os
 import platform
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnport.dims import STRICT
+from attnport.errors import UnavailableError
+from attnport.runtimes._cuda import load_driver
+from attnport.runtimes.base import physical_cores
 
 # What decides which kernels a runtime picks; the rest of a processor's flags says nothing here.
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
@@ -60,20 +62,15 @@ class Machine:
 def machine(folder: Path | None = None) -> Machine:
     """Describes this machine; free disk space is that of `folder` (default: the current one)."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    processors = parse_cpuinfo(_text("/proc/cpuinfo"))
-    mine = [entry for entry in processors if int(entry.get("processor", -1)) in usable]
-    cores = {
-        (entry["physical id"], entry["core id"]) for entry in mine if "core id" in entry and "physical id" in entry
-    }
-    first = mine[0] if mine else {}
-    flags = set((first.get("flags") or first.get("Features") or "").split())
+    processor = parse_cpuinfo(_text("/proc/cpuinfo"))
+    flags = set((processor.get("flags") or processor.get("Features") or "").split())
     gpus, note, cuda = find_gpus()
     return Machine(
         platform=platform.platform(),
         python=platform.python_version(),
-        cpu=first.get("model name") or platform.processor() or platform.machine(),
+        cpu=processor.get("model name") or platform.processor() or platform.machine(),
         features=tuple(feature for feature in FEATURES if feature in flags),
-        cores=len(cores) or len(usable),
+        cores=physical_cores(),
         threads=len(usable),
         memory_bytes=_memory_bytes(),
         free_disk_bytes=shutil.disk_usage(folder or Path.cwd()).free,
@@ -83,18 +80,14 @@ def machine(folder: Path | None = None) -> Machine:
     )
 
 
-def parse_cpuinfo(text: str) -> list[dict[str, str]]:
-    """The processors of Linux's /proc/cpuinfo, a mapping each; empty for text that holds none."""
-    found = []
+def parse_cpuinfo(text: str) -> dict[str, str]:
+    """The first processor of Linux's /proc/cpuinfo; empty for text that holds none."""
     for block in text.split("\n\n"):
-        entry = {}
-        for line in block.splitlines():
-            key, colon, value = line.partition(":")
-            if colon:
-                entry[key.strip()] = value.strip()
+        pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
+        entry = {key.strip(): value.strip() for key, _, value in pairs}
         if "processor" in entry:
-            found.append(entry)
-    return found
+            return entry
+    return {}
 
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str, str]:
@@ -102,14 +95,13 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str, str]:
 
     Asks the driver's library directly: it is there whenever a GPU can be used, whatever framework is installed.
     """
-    library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        cuda = ctypes.CDLL(library)
-    except OSError:
-        return (), f"no CUDA driver ({library} cannot be loaded)", ""
+        cuda = load_driver()
+    except UnavailableError as err:
+        return (), err.message, ""
     status = cuda.cuInit(0)
     if status:
-        return (), f"the CUDA driver is there but does not start (cuInit returned {status})", ""
+        return (), f"the NVIDIA driver is there but does not start (cuInit returned {status})", ""
     version, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     cuda.cuDeviceGetCount(ctypes.byref(count))
@@ -123,7 +115,7 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str, str]:
         cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
         found.append(Gpu(name.value.decode(errors="replace"), major.value * 10 + minor.value, memory.value))
-    note = "" if found else "the CUDA driver shows no device"
+    note = "" if found else "the NVIDIA driver shows no device"
     return tuple(found), note, f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
