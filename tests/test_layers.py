@@ -108,22 +108,36 @@ def reader_violations(source: str, module: str, own: set[str]) -> list[str]:
     return found
 
 
-def heavy_at_import(source: str) -> list[str]:
-    """Heavy packages that a file imports when it is imported, unless it subclasses something of theirs."""
-    tree, bound = ast.parse(source), dict[str, str]()
+def bound(tree: ast.Module) -> dict[str, str]:
+    """What the names that a file imports when it is imported stand for, as full dotted names."""
+    found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Import):
-            bound |= {alias.asname or alias.name.split(".")[0]: alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            bound |= {alias.asname or alias.name: node.module.split(".")[0] for alias in node.names}
-    bases = set()
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def subclassed(tree: ast.Module) -> set[str]:
+    """The packages whose classes a file derives from, through files of ours as well."""
+    names, found = bound(tree), set[str]()
     for node in ast.walk(tree):
         for base in node.bases if isinstance(node, ast.ClassDef) else ():
             while isinstance(base, ast.Attribute | ast.Subscript):
                 base = base.value
-            if isinstance(base, ast.Name):
-                bases.add(bound.get(base.id, ""))
-    return sorted(set(bound.values()) & HEAVY - bases)
+            origin = names.get(base.id, "") if isinstance(base, ast.Name) else ""
+            found.add(origin.split(".")[0])
+            ours = ROOT.joinpath(*origin.split(".")[:-1]).with_suffix(".py")
+            if origin.startswith("attnport.") and ours.is_file():
+                found |= subclassed(ast.parse(ours.read_text()))
+    return found
+
+
+def heavy_at_import(source: str) -> list[str]:
+    """Heavy packages that a file imports when it is imported, unless it derives from a class of theirs."""
+    tree = ast.parse(source)
+    return sorted({name.split(".")[0] for name in bound(tree).values()} & HEAVY - subclassed(tree))
 
 
 def files(*, reader: bool = False) -> list[Path]:
@@ -207,3 +221,6 @@ def test_the_check_for_heavy_imports_knows_leaves_that_subclass() -> None:
     assert heavy_at_import("if TYPE_CHECKING:\n    import torch") == []
     assert heavy_at_import("import torch\nfrom torch import nn\nclass A(nn.Module): pass") == []
     assert heavy_at_import("import torch\nclass A(Base): pass") == ["torch"]
+    ours = "import torch\nfrom attnport.models.bert_encoder import {0}\nclass A({0}): pass"
+    assert heavy_at_import(ours.format("BertEncoder")) == []
+    assert heavy_at_import("import torch\nfrom attnport.dims import Dim\nclass A(Dim): pass") == ["torch"]
