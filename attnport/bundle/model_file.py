@@ -1,0 +1,47 @@
+"""What an ONNX form needs of the place that it is bundled for: its weights files, and the oldest ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnport.bundle.python.external import references
+from attnport.errors import ArtifactError, IntegrityError
+
+# Opset, IR version and the oldest release that loads them, measured with a model of each on 1.22 to 1.31.
+_OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))
+
+
+def external_files(folder: Path, name: str) -> tuple[str, ...]:
+    """The weights files that the form `name` takes tensors from.
+
+    Raises:
+        ArtifactError: it is not an ONNX file.
+        IntegrityError: it points to a file outside its own folder.
+    """
+    try:
+        found = sorted({reference.location for reference in references(folder / name)})
+    except ValueError as err:
+        raise ArtifactError(f"{folder / name} is not an ONNX file: {err}", hint="Make it again.") from err
+    for location in found:
+        if location != Path(location).name or location in (".", "..", "") or "\\" in location:
+            raise IntegrityError(f"{folder / name} takes weights from {location!r}, which is outside its folder.")
+    return tuple(found)
+
+
+def oldest_onnxruntime(path: Path) -> tuple[str, int]:
+    """The oldest ONNX Runtime that loads a form, as far as measured, and the form's opset.
+
+    Raises:
+        ArtifactError: its opset or IR version is newer than any that was measured.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    for most, version, release in _OLDEST:
+        if opset <= most and model.ir_version <= version:
+            return release, opset
+    raise ArtifactError(
+        f"{path}: got opset {opset}, IR version {model.ir_version}; bundles know opsets up to {_OLDEST[-1][0]}, "
+        f"IR versions up to {_OLDEST[-1][1]}."
+    )

@@ -1,0 +1,25 @@
+"""Reads a bundle: checks every file, opens the model, checks what goes in. Needs numpy and onnxruntime, no more.
+
+from attnport_bundle import load
+
+model = load("app")
+outputs = model.run(input_ids=ids, **model.masks([5, 9]))
+"""
+
+from __future__ import annotations
+
+from .errors import BundleError, FeedError, IntegrityError, NumbersOff, RuntimeMissing
+from .manifest import VERSION, Manifest
+from .model import Model, load
+
+__all__ = [
+    "VERSION",
+    "BundleError",
+    "FeedError",
+    "IntegrityError",
+    "Manifest",
+    "Model",
+    "NumbersOff",
+    "RuntimeMissing",
+    "load",
+]

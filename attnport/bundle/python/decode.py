@@ -1,0 +1,138 @@
+"""JSON from an untrusted file into dataclasses: strict, bounded, and without surprises.
+
+Refused: duplicate keys, NaN and Inf, unknown or missing keys, wrong types (a bool is no number), deep nesting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from .errors import IntegrityError
+
+T = TypeVar("T")
+MAX_DEPTH = 32
+
+
+def parse(data: bytes, where: str) -> Any:
+    """Parses JSON text. Raises IntegrityError naming `where`."""
+    try:
+        _check_depth(data)
+        return json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        )
+    except (ValueError, RecursionError) as err:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise IntegrityError(f"{where} is not valid: {err}") from err
+
+
+def _check_depth(data: bytes) -> None:
+    depth, quoted, escaped = 0, False, False
+    for byte in data:
+        if quoted:
+            quoted, escaped = escaped or byte != 0x22, byte == 0x5C and not escaped
+        elif byte == 0x22:
+            quoted = True
+        elif byte in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        elif byte in b"]}":
+            depth -= 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} is there twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is out of range")
+    return value
+
+
+def decode(kind: type[T], value: Any, where: str) -> T:
+    """Turns parsed JSON into a `kind`: a dataclass, or anything its fields may be.
+
+    Raises:
+        IntegrityError: names the place in the file, what was got and what is expected.
+    """
+    result: T = _decode(kind, value, where)
+    return result
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast(type, kind), value, where)
+    if origin in (typing.Union, types.UnionType):
+        fitting = [arg for arg in args if _fits(arg, value)]
+        if fitting:
+            return _decode(fitting[0], value, where)
+    elif origin is tuple and isinstance(value, list):
+        return tuple(_decode(args[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    elif origin is Mapping and isinstance(value, dict):
+        return {_decode(str, key, where): _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    elif origin is Literal and any(type(value) is type(arg) and value == arg for arg in args):
+        return value
+    elif kind is float and type(value) is int and abs(value) < 1 << 53:
+        return float(value)
+    elif type(value) is kind:
+        _check_text(value, where)
+        return value
+    raise IntegrityError(f"{where}: got {_short(value)}; expected {_words(kind)}.")
+
+
+def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{where}: got {_short(value)}; expected {_words(kind)}.")
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in hints:
+            raise IntegrityError(f"{where}: unknown key {key!r}.")
+    for key in hints:
+        if key not in value:
+            raise IntegrityError(f"{where}: key {key!r} is missing.")
+    fields = {key: _decode(hint, value[key], f"{where}.{key}" if where else key) for key, hint in hints.items()}
+    try:
+        return kind(**fields)
+    except ValueError as err:
+        raise IntegrityError(f"{where}: {err}") from err
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if kind is type(None):
+        return value is None
+    if dataclasses.is_dataclass(kind):
+        return isinstance(value, dict)
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _check_text(value: Any, where: str) -> None:
+    try:
+        str(value).encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise IntegrityError(f"{where}: half of a surrogate pair.") from err
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _words(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("collections.abc.", "").replace("typing.", "")

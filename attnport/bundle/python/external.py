@@ -1,0 +1,122 @@
+"""The external data that an ONNX file refers to, read from its protobuf encoding without the onnx package.
+
+Encoding: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto3. Every place where a tensor can
+stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_NESTING = 64
+_TENSOR, _ENTRY, _SPARSE = "tensor", "entry", "sparse"
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+# message -> field number -> message that the field holds
+_FIELDS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: _TENSOR, 15: _SPARSE},
+    "node": {5: "attribute"},
+    "attribute": {5: _TENSOR, 6: "graph", 10: _TENSOR, 11: "graph", 22: _SPARSE, 23: _SPARSE},
+    _SPARSE: {1: _TENSOR, 2: _TENSOR},
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A tensor's external data: `length` bytes (None = to the end) of file `location`, from byte `offset`."""
+
+    location: str
+    offset: int
+    length: int | None
+
+
+def references(path: Path) -> list[Reference]:
+    """Every reference to external data in the ONNX file `path`. Raises ValueError for what is not an ONNX file."""
+    if path.stat().st_size == 0:
+        raise ValueError("the file is empty")
+    with path.open("rb") as file:
+        # Not closed by hand: views of it may still be alive in a traceback, and closing would hide the error.
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return list(_visit(memoryview(data), "model", 0))
+
+
+def _visit(view: memoryview, message: str, depth: int) -> Iterator[Reference]:
+    if depth > MAX_NESTING:
+        raise ValueError(f"nested deeper than {MAX_NESTING}")
+    if message == _TENSOR:
+        yield from _tensor(view)
+        return
+    inside = _FIELDS[message]
+    for number, _, value in _fields(view):
+        if number in inside and value is not None:
+            yield from _visit(value, inside[number], depth + 1)
+
+
+def _tensor(view: memoryview) -> Iterator[Reference]:
+    entries: dict[str, str] = {}
+    external = False
+    for number, integer, value in _fields(view):
+        if number == _DATA_LOCATION:
+            external = integer == 1
+        elif number == _EXTERNAL_DATA and value is not None:
+            external = True
+            texts = {key: bytes(text).decode("utf-8") for key, _, text in _fields(value) if text is not None}
+            if texts.get(1, "") in entries:
+                raise ValueError(f"a tensor's external data has {texts.get(1)!r} twice")
+            entries[texts.get(1, "")] = texts.get(2, "")
+    if external:
+        length = entries.get("length")
+        yield Reference(
+            entries.get("location", ""),
+            _integer(entries.get("offset", "0")),
+            None if length is None else _integer(length),
+        )
+
+
+def _integer(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 19:
+        raise ValueError(f"{text!r} is not an offset or length")
+    return int(text)
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int, memoryview | None]]:
+    """Field number, integer value and bytes (None for a number) of each field of one message."""
+    at, end = 0, len(view)
+    while at < end:
+        tag, at = _varint(view, at)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise ValueError("field number 0")
+        if wire == 0:
+            integer, at = _varint(view, at)
+            yield number, integer, None
+        elif wire == 2:
+            length, at = _varint(view, at)
+            if length > end - at:
+                raise ValueError("cut short")
+            yield number, 0, view[at : at + length]
+            at += length
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+            if at > end:
+                raise ValueError("cut short")
+        else:
+            raise ValueError(f"wire type {wire}")
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    result = shift = 0
+    while True:
+        if at >= len(view) or shift > 63:
+            raise ValueError("cut short, or a number that is too long")
+        byte = view[at]
+        at += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, at
+        shift += 7

@@ -1,0 +1,107 @@
+"""Arrays checked against the contract before they reach the runtime, and masks made from lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import FeedError
+from .manifest import IO, Mask, Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
+    """Checks arrays against the declared inputs and returns the size of each named dim.
+
+    Raises:
+        FeedError: a missing or unknown name, a wrong dtype, rank or size; names the tensor, got and expected.
+    """
+    declared = {spec.name: spec for spec in io.inputs}
+    for name in feeds:
+        if name not in declared:
+            raise FeedError(f"input {name!r}: the model has no such input; expected {', '.join(declared)}.")
+    sizes: dict[str, tuple[int, str]] = {}
+    for spec in io.inputs:
+        if spec.name not in feeds:
+            raise FeedError(f"input {spec.name!r} is missing; expected {spec}.")
+        shape = _shape(spec, feeds[spec.name])
+        for axis, (got, dim) in enumerate(zip(shape, spec.dims, strict=True)):
+            _check_size(io, spec, axis, got, dim, sizes)
+    for spec in io.inputs:
+        _check_values(spec, feeds[spec.name])
+    return {name: size for name, (size, _) in sizes.items()}
+
+
+def _check_values(spec: Tensor, array: Any) -> None:
+    # ONNX takes a negative index from the end, so an id below zero would give a wrong answer and no error.
+    if spec.high is not None and array.size and not (int(array.min()) >= 0 and int(array.max()) < spec.high):
+        raise FeedError(
+            f"input {spec.name!r}: got values {int(array.min())} to {int(array.max())}; expected 0 to {spec.high - 1}."
+        )
+
+
+def _shape(spec: Tensor, array: object) -> tuple[int, ...]:
+    shape, dtype = getattr(array, "shape", None), str(getattr(array, "dtype", type(array).__name__))
+    if shape is None or dtype != spec.dtype:
+        raise FeedError(f"input {spec.name!r}: got dtype {dtype}; expected {spec.dtype}.")
+    if len(shape) != len(spec.dims):
+        raise FeedError(
+            f"input {spec.name!r}: got rank {len(shape)}, shape {list(shape)}; expected rank {len(spec.dims)}, {spec}."
+        )
+    return tuple(int(size) for size in shape)
+
+
+def _check_size(io: IO, spec: Tensor, axis: int, got: int, dim: str | int, sizes: dict[str, tuple[int, str]]) -> None:
+    if isinstance(dim, int):
+        if got != dim:
+            raise FeedError(f"input {spec.name!r}: got size {got} on axis {axis}; expected {dim}.")
+        return
+    limit = next(known for known in io.dims if known.name == dim)
+    size, by = sizes.setdefault(dim, (got, spec.name))
+    if size != got:
+        raise FeedError(
+            f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {dim}={size} as in input {by!r}."
+        )
+    if not limit.min <= got <= limit.max:
+        raise FeedError(f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.min} to {limit.max}.")
+
+
+def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    """The padding mask of every input that is one, for items of `lengths`, padded on the right to `size`.
+
+    Args:
+        lengths: How many positions of each item are real; at least one item.
+        size: The padded length; None = the longest item.
+
+    Raises:
+        FeedError: the model takes no padding mask, lengths beyond the size, or a mask of a rank without a rule.
+    """
+    masks = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
+    if not masks:
+        raise FeedError("the model takes no padding mask; give every item its full length.")
+    longest = max(lengths, default=0)
+    size = longest if size is None else size
+    if not lengths or min(lengths) < 0 or longest > size or size < 1:
+        raise FeedError(f"lengths: got {list(lengths)} for size {size}; expected 0 to {size} for each item.")
+    tensors = {spec.name: spec for spec in io.inputs}
+    return {mask.input: _padding_mask(mask, tensors[mask.input], lengths, size) for mask in masks if mask.input}
+
+
+def _padding_mask(mask: Mask, spec: Tensor, lengths: Sequence[int], size: int) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    keep_BT = np.arange(size)[None, :] < np.asarray(lengths)[:, None]
+    if mask.polarity == "keep":
+        values = keep_BT.astype(spec.dtype)
+    elif mask.polarity == "hide":
+        values = (~keep_BT).astype(spec.dtype)
+    else:
+        values = np.where(keep_BT, 0.0, -np.inf).astype(spec.dtype)
+    if len(spec.dims) == 2:
+        return values
+    if len(spec.dims) == 4 and spec.dims[1] == 1:
+        query = 1 if spec.dims[2] == 1 else size
+        return np.broadcast_to(values[:, None, None, :], (len(lengths), 1, query, size)).copy()
+    raise FeedError(f"input {spec.name!r}: there is no rule for a padding mask of dims {list(spec.dims)}.")

@@ -1,0 +1,135 @@
+"""Every file of a bundle against the manifest: nothing changed, missing, added, linked or pointing elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import IntegrityError
+from .external import references
+from .manifest import MANIFEST, Form, Manifest
+
+MAX_FINDINGS = 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a bundle's files; `name` is relative to the folder."""
+
+    name: str
+    problem: str
+
+
+def check(folder: Path, manifest: Manifest) -> list[Finding]:
+    """What is wrong with the files of a bundle, at most `MAX_FINDINGS` things; empty = all is as it was bundled."""
+    found: list[Finding] = []
+    for finding in _findings(folder, manifest):
+        found.append(finding)
+        if len(found) == MAX_FINDINGS:
+            break
+    return found
+
+
+def require(folder: Path, manifest: Manifest) -> None:
+    """Raises IntegrityError for the first thing that `check` finds, and says how many there are."""
+    found = check(folder, manifest)
+    if found:
+        more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+        raise IntegrityError(f"{folder / found[0].name}: {found[0].problem}{more}. Restore the bundle as it was made.")
+
+
+def _findings(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    on_disk: set[str] = set()
+    for name, problem in _walk(folder, manifest):
+        on_disk.add(name)
+        if problem:
+            yield Finding(name, problem)
+    damaged = False
+    for name, expected in manifest.files.items():
+        problem = "missing" if name not in on_disk else _compare(folder / name, expected.bytes, expected.sha256)
+        if problem:
+            damaged = True
+            yield Finding(name, problem)
+    if not damaged:  # the models are looked into only once they are known to be the ones that were bundled
+        for form in manifest.forms.values():
+            yield from _external(folder, manifest, form)
+
+
+def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Every entry with what is wrong with it, "" when it may be there. Links are not followed."""
+    folders = {parent.as_posix() for name in manifest.files for parent in Path(name).parents}
+    pending = [""]
+    while pending:
+        at = pending.pop()
+        try:
+            with os.scandir(folder / at) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError as err:
+            yield at or ".", f"cannot be listed: {err.strerror}"
+            continue
+        for entry in listed:
+            name = f"{at}/{entry.name}" if at else entry.name
+            if entry.is_symlink():
+                yield name, "a link; a bundle holds regular files only"
+            elif entry.is_dir(follow_symlinks=False):
+                if name in folders:
+                    pending.append(name)
+                else:
+                    yield name, "added: this folder is not part of the bundle"
+            elif not entry.is_file(follow_symlinks=False):
+                yield name, "not a regular file"
+            elif name not in manifest.files and name != MANIFEST:
+                yield name, "added: this file is not part of the bundle"
+            else:
+                yield name, ""
+
+
+def _compare(path: Path, size: int, sha256: str) -> str:
+    """What differs between a file and its record; "" = nothing."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb") as file:  # noqa: PTH123 - by descriptor: what was checked is what is read
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                return "not a regular file"
+            if status.st_size != size:
+                return f"changed: got {status.st_size} bytes; expected {size}"
+            sha = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                sha.update(chunk)
+    except OSError as err:
+        return f"cannot be read: {err.strerror}"
+    return "" if sha.hexdigest() == sha256 else "changed: its SHA-256 is not that of the manifest"
+
+
+def _external(folder: Path, manifest: Manifest, form: Form) -> Iterator[Finding]:
+    """External data that a model takes from elsewhere than its own weights files, or from beyond their end."""
+    ranges: dict[str, set[tuple[int, int]]] = {}
+    try:
+        for reference in references(folder / form.file):
+            if reference.location not in form.external:
+                where = f"takes weights from {reference.location!r}"
+                yield Finding(form.file, f"{where}; its weights files are {', '.join(form.external) or 'none'}")
+                return
+            size = manifest.files[reference.location].bytes
+            length = size - reference.offset if reference.length is None else reference.length
+            if reference.offset < 0 or length < 0 or reference.offset + length > size:
+                beyond = f"bytes {reference.offset} to {reference.offset + length} of {reference.location}"
+                yield Finding(form.file, f"takes weights from {beyond}, which has {size}")
+                return
+            if length:
+                ranges.setdefault(reference.location, set()).add((reference.offset, length))
+    except ValueError as err:
+        yield Finding(form.file, f"not a model that can be read: {err}")
+        return
+    for location, taken in ranges.items():
+        end = 0
+        for offset, length in sorted(taken):
+            if offset < end:
+                yield Finding(form.file, f"takes overlapping weights from {location} at byte {offset}")
+                return
+            end = offset + length

@@ -1,0 +1,124 @@
+"""Golden inputs and outputs: whether the model computes here what it computed where it was bundled."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BundleError, FeedError, IntegrityError
+from .manifest import Bound, Manifest
+from .model import Model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Result:
+    """One output of one golden case; errors are against the float64 reference, over valid elements."""
+
+    case: str
+    output: str
+    passed: bool
+    reason: str
+    rms_error: float | None
+    rms_bound: float
+    max_error: float | None
+    max_bound: float
+
+
+class Goldens:
+    """The arrays of `goldens.npz`: `<case>/in/<input>`, `<case>/out/<output>` and `<case>/valid/<output>`."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Reads the file. Raises IntegrityError when it is not what the manifest says."""
+        self.manifest = manifest
+        self._path = folder / manifest.goldens.file
+        self._arrays = _read(self._path)
+        if not manifest.goldens.bounds:
+            raise IntegrityError(f"{self._path}: the manifest has no golden case.")
+        wanted = set()
+        for bound in manifest.goldens.bounds:
+            wanted |= {f"{bound.case}/in/{spec.name}" for spec in manifest.io.inputs}
+            wanted |= {f"{bound.case}/{part}/{bound.output}" for part in ("out", "valid")}
+        differing = sorted(wanted ^ set(self._arrays))
+        if differing:
+            raise IntegrityError(f"{self._path}: {differing[0]!r} is on one side only of the manifest and the file.")
+
+    def inputs(self, case: str) -> dict[str, np.ndarray[Any, Any]]:
+        """The inputs of a case."""
+        return {spec.name: self._arrays[f"{case}/in/{spec.name}"] for spec in self.manifest.io.inputs}
+
+    def check(self, model: Model) -> Iterator[Result]:
+        """Runs every case and compares every output."""
+        outputs: dict[str, np.ndarray[Any, Any]] = {}
+        problem, last = "", None
+        for bound in self.manifest.goldens.bounds:
+            if bound.case != last:
+                last = bound.case
+                try:
+                    outputs, problem = model.run(**self.inputs(bound.case)), ""
+                except FeedError as err:
+                    raise IntegrityError(f"{self._path}: case {bound.case}: {err}") from err
+                except BundleError as err:
+                    outputs, problem = {}, str(err)
+            yield self._compare(bound, outputs.get(bound.output), problem)
+
+    def _compare(self, bound: Bound, got: np.ndarray[Any, Any] | None, problem: str) -> Result:
+        key = f"{bound.case}/{{}}/{bound.output}"
+        return compare(bound, got, self._arrays[key.format("out")], self._arrays[key.format("valid")], problem)
+
+
+def compare(bound: Bound, got: Any, expected: Any, valid: Any, problem: str = "") -> Result:
+    """Compares one output with its reference.
+
+    Args:
+        got: The output; None when there is none, and `problem` says why.
+        expected: The float64 reference.
+        valid: Which elements count, over the leading dims of `expected`; the others must be finite.
+    """
+    import numpy as np
+
+    rms = largest = None
+    if got is None:
+        problem = problem or "the output is missing"
+    elif got.shape != expected.shape or valid.shape != expected.shape[: valid.ndim] or valid.dtype != np.bool_:
+        problem = f"got shape {list(got.shape)}; expected {list(expected.shape)}"
+    elif not np.isfinite(got).all():
+        problem = f"{int((~np.isfinite(got)).sum())} elements are NaN or Inf"
+    elif not valid.any() or expected.size == 0:
+        problem = "no element to compare"
+    else:
+        error = (got.astype(np.float64) - expected)[valid]
+        rms, largest = math.sqrt(float(np.mean(np.square(error)))), float(np.abs(error).max())
+        # Written so that NaN, from a reference that is not finite, does not pass.
+        if not rms <= bound.rms_bound:
+            problem = f"RMS error {rms:.2e} is over its bound {bound.rms_bound:.2e}"
+        elif not largest <= bound.max_bound:
+            problem = f"max error {largest:.2e} is over its bound {bound.max_bound:.2e}"
+    return Result(bound.case, bound.output, not problem, problem, rms, bound.rms_bound, largest, bound.max_bound)
+
+
+def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
+    import numpy as np
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > MAX_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
+            if len({member.filename for member in members}) != len(members):
+                raise ValueError("a name is there twice")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("a member is no array")
+        return arrays
+    except Exception as err:  # damaged bytes make numpy and zipfile raise a dozen kinds
+        raise IntegrityError(f"{path} is not a file of arrays: {err}") from err

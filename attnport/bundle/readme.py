@@ -1,0 +1,130 @@
+"""The README.md of a bundle: for the team that receives it, with a program that runs as it stands."""
+
+from __future__ import annotations
+
+from attnport.bundle.python.manifest import IO, Mask, Tensor
+
+_TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+def readme(name: str, io: IO, tokenizer: str | None) -> str:
+    """The page.
+
+    Args:
+        name: The model's name.
+        io: The contract; the program is made for it.
+        tokenizer: The bundle's tokenizer file, for models that read text.
+    """
+    parts = [
+        f"# {name}: a model in a folder",
+        "Made by attnport. It needs Python 3.10 or later, `numpy` and `onnxruntime`; nothing else, no PyTorch.",
+        "    pip install numpy onnxruntime",
+        "Check it where it landed: every file against its digest, then known inputs against known outputs.",
+        "    python -m attnport_bundle selftest",
+        "(run in this folder; exit 0 = fine, 3 = no fitting onnxruntime, 4 = the numbers are off, 6 = a file differs)",
+        "## Use it",
+        "Copy the folder as it is into your product, here as `app/`, and keep your own files out of it: an added file "
+        "is refused like a changed one. This program stands beside it:",
+        _indent(program(io)),
+    ]
+    if tokenizer and {spec.name for spec in io.inputs} <= set(_TEXT_INPUTS):
+        parts += ["From text (`pip install tokenizers`):", _indent(_text_program(io, tokenizer))]
+    parts += [
+        "## What goes in and out",
+        _table(io),
+        "Named dims: " + "; ".join(f"`{dim.name}` from {dim.min} to {dim.max}" for dim in io.dims) + ".",
+        *([f"Masks: {'; '.join(_words(mask) for mask in io.masks if mask.input)}."] if _carried(io) else []),
+        "A wrong name, dtype, rank or size raises `FeedError`, which says which tensor, what was got and what is "
+        "expected. Rows of padded positions are unspecified but finite. `run` may be called from several threads.",
+        "## Trust",
+        "`load` compares every file with `bundle.json` before it opens the model. This catches accidents. Against "
+        "somebody who can write to the folder, and so to `bundle.json` too, keep its SHA-256 elsewhere, and check with "
+        "a reader that does not come from the folder: `attnport verify app/`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def program(io: IO) -> str:
+    """A program that opens the bundle in `app/` and runs it once; it stands beside the folder."""
+    sizes = {dim.name: dim.opt for dim in io.dims}
+    mask = next((mask for mask in io.masks if mask.input and "padding" in mask.kinds), None)
+    masked = {one.input for one in io.masks if one.input and "padding" in one.kinds}
+    lines = [
+        "import sys",
+        "",
+        "sys.path.insert(0, 'app')",
+        "import numpy as np",
+        "from attnport_bundle import load",
+        "",
+    ]
+    lines.append('with load("app") as model:')
+    carrier = next((spec for spec in io.inputs if mask and spec.name == mask.input), None)
+    if carrier and _has_rule(carrier):
+        batch, size = (_size(dim, sizes) for dim in (carrier.dims[0], carrier.dims[-1]))
+        lines.append(f"    feeds = model.masks({[size] * batch})  # the length of each item")
+    else:
+        masked = set()
+        lines.append("    feeds = {}")
+    for spec in io.inputs:
+        if spec.name not in masked:
+            shape = tuple(_size(dim, sizes) for dim in spec.dims)
+            lines.append(f'    feeds["{spec.name}"] = np.ones({shape}, dtype="{spec.dtype}")')
+    lines += ["    outputs = model.run(**feeds)", "for name, array in outputs.items():", "    print(name, array.shape)"]
+    return "\n".join(lines)
+
+
+def _text_program(io: IO, tokenizer: str) -> str:
+    dims = {dim.name: dim for dim in io.dims}
+    last = io.inputs[0].dims[-1]
+    longest = dims[last].max if isinstance(last, str) else last
+    feeds = ", ".join(f'"{spec.name}": np.array([e.{_TEXT_INPUTS[spec.name]} for e in found])' for spec in io.inputs)
+    return "\n".join(
+        [
+            "import sys",
+            "",
+            "sys.path.insert(0, 'app')",
+            "import numpy as np",
+            "from attnport_bundle import load",
+            "from tokenizers import Tokenizer",
+            "",
+            f'tokenizer = Tokenizer.from_file("app/{tokenizer}")',
+            "tokenizer.enable_padding()",
+            f"tokenizer.enable_truncation({longest})",
+            'found = tokenizer.encode_batch(["A sentence.", "Another one, longer."])',
+            'with load("app") as model:',
+            f"    outputs = model.run(**{{{feeds}}})",
+            "print({name: array.shape for name, array in outputs.items()})",
+        ]
+    )
+
+
+def _has_rule(spec: Tensor) -> bool:
+    return len(spec.dims) == 2 or (len(spec.dims) == 4 and spec.dims[1] == 1)
+
+
+def _size(dim: str | int, sizes: dict[str, int]) -> int:
+    return sizes[dim] if isinstance(dim, str) else dim
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
+
+
+def _table(io: IO) -> str:
+    rows = [("in", spec) for spec in io.inputs] + [("out", spec) for spec in io.outputs]
+    lines = ["| | name | dtype | dims |", "|-|-|-|-|"]
+    lines += [f"| {way} | `{spec.name}` | {spec.dtype} | {', '.join(map(str, spec.dims))} |" for way, spec in rows]
+    return "\n".join(lines)
+
+
+def _carried(io: IO) -> bool:
+    return any(mask.input for mask in io.masks)
+
+
+def _words(mask: Mask) -> str:
+    meaning = {
+        "keep": "nonzero may be attended",
+        "hide": "True is hidden",
+        "additive": "added to the scores, -inf hides",
+    }
+    return f"`{mask.input}` is {' and '.join(mask.kinds)}, {meaning[mask.polarity]}"

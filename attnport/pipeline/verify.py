@@ -1,0 +1,135 @@
+"""`attnport verify`: whether a bundle, or an artifact folder, is what was written; none of its code runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from attnport.artifacts import MANIFEST as ARTIFACT
+from attnport.artifacts import Manifest, Verdict
+from attnport.bundle.model_file import external_files
+from attnport.bundle.python.errors import BundleError
+from attnport.bundle.python.manifest import MANIFEST as BUNDLE
+from attnport.bundle.python.selftest import selftest
+from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError
+from attnport.pipeline.workspace import check_files, open_folder
+from attnport.transaction import OWN
+
+_KINDS: dict[int, type[AttnportError]] = {
+    kind.exit_code: kind for kind in (ArtifactError, UnavailableError, ParityFailed, IntegrityError)
+}
+
+
+@dataclass(frozen=True)
+class VerifyRow:
+    """One thing that was checked: the verdict and its evidence."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What `verify` found.
+
+    Attributes:
+        exit_code: 0, or that of the first thing that is wrong; see `raise_for`.
+        unverified: A bundle that was made without a parity verdict.
+    """
+
+    path: str
+    kind: Literal["bundle", "artifact"]
+    verdict: Verdict
+    exit_code: int
+    rows: tuple[VerifyRow, ...]
+    unverified: bool = False
+
+
+def verify(path: Path) -> VerifyResult:
+    """Checks a bundle (files, then golden cases where onnxruntime is installed) or an artifact folder (files).
+
+    No code of the folder runs: the reader is this attnport's own.
+
+    Raises:
+        ArtifactError: neither a bundle nor an artifact folder, or of a version that is not known.
+        IntegrityError: the manifest is malformed. Files that differ are in the result; see `raise_for`.
+    """
+    if not path.is_dir():
+        raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
+    if (path / BUNDLE).exists() or (path / BUNDLE).is_symlink():
+        return _bundle(path)
+    if not (path / ARTIFACT).exists() and not any((path / name).exists() for name in OWN):
+        raise ArtifactError(
+            f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
+            hint="Make one with: attnport export SPEC -o FOLDER, then attnport bundle FOLDER -o APP",
+        )
+    return _artifact(path)
+
+
+def raise_for(result: VerifyResult) -> None:
+    """Turns a result into the exception that it calls for.
+
+    Raises:
+        IntegrityError: a file is not the one that was written.
+        ParityFailed: a golden case is off.
+        ArtifactError: a model cannot be opened.
+    """
+    if result.exit_code:
+        bad = [row for row in result.rows if row.verdict == "FAIL"]
+        more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
+        raise _KINDS.get(result.exit_code, IntegrityError)(
+            f"{result.path} is not what was written: {bad[0].check}: {bad[0].detail}{more}.",
+            hint="Restore it from where it was made, or make it again.",
+        )
+
+
+def _bundle(path: Path) -> VerifyResult:
+    try:
+        report = selftest(path)
+    except BundleError as err:
+        raise _KINDS.get(err.exit_code, ArtifactError)(str(err)) from err
+    rows = tuple(VerifyRow(row.check, row.verdict, row.detail) for row in report.rows)
+    failed = any(row.verdict == "FAIL" for row in rows)
+    # A runtime that is missing here says nothing about the bundle: its row is NOT_RUN and no failure.
+    code = report.exit_code if failed else 0
+    return VerifyResult(str(path), "bundle", "FAIL" if failed else "PASS", code, rows, report.unverified)
+
+
+def _artifact(path: Path) -> VerifyResult:
+    manifest = open_folder(path)
+    rows = [_artifact_file(path, manifest, name) for name in manifest.files]
+    if all(row.verdict == "PASS" for row in rows):
+        rows += [row for row in (_external(path, manifest, name) for name in manifest.forms) if row]
+    strangers = sorted(
+        found.relative_to(path).as_posix()
+        for found in path.rglob("*")
+        if not found.is_dir() and found.relative_to(path).as_posix() not in {*manifest.files, ARTIFACT, *OWN}
+    )
+    # Nothing reads a file that the manifest does not name, so one more in a working folder is worth a word, no failure.
+    rows += [VerifyRow(name, "NOT_RUN", "not in the manifest, so never read") for name in strangers[:20]]
+    if not manifest.files:
+        rows.append(VerifyRow(ARTIFACT, "FAIL", "it names no file at all"))
+    failed = any(row.verdict == "FAIL" for row in rows)
+    verdict: Verdict = "FAIL" if failed else "PASS"
+    return VerifyResult(str(path), "artifact", verdict, IntegrityError.exit_code if failed else 0, tuple(rows))
+
+
+def _artifact_file(path: Path, manifest: Manifest, name: str) -> VerifyRow:
+    try:
+        check_files(path, manifest, name)
+    except IntegrityError as err:
+        return VerifyRow(name, "FAIL", "missing" if not (path / name).is_file() else f"changed: {err.message}")
+    if any((path / parent).is_symlink() for parent in list(Path(name).parents)[:-1]):
+        return VerifyRow(name, "FAIL", "reached through a link, so not a file of this folder")
+    return VerifyRow(name, "PASS", f"{(path / name).stat().st_size} bytes, as written")
+
+
+def _external(path: Path, manifest: Manifest, form: str) -> VerifyRow | None:
+    file = manifest.forms[form].file
+    try:
+        strange = [name for name in external_files(path, file) if name not in manifest.files]
+    except (ArtifactError, IntegrityError, OSError) as err:
+        return VerifyRow(file, "FAIL", str(err))
+    return VerifyRow(file, "FAIL", f"takes weights from {strange[0]}, which the manifest lacks") if strange else None

@@ -1,0 +1,171 @@
+"""A tiny attention as an artifact folder: one head, a padding mask, weights in `weights.bin`, goldens."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnport.artifacts import (
+    FORMAT,
+    CaseResult,
+    Form,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    IOContract,
+    Manifest,
+    ParityReport,
+    Ran,
+    RuntimeParity,
+    Source,
+    SourceAttention,
+    Verdict,
+    to_json,
+)
+from attnport.dims import Dim, TensorSpec
+from attnport.masks.spec import MaskSpec
+from attnport.pipeline.workspace import change
+
+E = 8
+IO = IOContract(
+    inputs=(
+        TensorSpec("ids", "int64", ("batch", "seq"), high=50),
+        TensorSpec("attention_mask", "int64", ("batch", "seq")),
+    ),
+    outputs=(TensorSpec("hidden", "float32", ("batch", "seq", E)), TensorSpec("pooled", "float32", ("batch", E))),
+    dims=(Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 16)),
+    masks=(MaskSpec(("padding",), "attention_mask"),),
+)
+LENGTHS = {"golden-0": [5, 3], "golden-1": [7], "golden-2": [1, 4, 2]}
+
+
+def module() -> Any:
+    import torch
+    from torch import nn
+
+    class Tiny(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(50, E)
+            self.q, self.k, self.v, self.out = (nn.Linear(E, E) for _ in range(4))
+
+        def forward(self, ids: Any, attention_mask: Any) -> Any:
+            x_BTE = self.embed(ids)
+            keep_B1ST = attention_mask.bool()[:, None, None, :].expand(-1, -1, ids.shape[1], -1)
+            q, k, v = (part(x_BTE).unsqueeze(1) for part in (self.q, self.k, self.v))
+            y_BTE = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep_B1ST).squeeze(1)
+            hidden = self.out(y_BTE) + x_BTE
+            weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
+            return hidden, (hidden * weights).sum(1) / weights.sum(1)
+
+    torch.manual_seed(7)
+    return Tiny().eval()
+
+
+def export(folder: Path) -> None:
+    """Writes `model.onnx` and `weights.bin` into `folder`."""
+    import onnx
+    import torch
+
+    with torch.no_grad():
+        program = torch.onnx.export(
+            module(),
+            (torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)),
+            dynamo=True,
+            opset_version=23,
+            input_names=[spec.name for spec in IO.inputs],
+            output_names=[spec.name for spec in IO.outputs],
+            dynamic_shapes={name: {0: "batch", 1: "seq"} for name in ("ids", "attention_mask")},
+            verbose=False,
+        )
+    proto = program.model_proto
+    onnx.save_model(
+        proto,
+        folder / "model.onnx",
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location="weights.bin",
+        size_threshold=200,
+    )
+
+
+def feeds(lengths: list[int], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    random, size = np.random.default_rng(seed), max(lengths)
+    mask = (np.arange(size)[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
+    return {"ids": random.integers(0, 50, (len(lengths), size)), "attention_mask": mask}
+
+
+def goldens() -> dict[str, np.ndarray[Any, Any]]:
+    """What export stores: inputs, float64 outputs, valid elements, and eager's float32 outputs."""
+    import torch
+
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    with torch.no_grad():
+        for seed, (case, lengths) in enumerate(LENGTHS.items()):
+            given = feeds(lengths, seed)
+            tensors = {name: torch.from_numpy(array) for name, array in given.items()}
+            exact, eager = module().double()(**tensors), module()(**tensors)
+            for name, array in given.items():
+                arrays[f"{case}/in/{name}"] = array
+            for spec, reference, single in zip(IO.outputs, exact, eager, strict=True):
+                arrays[f"{case}/out/{spec.name}"] = reference.numpy()
+                arrays[f"{case}/eager/{spec.name}"] = single.numpy()
+                valid = given["attention_mask"].astype(bool) if spec.name == "hidden" else np.ones(len(lengths), bool)
+                arrays[f"{case}/valid/{spec.name}"] = valid
+    return arrays
+
+
+def manifest(**changes: Any) -> Manifest:
+    """The manifest of a folder that holds the form `ort_cpu` only."""
+    whole = Manifest(
+        format=FORMAT,
+        attnport="0",
+        name="tiny",
+        source=Source("tests/tiny.py:module", code_digest="c" * 64, weights_digest="d" * 64),
+        io=IO,
+        opset=23,
+        attentions=(SourceAttention("attention", "", "scaled_dot_product_attention"),),
+        tokenizer=None,
+        versions={"torch": "2"},
+        files={},
+        forms={"ort_cpu": Form("ort_cpu", "fp32", "model.ort_cpu.onnx", 23)},
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def parity(verdict: Verdict = "PASS", reason: str = "") -> ParityReport:
+    case = CaseResult("full", "hidden", verdict, reason, 1, 0.0, 1.0, 0.0, 1.0, 0.0, None, 0)
+    one = RuntimeParity(verdict, reason, "fp32", Ran("CPU", "CPUExecutionProvider", "float32"), (case,))
+    return ParityReport(verdict, {"ort_cpu": one}, {"ort_cpu": one})
+
+
+def fusion() -> FusionReport:
+    item = FusionItem("attention", "ort_cpu", "padding", "Attention", True, "")
+    return FusionReport({"ort_cpu": FusionTable(1, 1, (item,), "model.ort_cpu.onnx", "fp32", "ort_cpu")})
+
+
+def make(folder: Path, exported: Path, arrays: Mapping[str, Any], judged: ParityReport | None = None) -> Path:
+    """Writes an artifact folder: the export at `exported` as its model and form, goldens, fusion and parity."""
+    with change(folder) as edit:
+        edit.manifest = manifest()
+        for name, source in {"model.onnx": "model.onnx", "model.ort_cpu.onnx": "model.onnx"}.items():
+            edit.path(name).write_bytes((exported / source).read_bytes())
+        edit.path("weights.bin").write_bytes((exported / "weights.bin").read_bytes())
+        with edit.path("golden.npz").open("wb") as file:
+            np.savez(file, **arrays)
+        edit.path("fusion.json").write_text(to_json(fusion()))
+        edit.finish("fuse", "1")
+    if judged is not None:
+        with change(folder) as edit:
+            edit.path("parity.json").write_text(to_json(judged))
+            edit.finish("check", "1")
+    return folder
+
+
+def rms(values: np.ndarray[Any, Any]) -> float:
+    return math.sqrt(float(np.mean(np.square(values))))
