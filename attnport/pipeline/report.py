@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ FILE = "report.html"
 
 SENTENCE = "The ferry that crosses the river at dawn carries letters, bread and anyone who cannot sleep."
 """What the attention maps are made from when no text is given."""
-_TOKENS = range(12, 25)
+_TOKENS = range(14, 25)
 _MOST_TOKENS = 40
 _READ_SENTENCES = 256
 _POSITIONS = 20
@@ -193,6 +194,6 @@ def _environment() -> dict[str, str]:
         "Features": ", ".join(here.features) or "none that matter here",
         "Memory": f"{here.memory_bytes / 2**30:.1f} GiB",
         "GPU": gpus or here.gpu_note,
-        "System": here.platform,
+        "System": f"{platform.system()} {platform.machine()}",
         "Python": here.python,
     }

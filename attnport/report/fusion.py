@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
 from attnport.report.markup import Html, details, el, join, name, pending, row, table
+from attnport.report.measures import NONE
 
 EVIDENCE_CHARS = 6000
 """Evidence longer than this is cut in the page; `fusion.json` holds all of it."""
 INLINE_REASON_CHARS = 90
+_UNPROVEN = ("not proven", "no runtime on this machine")
 
 
 def _notes(report: FusionReport) -> dict[str, int]:
@@ -22,22 +24,34 @@ def _notes(report: FusionReport) -> dict[str, int]:
     return {reason: number for number, reason in enumerate(below, start=1)}
 
 
-def _how(item: FusionItem) -> str:
-    """The lowered form and its mask, in one line."""
-    return " · ".join(part for part in (item.form, item.mask) if part)
+def proven(item: FusionItem) -> bool:
+    """Whether somebody looked: a target that is not here leaves its attentions neither fused nor unfused."""
+    return item.fused or not item.reason.startswith(_UNPROVEN)
 
 
 def _shared(found: FusionTable) -> str:
-    """What all attentions of a target have in common, to be said once, in the heading; empty when they differ."""
-    ways = {_how(item) for item in found.items}
-    return ways.pop() if len(ways) == 1 else ""
+    """The form that all attentions of a target have, to be said once, in the heading; empty when they differ."""
+    forms = {item.form for item in found.items}
+    return forms.pop() if len(forms) == 1 else ""
+
+
+def _masks(attention: str, report: FusionReport) -> Html:
+    """The mask of an attention; targets that see different ones are named."""
+    found: dict[str, list[str]] = {}
+    for target, table_ in report.targets.items():
+        for item in table_.items:
+            if item.attention == attention and item.mask:
+                found.setdefault(item.mask, []).append(target)
+    if len(found) < 2:
+        return el("td", next(iter(found), NONE))
+    return el("td", *(el("span", f"{mask} ({', '.join(targets)})", class_="sub") for mask, targets in found.items()))
 
 
 def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str) -> Html:
     """What one target made of one attention."""
     if item is None:
         return el("td", el("span", "not in this form", class_="quiet"))
-    how = None if _how(item) == shared else el("span", _how(item), class_="how")
+    how = None if item.form == shared else el("span", item.form, class_="how")
     if item.fused:
         return el("td", el("span", "FUSED", class_="v pass"), " ", name(item.kernel or ""), how)
     why: Html
@@ -46,7 +60,8 @@ def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str) -> Htm
         why = el("a", f"note {number}", href=f"#fusion-note-{number}")
     else:
         why = el("span", item.reason or "no reason was given: please report this", class_="why")
-    return el("td", el("span", "NOT FUSED", class_="v miss"), " ", why, how)
+    state = el("span", "NOT FUSED", class_="v miss") if proven(item) else el("span", "NOT PROVEN", class_="v skip")
+    return el("td", state, " ", why, how)
 
 
 def _evidence(target: str, found: FusionTable) -> Html | None:
@@ -67,15 +82,18 @@ def _evidence(target: str, found: FusionTable) -> Html | None:
     return details(summary, *blocks)
 
 
+def _looked_at(found: FusionTable) -> bool:
+    return not found.items or any(proven(item) for item in found.items)
+
+
 def _heading(target: str, found: FusionTable) -> Html:
-    return join(
-        (
-            name(target),
-            el("span", f"{found.fused} of {found.attentions} fused", class_="sub"),
-            el("span", shared, class_="sub") if (shared := _shared(found)) else None,
-            el("span", f"{found.plan}, proved by {found.proved_by}" if found.proved_by else found.plan, class_="sub"),
-        )
-    )
+    looked = _looked_at(found)
+    lines = [
+        f"{found.fused} of {found.attentions} fused" if looked else "not proven here",
+        _shared(found),
+        f"{found.plan}, proved by {found.proved_by}" if looked and found.proved_by else found.plan,
+    ]
+    return join((name(target), *(el("span", line, class_="sub") for line in lines if line)))
 
 
 def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Html:
@@ -98,23 +116,26 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
     rows = [
         row(
             name(attention),
+            _masks(attention, report),
             *(_cell(items.get(attention), notes, shared[target]) for target, items in by_target.items()),
         )
         for attention in (*counted, *sorted(extra))
     ]
-    head = ["Attention", *(_heading(target, found) for target, found in report.targets.items())]
+    head = ["Attention", "Mask", *(_heading(target, found) for target, found in report.targets.items())]
     reasons = [el("li", reason, id_=f"fusion-note-{number}") for reason, number in notes.items()]
     return join(
         (
             lead,
             table("Attentions by target", head, [el("tbody", *rows)], class_="fusion"),
-            join((el("p", "Why not fused", class_="label"), el("ol", *reasons, class_="notes"))) if reasons else None,
+            join((el("p", "Notes", class_="label"), el("ol", *reasons, class_="notes"))) if reasons else None,
             *(_evidence(target, found) for target, found in report.targets.items()),
         )
     )
 
 
 def total(found: FusionTable) -> Html:
-    """`6/6`, marked as met or missed."""
+    """`6/6`, marked as met, missed or not proven."""
+    if not _looked_at(found):
+        return el("span", "not proven", class_="v skip")
     met = found.fused == found.attentions
     return el("span", f"{found.fused}/{found.attentions}", class_="v pass" if met else "v miss")

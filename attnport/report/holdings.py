@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 
 from attnport.artifacts import Manifest
-from attnport.report.markup import Html, el, join, name, number, pending, row, table
-from attnport.report.measures import NONE, count, megabytes, significant
+from attnport.report.markup import Html, el, join, name, number, over_numbers, pending, row, table
+from attnport.report.measures import NONE, count, megabytes
 
 
 def forms(manifest: Manifest) -> Html:
@@ -24,7 +24,7 @@ def forms(manifest: Manifest) -> Html:
         )
         for form in manifest.forms.values()
     ]
-    head = ["File", "Target", "Precision plan", "Opset", "Recognised"]
+    head = ["File", "Target", "Precision plan", *over_numbers("Opset", "Attentions recognised")]
     return table("Lowered forms", head, [el("tbody", *rows)])
 
 
@@ -45,8 +45,8 @@ def engines(manifest: Manifest, folder: str) -> Html:
         )
         for engine in manifest.engines.values()
     ]
-    head = ["File", "Built by", "Precision plan", "Optimization profiles", "Compute capability"]
-    head += ["Scratch MB", "Size MB", "SHA-256"]
+    head: list[object] = ["File", "Built by", "Precision plan", "Optimization profiles", "Compute capability"]
+    head += [*over_numbers("Scratch MB", "Size MB"), "SHA-256"]
     return table("TensorRT engines", head, [el("tbody", *rows)])
 
 
@@ -82,24 +82,25 @@ def environment(facts: Mapping[str, str], manifest: Manifest) -> Html:
         pairs = (el("div", el("dt", key), el("dd", value)) for key, value in values.items())
         return join((el("p", label, class_="label"), el("dl", *pairs, class_="settings")))
 
-    stages = {key: f"{stage.made}, {significant(stage.seconds)} s" for key, stage in manifest.stages.items()}
+    stages = {
+        key: f"{stage.made[:16].replace('T', ' ')}, {stage.seconds:.1f} s" for key, stage in manifest.stages.items()
+    }
     return join(
-        (listing("This page", facts), listing("Versions at export", manifest.versions), listing("Stages", stages))
+        (listing("This page", facts), listing("Versions at export", manifest.versions), listing("Stages, UTC", stages))
     )
 
 
 def commands(manifest: Manifest, folder: str) -> Html:
-    """How to make it again, how to embed it."""
-    out = shlex.quote(folder)
+    """How to make it again, how to embed it; `folder` as a shell takes it."""
     source = shlex.quote(manifest.source.text)
     given = "".join(f" --input {shlex.quote(item)}" for item in manifest.source.inputs)
     again = (
-        f"attnport ship {source}{given} -o {out}\n"
-        f"attnport fuse {out} --explain\n"
-        f"attnport check {out} --bisect\n"
-        f"attnport bench {out} --shape batch=8,seq=128"
+        f"attnport ship {source}{given} -o {folder}\n"
+        f"attnport fuse {folder} --explain\n"
+        f"attnport check {folder} --bisect\n"
+        f"attnport bench {folder} --shape batch=8,seq=128"
     )
-    embed = f"attnport bundle {out} -o app/ --lang python\nattnport verify app/"
+    embed = f"attnport bundle {folder} -o app/ --lang python\nattnport verify app/"
     return join(
         (
             el("p", "Make it again, look closer", class_="label"),

@@ -6,23 +6,12 @@ from collections.abc import Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.report.chart import chart, domain, legend
-from attnport.report.markup import Html, el, join, name, number, pending, row, table, verdict
+from attnport.report.markup import Html, el, join, name, number, over_numbers, pending, row, table, verdict
 from attnport.report.measures import NONE, count, megabytes, milliseconds, significant
 from attnport.report.parity import ran
 
-HEAD = (
-    "Runtime",
-    "Verdict",
-    "Median ms",
-    "p90 ms",
-    "Ratio",
-    "Interval",
-    "Sentences/s",
-    "Tokens/s",
-    "Peak MB",
-    "Samples",
-    "Ran",
-)
+_NUMBERS = ("Median ms", "p90 ms", "Ratio", "Interval", "Sentences/s", "Tokens/s", "Peak MB", "Samples")
+_HEAD = ("Runtime", "Verdict", *over_numbers(*_NUMBERS), "Ran")
 
 
 def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:
@@ -33,7 +22,7 @@ def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:
 
 def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
     if found.median_ns is None:
-        why = el("td", el("span", found.reason, class_="why"), colspan=len(HEAD) - 2)
+        why = el("td", el("span", found.reason, class_="why"), colspan=len(_HEAD) - 2)
         return row(name(runtime), verdict(found.verdict), why, class_="skipped")
     ratio = f"{found.ratio[1]:.3f}" if found.ratio else "1" if found.verdict == "baseline" else NONE
     interval = NONE if found.ratio is None else f"{found.ratio[0]:.3f} to {found.ratio[2]:.3f}"
@@ -71,7 +60,7 @@ def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow]) 
         if part
     )
     title = el("th", workload, el("span", f" {size}", class_="quiet") if size else None)
-    heading = el("tr", Html(title.replace("<th>", f'<th scope="rowgroup" colspan="{len(HEAD)}">', 1)), class_="group")
+    heading = el("tr", Html(title.replace("<th>", f'<th scope="rowgroup" colspan="{len(_HEAD)}">', 1)), class_="group")
     lines = [_row(runtime, found, best is not None and runtime == best[0]) for runtime, found in ordered]
     return el("tbody", heading, *lines)
 
@@ -98,7 +87,7 @@ def section(report: LatencyReport | None, folder: str) -> Html:
             legend(report.baseline, [found.verdict for found in everything]) if charts else None,
             table(
                 "Latency, throughput and memory by workload",
-                HEAD,
+                _HEAD,
                 [_body(report, workload, rows) for workload, rows in report.shapes.items()],
                 class_="latency",
             ),

@@ -70,15 +70,25 @@ def table(
 
     Args:
         caption: What it shows.
-        head: Column headings, markup or text.
+        head: Column headings, markup or text, or from `over_numbers`.
         rows: `tr` or `tbody` elements.
         class_: The table's class.
         label: The container's name for screen readers; the caption when that is text.
     """
-    columns = el("tr", *(el("th", heading, scope="col") for heading in head))
+    columns = el("tr", *(_heading(heading) for heading in head))
     body = el("table", el("caption", caption), el("thead", columns), *rows, class_=class_)
     # Focusable, so that the keyboard can scroll it too.
     return el("div", body, class_="scroll", tabindex="0", role="region", aria_label=label or caption)
+
+
+def _heading(heading: object) -> Html:
+    made = isinstance(heading, Html) and heading.startswith("<th")
+    return text(heading) if made else el("th", heading, scope="col")
+
+
+def over_numbers(*headings: object) -> list[object]:
+    """Column headings that stand over numbers, aligned as they are."""
+    return [el("th", heading, scope="col", class_="n") for heading in headings]
 
 
 def row(first: object, *cells: object, class_: str | None = None) -> Html:

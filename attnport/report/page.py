@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def render(
         HTML without any reference to another file or host. Its content security policy lets nothing run but the
         page's own script, whatever the names in it contain.
     """
+    folder = shlex.quote(folder)
     parts: tuple[tuple[str, str, Html], ...] = (
         ("fusion", "Fusion", fusion_part.section(manifest.attentions, fusion, folder)),
         ("parity", "Parity", parity_part.section(parity, folder)),

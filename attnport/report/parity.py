@@ -7,7 +7,20 @@ import re
 from collections.abc import Iterable, Mapping
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity
-from attnport.report.markup import Html, details, el, join, name, number, pending, row, table, text, verdict
+from attnport.report.markup import (
+    Html,
+    details,
+    el,
+    join,
+    name,
+    number,
+    over_numbers,
+    pending,
+    row,
+    table,
+    text,
+    verdict,
+)
 from attnport.report.measures import NONE, count, largest_share, scientific, share, significant, worst
 
 INVARIANCE = "padding invariance"
@@ -117,8 +130,8 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
             )
             for result in found.cases
         ]
-        head = ["Case", "Output", "Verdict", "RMS error", "RMS bound", "Max error", "Max bound"]
-        head += ["Relative", "Least cosine", "Elements", "Not finite"]
+        head = ["Case", "Output", "Verdict", *over_numbers("RMS error", "RMS bound", "Max error", "Max bound")]
+        head += over_numbers("Relative", "Least cosine", "Elements", "Not finite")
         parts.append(table(f"Errors of {title} against float64", head, [el("tbody", *rows)], class_="metrics"))
     if found.invariance:
         rows = [
@@ -131,7 +144,8 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
             )
             for result in found.invariance
         ]
-        head = ["Comparison", "Output", "Verdict", "RMS difference", "RMS bound", "Max difference", "Max bound"]
+        head = ["Comparison", "Output", "Verdict"]
+        head += over_numbers("RMS difference", "RMS bound", "Max difference", "Max bound")
         caption = f"Padding invariance of {title}: what differs when padding alone differs"
         parts.append(table(caption, head, [el("tbody", *rows)], class_="metrics"))
     return details(summary, *parts, id_=id_)

@@ -22,7 +22,7 @@ from attnport.artifacts import (
     ParityReport,
     RuntimeParity,
 )
-from attnport.report.page import code_digest, render
+from attnport.report.page import render
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
 
@@ -194,5 +194,27 @@ def test_the_reader_of_these_tests_finds_faults() -> None:
     assert faults('<p onclick="x()"></p>') != []
 
 
-def test_the_code_digest_is_stable() -> None:
-    assert code_digest() == code_digest()
+def test_a_target_that_nobody_could_prove_is_told_from_one_that_is_not_fused() -> None:
+    looked = FusionItem("a", "MatMul", "none", None, False, "openvino runs it as several kernels")
+    unseen = FusionItem("a", "MatMul", "none", None, False, "not proven: tensorrt is not installed.")
+    report = FusionReport(
+        {
+            "onnx_18": FusionTable(1, 0, (looked,), "m", "fp32", "openvino"),
+            "tensorrt": FusionTable(1, 0, (unseen,), "m", "fp16", "nothing here"),
+        }
+    )
+    seen = _seen(_full(fusion=report))
+    assert seen.count("NOT FUSED") == 1
+    assert seen.count("NOT PROVEN") == 1
+    assert seen.count("0/1") == 1
+    assert "not proven here" in seen
+
+
+def test_an_attention_whose_mask_depends_on_the_target_names_them() -> None:
+    tables = {
+        target: FusionTable(1, 1, (FusionItem("a", "f", mask, "k", True, "", "e"),), "m", "fp32", target)
+        for target, mask in (("ort_cpu", "padding(x)"), ("openvino", "none"))
+    }
+    seen = _seen(_full(fusion=FusionReport(tables)))
+    assert "padding(x) (ort_cpu)" in seen
+    assert "none (openvino)" in seen
