@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
+import importlib.metadata
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from attnport.artifacts import (
     ModelSpec,
     Stage,
     digest_file,
+    digest_text,
     read,
     to_json,
 )
@@ -46,6 +49,31 @@ def open_folder(folder: Path) -> Manifest:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise IntegrityError(f"{folder / MANIFEST} names {name!r}, which is outside the folder.")
     return manifest
+
+
+def open_if_there(folder: Path) -> Manifest | None:
+    """As `open_folder`, but None where nothing was exported yet."""
+    journal = (folder / JOURNAL).exists() or (folder / STAGING).exists()
+    return open_folder(folder) if journal or (folder / MANIFEST).is_file() else None
+
+
+def toolchain(*packages: str) -> str:
+    """A digest of this project's own code and of the installed versions of `packages`: a part of a stage's inputs."""
+    return digest_text(_own_code(), *(f"{name} {_version(name)}" for name in packages))
+
+
+@functools.cache
+def _own_code() -> str:
+    root = Path(__file__).parent.parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".css", ".js"))
+    return digest_text(*(f"{path.relative_to(root)} {digest_file(path)}" for path in files))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "-"
 
 
 def check_files(folder: Path, manifest: Manifest, *names: str) -> None:
@@ -103,15 +131,19 @@ class Change:
             files = {file: digest for file, digest in self.manifest.files.items() if file != name}
             self.manifest = dataclasses.replace(self.manifest, files=files)
 
-    def finish(self, stage: str, inputs: str) -> Manifest:
-        """Records the stage and the digests of what it staged, and stages the manifest."""
+    def finish(self, stage: str, inputs: str, *, extra: tuple[str, ...] = ()) -> Manifest:
+        """Records the stage and the digests of what it staged, and stages the manifest.
+
+        Args:
+            extra: Files that belong to the stage though an earlier change wrote them.
+        """
         if self.manifest is None:
             raise ArtifactError(f"{self.folder}: stage {stage} has no manifest to write.")
         written = self._staged.staged()
         written.pop(MANIFEST, None)
         done = Stage(
             inputs=inputs,
-            files=tuple(written),
+            files=(*written, *extra),
             made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._began, 3),
         )

@@ -1,12 +1,14 @@
 """Attention written out as the products and the softmax that every opset has, in the spelling that fuses best.
 
-Scale on q before the product (range in half precision), masks merged into one `Where` with -inf (TensorRT skips whole
-tiles only for that), and a guard that turns the NaN of a row with no allowed key into zero probabilities.
+Scale on q before the product (range in half precision) and masks merged into one `Where`. A row with no allowed key
+gives zero in one of two ways: `probabilities` hides with -inf, for which alone TensorRT skips whole tiles, and turns
+the row's NaN into zeros; `output` hides with the type's lowest number and zeroes the row behind the product with v, a
+tensor of S x D instead of S x T, which other runtimes fuse where they would not fuse a step behind the softmax.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -17,11 +19,18 @@ from attnport.exporter.fusion.attention import Attention
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+Guard = Literal["probabilities", "output"]
+
 
 def decomposed(
-    build: Builder, masks: MaskWriter, attention: Attention, *, compute: ir.DataType | None = None
+    build: Builder,
+    masks: MaskWriter,
+    attention: Attention,
+    *,
+    compute: ir.DataType | None = None,
+    guard: Guard = "probabilities",
 ) -> tuple[ir.Value, tuple[str, ...]]:
-    """Writes `Where(mask, (q scale) k^T, -inf) -> Softmax -> guard -> v`.
+    """Writes `Where(mask, (q scale) k^T, low) -> Softmax -> v` with its guard.
 
     Args:
         compute: The dtype to compute in (q, k, v are cast to it, the output back); None = q's own.
@@ -46,17 +55,26 @@ def decomposed(
         scores = build.op("Add", scores, _like_scores(build, attention, bias), name="bias")
     keep = masks.keep(attention)
     if keep is not None:
-        low = build.like(-np.inf, scores)
+        low = build.like(-np.inf if guard == "probabilities" else _lowest(compute), scores)
         scores = build.op("Where", _like_scores(build, attention, keep), scores, low, name="mask", dtype=compute)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
     anchors.append(weights)
-    if keep is not None:
+    if keep is not None and guard == "probabilities":
         empty = build.op("IsNaN", weights, name="no_key", dtype=ir.DataType.BOOL)
         weights = build.op("Where", empty, build.like(0.0, weights), weights, name="guard", dtype=compute)
     output = build.op("MatMul", weights, v, name="pv")
     anchors.append(output)
+    if keep is not None and guard == "output":
+        some = _like_scores(build, attention, masks.any_key(keep))
+        output = build.op("Where", some, output, build.like(0.0, output), name="guard", dtype=compute)
     names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]
     return build.cast(output, dtype, "out_cast"), names
+
+
+def _lowest(dtype: ir.DataType) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype.numpy()).min)  # type: ignore[no-untyped-call]
 
 
 def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:

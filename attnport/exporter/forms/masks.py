@@ -61,6 +61,18 @@ class MaskWriter:
             self._written[key] = self.build.op("Where", keep, zero, low, name="mask/additive", dtype=attention.q.dtype)
         return self._written[key]
 
+    def any_key(self, keep: ir.Value) -> ir.Value:
+        """Whether a row has an allowed key at all, `[B|1, H|1, S|1, 1]`."""
+        import onnx_ir as ir
+
+        key = ("any", keep)
+        if key not in self._written:
+            # Through int32: reductions of bool came with opset 20.
+            number = self.build.cast(keep, ir.DataType.INT32, "mask/as_int")
+            most = self.build.op("ReduceMax", number, self.build.const([-1], np.int64), name="mask/any", keepdims=1)
+            self._written[key] = self.build.cast(most, ir.DataType.BOOL, "mask/any_key")
+        return self._written[key]
+
     def bias(self, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
         """The sum of the biases, in `dtype`, broadcastable to `[B,H,S,T]`; None when there is none."""
         total: ir.Value | None = None

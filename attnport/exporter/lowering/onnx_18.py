@@ -19,8 +19,8 @@ class Onnx18(Lowering):
     proved_by: ClassVar[tuple[str, ...]] = ("openvino",)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """Products, `Where` with -inf, softmax and guard."""
-        output, anchors = decomposed(build, masks, attention)
+        """Products, `Where`, softmax; a row with no allowed key is zeroed behind the product with v."""
+        output, anchors = decomposed(build, masks, attention, guard="output")
         return Written(output, "MatMul, Where, Softmax, MatMul", anchors)
 
 

@@ -1,0 +1,105 @@
+"""Saves graphs beside shared weights: `weights.bin` for all forms, and per form only the tensors that it changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnport.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+INLINE_BYTES = 1024
+"""Tensors of at most this size stay inside the ONNX file, where readers fold them."""
+
+
+def save_exported(model: ir.Model, path: Path, weights: str) -> None:
+    """Saves a captured graph with its tensors in the new file `weights` beside it; equal tensors are stored once."""
+    import onnx_ir.passes.common as passes
+
+    passes.DeduplicateInitializersPass(size_limit=1 << 62)(model)
+    _externalise(model, path.parent, weights)
+    _write(model, path)
+
+
+def save_form(model: ir.Model, path: Path, weights: str) -> bool:
+    """Saves a lowered graph; tensors of the artifact's `weights.bin` are referred to, new large ones go to `weights`.
+
+    Returns:
+        Whether the file `weights` was written (a form may change no large tensor).
+    """
+    written = _externalise(model, path.parent, weights)
+    _write(model, path)
+    return written
+
+
+def load(path: Path) -> ir.Model:
+    """Loads a graph; its tensors stay on disk until they are used.
+
+    Raises:
+        ArtifactError: it is not an ONNX file, or its external data leaves the folder or is too short.
+    """
+    import onnx_ir as ir
+
+    try:
+        model = ir.load(path)
+    except Exception as err:  # protobuf and onnx_ir raise a dozen kinds for a damaged file
+        raise ArtifactError(
+            f"{path} is not a readable ONNX file: {str(err).splitlines()[0] if str(err) else type(err).__name__}",
+            hint="It was cut short or changed; export again.",
+        ) from err
+    check_external(model, path)
+    return model
+
+
+def check_external(model: ir.Model, path: Path) -> None:
+    """Checks where a graph's external tensors lie.
+
+    Raises:
+        ArtifactError: one lies outside the model's folder, is missing, or goes beyond its file's end.
+    """
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        place = Path(str(tensor.location))
+        if place.is_absolute() or ".." in place.parts:
+            raise ArtifactError(f"{path}: tensor {value.name!r} lies in {str(place)!r}, outside the model's folder.")
+        file = path.parent / place
+        if not file.is_file():
+            raise ArtifactError(f"{path}: tensor {value.name!r} lies in {place.name}, which is missing.")
+        end = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
+        if end > file.stat().st_size:
+            raise ArtifactError(
+                f"{path}: tensor {value.name!r} ends at byte {end} of {place.name}, which has {file.stat().st_size}.",
+                hint="The weights file was cut short; export again.",
+            )
+
+
+def _externalise(model: ir.Model, folder: Path, weights: str) -> bool:
+    import onnx_ir as ir
+
+    values = [
+        value
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+        and not isinstance(value.const_value, ir.ExternalTensor)
+        and value.const_value.nbytes > INLINE_BYTES
+    ]
+    if not values:
+        return False
+    tensors = [value.const_value for value in values if value.const_value is not None]
+    stored = ir.external_data.convert_tensors_to_external(tensors, folder, weights, alignment=4096)
+    for value, tensor in zip(values, stored, strict=True):
+        value.const_value = tensor
+    return True
+
+
+def _write(model: ir.Model, path: Path) -> None:
+    import onnx_ir as ir
+
+    proto = ir.serde.serialize_model(model)
+    path.write_bytes(proto.SerializeToString(deterministic=True))

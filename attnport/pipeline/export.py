@@ -1,0 +1,193 @@
+"""`attnport export`: a module becomes an artifact folder whose dims were tried, with a golden set in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnport import __version__
+from attnport.artifacts import (
+    FORMAT,
+    CaseResult,
+    IOContract,
+    Manifest,
+    ModelSpec,
+    Session,
+    digest_text,
+    to_json,
+)
+from attnport.compare.inputs import Case, cases, full_case
+from attnport.compare.parity import Yardstick, judge, measure_all
+from attnport.errors import AttnportError, ExportError
+from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening
+
+STAGE = "export"
+MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
+GOLDEN_CASES = ("right padding", "one row fully masked", "usual sizes", "primes")
+_CHECKERS = ("ort_cpu", "onnx_reference")
+
+
+def export(
+    text: str,
+    folder: Path,
+    *,
+    inputs: Sequence[str] = (),
+    dims: Sequence[str] = (),
+    force: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Manifest:
+    """Exports a SPEC into `folder`; what an earlier export left there is replaced all at once.
+
+    Args:
+        text: The SPEC.
+        inputs: `--input` declarations, for factories that return a plain module.
+        dims: `--dim` declarations.
+        force: Export even when nothing changed since the last time.
+
+    Raises:
+        SpecError: there is no such module, or it does not load.
+        ExportError: torch cannot export it, a dim froze, or the graph computes something else.
+    """
+    from attnport.sources import load
+
+    progress(f"loading {text}")
+    spec = load(text, inputs=inputs, dims=dims)
+    digest = digest_text(
+        toolchain("torch", "onnx", "onnxscript", "transformers"), to_json(spec.source), to_json(spec.io)
+    )
+    earlier = open_if_there(folder)
+    if earlier is not None and not force and fresh(folder, earlier, STAGE, digest):
+        return earlier
+    return _export(spec, folder, digest, progress)
+
+
+def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str], None]) -> Manifest:
+    from attnport.exporter import storage
+    from attnport.exporter.capture import OPSET, capture
+
+    progress("tracing the module")
+    captured = capture(spec.make(), spec.io)
+    with change(folder) as changing:
+        storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
+        reference, eager = _torch_sessions(spec)
+        with_contract = base.get("torch_eager").open(Opening(spec.io, spec=spec, float64=True, contract=True))
+        _check_dims(spec.io, changing.path(MODEL), reference, eager, progress)
+        progress("golden outputs in float64")
+        _write_golden(spec.io, with_contract, eager, changing.path(GOLDEN))
+        for session in (reference, eager, with_contract):
+            session.close()
+        if spec.tokenizer is not None:
+            changing.path("tokenizer.json").write_bytes(spec.tokenizer.read_bytes())
+        for name in changing.manifest.files if changing.manifest else ():
+            changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
+        changing.manifest = Manifest(
+            format=FORMAT,
+            attnport=__version__,
+            name=spec.name,
+            source=spec.source,
+            io=spec.io,
+            opset=OPSET,
+            attentions=captured.attentions,
+            tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
+            versions=_versions(),
+            files={},
+        )
+        return changing.finish(STAGE, digest)
+
+
+def _torch_sessions(spec: ModelSpec) -> tuple[Session, Session]:
+    eager = base.get("torch_eager")
+    return eager.open(Opening(spec.io, spec=spec, float64=True)), eager.open(Opening(spec.io, spec=spec))
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for package in ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def size_cases(io: IOContract) -> list[tuple[str | None, Case]]:
+    """The sizes at which an export is tried, each with the dim that it tries.
+
+    A base of primes, other primes, and for each dim its smallest and its largest size with the others small: the
+    product of all largest sizes is more than a check may cost.
+    """
+    from attnport.exporter.capture import example_sizes
+
+    start = example_sizes(io)
+    primes = {dim.name: max(min(prime, dim.max), dim.min) for dim, prime in zip(io.dims, (2, 13, 17, 19), strict=False)}
+    small = {dim.name: max(min(2, dim.max), dim.min) for dim in io.dims}
+    plans: list[tuple[str | None, Mapping[str, int]]] = [(None, start), (None, primes)]
+    for dim in io.dims:
+        for size in dict.fromkeys((dim.min, primes[dim.name], dim.max)):
+            others = small if size == dim.max else start
+            plans.append((dim.name, {**others, dim.name: size}))
+    unique = {tuple(sizes.items()): (dim, sizes) for dim, sizes in reversed(plans)}
+    return [(dim, full_case(io, sizes)) for dim, sizes in reversed(unique.values())]
+
+
+def _check_dims(
+    io: IOContract, model: Path, reference: Session, eager: Session, progress: Callable[[str], None]
+) -> None:
+    """Runs the exported graph at every size of `size_cases` against the module, by the parity bound.
+
+    Raises:
+        ExportError: it fails or differs; names the dim and the inputs that have it.
+    """
+    checker = next(base.get(name) for name in _CHECKERS if base.get(name).probe().available)
+    session = checker.open(Opening(io, model=model))
+    tried = size_cases(io)
+    try:
+        for number, (dim, case) in enumerate(tried, start=1):
+            progress(f"checking sizes {number}/{len(tried)}: {case.name}")
+            problem = _problem(io, case, session, reference, eager)
+            if problem:
+                having = ", ".join(repr(spec.name) for spec in io.inputs if dim in spec.dims)
+                where = f"dim {dim!r} of input {having} froze" if dim else "the exported graph is not the module"
+                raise ExportError(
+                    f"{where}: at {case.name} {checker.name} gives {problem}.",
+                    hint="Look for sizes that the code turns into Python numbers or constants." if dim else "",
+                )
+    finally:
+        session.close()
+
+
+def _problem(io: IOContract, case: Case, session: Session, reference: Session, eager: Session) -> str:
+    expected, yard = reference.run(case.feeds), eager.run(case.feeds)
+    try:
+        got = session.run(case.feeds)
+    except AttnportError as err:
+        return err.message
+    except Exception as err:  # each runtime has its own exceptions for a shape that does not fit
+        return f"{type(err).__name__}: {str(err).splitlines()[0]}"
+    by = Yardstick("fp32", {case.name: measure_all(yard, expected, case, io)})
+    results: list[CaseResult] = [
+        judge(case.name, output, errors, by) for output, errors in measure_all(got, expected, case, io).items()
+    ]
+    return "; ".join(f"{result.output}: {result.reason}" for result in results if result.verdict == "FAIL")
+
+
+def _write_golden(io: IOContract, reference: Session, eager: Session, path: Path) -> None:
+    """A few cases with the float64 outputs of the mask contract, and eager's float32 ones as the measure of error."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for case in cases(io):
+        if case.name not in GOLDEN_CASES:
+            continue
+        key = case.name.replace(" ", "_")
+        arrays |= {f"{key}/in/{name}": np.asarray(array) for name, array in case.feeds.items()}
+        arrays |= {f"{key}/out/{name}": array for name, array in reference.run(case.feeds).items()}
+        arrays |= {f"{key}/eager/{name}": array for name, array in eager.run(case.feeds).items()}
+        arrays |= {f"{key}/valid/{name}": np.asarray(array) for name, array in case.valid.items()}
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)

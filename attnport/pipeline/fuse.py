@@ -1,0 +1,192 @@
+"""`attnport fuse`: lowers the attentions for each target and proves, on what is installed, that they are fused."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from attnport.artifacts import (
+    Evidence,
+    Form,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    Manifest,
+    digest_text,
+    read,
+    to_json,
+)
+from attnport.errors import AttnportError, FusionMissing
+from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.lowering.base import Lowered, Lowering
+from attnport.pipeline.export import MODEL, WEIGHTS
+from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
+from attnport.runtimes import base as runtimes
+
+FILE = "fusion.json"
+Progress = Callable[[str], None]
+
+
+def fuse(
+    folder: Path,
+    *,
+    targets: Sequence[str] | None = None,
+    plans: Mapping[str, str] | None = None,
+    force: bool = False,
+    progress: Progress = lambda message: None,
+) -> FusionReport:
+    """Writes one lowered form a target and `fusion.json`.
+
+    Args:
+        folder: An artifact folder.
+        targets: Names; None = all there are.
+        plans: Precision plan by target; a target's default where none is given.
+        force: Do it again even when nothing changed.
+
+    Raises:
+        UsageError: an unknown target, or a plan that it does not take.
+        ArtifactError, IntegrityError: the folder is not one, or its model was changed.
+        ExportError: an operator has no form at a target's opset.
+    """
+    chosen = [lowerings.get(name) for name in targets or lowerings.names()]
+    manifest = open_folder(folder)
+    for lowering in chosen:
+        plan = (plans or {}).get(lowering.name, lowering.plans[0])
+        manifest = _fuse_one(folder, manifest, lowering, plan, force, progress)
+    return read(FusionReport, folder / FILE)
+
+
+def require(report: FusionReport, keys: Sequence[str]) -> None:
+    """Checks that every attention is fused in the tables called `keys`.
+
+    Raises:
+        FusionMissing: one is not; lists the first of them with its reason.
+    """
+    missing = [
+        f"{key}: {item.attention}: {item.reason}"
+        for key in keys
+        for item in report.targets[key].items
+        if not item.fused
+    ]
+    if missing:
+        raise FusionMissing(
+            f"{len(missing)} attentions are not fused: {missing[0]}", hint="attnport fuse FOLDER --explain lists all."
+        )
+
+
+def _fuse_one(
+    folder: Path, manifest: Manifest, lowering: Lowering, plan: str, force: bool, progress: Progress
+) -> Manifest:
+    key = lowering.form_key(plan)
+    stage = f"fuse:{key}"
+    digest = digest_text(
+        toolchain("onnx_ir", "onnxscript", "onnxruntime", "openvino", "tensorrt_rtx", "tensorrt"),
+        key,
+        manifest.files.get(MODEL, ""),
+        manifest.files.get(WEIGHTS, ""),
+    )
+    table_key = lowering.table_key(plan)
+    if not force and fresh(folder, manifest, stage, digest) and table_key in _report(folder).targets:
+        return manifest
+    check_files(folder, manifest, *(name for name in (MODEL, WEIGHTS) if name in manifest.files))
+    progress(f"{key}: lowering")
+    lowered, form = _write_form(folder, lowering, plan)
+    progress(f"{key}: proving")
+    table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
+    with change(folder) as changing:
+        report = _report(folder)
+        updated = dataclasses.replace(report, targets={**report.targets, table_key: table})
+        changing.path(FILE).write_text(to_json(updated))
+        return changing.finish(stage, digest, extra=_files_of(form, changing.manifest))
+
+
+def _files_of(form: Form, manifest: Manifest | None) -> tuple[str, ...]:
+    names = (form.file, form.file.removesuffix(".onnx") + ".bin")
+    return tuple(name for name in names if manifest is not None and name in manifest.files)
+
+
+def _report(folder: Path) -> FusionReport:
+    path = folder / FILE
+    return read(FusionReport, path) if path.is_file() else FusionReport({})
+
+
+def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, Form]:
+    """Lowers and saves the form; the table that spoke of the form before goes in the same change."""
+    from attnport.exporter import storage
+
+    key = lowering.form_key(plan)
+    name = f"model.{key}.onnx"
+    with change(folder) as changing:
+        assert changing.manifest is not None
+        keeps = {mask.input for mask in changing.manifest.io.masks if mask.input and mask.polarity == "keep"}
+        model = storage.load(folder / MODEL)
+        lowered = lowering.lower(
+            model, changing.manifest.attentions, keep_inputs={name for name in keeps if name}, plan=plan
+        )
+        weights = f"model.{key}.bin"
+        written = storage.save_form(lowered.model, changing.path(name), weights)
+        if not written and weights in changing.manifest.files:
+            changing.remove(weights)
+        form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks)
+        changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
+        report = _report(folder)
+        left = {key: table for key, table in report.targets.items() if key != lowering.table_key(plan)}
+        changing.path(FILE).write_text(to_json(FusionReport(left)))
+        changing.finish(f"lower:{key}", "")
+    return lowered, form
+
+
+def _table(
+    folder: Path, manifest: Manifest, lowering: Lowering, plan: str, form: Form, lowered: Lowered
+) -> FusionTable:
+    proved_by, evidence, problem = _prove(folder, manifest, lowering, form)
+    items = []
+    for attention in manifest.attentions:
+        name = attention.name
+        proof = evidence.get(name)
+        if proof is not None:
+            reason = ""
+        elif name not in lowered.forms:
+            reason = f"not recognised: {lowered.notes.get(name, 'no reason was recorded')}"
+        else:
+            reason = lowered.notes.get(name) or problem or f"{proved_by} runs it as several kernels"
+        items.append(
+            FusionItem(
+                attention=name,
+                form=lowered.forms.get(name, "as exported"),
+                mask=lowered.masks.get(name, "unknown"),
+                kernel=proof.kernel if proof else None,
+                fused=proof is not None,
+                reason=reason,
+                evidence=proof.text if proof else "",
+            )
+        )
+    fused = sum(item.fused for item in items)
+    return FusionTable(len(items), fused, tuple(items), form.file, plan, proved_by)
+
+
+def _prove(folder: Path, manifest: Manifest, lowering: Lowering, form: Form) -> tuple[str, Mapping[str, Evidence], str]:
+    """Who proves it, the evidence by attention, and why there is none."""
+    problem = "no runtime on this machine can prove it"
+    for prover in lowering.proved_by:
+        try:
+            if prover == "engine":
+                return f"{lowering.name} engine", _engine_proof(folder, manifest, form), ""
+            runtime = runtimes.get(prover)
+            runtimes.available(runtime)
+            return prover, runtime.fusion_evidence(folder / form.file, form.anchors), ""
+        except AttnportError as err:
+            problem = f"not proven: {err.message}"
+    return "nothing here", {}, problem
+
+
+def _engine_proof(folder: Path, manifest: Manifest, form: Form) -> Mapping[str, Evidence]:
+    """The evidence of a throw-away engine over everything the model takes; `build` makes the one that is shipped."""
+    from attnport.exporter.engine import build_engine, engine_evidence
+
+    with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
+        engine = Path(scratch) / "proof.engine"
+        build_engine(form.target, folder / form.file, manifest.io, engine, plan=form.plan)
+        return engine_evidence(engine, form.anchors)
