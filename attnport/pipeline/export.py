@@ -73,6 +73,8 @@ def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str]
     progress("tracing the module")
     captured = capture(spec.make(), spec.io)
     with change(folder) as changing:
+        for name in tuple(changing.manifest.files) if changing.manifest else ():
+            changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         reference, eager = _torch_sessions(spec)
         with_contract = base.get("torch_eager").open(Opening(spec.io, spec=spec, float64=True, contract=True))
@@ -83,8 +85,6 @@ def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str]
             session.close()
         if spec.tokenizer is not None:
             changing.path("tokenizer.json").write_bytes(spec.tokenizer.read_bytes())
-        for name in changing.manifest.files if changing.manifest else ():
-            changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
         changing.manifest = Manifest(
             format=FORMAT,
             attnport=__version__,
