@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, ParityReport, digest_file, read
+from attnport.bundle.python import files as bundle_files
+from attnport.bundle.python import manifest as bundle_manifest
+from attnport.bundle.python.errors import BundleError
+from attnport.bundle.python.errors import IntegrityError as BundleIntegrityError
+from attnport.bundle.python.manifest import MANIFEST as BUNDLE
 from attnport.dims import STRICT
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.pipeline.inspect_graph import GraphFacts, graph_facts
 from attnport.pipeline.workspace import check_files, open_folder
 
-BUNDLE = "bundle.json"
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 
 
@@ -67,9 +71,7 @@ def inspect(path: Path) -> Inspection:
     if not path.exists():
         raise ArtifactError(f"{path} does not exist.", hint="Give a folder, a bundle, an .onnx file or an engine.")
     if path.is_dir():
-        if (path / MANIFEST).exists() or not (path / BUNDLE).exists():
-            return _folder(path)
-        return _bundle(path)
+        return _bundle(path) if (path / BUNDLE).exists() else _folder(path)
     if path.suffix in ENGINE_SUFFIXES:
         return _engine(path)
     if path.suffix == ".onnx":
@@ -143,13 +145,9 @@ def _verdicts(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bundle(folder: Path) -> Inspection:
-    from attnport.bundle.python import files, manifest
-    from attnport.bundle.python.errors import BundleError
-    from attnport.bundle.python.errors import IntegrityError as BundleIntegrityError
-
     try:
-        found = manifest.read(folder)
-        files.require(folder, found)
+        found = bundle_manifest.read(folder)
+        bundle_files.require(folder, found)
     except BundleIntegrityError as err:
         raise IntegrityError(str(err)) from err
     except BundleError as err:
