@@ -1,0 +1,76 @@
+"""The guides say what is so: links lead somewhere, Python in them imports, exit codes and commands are the real ones."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from attnport import errors
+from attnport.compare import latency, parity
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")})
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Relative links of a Markdown page that lead to no file."""
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    return [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def missing_imports(code: str) -> list[str]:
+    """What a piece of Python imports from attnport that is not there."""
+    missing = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "attnport":
+            for alias in node.names:
+                try:
+                    found = hasattr(importlib.import_module(str(node.module)), alias.name)
+                except ModuleNotFoundError:
+                    found = False
+                if not found:
+                    missing.append(f"{node.module}.{alias.name}")
+    return missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_and_python_of_a_page_are_good(page: Path) -> None:
+    text = page.read_text()
+    assert broken_links(page, text) == []
+    assert [name for code in python_blocks(text) for name in missing_imports(code)] == []
+
+
+def test_the_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
+    table = re.findall(r"^\| (\d+) \| ", (ROOT / "README.md").read_text(), re.MULTILINE)
+    owned = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
+    assert {int(code) for code in table} == owned | {0, 130}
+
+
+def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    wanted = set(re.findall(r"\bmake ([a-z][a-z-]*)\b", (ROOT / "README.md").read_text())) | {"test-all", "lint"}
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= wanted <= targets
+
+
+def test_the_numbers_of_the_guides_are_those_of_the_code() -> None:
+    assert f"cosine of {parity.COSINE}" in (ROOT / "docs" / "parity.md").read_text()
+    said = (ROOT / "docs" / "latency.md").read_text()
+    assert f"nominal {latency.CONFIDENCE:.0%}".replace("%", " %") in said
+    assert f"from {latency.P90_SAMPLES} samples" in said
+
+
+def test_a_broken_link_and_a_missing_import_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "there.md").touch()
+    text = "[a](there.md) [b](there.md#part) ![c](gone.png) [d](https://example.org/x)"
+    assert broken_links(page, text) == ["gone.png"]
+    assert missing_imports("from attnport.dims import Dim, Missing") == ["attnport.dims.Missing"]
+    assert missing_imports("from attnport.nowhere import x\nimport json") == ["attnport.nowhere.x"]
