@@ -1,4 +1,4 @@
-"""The guides say what is so: links lead somewhere, Python in them imports, exit codes and commands are the real ones."""
+"""The guides say what is so: links lead somewhere, Python in them imports, exit codes and commands are real."""
 
 from __future__ import annotations
 
