@@ -26,6 +26,8 @@ from attnport.pipeline.workspace import change, check_files, fresh, open_folder,
 from attnport.runtimes import base as runtimes
 
 FILE = "fusion.json"
+NOBODY = "nothing here"
+"""`proved_by` of a target that no runtime on this machine can prove."""
 Progress = Callable[[str], None]
 
 
@@ -179,7 +181,7 @@ def _prove(folder: Path, manifest: Manifest, lowering: Lowering, form: Form) -> 
             return prover, runtime.fusion_evidence(folder / form.file, form.anchors), ""
         except AttnportError as err:
             problem = f"not proven: {err.message}"
-    return "nothing here", {}, problem
+    return NOBODY, {}, problem
 
 
 def _engine_proof(folder: Path, manifest: Manifest, form: Form) -> Mapping[str, Evidence]:

@@ -1,0 +1,358 @@
+"""The command line: reads arguments, calls a verb, prints. Heavy imports stand inside the verb that needs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from attnport import __version__
+from attnport.errors import AttnportError, MissingDependency
+
+F = TypeVar("F", bound=Callable[..., Any])
+FOLDER = click.Path(path_type=Path)
+
+
+class Reporter:
+    """What a command prints to: data on stdout, progress and messages on stderr."""
+
+    def __init__(self, as_json: bool, verbose: bool) -> None:
+        self.as_json = as_json
+        self.verbose = verbose
+        self._status: Any = None
+
+    def progress(self, message: str) -> None:
+        """Shows what is being done: a spinner on a terminal, a line with -v, nothing otherwise."""
+        if self.verbose:
+            click.echo(message, err=True)
+        elif self._status is not None:
+            from rich.markup import escape
+
+            self._status.update(escape(message))
+
+    def working(self, title: str) -> Any:
+        """A context in which `progress` has a spinner."""
+        if self.verbose or not sys.stderr.isatty():
+            return nullcontext()
+        from rich.console import Console
+
+        self._status = Console(stderr=True).status(title)
+        return self._status
+
+    def show(self, value: Any, table: str) -> None:
+        """Prints a value as JSON, or by the function of `attnport.console` that is called `table`."""
+        if self.as_json:
+            from attnport.artifacts import to_json
+
+            click.echo(to_json(value), nl=False)
+            return
+        from attnport import console
+
+        getattr(console, table)(value)
+
+    def show_path(self, path: Path) -> None:
+        """Prints where something was written."""
+        import json
+
+        click.echo(json.dumps({"path": str(path)}) if self.as_json else str(path))
+
+
+def verb(work: F) -> F:
+    """Adds --json, -v and --traceback, and turns errors into messages and exit codes."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print data as JSON on stdout, everything else on stderr.")
+    @click.option("-v", "--verbose", is_flag=True, help="Print each step on stderr.")
+    @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
+    @wraps(work)
+    def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:
+        out = Reporter(as_json, verbose)
+        try:
+            with out.working(f"attnport {work.__name__.rstrip('_')}"):
+                finish = work(out, *args, **options)
+            if finish is not None:
+                finish()
+        except KeyboardInterrupt:
+            click.echo("interrupted; what was there before is untouched.", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            sys.exit(0)
+        except click.ClickException:
+            raise
+        except AttnportError as err:
+            if traceback:
+                raise
+            _complain(err.message, err.hint)
+            sys.exit(err.exit_code)
+        except ModuleNotFoundError as err:
+            if traceback or err.name is None:
+                raise
+            missing = MissingDependency(f"{err.name} is not installed.", hint=f"pip install {err.name}")
+            _complain(missing.message, missing.hint)
+            sys.exit(missing.exit_code)
+        except Exception as err:
+            if traceback:
+                raise
+            _complain(
+                f"{type(err).__name__}: {err}", "This is a bug of attnport's. Run again with --traceback and report it."
+            )
+            sys.exit(1)
+
+    return run  # type: ignore[return-value]
+
+
+def _complain(message: str, hint: str) -> None:
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {message}", err=True)
+    if hint:
+        click.echo(f"{click.style('hint', fg='cyan')}: {hint}", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="attnport")
+def cli() -> None:
+    """Port PyTorch attention to ONNX Runtime, OpenVINO and TensorRT, with proof."""
+
+
+def main() -> None:
+    """The console script; Ctrl-C before a verb has begun ends as quietly as later."""
+    try:
+        cli(standalone_mode=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+_source = [
+    click.argument("spec"),
+    click.option("-o", "--output", type=FOLDER, required=True, help="The artifact folder."),
+    click.option(
+        "--input", "inputs", multiple=True, help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding".'
+    ),
+    click.option("--dim", "dims", multiple=True, help='The range of a dim, "seq=1:128:512".'),
+    click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
+]
+
+
+def source_options(work: F) -> F:
+    """SPEC, -o, --input, --dim, --force."""
+    for option in reversed(_source):
+        work = option(work)
+    return work
+
+
+@cli.command()
+@source_options
+@click.option("--text", type=FOLDER, help="Sentences, one a line, for models that read text.")
+@click.option("--require", is_flag=True, help="Exit 5 when a target whose fusion can be proved is not fused.")
+@click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds for latency.")
+@verb
+def ship(
+    out: Reporter, spec: str, output: Path, text: Path | None, budget: float, **options: Any
+) -> Callable[[], None]:
+    """Do everything: export, fuse, build, check, bench, bundle, report."""
+    from attnport.pipeline.ship import ship as run
+
+    result = run(spec, output, sentences=text, budget_s=budget, progress=out.progress, **options)
+
+    def finish() -> None:
+        out.show(result, "show_ship")
+        sys.exit(result.exit_code)
+
+    return finish
+
+
+@cli.command()
+@source_options
+@verb
+def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[], None]:
+    """Export a module to ONNX with dynamic dims and masks."""
+    from attnport.pipeline.export import export as run
+
+    manifest = run(spec, output, progress=out.progress, **options)
+    return lambda: out.show(manifest, "show_manifest")
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--target", "targets", multiple=True, help="A lowering target; default: all.")
+@click.option("--dtype", "plan", help="Precision plan of the TensorRT targets; default fp16.")
+@click.option("--explain", is_flag=True, help="Say for each attention what happened and why.")
+@click.option("--require", is_flag=True, help="Exit 5 when an attention is not fused.")
+@click.option("--force", is_flag=True, help="Do it again even when nothing changed.")
+@verb
+def fuse(
+    out: Reporter, folder: Path, targets: tuple[str, ...], plan: str | None, explain: bool, require: bool, force: bool
+) -> Callable[[], None]:
+    """Lower attention to each target's best form, and prove that it is fused."""
+    from attnport.exporter.lowering import base
+    from attnport.pipeline import fuse as fusing
+
+    chosen = [base.get(name) for name in targets or base.names()]
+    plans = {lowering.name: plan for lowering in chosen if plan and len(lowering.plans) > 1}
+    names = [lowering.name for lowering in chosen]
+    report = fusing.fuse(folder, targets=names, plans=plans, force=force, progress=out.progress)
+
+    def finish() -> None:
+        out.show(report, "show_fusion_explained" if explain else "show_fusion")
+        if require:
+            keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
+            provable = [key for key in keys if targets or report.targets[key].proved_by != fusing.NOBODY]
+            fusing.require(report, provable)
+
+    return finish
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--target", required=True, help="tensorrt_rtx (builds without a GPU) or tensorrt.")
+@click.option("--dtype", "plan", default="fp16", show_default=True, help="fp16, bf16, fp32 or *_islands.")
+@click.option("--profile", "profiles", multiple=True, help='"batch=1:8:64,seq=1:128:512"; several allowed.')
+@click.option("--sm", multiple=True, type=int, help="Compute capability, 86 for 8.6; several allowed.")
+@click.option("--force", is_flag=True, help="Build even when nothing changed.")
+@verb
+def build(
+    out: Reporter, folder: Path, target: str, plan: str, profiles: tuple[str, ...], sm: tuple[int, ...], force: bool
+) -> Callable[[], None]:
+    """Build a TensorRT engine and prove from it that attention is fused."""
+    from attnport.pipeline.build import build as run
+    from attnport.pipeline.build import require_fused
+
+    record, table = run(folder, target, plan.replace("-", "_"), profiles, sm, force=force, progress=out.progress)
+
+    def finish() -> None:
+        out.show(record, "show_engine")
+        require_fused(table)
+
+    return finish
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all.")
+@click.option("--text", type=FOLDER, help="Sentences, one a line.")
+@click.option("--inputs", type=FOLDER, help="An .npz with an array for each input.")
+@click.option("--force", is_flag=True, help="Check even when nothing changed.")
+@verb
+def check(
+    out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, force: bool
+) -> Callable[[], None]:
+    """Compare every runtime and every lowered form with a float64 run of the module."""
+    from attnport.pipeline.check import check as run
+    from attnport.pipeline.check import raise_for
+
+    report = run(folder, runtimes or None, text, inputs, force=force, progress=out.progress)
+
+    def finish() -> None:
+        out.show(report, "show_parity")
+        raise_for(report, runtimes)
+
+    return finish
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all.")
+@click.option("--shape", "shapes", multiple=True, help='"batch=8,seq=128"; several allowed.')
+@click.option("--text", type=FOLDER, help="Sentences, one a line.")
+@click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores.")
+@click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds in all.")
+@click.option("--force", is_flag=True, help="Measure even when nothing changed.")
+@verb
+def bench(
+    out: Reporter, folder: Path, runtimes: tuple[str, ...], shapes: tuple[str, ...], text: Path | None,
+    threads: int | None, budget: float, force: bool,
+) -> Callable[[], None]:  # fmt: skip
+    """Compare the latency of runtimes, with intervals."""
+    from attnport.pipeline.bench import bench as run
+
+    report = run(
+        folder, runtimes or None, shapes or None, text, threads, budget_s=budget, force=force, progress=out.progress
+    )
+    return lambda: out.show(report, "show_latency")
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER)
+@click.option("-o", "--output", type=FOLDER, required=True, help="The bundle's folder.")
+@click.option("--lang", multiple=True, default=("python",), show_default=True, help="Language of the reader.")
+@click.option("--form", "forms", multiple=True, default=("ort_cpu",), show_default=True, help="Forms to bundle.")
+@click.option("--unverified", is_flag=True, help="Take forms whose parity was not run; the bundle says so.")
+@click.option("--force", is_flag=True, help="Replace a bundle even when its files were changed.")
+@verb
+def bundle(
+    out: Reporter, folder: Path, output: Path, lang: tuple[str, ...], forms: tuple[str, ...], **options: Any
+) -> Callable[[], None]:
+    """Pack a folder that runs without PyTorch and re-checks itself."""
+    from attnport.pipeline.bundle import bundle as run
+
+    path = run(folder, output, lang=lang, forms=forms, progress=out.progress, **options)
+    return lambda: out.show_path(path)
+
+
+@cli.command()
+@click.argument("path", type=FOLDER)
+@verb
+def verify(out: Reporter, path: Path) -> Callable[[], None]:
+    """Check a bundle or an artifact folder: digests, then golden cases."""
+    from attnport.pipeline.verify import raise_for
+    from attnport.pipeline.verify import verify as run
+
+    result = run(path)
+
+    def finish() -> None:
+        out.show(result, "show_verify")
+        raise_for(result)
+
+    return finish
+
+
+@cli.command()
+@click.argument("path", type=FOLDER)
+@verb
+def inspect(out: Reporter, path: Path) -> Callable[[], None]:
+    """Say what a folder, ONNX file, engine or bundle is."""
+    from attnport.pipeline.inspect import inspect as run
+
+    found = run(path)
+    return lambda: out.show(found, "show_inspection")
+
+
+@cli.command()
+@verb
+def doctor(out: Reporter) -> Callable[[], None]:
+    """Look at this installation: versions, runtimes, devices, and what would mend it."""
+    from attnport.pipeline.doctor import doctor as run
+
+    found = run()
+    return lambda: out.show(found, "show_doctor")
+
+
+@cli.command(name="list")
+@click.argument("what", type=click.Choice(["models", "runtimes", "targets", "rules"]))
+@verb
+def list_(out: Reporter, what: str) -> Callable[[], None]:
+    """List what there is: models, runtimes, targets, rules."""
+    from attnport.pipeline.listing import listing
+
+    found = listing(what)
+    return lambda: out.show(found, "show_listing")
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--text", type=FOLDER, help="Sentences, one a line; one of them gets its attention drawn.")
+@click.option("--force", is_flag=True, help="Write the page even when nothing changed.")
+@verb
+def report(out: Reporter, folder: Path, text: Path | None, force: bool) -> Callable[[], None]:
+    """Write report.html: verdicts, fusion, parity, latency, attention heatmaps."""
+    from attnport.pipeline.report import report as run
+
+    path = run(folder, text=text, force=force, progress=out.progress)
+    return lambda: out.show_path(path)
+
+
+if __name__ == "__main__":
+    main()

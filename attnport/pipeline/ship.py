@@ -1,0 +1,215 @@
+"""`attnport ship`: every stage in order; a stage that fails does not keep the others from reporting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from attnport import optional
+from attnport.artifacts import FusionReport, LatencyReport, ParityReport, read
+from attnport.dims import STRICT
+from attnport.errors import AttnportError, MissingDependency, UnavailableError
+
+# The order in which exit codes win: our bug, integrity, parity, fusion, availability, bad input.
+PRECEDENCE = (1, 6, 4, 5, 3, 2)
+BUNDLE = "bundle"
+ENGINE_TARGET, ENGINE_PLAN = "tensorrt_rtx", "fp16"
+T = TypeVar("T")
+Status = Literal["done", "up to date", "failed", "not run"]
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """How one stage ended."""
+
+    stage: str
+    status: Status
+    seconds: float
+    detail: str
+    exit_code: int = 0
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class ShipResult:
+    """What `ship` did; the reports are those of the folder, None where a stage did not get that far."""
+
+    folder: str
+    exit_code: int
+    stages: tuple[StageResult, ...]
+    fusion: FusionReport | None
+    parity: ParityReport | None
+    latency: LatencyReport | None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass
+class _Ship:
+    """One run: keeps what each stage gave, and the first unexpected error for --traceback."""
+
+    folder: Path
+    progress: Callable[[str], None]
+    stages: list[StageResult] = field(default_factory=list)
+    bug: Exception | None = None
+
+    def run(self, stage: str, work: Callable[[], str]) -> bool:
+        """Runs a stage; `work` returns one line about its result. Returns whether it succeeded."""
+        began = time.monotonic()
+        status: Status = "done"
+        code = 0
+        before = self._made()
+        try:
+            detail = work()
+            status = "up to date" if before and self._made() == before and stage in before else "done"
+        except MissingDependency as err:
+            status, detail = "not run", f"{err.message} {err.hint}"
+        except AttnportError as err:
+            status, detail, code = "failed", f"{err.message} {err.hint}".strip(), err.exit_code
+        except Exception as err:  # a bug of ours must not keep the other stages from reporting
+            self.bug = self.bug or err
+            status, detail, code = "failed", f"{type(err).__name__}: {err}", 1
+        seconds = round(time.monotonic() - began, 1)
+        self.stages.append(StageResult(stage, status, seconds, detail, code))
+        return status in ("done", "up to date")
+
+    def _made(self) -> dict[str, str]:
+        """When each stage of the folder was last done, by the verb's name."""
+        from attnport.pipeline.workspace import open_if_there
+
+        manifest = open_if_there(self.folder)
+        made: dict[str, str] = {}
+        for name, done in manifest.stages.items() if manifest is not None else ():
+            verb = name.partition(":")[0]
+            made[verb] = max(made.get(verb, ""), f"{done.made} {done.inputs}")
+        return made
+
+
+def ship(
+    text: str,
+    folder: Path,
+    *,
+    inputs: Sequence[str] = (),
+    dims: Sequence[str] = (),
+    sentences: Path | None = None,
+    require: bool = False,
+    force: bool = False,
+    budget_s: float = 60.0,
+    progress: Callable[[str], None] = lambda message: None,
+) -> ShipResult:
+    """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
+
+    Args:
+        text: The SPEC.
+        inputs: `--input` declarations.
+        dims: `--dim` declarations.
+        sentences: A file of sentences, one a line, for models that read text.
+        require: A target whose fusion could be looked at and is not complete counts as failed.
+        force: Do every stage again, changed or not.
+        budget_s: About how long the latency measurement may take.
+
+    Raises:
+        AttnportError: the export failed, so there is nothing to go on with.
+        Exception: a bug of ours in the export.
+    """
+    from attnport.pipeline.export import export
+
+    run = _Ship(folder, progress)
+    began = time.monotonic()
+    before = run._made()
+    manifest = export(text, folder, inputs=inputs, dims=dims, force=force, progress=progress)
+    status: Status = "up to date" if before and run._made() == before else "done"
+    detail = f"{len(manifest.attentions)} attentions counted, opset {manifest.opset}"
+    run.stages.append(StageResult("export", status, round(time.monotonic() - began, 1), detail))
+    run.run("fuse", lambda: _fuse(run, require, force))
+    run.run("build", lambda: _build(run, force))
+    run.run("check", lambda: _check(run, sentences, force))
+    run.run("bench", lambda: _bench(run, sentences, budget_s, force))
+    run.run("bundle", lambda: _bundle(run, force))
+    run.run("report", lambda: _report(run, sentences, force))
+    codes = [stage.exit_code for stage in run.stages]
+    if run.bug is not None:
+        run.stages.append(StageResult("bug", "failed", 0.0, f"{type(run.bug).__name__}: {run.bug}", 1))
+    return ShipResult(
+        folder=str(folder),
+        exit_code=next((code for code in PRECEDENCE if code in codes), 0),
+        stages=tuple(run.stages),
+        fusion=_read(FusionReport, folder / "fusion.json"),
+        parity=_read(ParityReport, folder / "parity.json"),
+        latency=_read(LatencyReport, folder / "latency.json"),
+    )
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    return read(kind, path) if path.is_file() else None
+
+
+def _fuse(run: _Ship, require: bool, force: bool) -> str:
+    """Target by target, so that one that cannot take an operator does not keep the others from being written."""
+    from attnport.exporter.lowering.base import names
+    from attnport.pipeline import fuse as fusing
+
+    problem: AttnportError | None = None
+    report = FusionReport({})
+    for target in names():
+        try:
+            report = fusing.fuse(run.folder, targets=[target], force=force, progress=run.progress)
+        except AttnportError as err:
+            problem = problem or err
+    if problem is not None:
+        raise problem
+    if require:
+        fusing.require(report, [key for key, table in report.targets.items() if table.proved_by != fusing.NOBODY])
+    return ", ".join(f"{key} {table.fused}/{table.attentions}" for key, table in report.targets.items())
+
+
+def _build(run: _Ship, force: bool) -> str:
+    from attnport.pipeline.build import build, require_fused
+
+    optional.require(ENGINE_TARGET)
+    record, table = build(run.folder, ENGINE_TARGET, ENGINE_PLAN, force=force, progress=run.progress)
+    require_fused(table)
+    return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table.fused}/{table.attentions} fused"
+
+
+def _check(run: _Ship, sentences: Path | None, force: bool) -> str:
+    from attnport.pipeline.check import check, raise_for
+
+    report = check(run.folder, text=sentences, force=force, progress=run.progress)
+    raise_for(report)
+    tables = {**report.runtimes, **report.forms}
+    counts = {
+        verdict: sum(row.verdict == verdict for row in tables.values()) for verdict in ("PASS", "FAIL", "NOT_RUN")
+    }
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+
+
+def _bench(run: _Ship, sentences: Path | None, budget_s: float, force: bool) -> str:
+    from attnport.pipeline.bench import bench
+
+    report = bench(run.folder, text=sentences, budget_s=budget_s, force=force, progress=run.progress)
+    measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
+    if len(measured) < 2:
+        raise UnavailableError("latency was measured for fewer than two runtimes.")
+    return f"{len(measured)} runtimes on {len(report.shapes)} workloads"
+
+
+def _bundle(run: _Ship, force: bool) -> str:
+    from attnport.pipeline.bundle import bundle
+    from attnport.pipeline.verify import raise_for, verify
+
+    path = bundle(run.folder, run.folder / BUNDLE, force=force, progress=run.progress)
+    run.progress("verifying the bundle")
+    result = verify(path)
+    raise_for(result)
+    return f"{path}, verified: {len(result.rows)} checks"
+
+
+def _report(run: _Ship, sentences: Path | None, force: bool) -> str:
+    from attnport.pipeline.report import report
+
+    return str(report(run.folder, text=sentences, force=force, progress=run.progress))
