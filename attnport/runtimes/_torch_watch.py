@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from attnport.runtimes._torch_modes import HIDDEN, AttentionMode, operator_name
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # fmt: off
 # Between a softmax and the product that uses it, these change layout, type or a few elements, not the meaning.
@@ -20,7 +21,7 @@ _TRANSPARENT = {
     "view", "reshape", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "clone", "contiguous",
     "to", "_to_copy", "type_as", "alias", "dropout", "native_dropout", "masked_fill", "where", "nan_to_num", "mul",
     "div", "add", "sub", "slice", "detach", "flatten", "unflatten", "repeat", "expand_as", "view_as", "cat", "split",
-    "chunk", "index", "select", "narrow",
+    "chunk",
 }
 # fmt: on
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "mm", "einsum"}
@@ -38,6 +39,8 @@ def attention_probabilities(
 
     Source: the equivalent code in PyTorch's documentation of scaled_dot_product_attention.
     """
+    import torch
+
     if enable_gqa:
         k_BHTD = k_BHTD.repeat_interleave(q_BHSD.size(-3) // k_BHTD.size(-3), -3)
     scores = q_BHSD @ k_BHTD.transpose(-2, -1) * (q_BHSD.size(-1) ** -0.5 if scale is None else scale)
@@ -79,6 +82,8 @@ class Watch(AttentionMode):
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
         """Notes the probabilities as those of an attention if a product follows."""
+        import torch
+
         result = func(scores, dim, *args, **kwargs)
         hidden = scores.amax(dim, keepdim=True) <= HIDDEN
         weights = torch.where(hidden, torch.zeros((), dtype=result.dtype), result)
@@ -100,6 +105,8 @@ class Watch(AttentionMode):
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    from torch import Tensor
+
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,0 +1,83 @@
+"""How runtimes are found, and what every session shares."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from attnport.artifacts import IOContract, Ran
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import ArtifactError, FeedError, UsageError
+from attnport.runtimes import base
+from attnport.runtimes._session import CheckedSession, check_names, first_line, refused
+
+IO = IOContract(
+    (TensorSpec("x", "float32", ("n",)),),
+    (TensorSpec("y", "float32", ("n",)), TensorSpec("z", "float32", ("n",))),
+    (Dim("n", 1, 2, 4),),
+)
+
+
+def test_runtimes_are_the_folders_files_without_the_private_ones() -> None:
+    assert base.names() == sorted(base.names())
+    assert {"torch_eager", "ort_cpu", "openvino", "onnx_reference", "tensorrt", "tensorrt_rtx"} <= set(base.names())
+    assert not [name for name in base.names() if name.startswith("_") or name == "base"]
+
+
+@pytest.mark.parametrize("name", base.names())
+def test_a_runtime_is_called_by_its_files_name(name: str) -> None:
+    assert base.get(name).name == name
+    assert base.get(name.replace("_", "-")) is base.get(name)
+
+
+def test_an_unknown_runtime_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(UsageError, match="ort_cpu"):
+        base.get("ort_gpu")
+    with pytest.raises(UsageError):
+        base.get("_session")
+
+
+def test_physical_cores_are_at_most_the_logical_ones() -> None:
+    assert 1 <= base.physical_cores() <= (os.cpu_count() or 1)
+
+
+class _Doubling(CheckedSession):
+    freed = 0
+
+    def _run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:  # type: ignore[override]
+        return {"z": feeds["x"] * 3, "y": feeds["x"] * 2}
+
+    def _free(self) -> None:
+        self.freed += 1
+
+
+def test_a_session_puts_outputs_in_contract_order_and_frees_once() -> None:
+    session = _Doubling(IO, Ran("CPU", "none", "fp32"))
+    outputs = session.run({"x": np.ones(3, np.float32)})
+    assert list(outputs) == ["y", "z"]
+    assert outputs["y"].tolist() == [2, 2, 2]
+    session.close()
+    session.close()
+    assert session.freed == 1
+
+
+def test_a_foreign_exception_becomes_an_error_that_names_runtime_and_shapes() -> None:
+    with pytest.raises(FeedError, match=r"Some Runtime failed on x float32\[3\]: what it said"):  # noqa: SIM117
+        with refused("Some Runtime", {"x": np.ones(3, np.float32)}):
+            raise RuntimeError("\n  what it said\nand more")
+    with pytest.raises(UsageError, match="ours"), refused("Some Runtime", {}):
+        raise UsageError("ours")
+
+
+def test_an_exception_without_words_is_named_by_its_type() -> None:
+    assert first_line(KeyError()) == "KeyError"
+
+
+def test_other_inputs_or_outputs_than_the_contracts_are_refused() -> None:
+    check_names(IO, ["x"], ["z", "y"], "here")
+    with pytest.raises(ArtifactError, match="inputs"):
+        check_names(IO, ["x", "extra"], ["y", "z"], "here")
+    with pytest.raises(ArtifactError, match="outputs"):
+        check_names(IO, ["x"], ["y"], "here")

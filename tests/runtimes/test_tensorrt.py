@@ -1,0 +1,435 @@
+"""What is checked before an engine is deserialised, and the session on top of a device that stands in for a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attnport.artifacts import EngineRecord, IOContract
+from attnport.dims import Dim, Profile, TensorSpec
+from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError, UsageError
+from attnport.optional import is_installed
+from attnport.runtimes import _cuda, base
+from attnport.runtimes import tensorrt as tensorrt_runtime
+from attnport.runtimes._engine_session import choose_profile
+from attnport.runtimes.base import Opening
+
+RUNTIME = base.get("tensorrt_rtx")
+VERSION = "9.9.9"
+IO = IOContract(
+    (TensorSpec("x", "float32", ("n", 3)), TensorSpec("m", "bool", ("n",))),
+    (TensorSpec("y", "bfloat16", ("n", 3)),),
+    (Dim("n", 1, 4, 64),),
+)
+PROFILES = ((1, 4, 8), (16, 32, 64))
+
+
+def engine_bytes() -> bytes:
+    body = bytearray(b"vtrt" + bytes(96))
+    struct.pack_into("<Q", body, 16, len(body))
+    return bytes(body)
+
+
+def recorded(path: Path, **changes: Any) -> EngineRecord:
+    data = path.read_bytes()
+    record = EngineRecord(
+        target="tensorrt_rtx",
+        plan="fp16",
+        file=path.name,
+        form="tensorrt_rtx",
+        sm=(),
+        profiles=tuple(Profile((Dim("n", *ranges),)) for ranges in PROFILES),
+        version=VERSION,
+        digest=hashlib.sha256(data).hexdigest(),
+        size_bytes=len(data),
+        scratch_bytes=0,
+    )
+    return dataclasses.replace(record, **changes)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    path = tmp_path / "one.engine"
+    path.write_bytes(engine_bytes())
+    return path
+
+
+class HostDevice:
+    """Memory of the host in the place of a GPU's; it notices what is not freed."""
+
+    name, sm, stream = "Pretended GPU", 89, 7
+
+    def __init__(self) -> None:
+        self.memory: dict[int, Any] = {}
+        self.closed = self.waits = 0
+
+    def open(self) -> None: ...
+
+    def bind(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def allocate(self, size_bytes: int) -> int:
+        buffer = ctypes.create_string_buffer(max(size_bytes, 1))
+        self.memory[ctypes.addressof(buffer)] = buffer
+        return ctypes.addressof(buffer)
+
+    def free(self, address: int) -> None:
+        del self.memory[address]
+
+    def upload(self, address: int, array: np.ndarray) -> None:
+        assert array.flags.c_contiguous
+        assert array.nbytes <= len(self.memory[address])
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, array: np.ndarray, address: int) -> None:
+        assert array.nbytes <= len(self.memory[address])
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+class Context:
+    """Computes y = bfloat16(2 x) where m, else 0, from and to the addresses that it is given."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self.profile: int | None = None
+
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        self.profile = profile
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        low, _, high = PROFILES[self.profile or 0]
+        self.shapes[name] = shape
+        return low <= shape[0] <= high
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self.addresses[name] = address
+        return True
+
+    def infer_shapes(self) -> list[str]:
+        return [name for name in ("x", "m") if name not in self.shapes]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes["x"] if name == "y" else self.shapes[name]
+
+    def execute_async_v3(self, stream: int) -> bool:
+        n = self.shapes["x"][0]
+        x = np.ctypeslib.as_array((ctypes.c_float * (3 * n)).from_address(self.addresses["x"])).reshape(n, 3)
+        m = np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(self.addresses["m"])).astype(bool)
+        y = (np.where(m[:, None], x, 0) * 2).astype(ml_dtypes.bfloat16)
+        ctypes.memmove(self.addresses["y"], y.ctypes.data, y.nbytes)
+        return stream == 7
+
+
+class Engine:
+    """The part of ICudaEngine that a session calls."""
+
+    num_io_tensors, num_optimization_profiles = 3, len(PROFILES)
+    kinds = MappingProxyType({"x": "FLOAT", "m": "BOOL", "y": "BF16"})
+
+    def __init__(self) -> None:
+        self.contexts: list[Context] = []
+
+    def get_tensor_name(self, index: int) -> str:
+        return ["x", "m", "y"][index]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "output" if name == "y" else "input"
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return SimpleNamespace(name=self.kinds[name])
+
+    def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
+        return [(n, 3) if name == "x" else (n,) for n in PROFILES[index]]
+
+    def create_execution_context(self) -> Context:
+        self.contexts.append(Context())
+        return self.contexts[-1]
+
+
+class Logger:
+    ERROR, INTERNAL_ERROR = "error", "internal error"
+
+    def log(self, severity: str, message: str) -> None: ...
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    """TensorRT and a GPU as this file pretends them; `deserialised` counts."""
+    made, engine = HostDevice(), Engine()
+    made.engine, made.deserialised = engine, 0  # type: ignore[attr-defined]
+
+    class Deserialiser:
+        def __init__(self, logger: Logger) -> None:
+            self.logger = logger
+
+        def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
+            made.deserialised += 1  # type: ignore[attr-defined]
+            self.logger.log(Logger.ERROR, "pretended complaint")
+            return made.engine  # type: ignore[attr-defined,no-any-return]
+
+    module = SimpleNamespace(
+        __version__=VERSION, ILogger=Logger, Runtime=Deserialiser, TensorIOMode=SimpleNamespace(INPUT="input")
+    )
+    monkeypatch.setattr(tensorrt_runtime, "require", lambda name: module)
+    monkeypatch.setattr(_cuda, "Device", lambda: made)
+    return made
+
+
+def opening(path: Path, **changes: Any) -> Opening:
+    return Opening(IO, "fp16", path, engine=recorded(path, **changes))
+
+
+def feeds(n: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(n)
+    return {"x": rng.standard_normal((n, 3), np.float32), "m": rng.random(n) < 0.5}
+
+
+def test_an_engine_runs_at_every_size_of_its_profiles(engine: Path, device: HostDevice) -> None:
+    session = RUNTIME.open(opening(engine))
+    for n in (1, 8, 4, 64, 16, 2):
+        given = feeds(n)
+        y = session.run(given)["y"]
+        assert y.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(y, (given["x"] * given["m"][:, None] * 2).astype(ml_dtypes.bfloat16))
+    contexts = device.engine.contexts  # type: ignore[attr-defined]
+    assert [context.profile for context in contexts] == [0, 1]
+    assert session.ran.device == "Pretended GPU (SM 89)"
+    assert session.ran.provider == f"tensorrt_rtx {VERSION}"
+    assert session.ran.precision == "fp16"
+
+
+def test_results_of_an_engine_stay_when_it_runs_again(engine: Path, device: HostDevice) -> None:
+    session = RUNTIME.open(opening(engine))
+    first = session.run(feeds(4))["y"]
+    kept = first.copy()
+    session.run({name: np.zeros_like(array) for name, array in feeds(4).items()})
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_closing_twice_frees_all_device_memory_once(engine: Path, device: HostDevice) -> None:
+    session = RUNTIME.open(opening(engine))
+    session.run(feeds(8))
+    assert len(device.memory) == 3
+    session.close()
+    session.close()
+    assert device.memory == {}
+    assert device.closed == 1
+
+
+def test_a_shape_between_the_profiles_is_refused_with_the_ranges(engine: Path, device: HostDevice) -> None:
+    with pytest.raises(FeedError, match=r"\[12.*\[1.*\[8.*\[16.*\[64"):
+        RUNTIME.open(opening(engine)).run(feeds(12))
+
+
+def test_of_several_fitting_profiles_the_closest_is_chosen() -> None:
+    wide, close = {"x": ((1,), (64,))}, {"x": ((2,), (8,))}
+    assert choose_profile([wide, close], {"x": (4,)}) == 1
+    assert choose_profile([wide, close], {"x": (1,)}) == 0
+    with pytest.raises(FeedError, match="'x'"):
+        choose_profile([wide, close], {"x": (4, 4)})
+
+
+def changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[50] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def no_magic(path: Path) -> None:
+    path.write_bytes(b"ptrt" + path.read_bytes()[4:])
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(changed, "SHA-256"), (longer, "101 bytes"), (lambda path: path.write_bytes(b""), "got 0 bytes")],
+)
+def test_a_changed_engine_is_never_deserialised(
+    engine: Path, device: HostDevice, damage: Callable[[Path], object], words: str
+) -> None:
+    given = opening(engine)
+    damage(engine)
+    with pytest.raises(IntegrityError, match=words):
+        RUNTIME.open(given)
+    assert device.deserialised == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("damage", [no_magic, longer, lambda path: path.write_bytes(b"vtrt")])
+def test_a_file_that_is_no_engine_is_never_deserialised_even_if_its_record_says_so(
+    engine: Path, device: HostDevice, damage: Callable[[Path], object]
+) -> None:
+    damage(engine)
+    with pytest.raises(IntegrityError, match="header"):
+        RUNTIME.open(opening(engine))
+    assert device.deserialised == 0  # type: ignore[attr-defined]
+
+
+def test_another_version_is_refused_by_both_names(engine: Path, device: HostDevice) -> None:
+    with pytest.raises(IntegrityError, match=r"1\.2\.3.*9\.9\.9"):
+        RUNTIME.open(opening(engine, version="1.2.3"))
+    assert device.deserialised == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"engine": None}, UsageError, "record"),
+        ({"model": None}, UsageError, "file"),
+        ({"model": Path("nowhere.engine")}, ArtifactError, "nowhere"),
+        ({"plan": "bf16"}, UnavailableError, "bf16"),
+        ({"io": dataclasses.replace(IO, inputs=IO.inputs[:1])}, ArtifactError, "inputs"),
+        ({"io": dataclasses.replace(IO, outputs=(TensorSpec("y", "float16", ("n", 3)),))}, ArtifactError, "'y'"),
+    ],
+)
+def test_an_opening_that_does_not_fit_the_engine_is_refused(
+    engine: Path, device: HostDevice, change: dict[str, Any], error: type[AttnportError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        RUNTIME.open(dataclasses.replace(opening(engine), **change))
+
+
+def test_a_gpu_that_the_engine_was_not_built_for_is_refused_by_number(engine: Path, device: HostDevice) -> None:
+    RUNTIME.open(opening(engine, sm=(86, 89))).close()
+    with pytest.raises(UnavailableError, match=r"SM 86; .* SM 89"):
+        RUNTIME.open(opening(engine, sm=(86,)))
+
+
+def test_an_engine_that_cannot_be_deserialised_carries_the_reason(engine: Path, device: HostDevice) -> None:
+    device.engine = None  # type: ignore[attr-defined]
+    with pytest.raises(ArtifactError, match="pretended complaint"):
+        RUNTIME.open(opening(engine))
+    assert device.closed == 1
+
+
+def test_without_a_driver_the_reason_is_said(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
+    with pytest.raises(UnavailableError, match="no NVIDIA driver"):
+        _cuda.Device()
+    found = RUNTIME.probe()
+    assert not found.available
+    assert found.reason
+
+
+class Driver:
+    """The driver's C functions as ctypes would call them."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+        self.calls: list[str] = []
+        self.refuses = ""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            self.calls.append(name)
+            if name == self.refuses:
+                return 2
+            if name == "cuGetErrorName":
+                args[1]._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
+            elif name == "cuDeviceGetCount":
+                args[0]._obj.value = self.gpus
+            elif name == "cuDeviceGetName":
+                args[0].value = b"Some GPU"
+            elif name == "cuDeviceGetAttribute":
+                args[0]._obj.value = {75: 8, 76: 6}[args[1].value]
+            elif name in ("cuMemAlloc_v2", "cuStreamCreate", "cuDevicePrimaryCtxRetain"):
+                args[0]._obj.value = 4096
+            return 0
+
+        return call
+
+
+def test_the_driver_is_asked_for_name_and_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(1)
+    monkeypatch.setattr(_cuda, "load_driver", lambda: driver)
+    device = _cuda.Device()
+    assert (device.name, device.sm) == ("Some GPU", 86)
+    device.open()
+    assert device.stream == 4096
+    assert device.allocate(0) == 4096
+    driver.refuses = "cuMemAlloc_v2"
+    with pytest.raises(UnavailableError, match="cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY"):
+        device.allocate(1 << 60)
+    device.close()
+    device.close()
+    assert driver.calls.count("cuDevicePrimaryCtxRelease_v2") == driver.calls.count("cuDevicePrimaryCtxRetain") == 1
+
+
+def test_a_driver_without_a_gpu_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cuda, "load_driver", lambda: Driver(0))
+    with pytest.raises(UnavailableError, match="no GPU"):
+        _cuda.Device()
+
+
+@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
+    import tensorrt_rtx as trt
+
+    for kind, used in ((trt.ICudaEngine, Engine), (trt.IExecutionContext, Context)):
+        names = [name for name in vars(used) if not name.startswith("_") and name not in ("kinds",)]
+        assert [name for name in names if not hasattr(kind, name)] == []
+    assert hasattr(trt.Runtime, "deserialize_cuda_engine")
+    assert {"ERROR", "INTERNAL_ERROR"} <= set(dir(trt.ILogger))
+    assert hasattr(trt.TensorIOMode, "INPUT")
+    assert {"FLOAT", "HALF", "BF16", "INT32", "INT64", "BOOL"} <= set(trt.DataType.__members__)
+
+
+@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+def test_errors_of_the_installed_tensorrt_are_kept_for_our_messages() -> None:
+    import tensorrt_rtx as trt
+
+    from attnport.runtimes._engine_session import _logger
+
+    complaints: list[str] = []
+    logger = _logger(trt, complaints)
+    logger.log(trt.ILogger.ERROR, "wrong")
+    logger.log(trt.ILogger.WARNING, "odd")
+    assert complaints == ["wrong"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+def test_an_engine_runs_on_a_real_gpu(tmp_path: Path) -> None:
+    """Memory, stream and profile switches on a device: y = 2 x in half precision, built here, at two profiles."""
+    import onnx.parser
+    import tensorrt_rtx as trt
+
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 23]> g (float16[n,3] x) => (float16[n,3] y) { y = Add(x, x) }'
+    )
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network()
+    assert trt.OnnxParser(network, logger).parse(model.SerializeToString())
+    config = builder.create_builder_config()
+    for low, best, high in PROFILES:
+        profile = builder.create_optimization_profile()
+        profile.set_shape("x", (low, 3), (best, 3), (high, 3))
+        config.add_optimization_profile(profile)
+    path = tmp_path / "one.engine"
+    path.write_bytes(bytes(builder.build_serialized_network(network, config)))
+    io = IOContract((TensorSpec("x", "float16", ("n", 3)),), (TensorSpec("y", "float16", ("n", 3)),), IO.dims)
+    session = RUNTIME.open(Opening(io, "fp16", path, engine=recorded(path, version=trt.__version__)))
+    for n in (1, 64, 8, 16):
+        x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float16)
+        np.testing.assert_array_equal(session.run({"x": x})["y"], x + x)
+    session.close()
