@@ -91,7 +91,7 @@ def build(
         check_files(folder, manifest, form.file)
         used = (form.file, *external_files(folder / form.file))
         check_files(folder, manifest, *used)
-        sm = tuple(dict.fromkeys(sm))
+        sm = tuple(sorted(set(sm)))
         inputs = digest_text(
             toolchain(target),
             key,
@@ -183,7 +183,7 @@ def _item(
 
 
 def _engine_name(target: str, plan: str, sm: Sequence[int], profiles: Sequence[Profile]) -> str:
-    targets = "-".join(f"sm{capability}" for capability in sorted(sm)) or "default"
+    targets = "-".join(f"sm{capability}" for capability in sm) or "default"
     return f"{target}-{plan}-{targets}-{profiles_digest(profiles)}.engine"
 
 

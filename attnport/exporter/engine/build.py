@@ -215,7 +215,7 @@ def build_engine(
             log=str((log or Path(temporary) / "log.txt").resolve()),
             inputs={spec.name: tuple(-1 if isinstance(dim, str) else dim for dim in spec.dims) for spec in io.inputs},
             profiles=tuple(_shapes(io, profile) for profile in checked),
-            sm=tuple(dict.fromkeys(sm)),
+            sm=tuple(sorted(set(sm))),
         )
         try:
             result, text = _run(request, Path(temporary))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import signal
 import sys
@@ -20,6 +21,8 @@ from attnport.errors import AttnportError, EngineBuildError, UnavailableError, U
 from attnport.exporter.engine.request import BuildRequest, BuildResult
 
 PR_SET_PDEATHSIG = 1
+ADDR_NO_RANDOMIZE = 0x0040000
+FIXED = "ATTNPORT_BUILDER_ADDRESSES_FIXED"
 UNUSED = "Unused Input: "
 
 
@@ -154,8 +157,25 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
     return BuildResult(version=str(trt.__version__))
 
 
+def fix_addresses() -> None:
+    """Starts this process again without address randomisation, where the system allows it.
+
+    TensorRT-RTX 1.7.1 numbers symbols by their addresses: with randomisation one build in ten differed from the others
+    in the order of two ids, without it forty of forty were equal. Equal bytes are what lets two builds be compared.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "personality") or os.environ.get(FIXED):
+        return
+    persona = libc.personality(ctypes.c_ulong(0xFFFFFFFF))
+    # Containers may forbid the call; the engine is as good then, only not always the same bytes.
+    if persona < 0 or persona & ADDR_NO_RANDOMIZE or libc.personality(ctypes.c_ulong(persona | ADDR_NO_RANDOMIZE)) < 0:
+        return
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, FIXED: "1"})
+
+
 def main() -> None:
     """Reads the request, builds, writes the result."""
+    fix_addresses()
     # A parent that was killed takes its builder along; only Linux knows how.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

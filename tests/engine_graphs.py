@@ -57,6 +57,29 @@ def decomposed(path: Path, dtype: str = "float16", size: int = SIZE, layers: int
     return write(path, lines, f"{qkv}, bool[batch,1,1,seq] mask", f"{t}[batch,{HEADS},seq,{size}] {last}o", dtype)
 
 
+CAUSAL = """
+    start = Constant<value = int64 {0}>()
+    step = Constant<value = int64 {1}>()
+    columns = Constant<value_ints = [1]>()
+    rows = Constant<value_ints = [0]>()
+    length = Shape<start=2,end=3>(q)
+    end = Squeeze(length)
+    range = Range(start, end, step)
+    query = Unsqueeze(range, columns)
+    key = Unsqueeze(range, rows)
+    causal = LessOrEqual(key, query)
+"""
+
+
+def masked_twice(path: Path) -> Path:
+    """Attention whose scores pass two `Where` in a row, one causal: the builder of TensorRT-RTX 1.7.1 crashes on it."""
+    once, twice = "Where(mask, {p}c, ninf)", "Where(mask, {p}c, ninf)\n    {p}w2 = Where(causal, {p}w, ninf)"
+    lines = DECOMPOSED.replace(once, twice).replace("({p}w)", "({p}w2)").format(p="attn", q="q", k="k", v="v")
+    qkv = ", ".join(f"float16[batch,{HEADS},seq,{SIZE}] {name}" for name in "qkv")
+    output = f"float16[batch,{HEADS},seq,{SIZE}] attno"
+    return write(path, CAUSAL + lines, f"{qkv}, bool[batch,1,1,seq] mask", output, "float16")
+
+
 def operator(path: Path, dtype: str = "float16", opset: int = 23, call: str = "Attention(q, k, v, mask)") -> Path:
     """The same as one Attention operator."""
     t = NAMES[dtype]
