@@ -66,7 +66,8 @@ class OnnxReference(Runtime):
             evaluator = ReferenceEvaluator(model, new_ops=replacements(opset))
         except Exception as err:
             raise broken(path, err) from err
-        return _ReferenceSession(opening.io, evaluator, opening.plan)
+        types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+        return _ReferenceSession(opening.io, evaluator, opening.plan, types)
 
 
 def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -81,11 +82,14 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _ReferenceSession(CheckedSession):
-    def __init__(self, io: IOContract, evaluator: Any, plan: str) -> None:
+    def __init__(self, io: IOContract, evaluator: Any, plan: str, types: Mapping[str, int]) -> None:
         import onnx
 
         super().__init__(io, Ran("CPU", f"onnx.reference {onnx.__version__}", plan))
         self._evaluator = evaluator
+        # A plan is a matter of the form: where the contract says float32, a half-precision form says float16.
+        dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in types.items()}
+        self._floats = {spec.name: dtypes[spec.name] for spec in io.inputs if "float" in spec.dtype}
         self._names = [spec.name for spec in io.outputs]
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -93,7 +97,8 @@ class _ReferenceSession(CheckedSession):
 
         # Hidden scores are -inf, and half precision overflows: both are answers here, not accidents.
         with np.errstate(all="ignore"), refused("onnx.reference", feeds):
-            outputs = self._evaluator.run(self._names, dict(feeds))
+            cast = {name: feeds[name].astype(dtype, copy=False) for name, dtype in self._floats.items()}
+            outputs = self._evaluator.run(self._names, {**feeds, **cast})
         return dict(zip(self._names, outputs, strict=True))
 
     def _free(self) -> None:

@@ -163,6 +163,14 @@ def test_an_attention_row_with_no_key_is_zero_and_the_rest_is_right(tmp_path: Pa
     np.testing.assert_allclose(y, exact, atol={"fp32": 1e-6, "fp16": 4e-3, "bf16": 4e-2}[plan])
 
 
+def test_floats_of_the_contract_are_cast_to_the_forms_own(tmp_path: Path) -> None:
+    _, path = attention(tmp_path, "float16")
+    io, _ = attention(tmp_path, "float32")
+    q = np.random.default_rng(0).standard_normal((1, 4, 3, 32), np.float32)
+    y = RUNTIME.open(Opening(io, plan="fp16", model=path)).run({"q": q, "m": np.ones((1, 1, 3, 3), bool)})["y"]
+    assert y.dtype == np.float16
+
+
 def test_scores_that_overflow_half_precision_show(tmp_path: Path) -> None:
     """What ONNX Runtime on CPU hides by computing in float32: it must not come out finite here."""
     mask = np.ones((1, 1, 2, 2), bool)
