@@ -43,7 +43,7 @@ def _masks(attention: str, report: FusionReport) -> Html:
             if item.attention == attention and item.mask:
                 found.setdefault(item.mask, []).append(target)
     if len(found) < 2:
-        return el("td", next(iter(found), NONE))
+        return el("td", name(next(iter(found), NONE)))
     return el("td", *(el("span", f"{mask} ({', '.join(targets)})", class_="sub") for mask, targets in found.items()))
 
 
@@ -53,7 +53,9 @@ def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str) -> Htm
         return el("td", el("span", "not in this form", class_="quiet"))
     how = None if item.form == shared else el("span", item.form, class_="how")
     if item.fused:
-        return el("td", el("span", "FUSED", class_="v pass"), " ", name(item.kernel or ""), how)
+        return el(
+            "td", el("span", "FUSED", class_="v pass"), el("span", name(item.kernel or NONE), class_="kernel"), how
+        )
     why: Html
     if item.reason in notes:
         number = notes[item.reason]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.report.chart import chart, domain, legend
@@ -32,7 +32,7 @@ def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
         join(
             (el("span", found.verdict, class_=kind), el("span", found.reason, class_="why") if found.reason else None)
         ),
-        number(milliseconds(found.median_ns), data_best=best),
+        number(milliseconds(found.median_ns), data_best=best and found.verdict in ("faster", "baseline")),
         number(milliseconds(found.p90_ns)),
         number(ratio),
         number(interval),
@@ -44,25 +44,46 @@ def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
     )
 
 
+def _never(report: LatencyReport) -> dict[str, LatencyRow]:
+    """The runtimes that no workload was measured on, for one and the same reason."""
+    found: dict[str, list[LatencyRow]] = {}
+    for rows in report.shapes.values():
+        for runtime, row_ in rows.items():
+            found.setdefault(runtime, []).append(row_)
+    return {
+        runtime: rows[0]
+        for runtime, rows in found.items()
+        if len(report.shapes) > 1
+        and len(rows) == len(report.shapes)
+        and all(row_.median_ns is None and row_.reason == rows[0].reason for row_ in rows)
+    }
+
+
+def _group(title: object, lines: Iterable[Html]) -> Html:
+    heading = el("th", title, scope="rowgroup", colspan=len(_HEAD))
+    return el("tbody", el("tr", heading, class_="group"), *lines)
+
+
 def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow]) -> Html:
     """The rows of one workload: measured ones by their median, then the others with their reason."""
     best = fastest(rows)
     ordered = sorted(rows.items(), key=lambda pair: (pair[1].median_ns is None, pair[1].median_ns or 0.0))
     items, tokens = report.items.get(workload), report.tokens.get(workload)
-    size = ", ".join(
-        part
-        for part in (
-            f"{count(items)} sentence{'' if items == 1 else 's'}"
-            if items is not None and "sentence" not in workload
-            else "",
-            f"{count(tokens)} real tokens" if tokens is not None else "",
-        )
-        if part
+    size = []
+    if items is not None and "sentence" not in workload:
+        size.append(f"{count(items)} sentence{'' if items == 1 else 's'}")
+    if tokens is not None:
+        size.append(f"{count(tokens)} real tokens")
+    title = join((workload, el("span", f" {', '.join(size)}", class_="quiet") if size else None))
+    never = _never(report)
+    return _group(
+        title,
+        (
+            _row(runtime, found, best is not None and runtime == best[0])
+            for runtime, found in ordered
+            if runtime not in never
+        ),
     )
-    title = el("th", workload, el("span", f" {size}", class_="quiet") if size else None)
-    heading = el("tr", Html(title.replace("<th>", f'<th scope="rowgroup" colspan="{len(_HEAD)}">', 1)), class_="group")
-    lines = [_row(runtime, found, best is not None and runtime == best[0]) for runtime, found in ordered]
-    return el("tbody", heading, *lines)
 
 
 def section(report: LatencyReport | None, folder: str) -> Html:
@@ -76,10 +97,13 @@ def section(report: LatencyReport | None, folder: str) -> Html:
         for workload, rows in report.shapes.items()
         if any(found.ratio for found in rows.values())
     ]
+    bodies = [_body(report, workload, rows) for workload, rows in report.shapes.items()]
+    if never := _never(report):
+        bodies.append(_group("On no workload", (_row(runtime, found, best=False) for runtime, found in never.items())))
     settings = []
     for key, value in report.settings.items():
         said = ("yes" if value else "no") if isinstance(value, bool) else value
-        settings.append(el("div", el("dt", key.replace("_", " ")), el("dd", said)))
+        settings.append(el("div", el("dt", key), el("dd", said)))
     return join(
         (
             el("p", "Time relative to ", name(report.baseline), " in the same run; left of 1 is faster."),
@@ -88,7 +112,7 @@ def section(report: LatencyReport | None, folder: str) -> Html:
             table(
                 "Latency, throughput and memory by workload",
                 _HEAD,
-                [_body(report, workload, rows) for workload, rows in report.shapes.items()],
+                bodies,
                 class_="latency",
             ),
             el("p", "How it was measured", class_="label") if settings else None,

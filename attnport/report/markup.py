@@ -54,7 +54,7 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
 
 def name(value: str) -> Html:
     """An identifier in the monospace face that may break after its separators."""
-    parts = re.split(r"(?<=[._/,:\-])", value)
+    parts = re.split(r"(?<=[._/,:(\-])", value)
     return el("code", Html("<wbr>".join(text(part) for part in parts if part)))
 
 

@@ -49,26 +49,29 @@ def _fusion(report: FusionReport | None, folder: str) -> Html:
     return _card("Attention fused", el("dl", *rows, class_="tally"))
 
 
-def _latency(report: LatencyReport | None, folder: str) -> Html:
+def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: str) -> Html:
+    """The fastest runtime of each workload, of those whose numbers are right."""
     if report is None:
         return _card("Fastest", _waiting(f"attnport bench {folder}"))
+    wrong = {key for key, found in parity.runtimes.items() if found.verdict == "FAIL"} if parity else set()
     rows = []
-    for workload, found in report.shapes.items():
-        best = fastest(found)
+    for workload, timed in report.shapes.items():
+        best = fastest({runtime: row for runtime, row in timed.items() if runtime not in wrong})
         if best is None:
             continue
         runtime, winner = best
         if winner.ratio is None:
-            said = text("the baseline itself")
+            said, shown = text("the baseline itself"), True
         else:
             low, mid, high = winner.ratio
             interval = el("span", f"[{low:.2f}, {high:.2f}]", class_="quiet")
-            said = join((el("b", f"{mid:.2f}×"), " ", interval))
+            shown = winner.verdict in ("faster", "slower")
+            said = join((el("b" if shown else "span", f"{mid:.2f}×"), " ", interval))
         rows.append(
             el(
                 "div",
                 el("dt", name(runtime), el("span", f"{workload}, {milliseconds(winner.median_ns)} ms", class_="sub")),
-                el("dd", said),
+                el("dd", said, None if shown else el("span", winner.verdict, class_="sub")),
             )
         )
     if not rows:
@@ -86,8 +89,8 @@ def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Html
     if latency is not None:
         for rows in latency.shapes.values():
             for key, row in rows.items():
-                if row.verdict == "NOT_RUN":
-                    reasons.setdefault(key, row.reason)
+                if row.verdict == "NOT_RUN" and key not in reasons:
+                    reasons[f"{key} (latency)"] = row.reason
     if not reasons:
         return None
     items = (
@@ -115,6 +118,6 @@ def header(
         el("p", "attnport report", class_="kicker"),
         el("h1", manifest.name),
         el("p", join(facts, " · "), class_="origin"),
-        el("div", _parity(parity, folder), _fusion(fusion, folder), _latency(latency, folder), class_="cards"),
+        el("div", _parity(parity, folder), _fusion(fusion, folder), _latency(latency, parity, folder), class_="cards"),
         _not_run(parity, latency),
     )

@@ -218,3 +218,30 @@ def test_an_attention_whose_mask_depends_on_the_target_names_them() -> None:
     seen = _seen(_full(fusion=FusionReport(tables)))
     assert "padding(x) (ort_cpu)" in seen
     assert "none (openvino)" in seen
+
+
+def test_a_runtime_with_wrong_numbers_is_not_called_the_fastest() -> None:
+    def fastest(page: str) -> str:
+        return _seen(page[page.index("<h2>Fastest</h2>") : page.index("<nav")])
+
+    assert "openvino 1 sentence" in fastest(_full())
+    failed = fastest(_full(parity=sample.parity(fail=True)))
+    assert "openvino 1 sentence" not in failed
+    assert "ort_cpu 1 sentence" in failed
+
+
+def test_a_difference_that_was_not_shown_is_not_claimed() -> None:
+    row = LatencyRow("no difference shown", "", 9e6, None, (), (0.8, 0.9, 1.1))
+    rows = {"torch_eager": LatencyRow("baseline", "", 1e7), "ort_cpu": row}
+    page = _full(latency=LatencyReport("torch_eager", {}, {"1 sentence": rows}, {}, {}))
+    head = page[: page.index("<nav")]
+    assert "no difference shown" in head
+    assert "<b>0.90" not in head
+    assert " data-best" not in page
+
+
+def test_a_runtime_that_no_workload_measured_is_listed_once() -> None:
+    seen = _seen(_full())
+    table = seen[seen.index("Latency, throughput") :]
+    assert table.count(sample.NO_GPU) == 1
+    assert "On no workload tensorrt_" in table
