@@ -338,56 +338,6 @@ def test_without_a_driver_the_reason_is_said(engine: Path, monkeypatch: pytest.M
     assert found.reason
 
 
-class Driver:
-    """The driver's C functions as ctypes would call them."""
-
-    def __init__(self, gpus: int) -> None:
-        self.gpus = gpus
-        self.calls: list[str] = []
-        self.refuses = ""
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        def call(*args: Any) -> int:
-            self.calls.append(name)
-            if name == self.refuses:
-                return 2
-            if name == "cuGetErrorName":
-                args[1]._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
-            elif name == "cuDeviceGetCount":
-                args[0]._obj.value = self.gpus
-            elif name == "cuDeviceGetName":
-                args[0].value = b"Some GPU"
-            elif name == "cuDeviceGetAttribute":
-                args[0]._obj.value = {75: 8, 76: 6}[args[1].value]
-            elif name in ("cuMemAlloc_v2", "cuStreamCreate", "cuDevicePrimaryCtxRetain"):
-                args[0]._obj.value = 4096
-            return 0
-
-        return call
-
-
-def test_the_driver_is_asked_for_name_and_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(1)
-    monkeypatch.setattr(_cuda, "load_driver", lambda: driver)
-    device = _cuda.Device()
-    assert (device.name, device.sm) == ("Some GPU", 86)
-    device.open()
-    assert device.stream == 4096
-    assert device.allocate(0) == 4096
-    driver.refuses = "cuMemAlloc_v2"
-    with pytest.raises(UnavailableError, match="cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY"):
-        device.allocate(1 << 60)
-    device.close()
-    device.close()
-    assert driver.calls.count("cuDevicePrimaryCtxRelease_v2") == driver.calls.count("cuDevicePrimaryCtxRetain") == 1
-
-
-def test_a_driver_without_a_gpu_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cuda, "load_driver", lambda: Driver(0))
-    with pytest.raises(UnavailableError, match="no GPU"):
-        _cuda.Device()
-
-
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
     import tensorrt_rtx as trt
