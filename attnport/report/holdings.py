@@ -20,7 +20,7 @@ def forms(manifest: Manifest) -> Html:
             name(form.target),
             form.plan,
             number(form.opset),
-            f"{len(form.anchors)} attentions anchored",
+            number(len(form.anchors)),
         )
         for form in manifest.forms.values()
     ]
@@ -83,7 +83,9 @@ def environment(facts: Mapping[str, str], manifest: Manifest) -> Html:
         return join((el("p", label, class_="label"), el("dl", *pairs, class_="settings")))
 
     stages = {
-        key: f"{stage.made[:16].replace('T', ' ')}, {stage.seconds:.1f} s" for key, stage in manifest.stages.items()
+        key: f"{stage.made[:16].replace('T', ' ')}, {stage.seconds:.1f} s"
+        for key, stage in manifest.stages.items()
+        if key != "report"
     }
     return join(
         (listing("This page", facts), listing("Versions at export", manifest.versions), listing("Stages, UTC", stages))
