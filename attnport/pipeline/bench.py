@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnport import __version__
 from attnport.artifacts import LatencyReport, Manifest, Ran, digest_text, read, to_json
 from attnport.compare.latency import CONFIDENCE, Samples, orders, rows
 from attnport.compare.text import read_sentences
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, SpecError
 from attnport.pipeline.child import Child, ChildError, reason_of
 from attnport.pipeline.evaluate import Progress
+from attnport.pipeline.machine import machine
 from attnport.pipeline.openings import MODEL_SUFFIXES, model_openings, why_none
 from attnport.pipeline.worker import save_feeds
 from attnport.pipeline.workloads import Workload, workloads
-from attnport.pipeline.workspace import change, check_files, fresh, open_folder
+from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime, physical_cores
 
@@ -81,12 +81,12 @@ def bench(
             "seed": seed,
             "confidence": CONFIDENCE,
             "budget_s": budget_s,
-            "machine": _machine(),
+            "machine": machine().cpu,
             "python": platform.python_version(),
             **{f"version {name}": version for name, version in _versions().items()},
         }
         digest = digest_text(
-            __version__,
+            toolchain(*_DISTRIBUTIONS),
             json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
             json.dumps([[runtime.name for runtime in chosen], list(shapes or ()), sentences]),
         )
@@ -334,13 +334,3 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _machine() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

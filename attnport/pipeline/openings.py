@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.artifacts import Manifest
+from attnport.artifacts import Manifest, digest_file
 from attnport.runtimes.base import Opening, Runtime
 
 MODEL = "model.onnx"
@@ -48,3 +49,20 @@ def why_none(runtime: Runtime, folder: Path) -> str:
     if runtime.opens == "engine":
         return f"no engine was built; make one with: attnport build {folder} --target {runtime.name}"
     return f"there is no form for {runtime.form}; make it with: attnport fuse {folder} --target {runtime.form}"
+
+
+def graph_digest(folder: Path, manifest: Manifest, file: str) -> str:
+    """A digest of what a graph computes: equal for forms that differ in the names of their weights files alone."""
+    import onnx
+    from onnx.external_data_helper import uses_external_data
+
+    try:
+        model = onnx.load_model(folder / file, load_external_data=False)
+    except Exception:  # unreadable: opening it says so, and how
+        return digest_file(folder / file)
+    for tensor in model.graph.initializer:
+        if uses_external_data(tensor):
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = manifest.files.get(entry.value, entry.value)
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()

@@ -1,0 +1,232 @@
+"""What `attnport check` does with an open folder: measure every runtime and form, then judge them all.
+
+Measuring comes first for all, since the bound asks for eager's largest error over every case that anyone ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnport.artifacts import Capabilities, Form, IOContract, Manifest, ModelSpec, ParityReport, RuntimeParity, Session
+from attnport.compare import parity
+from attnport.compare.inputs import Case
+from attnport.errors import ArtifactError, IntegrityError, UnavailableError
+from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
+from attnport.pipeline.openings import graph_digest, model_openings, why_none
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening, Runtime
+
+EAGER = "torch_eager"
+FAST_EVALUATOR, TYPED_EVALUATOR = "ort_cpu", "onnx_reference"
+
+# The evaluator is numpy: a token costs it several times what a runtime takes, and in half precision more again. So it
+# gets every case of the contract, and of the sentences as many batches as hold about so many tokens.
+_SLOW_TOKENS, _SLOW_HALF_TOKENS = 3000, 600
+# Padding invariance is the runtimes' to show; a form is asked for a few items, to catch a mask that leaks.
+_FORM_ITEMS, _ALL_ITEMS = 8, 1 << 30
+
+
+@dataclass
+class _Tried:
+    """A subject that was run, to be judged when all are."""
+
+    plan: str
+    found: Measured
+    note: str = ""
+
+
+@dataclass
+class Comparison:
+    """One run of the verb: what it has to work with."""
+
+    folder: Path
+    manifest: Manifest
+    spec: ModelSpec
+    cases: list[Case]
+    probed: dict[str, Capabilities]
+    threads: int | None
+    store: References
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.io: IOContract = self.manifest.io
+        self._eager: dict[str, Measured] = {}
+        self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
+
+    def report(self, chosen: Sequence[Runtime]) -> ParityReport:
+        """Everything, in order: the reference, the raw module, runtimes, forms, verdicts."""
+        with self._module("fp32", contract=True, float64=True) as session:
+            self.notes += make_references(session, self.io, self.cases, self.store, self.progress)
+        self._compare_raw_module()
+        runtimes: dict[str, RuntimeParity | _Tried] = {}
+        for runtime in chosen:
+            runtimes.update(self._runtime(runtime))
+        forms = {name: self._form(name, form) for name, form in self.manifest.forms.items()}
+        for tried in (*runtimes.values(), *forms.values()):
+            if isinstance(tried, _Tried):
+                self._extend_eager(tried.plan, list(tried.found.errors))
+        return parity.report(
+            {name: self._judged(tried) for name, tried in runtimes.items()},
+            {name: self._judged(tried) for name, tried in forms.items()},
+            self.notes,
+        )
+
+    def _compare_raw_module(self) -> None:
+        """Notes where the module as written differs from the mask contract, in float64."""
+        differs = []
+        tried = [case for case in self.cases if case.group != "text"]
+        with self._module("fp32", contract=False, float64=True) as session:
+            raw = measure_session(session, self.io, tried, self.store, self._saying("module without the mask contract"))
+        for case, by_output in raw.errors.items():
+            for output, errors in by_output.items():
+                if errors.problem:
+                    differs.append(f"{case}, {output}: {errors.problem}")
+                elif errors.max is not None and errors.max > 4 * parity.EPS["fp32"] * errors.reference_rms:
+                    differs.append(f"{case}, {output}: by up to {errors.max:.2e}")
+        self.notes.append(
+            f"the raw module differs from the mask contract in {len(differs)} results: {'; '.join(differs)}"
+            if differs
+            else f"the raw module follows the mask contract in all {len(tried)} cases where the two were compared"
+        )
+
+    def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
+        found = self.probed[runtime.name]
+        if not found.available:
+            hint = f"; {found.hint}" if found.hint else ""
+            return {runtime.name: RuntimeParity("NOT_RUN", f"{found.reason.rstrip('.')}{hint}", "fp32")}
+        if runtime.name == EAGER:
+            self._extend_eager("fp32", [case.name for case in self.cases])
+            note = "float32 PyTorch with the mask contract, the yardstick of the others"
+            return {runtime.name: _Tried("fp32", self._eager["fp32"], note)}
+        if runtime.opens == "module":
+            opening = Opening(self.io, spec=self.spec, threads=self.threads, contract=True)
+            return {runtime.name: self._measured(runtime, opening)}
+        openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads)
+        if not openings:
+            return {runtime.name: RuntimeParity("NOT_RUN", why_none(runtime, self.folder), "fp32")}
+        return {name: self._measured(runtime, opening) for name, opening in openings.items()}
+
+    def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
+        """Graph parity: a form run numerically without its target."""
+        opening = Opening(self.io, plan=form.plan, model=self.folder / form.file, threads=self.threads)
+        refused: list[str] = []
+        for runtime in self._evaluators(form):
+            if not self.probed[runtime.name].available:
+                refused.append(f"{runtime.name}: {self.probed[runtime.name].reason}")
+                continue
+            graph = (runtime.name, form.plan, graph_digest(self.folder, self.manifest, form.file))
+            if graph in self._graphs:
+                first, tried = self._graphs[graph]
+                return _Tried(tried.plan, tried.found, f"{tried.note}, once for this and {first}: the graphs are equal")
+            problem = self._refusal(runtime, opening) if runtime.name == FAST_EVALUATOR else ""
+            if problem:
+                refused.append(f"{runtime.name} refuses it: {problem}")
+                continue
+            note = f"graph run by {runtime.name}" + (f" ({'; '.join(refused)})" if refused else "")
+            found = self._measured(runtime, opening, note)
+            if isinstance(found, _Tried):
+                self._graphs[graph] = name, found
+            return found
+        return RuntimeParity("NOT_RUN", f"no evaluator can run it: {'; '.join(refused) or 'none is left'}", form.plan)
+
+    def _evaluators(self, form: Form) -> list[Runtime]:
+        """What may stand in for a form's own target, the fast one first; only the other computes at declared types."""
+        names = [TYPED_EVALUATOR] if form.plan != "fp32" else [FAST_EVALUATOR, TYPED_EVALUATOR]
+        return [runtime for runtime in map(base.get, names) if form.target not in (runtime.name, runtime.form)]
+
+    def _refusal(self, runtime: Runtime, opening: Opening) -> str:
+        """Why a runtime cannot run a form that was not made for it; "" when it can."""
+        try:
+            with _opened(runtime, opening) as session:
+                session.run(self.cases[0].feeds)
+        except IntegrityError:
+            raise
+        except Exception as err:  # also a runtime's own exceptions: whatever it says, it does not take the form
+            return str(err).strip().partition("\n")[0][:300]
+        return ""
+
+    def _measured(self, runtime: Runtime, opening: Opening, form_note: str = "") -> RuntimeParity | _Tried:
+        """Runs a session over the cases; `form_note` says that it stands in for a form's own target."""
+        tried, notes = self.cases, [form_note] if form_note else []
+        if not runtime.timed:
+            tokens = _SLOW_TOKENS if opening.plan == "fp32" else _SLOW_HALF_TOKENS
+            tried, left_out = few_sentences(self.cases, tokens)
+            if left_out:
+                total = sum(case.group == "text" for case in self.cases)
+                notes.append(f"{total - left_out} of {total} batches of sentences, since this evaluator is slow")
+        items = _FORM_ITEMS if form_note or not runtime.timed else _ALL_ITEMS
+        label = opening.model.name if opening.model and form_note else runtime.name
+        try:
+            with _opened(runtime, opening) as session:
+                found = measure_session(session, self.io, tried, self.store, self._saying(label), items=items)
+        except IntegrityError:
+            raise
+        except UnavailableError as err:
+            return RuntimeParity("NOT_RUN", err.message, opening.plan)
+        except ArtifactError as err:
+            return RuntimeParity("FAIL", f"it cannot be opened: {err.message}", opening.plan)
+        return _Tried(opening.plan, found, "; ".join(notes))
+
+    def _judged(self, tried: RuntimeParity | _Tried) -> RuntimeParity:
+        if isinstance(tried, RuntimeParity):
+            return tried
+        by = parity.Yardstick(tried.plan, self._eager[tried.plan].errors)
+        results = [
+            parity.judge(case, output, errors, by)
+            for case, by_output in tried.found.errors.items()
+            for output, errors in by_output.items()
+        ]
+        pairs = parity.judge_invariance(tried.found.spreads, by, tried.found.compared)
+        return parity.conclude(tried.plan, tried.found.ran, results, pairs, tried.note)
+
+    def _extend_eager(self, plan: str, names: Sequence[str]) -> None:
+        """Runs PyTorch eager at a plan, with the mask contract, on those cases that it has not had."""
+        had = self._eager[plan].errors if plan in self._eager else {}
+        todo = [case for case in self.cases if case.name in set(names) - set(had)]
+        if not todo:
+            return
+        items = _ALL_ITEMS if plan == "fp32" else 0
+        with self._module(plan, contract=True) as session:
+            found = measure_session(session, self.io, todo, self.store, self._saying(f"{EAGER} {plan}"), items=items)
+        self._eager[plan] = Measured(
+            found.ran,
+            {**had, **found.errors},
+            self._eager[plan].spreads if had else found.spreads,
+            self._eager[plan].compared if had else found.compared,
+        )
+
+    @contextlib.contextmanager
+    def _module(self, plan: str, *, contract: bool, float64: bool = False) -> Iterator[Session]:
+        opening = Opening(self.io, plan=plan, spec=self.spec, threads=self.threads, contract=contract, float64=float64)
+        with _opened(base.get(EAGER), opening) as session:
+            yield session
+
+    def _saying(self, label: str) -> Progress:
+        return lambda message: self.progress(f"{label}: {message}")
+
+
+def few_sentences(tried: Sequence[Case], tokens: int) -> tuple[list[Case], int]:
+    """All cases, but of the sentences only batches of about usual size, up to `tokens` (padding counted) of them.
+
+    Returns:
+        The cases, and how many batches are left out; one batch always stays.
+    """
+    sizes = {case.name: max(array.size for array in case.feeds.values()) for case in tried if case.group == "text"}
+    if not sizes:
+        return list(tried), 0
+    middle = sorted(sizes.values())[len(sizes) // 2]
+    kept: set[str] = set()
+    for name in sorted(sizes, key=lambda name: abs(sizes[name] - middle)):
+        if not kept or sum(sizes[one] for one in kept) + sizes[name] <= tokens:
+            kept.add(name)
+    return [case for case in tried if case.group != "text" or case.name in kept], len(sizes) - len(kept)
+
+
+@contextlib.contextmanager
+def _opened(runtime: Runtime, opening: Opening) -> Iterator[Session]:
+    with contextlib.closing(runtime.open(opening)) as session:
+        yield session
