@@ -100,6 +100,12 @@ def _bundle(path: Path) -> VerifyResult:
 def _artifact(path: Path) -> VerifyResult:
     manifest = open_folder(path)
     rows = [_artifact_file(path, manifest, name) for name in manifest.files]
+    if not manifest.files:
+        rows.append(VerifyRow(ARTIFACT, "FAIL", "it names no file at all"))
+    used = {form.file for form in manifest.forms.values()} | {engine.file for engine in manifest.engines.values()}
+    for name in sorted(used):
+        if name not in manifest.files:
+            rows.append(VerifyRow(name, "FAIL", "the manifest uses it and has no digest of it"))
     if all(row.verdict == "PASS" for row in rows):
         rows += [row for row in (_external(path, manifest, name) for name in manifest.forms) if row]
     strangers = sorted(
@@ -109,8 +115,6 @@ def _artifact(path: Path) -> VerifyResult:
     )
     # Nothing reads a file that the manifest does not name, so one more in a working folder is worth a word, no failure.
     rows += [VerifyRow(name, "NOT_RUN", "not in the manifest, so never read") for name in strangers[:20]]
-    if not manifest.files:
-        rows.append(VerifyRow(ARTIFACT, "FAIL", "it names no file at all"))
     failed = any(row.verdict == "FAIL" for row in rows)
     verdict: Verdict = "FAIL" if failed else "PASS"
     return VerifyResult(str(path), "artifact", verdict, IntegrityError.exit_code if failed else 0, tuple(rows))

@@ -14,6 +14,8 @@ from .external import references
 from .manifest import MANIFEST, Form, Manifest
 
 MAX_FINDINGS = 20
+# Links are not followed, pipes not waited for; neither flag is there on every system.
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,16 @@ def require(folder: Path, manifest: Manifest) -> None:
 
 
 def _findings(folder: Path, manifest: Manifest) -> Iterator[Finding]:
-    on_disk: set[str] = set()
+    problems: dict[str, str] = {}
     for name, problem in _walk(folder, manifest):
-        on_disk.add(name)
+        problems[name] = problem
         if problem:
             yield Finding(name, problem)
-    damaged = False
+    damaged = any(problems.values())
     for name, expected in manifest.files.items():
-        problem = "missing" if name not in on_disk else _compare(folder / name, expected.bytes, expected.sha256)
+        if problems.get(name):  # said already, and perhaps a pipe that one would wait for
+            continue
+        problem = _compare(folder / name, expected.bytes, expected.sha256) if name in problems else "missing"
         if problem:
             damaged = True
             yield Finding(name, problem)
@@ -91,7 +95,7 @@ def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _compare(path: Path, size: int, sha256: str) -> str:
     """What differs between a file and its record; "" = nothing."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        handle = os.open(path, os.O_RDONLY | _FLAGS)
         with open(handle, "rb") as file:  # noqa: PTH123 - by descriptor: what was checked is what is read
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):

@@ -1,0 +1,166 @@
+"""Carries out an attack that a JSON file describes, on a copy of a bundle or artifact folder.
+
+A description: `about` (one sentence), `on` (`bundle` or `artifact`), `do` (steps, see `STEPS`), `reseal` (the attacker
+can write the manifest too: sizes and digests are made to fit afterwards), `exit` (2 or 6), `says` (a part of the
+message).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFESTS = {"bundle": "bundle.json", "artifact": "attnport.json"}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack: what it does, and the answer that every reader owes it."""
+
+    name: str
+    about: str
+    on: str
+    do: list[dict[str, Any]]
+    reseal: bool
+    exit: int
+    says: str
+
+
+def read(path: Path) -> Attack:
+    return Attack(name=path.stem, **json.loads(path.read_text()))
+
+
+def carry_out(attack: Attack, folder: Path) -> None:
+    """Attacks the folder."""
+    manifest = folder / MANIFESTS[attack.on]
+    for step in attack.do:
+        arguments = dict(step)
+        STEPS[arguments.pop("step")](folder, manifest, **arguments)
+    if attack.reseal:
+        reseal(folder, manifest)
+
+
+def reseal(folder: Path, manifest: Path) -> None:
+    """Makes the manifest's digests fit the files, as somebody does who can write both."""
+    value = json.loads(manifest.read_text())
+    for name in value["files"]:
+        path = folder / name
+        if path.is_file():
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            is_bundle = manifest.name == MANIFESTS["bundle"]
+            value["files"][name] = {"bytes": path.stat().st_size, "sha256": digest} if is_bundle else digest
+    manifest.write_text(json.dumps(value))
+
+
+def flip(folder: Path, manifest: Path, file: str, at: float) -> None:
+    """One bit of the byte at the fraction `at` of the file."""
+    data = bytearray((folder / file).read_bytes())
+    data[int(at * (len(data) - 1))] ^= 1
+    (folder / file).write_bytes(data)
+
+
+def truncate(folder: Path, manifest: Path, file: str, to: float) -> None:
+    os.truncate(folder / file, int(to * (folder / file).stat().st_size))
+
+
+def delete(folder: Path, manifest: Path, file: str) -> None:
+    (folder / file).unlink()
+
+
+def add(folder: Path, manifest: Path, file: str, text: str = "") -> None:
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(text)
+
+
+def add_folder(folder: Path, manifest: Path, name: str) -> None:
+    (folder / name).mkdir()
+
+
+def move_out(folder: Path, manifest: Path, file: str, link: str) -> None:
+    """The file goes beside the folder, and a `symbolic` link, `hard` link or `fifo` takes its place."""
+    outside = folder.parent / "outside"
+    (folder / file).rename(outside)
+    if link == "symbolic":
+        (folder / file).symlink_to(outside, target_is_directory=outside.is_dir())
+    elif link == "fifo":
+        os.mkfifo(folder / file)
+
+
+def edit(folder: Path, manifest: Path, at: list[str | int], to: Any = None, remove: bool = False) -> None:
+    """Sets a value inside the manifest, or removes it; `at` is the way to it."""
+    value = json.loads(manifest.read_text())
+    place = value
+    for key in at[:-1]:
+        place = place[key]
+    if remove:
+        del place[at[-1]]
+    else:
+        place[at[-1]] = to
+    manifest.write_text(json.dumps(value))
+
+
+def rekey(folder: Path, manifest: Path, key: str, to: str) -> None:
+    """Gives a file another name in the manifest."""
+    value = json.loads(manifest.read_text())
+    value["files"][to] = value["files"].pop(key)
+    manifest.write_text(json.dumps(value))
+
+
+def replace(folder: Path, manifest: Path, old: str, new: str, times: int = 1) -> None:
+    """Replaces text of the manifest once; `new` is repeated `times` times."""
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new * times, 1))
+
+
+def replace_bytes(folder: Path, manifest: Path, hex: str) -> None:  # noqa: A002 - the key in the data
+    manifest.write_bytes(bytes.fromhex(hex))
+
+
+def external(folder: Path, manifest: Path, file: str, key: str, value: str) -> None:
+    """Sets a key of the external data of the first tensor that has some."""
+    import onnx
+
+    model = onnx.load(folder / file, load_external_data=False)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    for entry in list(tensor.external_data):
+        if entry.key == key:
+            tensor.external_data.remove(entry)
+    tensor.external_data.add(key=key, value=value)
+    (folder / file).write_bytes(model.SerializeToString())
+
+
+def hidden_external(folder: Path, manifest: Path, file: str, location: str) -> None:
+    """A tensor with external data in a node's attribute, where few look."""
+    import onnx
+
+    model = onnx.load(folder / file, load_external_data=False)
+    tensor = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    node = onnx.helper.make_node("Constant", [], ["unused"], value=tensor)
+    model.graph.node.insert(0, node)
+    (folder / file).write_bytes(model.SerializeToString())
+
+
+STEPS: dict[str, Callable[..., None]] = {
+    step.__name__: step
+    for step in (
+        flip,
+        truncate,
+        delete,
+        add,
+        add_folder,
+        move_out,
+        edit,
+        rekey,
+        replace,
+        replace_bytes,
+        external,
+        hidden_external,
+    )
+}

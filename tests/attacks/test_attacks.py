@@ -1,0 +1,135 @@
+"""Every attack that a JSON file here describes gets its answer, from `verify` and from the bundle's own reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import attack as attacks
+import pytest
+
+from attnport.bundle.python import BundleError, load
+from attnport.bundle.python.selftest import selftest
+from attnport.errors import AttnportError
+from attnport.pipeline.bundle import bundle
+from attnport.pipeline.verify import raise_for, verify
+
+HERE = Path(__file__).parent
+ALL = [attacks.read(path) for path in sorted(HERE.glob("*.json"))]
+ON_BUNDLES = [attack for attack in ALL if attack.on == "bundle"]
+ON_ARTIFACTS = [attack for attack in ALL if attack.on == "artifact"]
+NAMES = {"ids": lambda attack: attack.name}
+
+
+def answer(act: Callable[[], object], *errors: type[Exception]) -> tuple[int, str]:
+    """Exit code and message; anything but one of `errors` goes through and fails the test."""
+    try:
+        act()
+    except errors as err:
+        return err.exit_code, str(err)  # type: ignore[attr-defined]
+    return 0, ""
+
+
+def check(attack: attacks.Attack, found: tuple[int, str]) -> None:
+    assert found[0] == attack.exit, f"{attack.about} Got exit {found[0]}: {found[1]}"
+    assert attack.says in found[1]
+    assert "Traceback" not in found[1]
+
+
+def test_there_are_many_attacks_and_each_is_described() -> None:
+    assert len(ALL) >= 60
+    assert all(attack.about and attack.says and attack.exit in (2, 6) for attack in ALL)
+
+
+@pytest.mark.parametrize("attack", ON_BUNDLES, **NAMES)
+def test_verify_refuses_the_bundle(attack: attacks.Attack, app: Path) -> None:
+    attacks.carry_out(attack, app)
+    check(attack, answer(lambda: raise_for(verify(app)), AttnportError))
+
+
+@pytest.mark.parametrize("attack", ON_BUNDLES, **NAMES)
+def test_the_bundles_own_reader_refuses_it(attack: attacks.Attack, app: Path) -> None:
+    attacks.carry_out(attack, app)
+
+    def run() -> None:
+        report = selftest(app)
+        if report.exit_code:
+            bad = next(row for row in report.rows if row.verdict == "FAIL")
+            raise Refused(report.exit_code, f"{bad.check}: {bad.detail}")
+
+    check(attack, answer(run, BundleError, Refused))
+
+
+class Refused(Exception):  # noqa: N818
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@pytest.mark.parametrize("attack", [one for one in ON_BUNDLES if "golden" not in one.name], **NAMES)
+def test_load_refuses_it_before_a_session_is_made(
+    attack: attacks.Attack, app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *args, **kwargs: pytest.fail("a session was made"))
+    attacks.carry_out(attack, app)
+    code, message = answer(lambda: load(app), BundleError)
+    assert (code, attack.says.split(":")[0] in message) == (attack.exit, True), message
+
+
+@pytest.mark.parametrize("attack", ON_ARTIFACTS, **NAMES)
+def test_verify_refuses_the_artifact(attack: attacks.Attack, artifact: Path) -> None:
+    victim = artifact.parent / "victim"
+    victim.write_text("mine")
+    attacks.carry_out(attack, artifact)
+    check(attack, answer(lambda: raise_for(verify(artifact)), AttnportError))
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("attack", ON_ARTIFACTS, **NAMES)
+def test_an_attacked_artifact_is_not_bundled(attack: attacks.Attack, artifact: Path, tmp_path: Path) -> None:
+    attacks.carry_out(attack, artifact)
+    used = attack.name != "artifact_truncated_model"  # the model as exported is no part of a bundle
+    code, message = answer(lambda: bundle(artifact, tmp_path / "app"), AttnportError)
+    assert code in ((2, 6) if used else (0,)), message
+    assert (tmp_path / "app").exists() != used
+
+
+@pytest.mark.parametrize("kind", ["bundle", "artifact"])
+def test_what_nobody_attacked_is_fine_and_resealing_alone_changes_nothing(kind: str, app: Path, artifact: Path) -> None:
+    folder = {"bundle": app, "artifact": artifact}[kind]
+    raise_for(verify(folder))
+    attacks.reseal(folder, folder / attacks.MANIFESTS[kind])
+    result = verify(folder)
+    raise_for(result)
+    assert result.verdict == "PASS"
+
+
+def test_the_checker_notices_a_reader_that_lets_an_attack_through() -> None:
+    with pytest.raises(AssertionError):
+        check(ON_BUNDLES[0], (0, ""))
+    with pytest.raises(AssertionError):
+        check(ON_BUNDLES[0], (ON_BUNDLES[0].exit, "something else"))
+
+
+@pytest.mark.parametrize("name", ["changed_weights", "manifest_unknown_version", "manifest_surrogate"])
+def test_the_command_line_answers_with_the_exit_code_and_no_traceback(app: Path, name: str) -> None:
+    attack = attacks.read(HERE / f"{name}.json")
+    attacks.carry_out(attack, app)
+    done = subprocess.run(
+        [sys.executable, "-m", "attnport_bundle", "selftest"], cwd=app, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == attack.exit
+    assert attack.says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_descriptions_are_plain_data() -> None:
+    for path in HERE.glob("*.json"):
+        assert set(json.loads(path.read_text())) == {"about", "on", "do", "reseal", "exit", "says"}
+        assert os.path.getsize(path) < 20_000  # noqa: PTH202

@@ -1,0 +1,292 @@
+"""`attnport bundle`: what it takes, what it refuses, and that a bundle appears whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_attention as tiny
+from killing import Armed, in_child
+
+from attnport.artifacts import Form, to_json
+from attnport.bundle import golden, place
+from attnport.bundle.python import files, manifest
+from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
+from attnport.pipeline.bundle import bundle
+from attnport.pipeline.workspace import change
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def hidden(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_bundle_holds_what_it_needs_and_nothing_else(made_bundle: Path, made_artifact: Path) -> None:
+    found = manifest.read(made_bundle)
+    assert files.check(made_bundle, found) == []
+    assert set(found.files) - {name for name in found.files if name.startswith("attnport_bundle/")} == {
+        "README.md",
+        "goldens.npz",
+        "model.ort_cpu.onnx",
+        "weights.bin",
+    }
+    assert found.forms["ort_cpu"].external == ("weights.bin",)
+    assert found.forms["ort_cpu"].requires == manifest.Requires("1.23", 23)
+    assert not (made_bundle / "weights.bin").samefile(made_artifact / "weights.bin")
+
+
+def test_bundling_twice_gives_equal_bytes(made_artifact: Path, made_bundle: Path, tmp_path: Path) -> None:
+    again = bundle(made_artifact, tmp_path / "elsewhere" / "again")
+    assert tree(again) == tree(made_bundle)
+
+
+def test_the_builders_folders_are_not_told(exported: Path, arrays: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path / "out", exported, arrays, tiny.parity())
+    with change(folder) as edit:
+        assert edit.manifest
+        source = dataclasses.replace(edit.manifest.source, text=f"hf:{tmp_path}/private/model")
+        edit.manifest = dataclasses.replace(edit.manifest, source=source)
+        edit.finish("again", "1")
+    app = bundle(folder, tmp_path / "app")
+    assert json.loads((app / "bundle.json").read_text())["provenance"]["source"] == "hf:model"
+    assert not [name for name, data in tree(app).items() if str(tmp_path).encode() in data]
+
+
+def test_a_form_that_failed_is_never_bundled(exported: Path, arrays: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny.make(tmp_path / "out", exported, arrays, tiny.parity("FAIL", "too far off"))
+    for unverified in (False, True):
+        with pytest.raises(ParityFailed, match="too far off") as caught:
+            bundle(folder, tmp_path / "app", unverified=unverified)
+        assert caught.value.exit_code == 4
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize("judged", [None, tiny.parity("NOT_RUN", "nobody ran it")], ids=["no check", "not run"])
+def test_a_form_without_a_verdict_is_bundled_only_on_demand_and_says_so(
+    exported: Path, arrays: dict[str, Any], tmp_path: Path, judged: Any
+) -> None:
+    folder = tiny.make(tmp_path / "out", exported, arrays, judged)
+    with pytest.raises(ParityFailed, match="no parity verdict"):
+        bundle(folder, tmp_path / "app")
+    found = manifest.read(bundle(folder, tmp_path / "app", unverified=True))
+    assert found.unverified
+    assert found.forms["ort_cpu"].parity.verdict == "NOT_RUN"
+    done = subprocess.run(
+        [sys.executable, "-m", "attnport_bundle", "selftest"], cwd=tmp_path / "app", capture_output=True, text=True
+    )
+    assert "UNVERIFIED" in done.stdout
+
+
+def test_unverified_says_nothing_of_a_form_that_passed(made_artifact: Path, tmp_path: Path) -> None:
+    assert not manifest.read(bundle(made_artifact, tmp_path / "app", unverified=True)).unverified
+
+
+def test_a_verdict_older_than_the_form_does_not_count(artifact: Path, tmp_path: Path) -> None:
+    with change(artifact) as edit:
+        assert edit.manifest
+        late = dataclasses.replace(edit.manifest.stages["fuse"], made="2999-01-01T00:00:00+00:00")
+        edit.manifest = dataclasses.replace(edit.manifest, stages={**edit.manifest.stages, "fuse": late})
+        edit.finish("again", "1")
+    with pytest.raises(ParityFailed, match="made again after"):
+        bundle(artifact, tmp_path / "app")
+
+
+def test_a_model_that_computes_something_else_is_not_written(
+    exported: Path, arrays: dict[str, Any], tmp_path: Path
+) -> None:
+    wrong = {name: array + 1e-3 if "/out/hidden" in name else array for name, array in arrays.items()}
+    wrong = {name: array + np.float32(1e-3) if "/eager/hidden" in name else array for name, array in wrong.items()}
+    folder = tiny.make(tmp_path / "out", exported, wrong, tiny.parity())
+    with pytest.raises(ParityFailed, match="golden-0 hidden: RMS error"):
+        bundle(folder, tmp_path / "app")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "model.ort_cpu.onnx", "golden.npz", "parity.json", "fusion.json"])
+def test_a_changed_file_of_the_artifact_is_refused(artifact: Path, tmp_path: Path, name: str) -> None:
+    data = bytearray((artifact / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (artifact / name).write_bytes(data)
+    with pytest.raises(IntegrityError, match=name):
+        bundle(artifact, tmp_path / "app")
+    assert not (tmp_path / "app").exists()
+
+
+def test_an_artifact_without_goldens_is_refused(artifact: Path, tmp_path: Path) -> None:
+    with change(artifact) as edit:
+        edit.remove("golden.npz")
+        edit.finish("again", "1")
+    with pytest.raises(ArtifactError, match=r"has no golden\.npz"):
+        bundle(artifact, tmp_path / "app")
+
+
+def test_unknown_languages_and_forms_are_refused_by_name(artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="language cobol"):
+        bundle(artifact, tmp_path / "app", lang=["python", "cobol"])
+    with pytest.raises(ArtifactError, match="has no form 'openvino'; it has ort_cpu"):
+        bundle(artifact, tmp_path / "app", forms=["openvino"])
+    with pytest.raises(UsageError, match="no form was named"):
+        bundle(artifact, tmp_path / "app", forms=[])
+    with change(artifact) as edit:
+        assert edit.manifest
+        forms = {**edit.manifest.forms, "tensorrt_rtx": Form("tensorrt_rtx", "fp16", "model.onnx", 23)}
+        edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
+        edit.finish("again", "1")
+    with pytest.raises(UsageError, match="reader runs ort_cpu"):
+        bundle(artifact, tmp_path / "app", forms=["tensorrt-rtx"])
+
+
+def test_a_strangers_folder_is_left_alone(made_artifact: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    for force in (False, True):
+        with pytest.raises(UsageError, match="no bundle; it stays as it is"):
+            bundle(made_artifact, mine, force=force)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(mine)
+    for other in ("file", "link"):
+        with pytest.raises(UsageError, match="is no folder"):
+            bundle(made_artifact, tmp_path / other, force=True)
+    assert (mine / "thesis.txt").read_text() == "years of work"
+    with pytest.raises(UsageError):
+        bundle(made_artifact, made_artifact, force=True)
+
+
+def test_an_empty_folder_and_a_bundle_are_replaced(made_artifact: Path, made_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    for _ in range(2):
+        bundle(made_artifact, tmp_path / "app")
+        assert tree(tmp_path / "app") == tree(made_bundle)
+    assert not hidden(tmp_path)
+
+
+def test_a_bundle_that_was_worked_on_is_replaced_by_force_only(
+    app: Path, made_artifact: Path, made_bundle: Path
+) -> None:
+    (app / "my notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="worked on since: my notes"):
+        bundle(made_artifact, app)
+    assert (app / "my notes.txt").read_text() == "mine"
+    bundle(made_artifact, app, force=True)
+    assert tree(app) == tree(made_bundle)
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+def test_killed_at_every_rename_the_earlier_bundle_or_the_later_one_stands(
+    made_artifact: Path, made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    target = tmp_path / "app"
+    other = bundle(_renamed(made_artifact, tmp_path / "out2"), tmp_path / "other")
+    if not exchange:
+        monkeypatch.setattr(place.ctypes, "CDLL", lambda *args, **kwargs: object())
+    kills = 0
+    for at in range(1, 200):
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(other, target)
+
+        def act(at: int = at) -> None:
+            Armed(at, "before").install(("rename", "replace", "rmdir", "fsync"))
+            bundle(made_artifact, target)
+
+        if in_child(act) == 0:
+            break
+        kills += 1
+        if exchange or target.exists():
+            assert tree(target) in (tree(other), tree(made_bundle))
+        else:  # a file system without exchange: nothing is lost, the old one stands beside
+            assert any(tree(path) == tree(other) for path in hidden(tmp_path))
+    assert kills > 5
+    assert tree(target) == tree(made_bundle)
+    assert not hidden(tmp_path), "what the killed ones left is gone"
+
+
+def _renamed(artifact: Path, target: Path) -> Path:
+    shutil.copytree(artifact, target)
+    with change(target) as edit:
+        assert edit.manifest
+        edit.manifest = dataclasses.replace(edit.manifest, name="another")
+        edit.finish("again", "1")
+    return target
+
+
+def test_a_killed_first_bundle_leaves_nothing_under_its_name(made_artifact: Path, tmp_path: Path) -> None:
+    def act() -> None:
+        Armed(3).install(("fsync",))
+        bundle(made_artifact, tmp_path / "app")
+
+    assert in_child(act) == -signal.SIGKILL
+    assert not (tmp_path / "app").exists()
+    assert hidden(tmp_path)
+    bundle(made_artifact, tmp_path / "app")
+    assert not hidden(tmp_path)
+
+
+def test_the_folder_of_a_call_at_work_is_not_cleared_away(made_artifact: Path, tmp_path: Path) -> None:
+    with place.replaced(tmp_path / "app", lambda: None) as staged:
+        (staged / "x").write_text("mine")
+        bundle(made_artifact, tmp_path / "app")
+        assert (staged / "x").read_text() == "mine"
+    assert tree(tmp_path / "app") == {"x": b"mine"}
+
+
+def test_bounds_follow_the_rule_and_a_reference_that_is_not_finite_is_refused(arrays: dict[str, Any]) -> None:
+    found = {(one["case"], one["output"]): one for one in golden.bounds(arrays, tiny.IO)}
+    assert len(found) == 6
+    for case in tiny.LENGTHS:
+        valid = arrays[f"{case}/valid/hidden"]
+        reference = arrays[f"{case}/out/hidden"][valid]
+        error = arrays[f"{case}/eager/hidden"][valid] - reference
+        floor = 4 * 2**-23 * tiny.rms(reference)
+        assert found[case, "hidden"]["rms_bound"] == pytest.approx(2 * tiny.rms(error) + floor)
+        assert float(found[case, "hidden"]["max_bound"]) >= 4 * float(np.abs(error).max()) + floor
+    broken = {**arrays, "golden-0/out/hidden": np.full_like(arrays["golden-0/out/hidden"], np.nan)}
+    with pytest.raises(ArtifactError, match="NaN or Inf"):
+        golden.bounds(broken, tiny.IO)
+    nothing = {**arrays, "golden-0/valid/hidden": np.zeros_like(arrays["golden-0/valid/hidden"])}
+    with pytest.raises(ArtifactError, match="0 valid elements"):
+        golden.bounds(nothing, tiny.IO)
+
+
+def test_goldens_that_lack_an_array_are_refused_by_its_name(arrays: dict[str, Any], tmp_path: Path) -> None:
+    del (fewer := dict(arrays))["golden-1/eager/pooled"]
+    np.savez(tmp_path / "golden.npz", **fewer)
+    with pytest.raises(ArtifactError, match="lacks golden-1/eager/pooled"):
+        golden.read(tmp_path / "golden.npz", tiny.IO)
+
+
+def test_an_output_dtype_that_numpy_lacks_is_refused(artifact: Path, tmp_path: Path) -> None:
+    with change(artifact) as edit:
+        assert edit.manifest
+        outputs = (dataclasses.replace(edit.manifest.io.outputs[0], dtype="bfloat16"), *edit.manifest.io.outputs[1:])
+        edit.manifest = dataclasses.replace(edit.manifest, io=dataclasses.replace(edit.manifest.io, outputs=outputs))
+        edit.finish("again", "1")
+    with pytest.raises(UsageError, match="hidden: got dtype bfloat16"):
+        bundle(artifact, tmp_path / "app")
+
+
+def test_a_form_that_takes_weights_from_outside_is_refused(artifact: Path, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(artifact / "model.ort_cpu.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../weights.bin"
+    with change(artifact) as edit:
+        edit.path("model.ort_cpu.onnx").write_bytes(model.SerializeToString())
+        edit.path("parity.json").write_text(to_json(tiny.parity()))
+        edit.finish("check", "2")
+    with pytest.raises(IntegrityError, match=r"takes weights from '\.\./weights\.bin'"):
+        bundle(artifact, tmp_path / "app")
