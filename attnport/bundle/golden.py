@@ -45,7 +45,7 @@ def read(path: Path, contract: IOContract) -> dict[str, Array]:
 
 def cases(arrays: Mapping[str, Array]) -> list[str]:
     """The names of the cases, in order."""
-    return sorted({name.split("/")[0] for name in arrays})
+    return sorted({name.split("/")[0] for name in arrays if "/" in name})
 
 
 def bounds(arrays: Mapping[str, Array], contract: IOContract) -> list[dict[str, str | float]]:

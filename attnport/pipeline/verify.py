@@ -108,16 +108,22 @@ def _artifact(path: Path) -> VerifyResult:
             rows.append(VerifyRow(name, "FAIL", "the manifest uses it and has no digest of it"))
     if all(row.verdict == "PASS" for row in rows):
         rows += [row for row in (_external(path, manifest, name) for name in manifest.forms) if row]
-    strangers = sorted(
-        found.relative_to(path).as_posix()
-        for found in path.rglob("*")
-        if not found.is_dir() and found.relative_to(path).as_posix() not in {*manifest.files, ARTIFACT, *OWN}
-    )
+    strangers = sorted(set(_on_disk(path)) - {*manifest.files, ARTIFACT, *OWN})
     # Nothing reads a file that the manifest does not name, so one more in a working folder is worth a word, no failure.
     rows += [VerifyRow(name, "NOT_RUN", "not in the manifest, so never read") for name in strangers[:20]]
     failed = any(row.verdict == "FAIL" for row in rows)
     verdict: Verdict = "FAIL" if failed else "PASS"
     return VerifyResult(str(path), "artifact", verdict, IntegrityError.exit_code if failed else 0, tuple(rows))
+
+
+def _on_disk(path: Path) -> list[str]:
+    """The names of all files, but for those of bundles in the folder, which have a manifest of their own."""
+    bundles = [found.parent for found in path.rglob(BUNDLE)]
+    return [
+        found.relative_to(path).as_posix()
+        for found in path.rglob("*")
+        if not found.is_dir() and not any(found.is_relative_to(one) for one in bundles)
+    ]
 
 
 def _artifact_file(path: Path, manifest: Manifest, name: str) -> VerifyRow:

@@ -1,0 +1,269 @@
+"""The golden check, and the two parsers of untrusted data below it: each is fed wrong answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from attnport.bundle.python import IntegrityError, goldens, load
+from attnport.bundle.python.decode import MAX_DEPTH, decode, parse
+from attnport.bundle.python.external import Reference, references
+from attnport.bundle.python.goldens import Goldens, compare
+from attnport.bundle.python.manifest import Bound, read
+from attnport.bundle.python.manifest import Goldens as GoldenRecord
+from attnport.bundle.python.selftest import selftest
+
+BOUND = Bound("case", "y", 1e-6, 2e-6)
+REFERENCE = np.linspace(-1, 1, 24).reshape(2, 3, 4)
+VALID = np.array([[True, True, True], [True, False, False]])
+
+
+def judge(got: Any, valid: Any = VALID, bound: Bound = BOUND) -> tuple[bool, str]:
+    result = compare(bound, got, REFERENCE, valid)
+    return result.passed, result.reason
+
+
+def test_the_reference_itself_passes_and_padding_rows_may_hold_anything_finite() -> None:
+    got = REFERENCE.astype(np.float32)
+    got[1, 1:] = 1e9
+    assert judge(got) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda y: y + 1.5e-6, "RMS error"),
+        (lambda y: y + np.where(np.arange(24).reshape(2, 3, 4) == 5, 2.5e-6, 0), "max error"),
+        (lambda y: y * 0, "RMS error"),
+        (lambda y: np.where(y == y[0, 0, 0], np.nan, y), "1 elements are NaN"),
+        (lambda y: np.where(y == y[1, 2, 0], np.inf, y), "1 elements are NaN"),
+        (lambda y: y[:, :2], "got shape [2, 2, 4]"),
+        (lambda y: y.reshape(4, 3, 2), "got shape [4, 3, 2]"),
+        (lambda y: None, "the output is missing"),
+    ],
+)
+def test_wrong_answers_fail(wrong: Any, words: str) -> None:
+    passed, reason = judge(wrong(REFERENCE.copy()))
+    assert not passed
+    assert words in reason
+
+
+def test_nothing_to_compare_and_bounds_or_references_that_are_not_finite_fail() -> None:
+    assert not judge(REFERENCE, np.zeros((2, 3), bool))[0]
+    assert not judge(REFERENCE, np.ones((2, 4), bool))[0]
+    assert not judge(REFERENCE, bound=dataclasses.replace(BOUND, rms_bound=float("nan")))[0]
+    assert not compare(BOUND, REFERENCE, np.full_like(REFERENCE, np.nan), VALID).passed
+
+
+def test_a_model_that_drifts_fails_the_selftest_with_exit_4(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    right = onnxruntime.InferenceSession.run
+    monkeypatch.setattr(
+        onnxruntime.InferenceSession, "run", lambda self, *given: [array + 1e-5 for array in right(self, *given)]
+    )
+    report = selftest(app)
+    assert report.exit_code == 4
+    assert [row.verdict for row in report.rows] == ["PASS", *["FAIL"] * 6]
+
+
+def test_a_model_that_cannot_run_fails_the_selftest(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    def broken(self: Any, *given: Any) -> None:
+        raise RuntimeError("kernel gone")
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", broken)
+    report = selftest(app)
+    assert report.exit_code == 4
+    assert "kernel gone" in report.rows[1].detail
+
+
+def test_every_golden_case_is_run(app: Path) -> None:
+    with load(app) as model:
+        results = list(Goldens(app, read(app)).check(model))
+    assert [(one.case, one.output) for one in results] == [
+        (f"golden-{case}", output) for case in range(3) for output in ("hidden", "pooled")
+    ]
+    assert all(one.passed and one.rms_error is not None and one.rms_error > 0 for one in results)
+
+
+def test_golden_files_that_are_no_plain_arrays_are_refused(app: Path) -> None:
+    manifest, path = read(app), app / "goldens.npz"
+    arrays = dict(np.load(path))
+    path.write_bytes(b"PK\x05\x06" + bytes(18))
+    with pytest.raises(IntegrityError, match="on one side only"):
+        Goldens(app, manifest)
+    np.savez(path, **{**arrays, "golden-0/in/ids": np.array([{"a": 1}], dtype=object)})
+    with pytest.raises(IntegrityError, match="allow_pickle=False"):
+        Goldens(app, manifest)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("golden-0/in/ids.npy", b"not an array")
+    with pytest.raises(IntegrityError, match="no array"):
+        Goldens(app, manifest)
+
+
+def test_a_golden_file_that_unpacks_to_too_much_is_refused(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(app / "goldens.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(1 << 20))
+    monkeypatch.setattr(goldens, "MAX_BYTES", 1 << 19)
+    with pytest.raises(IntegrityError, match="unpacks to more than"):
+        Goldens(app, read(app))
+
+
+def test_a_manifest_without_golden_cases_is_refused(app: Path) -> None:
+    with pytest.raises(IntegrityError, match="no golden case"):
+        Goldens(app, dataclasses.replace(read(app), goldens=GoldenRecord("goldens.npz", ())))
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leaf:
+    size: float
+    kind: Literal["a", "b"]
+
+
+@dataclass(frozen=True)
+class Tree:
+    leaves: tuple[Leaf, ...]
+    by_name: Mapping[str, int]
+    note: str | None
+    leaf: Leaf | None
+
+
+GOOD = {"leaves": [{"size": 1, "kind": "a"}], "by_name": {"x": 1}, "note": None, "leaf": {"size": 0.5, "kind": "b"}}
+
+
+def test_good_json_becomes_values() -> None:
+    value = decode(Tree, parse(json.dumps(GOOD).encode(), "here"), "here")
+    assert value == Tree((Leaf(1.0, "a"),), {"x": 1}, None, Leaf(0.5, "b"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"leaves": {}}, "here.leaves: got {}"),
+        ({"leaves": [{"size": "1", "kind": "a"}]}, "here.leaves[0].size: got '1'; expected float"),
+        ({"leaves": [{"size": True, "kind": "a"}]}, "here.leaves[0].size: got True"),
+        ({"leaves": [{"size": 1, "kind": "c"}]}, "here.leaves[0].kind: got 'c'"),
+        ({"leaves": [{"size": 1 << 60, "kind": "a"}]}, "here.leaves[0].size"),
+        ({"by_name": {"x": 1.0}}, "here.by_name.x: got 1.0; expected int"),
+        ({"by_name": [["x", 1]]}, "here.by_name"),
+        ({"note": 7}, "here.note: got 7"),
+        ({"leaf": []}, "here.leaf: got []"),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_other_types_are_refused_with_their_place(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        decode(Tree, {**GOOD, **change}, "here")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '{"a": 1, "a": 1}', "NaN", "[-Infinity]", "1e400", '{"a": [{"b": 1, "b": 2}]}', "\x00", "9" * 5000],
+)
+def test_text_that_is_not_strict_json_is_refused(text: str) -> None:
+    with pytest.raises(IntegrityError, match="here is not valid"):
+        parse(text.encode(), "here")
+
+
+def test_nesting_has_a_limit_that_brackets_in_texts_do_not_count_for() -> None:
+    assert parse(("[" * MAX_DEPTH + "]" * MAX_DEPTH).encode(), "here")
+    assert parse(b'"\\"' + b"[" * 10_000 + b'"', "here")
+    for depth in (MAX_DEPTH + 1, 200_000):
+        with pytest.raises(IntegrityError, match="nested deeper"):
+            parse(b"[" * depth, "here")
+
+
+# --- ONNX ---------------------------------------------------------------------------------------------------------
+
+
+def tensor(location: str, **entries: int) -> TensorProto:
+    made = TensorProto(name=location, data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, **entries}.items():
+        made.external_data.add(key=key, value=str(value))
+    return made
+
+
+def test_external_data_is_found_wherever_a_tensor_can_stand(tmp_path: Path) -> None:
+    inner = helper.make_graph([], "inner", [], [], initializer=[tensor("subgraph")])
+    sparse = onnx.SparseTensorProto(values=tensor("sparse values"), indices=tensor("sparse indices"), dims=[4])
+    nodes = [
+        helper.make_node("Constant", [], ["a"], value=tensor("attribute")),
+        helper.make_node("Constant", [], ["b"], sparse_value=sparse),
+        helper.make_node("If", ["c"], ["d"], then_branch=inner, else_branch=inner),
+    ]
+    graph = helper.make_graph(nodes, "g", [], [], initializer=[tensor("initializer", offset=8, length=4)])
+    graph.sparse_initializer.add().CopyFrom(sparse)
+    function = helper.make_function(
+        "d", "f", [], ["x"], [helper.make_node("Constant", [], ["x"], value=tensor("function"))], []
+    )
+    model = helper.make_model(graph, functions=[function])
+    model.training_info.add().algorithm.initializer.add().CopyFrom(tensor("training"))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    found = references(tmp_path / "m.onnx")
+    assert {one.location for one in found} == {
+        "initializer", "attribute", "sparse values", "sparse indices", "subgraph", "function", "training"
+    }  # fmt: skip
+    assert Reference("initializer", 8, 4) in found
+    assert Reference("attribute", 0, None) in found
+
+
+def test_it_sees_what_onnx_itself_sees(exported: Path) -> None:
+    model = onnx.load(exported / "model.onnx", load_external_data=False)
+    wanted = [
+        {entry.key: entry.value for entry in one.external_data} for one in model.graph.initializer if one.external_data
+    ]
+    found = references(exported / "model.onnx")
+    assert len(found) == len(wanted) > 3
+    for one, entries in zip(found, wanted, strict=True):
+        assert one == Reference(entries["location"], int(entries.get("offset", 0)), int(entries["length"]))
+
+
+def test_damaged_models_give_an_error_or_an_answer_and_never_anything_else(exported: Path, tmp_path: Path) -> None:
+    data, chance = (exported / "model.onnx").read_bytes(), random.Random(20261120)
+    path, refused = tmp_path / "m.onnx", 0
+    for _ in range(400):
+        broken = bytearray(data)
+        for _ in range(chance.randint(1, 4)):
+            broken[chance.randrange(len(broken))] = chance.randrange(256)
+        path.write_bytes(bytes(broken[: chance.choice([len(broken), chance.randrange(len(broken))])]))
+        try:
+            references(path)
+        except ValueError:
+            refused += 1
+    assert refused > 50
+
+
+def test_deep_subgraphs_have_a_limit(tmp_path: Path) -> None:
+    def field(tag: int, inside: bytes) -> bytes:
+        size, encoded = len(inside), bytearray()
+        while size > 0x7F:
+            encoded.append(size & 0x7F | 0x80)
+            size >>= 7
+        return bytes([tag << 3 | 2, *encoded, size]) + inside
+
+    graph = b""
+    for depth in range(1, 2001):
+        graph = field(1, field(5, field(6, graph)))  # a node's attribute's graph
+        if depth == 10:
+            (tmp_path / "m.onnx").write_bytes(field(7, graph))
+            assert references(tmp_path / "m.onnx") == []
+    (tmp_path / "m.onnx").write_bytes(field(7, graph))
+    with pytest.raises(ValueError, match="nested deeper"):
+        references(tmp_path / "m.onnx")

@@ -1,0 +1,254 @@
+"""The reader that every bundle carries: stands alone, checks what goes in, and says what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_attention as tiny
+
+from attnport.bundle.python import BundleError, FeedError, IntegrityError, Model, RuntimeMissing, load
+from attnport.bundle.python import __main__ as command
+from attnport.bundle.python.feeds import check, padding_masks
+from attnport.bundle.python.manifest import IO, Dim, Mask, Tensor, check_names, read
+from attnport.dims import check_feeds
+from attnport.errors import FeedError as OwnFeedError
+from attnport.masks.spec import MaskSpec
+
+
+@pytest.fixture
+def model(made_bundle: Path) -> Model:
+    return load(made_bundle)
+
+
+def given(batch: int = 2, size: int = 5) -> dict[str, np.ndarray[Any, Any]]:
+    return {"ids": np.ones((batch, size), np.int64), "attention_mask": np.ones((batch, size), np.int64)}
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_it_runs_and_agrees_with_the_module(model: Model) -> None:
+    import torch
+
+    feeds = tiny.feeds([4, 6], 3)
+    found = model.run(**feeds)
+    with torch.no_grad():
+        wanted = tiny.module()(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+    assert list(found) == ["hidden", "pooled"]
+    np.testing.assert_allclose(found["pooled"], wanted[1].numpy(), rtol=0, atol=1e-6)
+
+
+def test_it_stands_alone_and_leaves_the_folder_as_it_was(app: Path) -> None:
+    before = {path: path.read_bytes() for path in app.rglob("*") if path.is_file()}
+    program = (
+        "import sys, attnport_bundle as b; m = b.load(); m.close(); "
+        "print(sorted({n.split('.')[0] for n in sys.modules} & {'attnport','torch','pydantic','onnx','rich','numpy'}))"
+    )
+    for _ in range(2):
+        done = run(app, "-c", program)
+        assert done.stdout.strip() == "['numpy']", done.stderr
+        assert run(app, "-m", "attnport_bundle", "selftest").returncode == 0
+    assert {path: path.read_bytes() for path in app.rglob("*") if path.is_file()} == before
+
+
+def test_importing_it_imports_nothing_heavy(app: Path) -> None:
+    program = "import sys, attnport_bundle; print({'numpy', 'onnxruntime'} & set(sys.modules))"
+    assert run(app, "-c", program).stdout.strip() == "set()"
+
+
+WRONG = {
+    "unknown": ({"x": np.ones(1)}, "input 'x': the model has no such input"),
+    "missing": ({"ids": None}, "input 'ids' is missing; expected ids=int64[batch,seq]"),
+    "dtype": ({"ids": np.ones((2, 5), np.int32)}, "input 'ids': got dtype int32; expected int64"),
+    "list": ({"ids": [[1]]}, "input 'ids': got dtype list; expected int64"),
+    "byte order": ({"ids": np.ones((2, 5), ">i8")}, "input 'ids': got dtype >i8; expected int64"),
+    "rank": ({"ids": np.ones((2, 5, 1), np.int64)}, "input 'ids': got rank 3, shape [2, 5, 1]; expected rank 2"),
+    "differing": (
+        {"attention_mask": np.ones((2, 4), np.int64)},
+        "got seq=4 on axis 1; expected seq=5 as in input 'ids'",
+    ),
+    "too large": (given(size=17), "input 'ids': got seq=17 on axis 1; expected 1 to 16"),
+    "empty": (given(batch=0), "input 'ids': got batch=0 on axis 0; expected 1 to 8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_feeds_are_refused_in_the_words_of_attnport_itself(model: Model, name: str) -> None:
+    change, words = WRONG[name]
+    feeds = {key: value for key, value in {**given(), **change}.items() if value is not None}  # type: ignore[dict-item]
+    with pytest.raises(FeedError, match=re.escape(words)) as caught:
+        model.run(**feeds)
+    with pytest.raises(OwnFeedError) as own:
+        check_feeds(tiny.IO.inputs, tiny.IO.dims, feeds)
+    assert str(own.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("value", [-1, 50])
+def test_ids_outside_the_vocabulary_are_refused_where_onnx_would_wrap_them_around(model: Model, value: int) -> None:
+    feeds = given()
+    feeds["ids"][1, 2] = value
+    with pytest.raises(FeedError, match=r"input 'ids': got values .*; expected 0 to 49"):
+        model.run(**feeds)
+
+
+def test_padding_masks_from_lengths(model: Model) -> None:
+    masks = model.masks([1, 3])
+    assert masks["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert masks["attention_mask"].dtype == np.int64
+    assert model.masks([2], size=4)["attention_mask"].tolist() == [[1, 1, 0, 0]]
+    for lengths, size in (([], None), ([-1], None), ([5], 4), ([0], None)):
+        with pytest.raises(FeedError, match="lengths"):
+            model.masks(lengths, size)
+
+
+@pytest.mark.parametrize(
+    ("polarity", "dtype", "dims", "expected"),
+    [
+        ("hide", "bool", ("b", "t"), [[False, True]]),
+        ("additive", "float32", ("b", 1, 1, "t"), [[[[0.0, -np.inf]]]]),
+        ("keep", "bool", ("b", 1, "t", "t"), [[[[True, False], [True, False]]]]),
+    ],
+)
+def test_padding_masks_of_other_meanings_and_shapes(polarity: Any, dtype: str, dims: Any, expected: Any) -> None:
+    contract = IO(
+        (Tensor("m", dtype, dims, None),),
+        (Tensor("y", "float32", ("b",), None),),
+        (Dim("b", 1, 1, 4), Dim("t", 1, 2, 9)),
+        (Mask(("padding",), "m", polarity, "upper_left", 0),),
+    )
+    mask = padding_masks(contract, [1], 2)["m"]
+    assert mask.tolist() == expected
+    assert check(contract, {"m": mask}) == {"b": 1, "t": 2}
+
+
+def test_a_model_without_a_padding_mask_says_so(model: Model) -> None:
+    contract = dataclasses.replace(model.io, masks=())
+    with pytest.raises(FeedError, match="takes no padding mask"):
+        padding_masks(contract, [1])
+
+
+def test_the_polarities_that_a_bundle_knows_are_those_of_the_mask_contract() -> None:
+    for polarity in ("keep", "hide", "additive"):
+        assert MaskSpec(("padding",), "m", polarity).polarity == polarity
+
+
+def test_it_may_be_used_from_several_threads(model: Model) -> None:
+    feeds = [tiny.feeds([size, 2], size) for size in range(2, 10)]
+    wanted = [model.run(**feed)["hidden"] for feed in feeds]
+    found: list[Any] = [None] * len(feeds)
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            found[index] = model.run(**feeds[index])["hidden"]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(feeds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_closed_model_says_so(made_bundle: Path) -> None:
+    with load(made_bundle, threads=1) as model:
+        model.run(**given())
+    model.close()
+    with pytest.raises(BundleError, match="closed"):
+        model.run(**given())
+
+
+def test_an_onnxruntime_that_is_too_old_or_missing_is_said(made_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime, "__version__", "1.22.9")
+    with pytest.raises(RuntimeMissing, match=r"got onnxruntime 1\.22\.9; expected 1\.23 or later") as caught:
+        load(made_bundle)
+    assert caught.value.exit_code == 3
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(RuntimeMissing, match="pip install onnxruntime"):
+        load(made_bundle)
+
+
+@pytest.mark.parametrize("version", ["1.23.0", "1.100", "2.0.0.dev20270101+cpu"])
+def test_later_releases_are_taken(made_bundle: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    load(made_bundle).close()
+
+
+def test_another_provider_than_the_stated_one_is_refused(made_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: ["SomewhereElse"])
+    with pytest.raises(RuntimeMissing, match="got provider SomewhereElse; expected CPUExecutionProvider"):
+        load(made_bundle)
+
+
+def test_an_unknown_form_or_folder_is_said(made_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="form 'x': the bundle has ort_cpu"):
+        load(made_bundle, form="x")
+    for folder, words in ((tmp_path, "is no bundle"), (tmp_path / "none", "is not a folder")):
+        with pytest.raises(BundleError, match=words) as caught:
+            load(folder)
+        assert caught.value.exit_code == 2
+
+
+def test_trusting_the_disk_is_the_callers_choice(app: Path) -> None:
+    (app / "README.md").write_text("changed")
+    with pytest.raises(IntegrityError):
+        load(app)
+    load(app, check_files=False).run(**given())
+
+
+@pytest.mark.parametrize("name", ["a/b.txt", "a.b-c_d", "ünï/çode"])
+def test_plain_names_are_fine(name: str) -> None:
+    check_names({name: None})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/a", "a/", "a//b", "./a", "a/..", "a\\b", "a:b", "a ", "a.", "a\n", "x" * 256, "Bundle.JSON", "\ud800"],
+)
+def test_names_that_are_not_plain_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"plain path|may be one file"):
+        check_names({name: None})
+    with pytest.raises(ValueError, match="may be one file"):
+        check_names({"Straße": None, "STRASSE": None})
+
+
+def test_the_command_line(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["selftest", str(app)]) == 0
+    assert "golden-2 pooled  PASS" in capsys.readouterr().out
+    assert command.main(["selftest", str(app), "--json"]) == 0
+    (app / "weights.bin").unlink()
+    assert command.main(["selftest", str(app)]) == 6
+    assert "weights.bin  FAIL     missing" in capsys.readouterr().out
+    assert command.main(["selftest", str(app / "none")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+
+
+def test_the_readme_program_runs_as_it_stands(app: Path) -> None:
+    text = (app / "README.md").read_text()
+    start = text.index("    import sys")
+    program = "\n".join(line[4:] for line in text[start : text.index("## What goes in")].splitlines())
+    assert len(program.splitlines()) <= 15
+    done = run(app.parent, "-c", program)
+    assert done.stdout == "hidden (2, 5, 8)\npooled (2, 8)\n", done.stderr
+
+
+def test_a_bundle_that_moved_still_works(app: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.move(app, tmp_path / "product with a space"))
+    assert run(moved, "-m", "attnport_bundle", "selftest").returncode == 0
+    assert read(moved).name == "tiny"
