@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from attnport import errors
+from attnport.cli import cli
 from attnport.compare import latency, parity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +42,37 @@ def missing_imports(code: str) -> list[str]:
                 if not found:
                     missing.append(f"{node.module}.{alias.name}")
     return missing
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of every `attnport ...` line of code, comments cut off and continued lines joined."""
+    joined = text.replace("\\\n", " ")
+    fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```", joined, re.DOTALL | re.MULTILINE))
+    indented = "\n".join(re.findall(r"^ {4,}(.*)$", joined, re.MULTILINE))
+    lines = re.findall(r"^attnport (.*)$", f"{fenced}\n{indented}", re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def refused(arguments: list[str]) -> str:
+    """Why the command line would not take these arguments; "" when it would. Nothing is run."""
+    verb = cli.commands.get(arguments[0])
+    if verb is None:
+        return f"no verb {arguments[0]}"
+    try:
+        verb.make_context(arguments[0], list(arguments[1:]))
+    except click.ClickException as err:
+        return err.format_message()
+    return ""
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "examples" / "custom_attention.py"], ids=lambda page: page.name)
+def test_every_command_of_a_page_is_one_that_the_command_line_takes(page: Path) -> None:
+    assert [(line, refused(line)) for line in commands(page.read_text()) if refused(line)] == []
+
+
+def test_the_readme_shows_every_verb_of_a_users_way() -> None:
+    shown = {line[0] for line in commands((ROOT / "README.md").read_text())}
+    assert shown >= set(cli.commands) - {"list"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -74,3 +108,13 @@ def test_a_broken_link_and_a_missing_import_are_found(tmp_path: Path) -> None:
     assert broken_links(page, text) == ["gone.png"]
     assert missing_imports("from attnport.dims import Dim, Missing") == ["attnport.dims.Missing"]
     assert missing_imports("from attnport.nowhere import x\nimport json") == ["attnport.nowhere.x"]
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    wanted = [["fuse", "out/", "--target", "a"]]
+    assert commands("attnport does it\n    attnport fuse out/ \\\n  --target a  # why\n") == wanted
+    assert commands("x\n```\nattnport fuse out/ --target a\n```\nattnport is good\n") == wanted
+    assert refused(["melt", "out/"]) == "no verb melt"
+    assert "--colour" in refused(["fuse", "out/", "--colour"])
+    assert "Missing" in refused(["fuse"])
+    assert refused(["fuse", "out/", "--explain"]) == ""

@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
     errors, optional, transaction < dims, masks < artifacts
-        < {sources | models | exporter | runtimes | compare | bundle | report} < pipeline < cli
+        < {sources | models | exporter | runtimes | compare | bundle | report} < pipeline < console < cli
 
 Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
 """
@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("artifacts",),
     SIBLINGS,
     ("pipeline",),
+    ("console",),
     ("cli", "__main__", "__init__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

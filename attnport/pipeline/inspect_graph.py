@@ -33,6 +33,9 @@ class GraphAttention:
 
     __pydantic_config__ = STRICT
 
+    def __str__(self) -> str:
+        return f"{self.node}: {self.operator}, {f'mask {self.mask}' if self.mask else self.reason}"
+
 
 @dataclass(frozen=True)
 class GraphFacts:
