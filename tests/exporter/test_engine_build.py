@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -337,3 +338,42 @@ def test_interrupt_ends_the_builder_and_leaves_the_earlier_engine(
     assert started[0].returncode == -signal.SIGKILL
     started[0].stdin.close()
     assert (tmp_path / "e.engine").read_bytes() == b"the earlier one"
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The processes whose command line names `folder`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(folder) in text:
+                found.append(text)
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
+def test_builder_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    model = decomposed(tmp_path / "m.onnx", layers=48)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import engine_graphs;"
+        "from attnport.exporter.engine import build_engine; at = Path(sys.argv[2]);"
+        "build_engine('tensorrt_rtx', at / 'm.onnx', engine_graphs.contract(), at / 'e', log=at / 'log')"
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    tests = str(Path(__file__).parent.parent)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, tests, str(tmp_path)], env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not ((tmp_path / "log").exists() and (tmp_path / "log").stat().st_size):
+        time.sleep(0.005)
+    assert processes_of(temporary), "the builder was not running"
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 5
+    while time.monotonic() < until and processes_of(temporary):
+        time.sleep(0.01)
+    assert processes_of(temporary) == []
+    assert model.exists()
+    assert not (tmp_path / "e").exists()

@@ -33,6 +33,7 @@ def of_leanest(
 
 def save_random_bert(folder: Path, shape: Shape) -> Path:
     """A sentence-transformers folder of a BERT with random weights: what `hf:` reads."""
+    import torch
     import transformers
 
     config = transformers.BertConfig(
@@ -43,6 +44,7 @@ def save_random_bert(folder: Path, shape: Shape) -> Path:
         vocab_size=shape.vocabulary,
         max_position_embeddings=shape.positions,
     )
+    torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(folder)
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
