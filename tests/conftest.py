@@ -13,7 +13,7 @@ from attnport.artifacts import FORMAT, Form, Manifest
 from attnport.pipeline.workspace import change
 
 HERE = Path(__file__).parent
-WORDS = "the a cat dog sat ran on under mat tree quick slow red blue and then who what".split()
+WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "slow", "red", "blue")
 
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))  # so that a child process and a SPEC find the same tiny_model
@@ -63,7 +63,7 @@ def _tiny_exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
             FORMAT, "0", spec.name, spec.source, spec.io, 23, (), "tokenizer.json", {}, {}, forms=forms
         )
         edit.finish("export", "by hand")
-    assert tiny_model.IO == spec.io
+    assert spec.io == tiny_model.IO
     return folder
 
 

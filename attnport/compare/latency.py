@@ -51,23 +51,29 @@ def ratio_interval(
     about the cube root of the number of rounds.
 
     Args:
-        rounds_ns: Calls by round.
+        rounds_ns: Calls by round, the same number in each.
         baseline_ns: The baseline's, in the same rounds.
 
     Raises:
-        ValueError: no rounds, rounds without calls, or different numbers of rounds.
+        ValueError: no rounds, no calls, or not the same number of rounds on both sides or of calls in each.
     """
     count = len(rounds_ns)
-    if count == 0 or len(baseline_ns) != count:
-        raise ValueError(f"got {count} rounds and {len(baseline_ns)} of the baseline; expected the same, at least 1.")
-    # One number a round, its median: rounds weigh the same, however many calls they hold.
-    ours, theirs = (np.array([np.median(calls) for calls in side]) for side in (rounds_ns, baseline_ns))
+    if (
+        count == 0
+        or len(baseline_ns) != count
+        or any(len({len(calls) for calls in side} | {0}) != 2 for side in (rounds_ns, baseline_ns))
+    ):
+        raise ValueError(
+            f"got {count} rounds and {len(baseline_ns)} of the baseline; expected the same number, with equally many "
+            "calls in each."
+        )
+    ours, theirs = (np.array(side, dtype=np.float64) for side in (rounds_ns, baseline_ns))
     middle = float(np.median(ours) / np.median(theirs))
     block = max(1, round(count ** (1 / 3)))
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, count, (RESAMPLES, -(-count // block)))
     drawn = ((starts[:, :, None] + np.arange(block)) % count).reshape(RESAMPLES, -1)[:, :count]
-    ratios = np.median(ours[drawn], axis=1) / np.median(theirs[drawn], axis=1)
+    ratios = np.median(ours[drawn], axis=(1, 2)) / np.median(theirs[drawn], axis=(1, 2))
     tail = (1 - confidence) / 2
     low, high = (float(edge) for edge in np.quantile(ratios, (tail, 1 - tail)))
     return min(low, middle), middle, max(high, middle)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnport.artifacts import IOContract
+from attnport.compare import inputs
+from attnport.dims import Dim, TensorSpec, check_feeds
+from attnport.errors import FeedError
+from attnport.masks.spec import MaskSpec
+
+BATCH, SEQ = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)
+IDS = TensorSpec("input_ids", "int64", ("batch", "seq"), 100)
+HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq", 8))
+POOLED = TensorSpec("pooled", "float32", ("batch", 8))
+
+
+def text(mask: TensorSpec, spec: MaskSpec) -> IOContract:
+    return IOContract((IDS, mask), (HIDDEN, POOLED), (BATCH, SEQ), (spec,))
+
+
+CONTRACTS = {
+    "keep": text(TensorSpec("mask", "int64", ("batch", "seq")), MaskSpec(("padding",), "mask")),
+    "hide": text(TensorSpec("mask", "bool", ("batch", "seq")), MaskSpec(("padding",), "mask", "hide")),
+    "additive": text(TensorSpec("mask", "float32", ("batch", 1, 1, "seq")), MaskSpec(("padding",), "mask", "additive")),
+    "half": text(TensorSpec("mask", "bfloat16", ("batch", 1, 1, "seq")), MaskSpec(("padding",), "mask", "additive")),
+    "square": text(
+        TensorSpec("mask", "bool", ("batch", 1, "seq", "seq")), MaskSpec(("padding", "causal"), "mask", "keep")
+    ),
+    "explicit": text(TensorSpec("mask", "bool", ("batch", 1, "seq", "seq")), MaskSpec(("explicit",), "mask")),
+    "bias": text(
+        TensorSpec("mask", "float32", ("batch", 4, "seq", "seq")), MaskSpec(("bias", "padding"), "mask", "additive")
+    ),
+    "no mask": IOContract((TensorSpec("x", "float16", ("batch", "seq", 8)),), (HIDDEN,), (BATCH, SEQ)),
+    "one dim": IOContract((TensorSpec("x", "float32", ("seq", 8)),), (TensorSpec("y", "float32", ("seq", 8)),), (SEQ,)),
+    "at least two": IOContract((IDS,), (HIDDEN,), (Dim("batch", 2, 2, 2), Dim("seq", 20, 21, 22))),
+    "cross": IOContract(
+        (
+            TensorSpec("src", "float32", ("batch", "mem", 8)),
+            TensorSpec("src_mask", "int64", ("batch", "mem")),
+            IDS,
+            TensorSpec("mask", "int64", ("batch", "seq")),
+        ),
+        (HIDDEN, TensorSpec("memory", "float32", ("batch", "mem", 8))),
+        (BATCH, SEQ, Dim("mem", 1, 100, 300)),
+        (MaskSpec(("padding",), "src_mask"), MaskSpec(("padding",), "mask")),
+    ),
+}
+
+
+@pytest.fixture(params=CONTRACTS)
+def io(request: pytest.FixtureRequest) -> IOContract:
+    return CONTRACTS[request.param]
+
+
+def named(io: IOContract, name: str) -> inputs.Case:
+    return next(case for case in inputs.cases(io) if case.name == name)
+
+
+def test_every_case_fits_its_contract_and_says_what_is_compared(io: IOContract) -> None:
+    for case in inputs.cases(io):
+        sizes = check_feeds(io.inputs, io.dims, case.feeds)
+        for output in io.outputs:
+            shape, valid = output.shape(sizes), case.valid[output.name]
+            assert valid.dtype == bool
+            assert valid.shape == shape[: valid.ndim]
+            assert valid.any()
+
+
+def test_models_with_a_mask_get_every_padding_layout_and_others_only_sizes(io: IOContract) -> None:
+    names = {case.name for case in inputs.cases(io)}
+    layouts = {"no padding", "right padding", "left padding", "interior padding", "one row fully masked"}
+    assert layouts <= names if io.masks else not layouts & names
+    assert {"longest", "primes"} <= names
+    assert len(names) == len(inputs.cases(io))
+
+
+def test_layouts_are_what_their_names_say() -> None:
+    io = CONTRACTS["keep"]
+    right, left = named(io, "right padding").feeds["mask"], named(io, "left padding").feeds["mask"]
+    assert (np.diff(right, axis=1) <= 0).all()
+    assert (np.diff(left, axis=1) >= 0).all()
+    assert (right.sum(1) == left.sum(1)).all()
+    assert right[0].all()
+    assert not right[1:].all(axis=1).any()
+    interior = named(io, "interior padding").feeds["mask"]
+    assert interior[:, [0, -1]].all()
+    assert not interior.all(axis=1).any()
+    assert named(io, "no padding").feeds["mask"].all()
+    masked = named(io, "one row fully masked").feeds["mask"]
+    assert not masked[-1].any()
+    assert masked[:-1].any(axis=1).all()
+
+
+def test_sizes_are_one_the_maximum_and_primes() -> None:
+    io = CONTRACTS["keep"]
+    assert named(io, "sequence 1").feeds["input_ids"].shape == (2, 1)
+    assert named(io, "longest").feeds["input_ids"].shape == (2, 512)
+    assert named(io, "primes").feeds["input_ids"].shape == (3, 37)
+    cross = named(CONTRACTS["cross"], "primes").feeds
+    assert cross["src"].shape[1] != cross["input_ids"].shape[1]
+    assert named(CONTRACTS["one dim"], "longest").feeds["x"].shape == (512, 8)
+    assert named(CONTRACTS["at least two"], "shortest").feeds["input_ids"].shape == (2, 20)
+    assert named(CONTRACTS["at least two"], "primes").feeds["input_ids"].shape == (2, 20)
+
+
+def test_values_are_random_below_the_limit_and_the_same_for_a_seed() -> None:
+    io = CONTRACTS["keep"]
+    one, again, other = (named(io, "no padding").feeds["input_ids"], inputs.cases(io)[0], inputs.cases(io, 1)[0])
+    assert one.min() >= 0
+    assert one.max() < 100
+    assert len(np.unique(one)) > 20
+    assert (one == again.feeds["input_ids"]).all()
+    assert (one != other.feeds["input_ids"]).any()
+    x = named(CONTRACTS["no mask"], "usual sizes").feeds["x"]
+    assert x.dtype == np.float16
+    assert 0.8 < x.std() < 1.2
+
+
+def test_padding_holds_tokens_of_its_own_so_that_a_leak_shows() -> None:
+    case = named(CONTRACTS["keep"], "right padding")
+    assert len(np.unique(case.feeds["input_ids"][case.feeds["mask"] == 0])) > 5
+
+
+@pytest.mark.parametrize("name", ["keep", "hide", "additive", "half"])
+def test_every_polarity_compares_the_same_rows(name: str) -> None:
+    for case, expected in zip(inputs.cases(CONTRACTS[name]), inputs.cases(CONTRACTS["keep"]), strict=True):
+        assert (case.valid["hidden"] == expected.valid["hidden"]).all()
+
+
+def test_padded_rows_are_left_out_but_an_item_without_keys_is_compared() -> None:
+    case = named(CONTRACTS["keep"], "one row fully masked")
+    keep = case.feeds["mask"] == 1
+    assert case.valid["hidden"][-1].all()
+    assert (case.valid["hidden"][:-1] == keep[:-1]).all()
+    assert not case.valid["hidden"].all()
+    assert case.valid["pooled"].shape == (4,)
+    assert case.valid["pooled"].all()
+
+
+def test_the_dims_of_the_mask_say_which_axis_of_an_output_is_keys() -> None:
+    mask = TensorSpec("mask", "int64", ("batch", "seq"))
+    outputs = (
+        TensorSpec("turned", "float32", ("seq", "batch", 8)),
+        TensorSpec("heads", "float32", ("batch", 4, "seq", "seq")),
+        TensorSpec("alien", "float32", ("batch", "other")),
+    )
+    dims = (BATCH, SEQ, Dim("other", 1, 5, 9))
+    io = IOContract((IDS, mask, TensorSpec("z", "float32", ("batch", "other"))), outputs, dims, CONTRACTS["keep"].masks)
+    case = named(io, "right padding")
+    keep = case.feeds["mask"] == 1
+    assert (case.valid["turned"] == keep.T).all()
+    assert (case.valid["heads"] == np.broadcast_to(keep[:, None, :], case.valid["heads"].shape)).all()
+    assert case.valid["alien"].all()
+
+
+def test_each_padding_mask_rules_the_outputs_of_its_own_length() -> None:
+    case = named(CONTRACTS["cross"], "right padding")
+    assert (case.valid["hidden"] == (case.feeds["mask"] == 1)).all()
+    assert (case.valid["memory"] == (case.feeds["src_mask"] == 1)).all()
+
+
+def test_causal_and_padding_are_both_in_a_square_mask() -> None:
+    allowed = named(CONTRACTS["square"], "right padding").feeds["mask"]
+    assert not np.triu(allowed[0, 0], 1).any()
+    assert allowed[0, 0].any(axis=1).all()
+    assert not allowed[-1, 0, :, -1].any()
+
+
+def test_an_explicit_mask_has_a_query_without_keys_in_one_case_only() -> None:
+    rows = {case.name: case.feeds["mask"].any(-1).all() for case in inputs.cases(CONTRACTS["explicit"])}
+    assert not rows["one row fully masked"]
+    assert rows["no padding"]
+
+
+def test_every_customary_spelling_of_hidden_in_an_additive_mask_is_read() -> None:
+    io = CONTRACTS["additive"]
+    for hidden in (-np.inf, np.finfo(np.float32).min, -1e9, -1e4):
+        mask = np.array([0, -3.5, hidden], dtype=np.float32).reshape(1, 1, 1, 3)
+        feeds = {"input_ids": np.zeros((1, 3), dtype=np.int64), "mask": mask}
+        assert inputs.validity(io, feeds)["hidden"].tolist() == [[True, True, False]]
+
+
+def test_a_full_case_has_no_padding_and_is_named_by_its_sizes() -> None:
+    case = inputs.full_case(CONTRACTS["keep"], {"batch": 8})
+    assert case.name == "batch=8,seq=128"
+    assert case.feeds["mask"].all()
+    assert inputs.real_tokens(CONTRACTS["keep"], case.feeds) == 8 * 128
+
+
+def test_real_tokens_leave_padding_out() -> None:
+    case = named(CONTRACTS["keep"], "right padding")
+    assert inputs.real_tokens(CONTRACTS["keep"], case.feeds) == case.feeds["mask"].sum() < case.feeds["mask"].size
+    x = inputs.full_case(CONTRACTS["no mask"], {"batch": 3, "seq": 5})
+    assert inputs.real_tokens(CONTRACTS["no mask"], x.feeds) == 15
+
+
+def test_given_feeds_are_checked_against_the_contract() -> None:
+    feeds = dict(named(CONTRACTS["keep"], "primes").feeds)
+    assert inputs.case(CONTRACTS["keep"], "mine", "given", feeds).group == "given"
+    feeds["mask"] = feeds["mask"].astype(np.int32)
+    with pytest.raises(FeedError, match=r"mask.*int32.*int64"):
+        inputs.case(CONTRACTS["keep"], "mine", "given", feeds)
