@@ -17,28 +17,36 @@ MaskStyle = Literal["bool", "bool_full", "float_full"]
 
 
 def attention_op(
-    build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle
+    build: Builder,
+    masks: MaskWriter,
+    attention: Attention,
+    style: MaskStyle,
+    *,
+    compute: ir.DataType | None = None,
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `Attention(q, k, v, mask)`; returns its output, shaped as `attention.output`, and the node's name.
 
     Args:
         style: How the runtime takes the mask: bool broadcast over queries (`[B,1,1,T]`, the standard), bool or float
             (zero and -inf) at `[B,1,S,T]`. Biases are added to it as float in any style.
+        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = q's own.
     """
     causal = attention.mask.is_causal_only
-    mask = None if causal else _mask(build, masks, attention, style)
-    q, k, v = attention.q, key_of(build, attention), attention.v
+    assert attention.q.dtype is not None
+    compute = compute or attention.q.dtype
+    mask = None if causal else _mask(build, masks, attention, style, compute)
+    q, k, v = (build.cast(value, compute) for value in (attention.q, key_of(build, attention), attention.v))
     one = build.const([1], np.int64)
     if attention.rank == 3:
         q, k, v = (build.op("Unsqueeze", value, one, name="one_head") for value in (q, k, v))
     output = build.op(
-        "Attention", q, k, v, mask, name="Attention", dtype=attention.q.dtype, scale=attention.scale,
+        "Attention", q, k, v, mask, name="Attention", dtype=compute, scale=attention.scale,
         is_causal=int(causal),
     )  # fmt: skip
     anchor = _node_name(output)
     if attention.rank == 3:
         output = build.op("Squeeze", output, one, name="one_head_out")
-    return output, (anchor,)
+    return build.cast(output, attention.q.dtype, "out_cast"), (anchor,)
 
 
 def key_of(build: Builder, attention: Attention) -> ir.Value:
@@ -58,13 +66,14 @@ def key_of(build: Builder, attention: Attention) -> ir.Value:
     return build.op("Transpose", transposed, name="k", perm=perm)
 
 
-def _mask(build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle) -> ir.Value | None:
-    assert attention.q.dtype is not None
-    bias = masks.bias(attention, attention.q.dtype)
+def _mask(
+    build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle, compute: ir.DataType
+) -> ir.Value | None:
+    bias = masks.bias(attention, compute)
     keep = masks.keep(attention) if style == "bool" and bias is None else masks.full(attention)
     if keep is None or (bias is None and style != "float_full"):
         return keep if bias is None else bias
-    additive = masks.additive(attention, keep)
+    additive = masks.additive(keep, compute)
     return additive if bias is None else build.op("Add", additive, bias, name="mask/with_bias")
 
 

@@ -1,13 +1,16 @@
 """Attention written out as the products and the softmax that every opset has, in the spelling that fuses best.
 
-Scale on q before the product (range in half precision) and masks merged into one `Where`. A row with no allowed key
-gives zero in one of two ways: `probabilities` hides with -inf, for which alone TensorRT skips whole tiles, and turns
-the row's NaN into zeros; `output` hides with the type's lowest number and zeroes the row behind the product with v, a
-tensor of S x D instead of S x T, which other runtimes fuse where they would not fuse a step behind the softmax.
+The root of the scale on q before the product (range in half precision) and again on the scores: TensorRT skips tiles
+only where an operator stands between the product and the mask (measured). Masks are merged into one `Where`.
+
+A row with no allowed key gives zero in one of two ways: `probabilities` hides with -inf, for which alone TensorRT skips
+tiles, and turns the row's NaN into zeros; `output` hides with the type's lowest number and zeroes the row behind the
+product with v, a tensor of S x D instead of S x T: other runtimes do not fuse a step between softmax and v (measured).
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -46,10 +49,14 @@ def decomposed(
     q = build.cast(attention.q, compute, "q_cast")
     k_transposed = build.cast(transposed_key_of(build, attention), compute, "k_cast")
     v = build.cast(attention.v, compute, "v_cast")
-    if attention.scale != 1.0:
-        q = build.op("Mul", q, build.like(attention.scale, q), name="scale_q")
+    # A negative scale has no root; it goes on the scores whole.
+    on_q = math.sqrt(attention.scale) if attention.scale > 0 else 1.0
+    if on_q != 1.0:
+        q = build.op("Mul", q, build.like(on_q, q), name="scale_q")
     scores = build.op("MatMul", q, k_transposed, name="qk")
     anchors = [scores]
+    if attention.scale != on_q:
+        scores = build.op("Mul", scores, build.like(attention.scale / on_q, scores), name="scale_scores")
     bias = masks.bias(attention, compute)
     if bias is not None:
         scores = build.op("Add", scores, _like_scores(build, attention, bias), name="bias")

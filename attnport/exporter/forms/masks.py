@@ -53,12 +53,12 @@ class MaskWriter:
             self._written[key] = self.build.op("Expand", keep, target, name="mask/keep_B1ST", dtype=ir.DataType.BOOL)
         return self._written[key]
 
-    def additive(self, attention: Attention, keep: ir.Value) -> ir.Value:
-        """Zero where `keep` allows, -inf elsewhere, in q's dtype."""
-        key = ("additive", keep, attention.q.dtype)
+    def additive(self, keep: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Zero where `keep` allows, -inf elsewhere, in `dtype`."""
+        key = ("additive", keep, dtype)
         if key not in self._written:
-            zero, low = self.build.like(0.0, attention.q), self.build.like(-np.inf, attention.q)
-            self._written[key] = self.build.op("Where", keep, zero, low, name="mask/additive", dtype=attention.q.dtype)
+            zero, low = (self.build.const(number, dtype.numpy()) for number in (0.0, -np.inf))
+            self._written[key] = self.build.op("Where", keep, zero, low, name="mask/additive", dtype=dtype)
         return self._written[key]
 
     def any_key(self, keep: ir.Value) -> ir.Value:
