@@ -1,7 +1,7 @@
 """Lets a process die, or fail, at its n-th call of a system call that changes a folder.
 
-As a program: `python killing.py --at N --when before|after --calls replace,rename --count FILE -- MODULE ARGS...` runs
-`python -m MODULE ARGS...` and sends SIGKILL to itself around the N-th call (0 = never); FILE gets the number of calls.
+As a program: `python killing.py --folder F --log L --at N -- MODULE ARGS...` runs `python -m MODULE ARGS...` and sends
+SIGKILL to itself around its N-th rename in F (0 = never).
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from attnport.transaction import JOURNAL, OWN
+
+BUNDLE = "bundle"
 RENAMES = ("replace", "rename")
 CALLS = ("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "fsync")
 """What a transaction does to a folder beside writing staged files. Both pathlib and shutil call these through `os`."""
@@ -64,23 +68,49 @@ def in_child(act: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def journal_copies(folder: Path, copies: Path, log: Path) -> Callable[[Path], None]:
+    """Called before each rename: copies the folder as it stands before each commit, under the rename's number."""
+
+    def before(target: Path) -> None:
+        number = len(log.read_text().splitlines()) if log.exists() else 0
+        if target == folder / JOURNAL or target.name == BUNDLE:
+            shutil.copytree(folder, copies / str(number + 1), ignore=shutil.ignore_patterns(*OWN, f".{BUNDLE}.*"))
+
+    return before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True, help="only renames of what is in here count")
+    parser.add_argument("--log", type=Path, required=True, help="gets a line for each rename: the new name")
     parser.add_argument("--at", type=int, default=0)
     parser.add_argument("--when", choices=("before", "after"), default="before")
-    parser.add_argument("--calls", default=",".join(RENAMES))
-    parser.add_argument("--count", type=Path)
+    parser.add_argument("--copies", type=Path, help="gets a copy of the folder before each commit")
     parser.add_argument("rest", nargs="+")
     options = parser.parse_args()
+    folder, owner = options.folder.resolve(), os.getpid()
+    copy = journal_copies(folder, options.copies, options.log) if options.copies else None
     armed = Armed(options.at, options.when)
-    armed.install(tuple(options.calls.split(",")))
-    owner = os.getpid()  # a child that was forked counts for itself and must not report
+
+    def counted(rename: Callable[..., Any]) -> Callable[..., Any]:
+        deadly = armed.wrap(rename)
+
+        def renamed(source: Any, target: Any, **kwargs: Any) -> Any:
+            path = Path(target).resolve() if isinstance(target, (str, os.PathLike)) else Path()
+            if os.getpid() != owner or not path.is_relative_to(folder):
+                return rename(source, target, **kwargs)
+            if copy:
+                copy(path)
+            with options.log.open("a") as log:
+                log.write(f"{path.relative_to(folder)}\n")
+            return deadly(source, target, **kwargs)
+
+        return renamed
+
+    for name in RENAMES:
+        setattr(os, name, counted(getattr(os, name)))
     sys.argv = options.rest
-    try:
-        runpy.run_module(options.rest[0], run_name="__main__", alter_sys=True)
-    finally:
-        if options.count and os.getpid() == owner:
-            options.count.write_text(str(armed.count))
+    runpy.run_module(options.rest[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
