@@ -22,11 +22,11 @@ from attnport.errors import AttnportError, FusionMissing
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.pipeline.export import MODEL, WEIGHTS
-from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
+from attnport.pipeline.workspace import Change, change, check_files, fresh, open_folder, toolchain
 from attnport.runtimes import base as runtimes
 
 FILE = "fusion.json"
-NOBODY = "nothing here"
+ENGINE, NOBODY = "engine", "nothing here"
 """`proved_by` of a target that no runtime on this machine can prove."""
 Progress = Callable[[str], None]
 
@@ -132,6 +132,7 @@ def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, F
         if not written and weights in changing.manifest.files:
             changing.remove(weights)
         form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks)
+        _drop_engines(changing, key)
         changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
         report = _report(folder)
         left = {key: table for key, table in report.targets.items() if key != lowering.table_key(plan)}
@@ -140,20 +141,54 @@ def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, F
     return lowered, form
 
 
+def _drop_engines(changing: Change, form: str) -> None:
+    """Engines that were built from the form as it was before go with it."""
+    assert changing.manifest is not None
+    stale = {name: record for name, record in changing.manifest.engines.items() if record.form == form}
+    for record in stale.values():
+        changing.remove(record.file)
+        changing.remove(str(Path(record.file).with_suffix(".json")))
+    left = {name: record for name, record in changing.manifest.engines.items() if name not in stale}
+    changing.manifest = dataclasses.replace(changing.manifest, engines=left)
+
+
 def _table(
     folder: Path, manifest: Manifest, lowering: Lowering, plan: str, form: Form, lowered: Lowered
 ) -> FusionTable:
-    proved_by, evidence, problem = _prove(folder, manifest, lowering, form)
+    """The form's table, proved by the first of its provers that is there."""
+    problem = "no runtime on this machine can prove it"
+    for prover in lowering.proved_by:
+        try:
+            if prover == ENGINE:
+                unproved = _items(manifest, lowered, {}, "")
+                return _engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
+            runtime = runtimes.get(prover)
+            runtimes.available(runtime)
+            evidence = runtime.fusion_evidence(folder / form.file, form.anchors)
+            items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
+            return _made_of(items, form, plan, prover)
+        except AttnportError as err:
+            problem = f"not proven: {err.message}"
+    return _made_of(_items(manifest, lowered, {}, problem), form, plan, NOBODY)
+
+
+def _made_of(items: tuple[FusionItem, ...], form: Form, plan: str, proved_by: str) -> FusionTable:
+    return FusionTable(len(items), sum(item.fused for item in items), items, form.file, plan, proved_by)
+
+
+def _items(
+    manifest: Manifest, lowered: Lowered, evidence: Mapping[str, Evidence], problem: str
+) -> tuple[FusionItem, ...]:
+    """One row for each attention counted at export; `problem` is the reason of one that was lowered, not proved."""
     items = []
-    for attention in manifest.attentions:
-        name = attention.name
+    for name in (attention.name for attention in manifest.attentions):
         proof = evidence.get(name)
         if proof is not None:
             reason = ""
         elif name not in lowered.forms:
             reason = f"not recognised: {lowered.notes.get(name, 'no reason was recorded')}"
         else:
-            reason = lowered.notes.get(name) or problem or f"{proved_by} runs it as several kernels"
+            reason = lowered.notes.get(name) or problem
         items.append(
             FusionItem(
                 attention=name,
@@ -165,30 +200,16 @@ def _table(
                 evidence=proof.text if proof else "",
             )
         )
-    fused = sum(item.fused for item in items)
-    return FusionTable(len(items), fused, tuple(items), form.file, plan, proved_by)
+    return tuple(items)
 
 
-def _prove(folder: Path, manifest: Manifest, lowering: Lowering, form: Form) -> tuple[str, Mapping[str, Evidence], str]:
-    """Who proves it, the evidence by attention, and why there is none."""
-    problem = "no runtime on this machine can prove it"
-    for prover in lowering.proved_by:
-        try:
-            if prover == "engine":
-                return f"{lowering.name} engine", _engine_proof(folder, manifest, form), ""
-            runtime = runtimes.get(prover)
-            runtimes.available(runtime)
-            return prover, runtime.fusion_evidence(folder / form.file, form.anchors), ""
-        except AttnportError as err:
-            problem = f"not proven: {err.message}"
-    return NOBODY, {}, problem
-
-
-def _engine_proof(folder: Path, manifest: Manifest, form: Form) -> Mapping[str, Evidence]:
-    """The evidence of a throw-away engine over everything the model takes; `build` makes the one that is shipped."""
-    from attnport.exporter.engine import build_engine, engine_evidence
+def _engine_table(folder: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
+    """The proof of a throw-away engine over everything the model takes; `build` makes the one that is shipped."""
+    from attnport.exporter.engine import build_engine
+    from attnport.pipeline.build import fusion_table
 
     with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
         engine = Path(scratch) / "proof.engine"
-        build_engine(form.target, folder / form.file, manifest.io, engine, plan=form.plan)
-        return engine_evidence(engine, form.anchors)
+        record = build_engine(form.target, folder / form.file, manifest.io, engine, plan=form.plan)
+        table = fusion_table(manifest, form, record, engine, unproved)
+    return dataclasses.replace(table, proved_by=f"{form.target} engine")
