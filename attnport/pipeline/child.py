@@ -62,6 +62,7 @@ class Child:
             start_new_session=True,
         )
         self.alive = True
+        self._end = ""
 
     @property
     def pid(self) -> int:
@@ -71,6 +72,8 @@ class Child:
     def send(self, op: str, **fields: Any) -> None:
         """Sends a request. Raises ChildError when it is dead."""
         assert self._process.stdin is not None
+        if not self.alive:
+            raise ChildError(self._end or "it was ended")
         try:
             write_frame(self._process.stdin, {"op": op, **fields})
         except (OSError, ValueError) as err:
@@ -136,7 +139,8 @@ class Child:
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
         self.kill()
-        return ChildError(f"{what}{': ' + ' | '.join(line.strip() for line in lines) if lines else ''}")
+        self._end = f"{what}{': ' + ' | '.join(line.strip() for line in lines) if lines else ''}"
+        return ChildError(self._end)
 
 
 def reason_of(err: AttnportError) -> str:
