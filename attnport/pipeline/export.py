@@ -22,6 +22,7 @@ from attnport.artifacts import (
 from attnport.compare.inputs import Case, cases, full_case
 from attnport.compare.parity import Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
+from attnport.pipeline.loading import load
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
@@ -53,8 +54,6 @@ def export(
         SpecError: there is no such module, or it does not load.
         ExportError: torch cannot export it, a dim froze, or the graph computes something else.
     """
-    from attnport.sources import load
-
     progress(f"loading {text}")
     spec = load(text, inputs=inputs, dims=dims)
     digest = digest_text(

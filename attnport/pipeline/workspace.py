@@ -24,7 +24,7 @@ from attnport.artifacts import (
     to_json,
 )
 from attnport.errors import ArtifactError, IntegrityError, SpecError
-from attnport.transaction import JOURNAL, STAGING, Transaction, locked, recover, transaction
+from attnport.transaction import JOURNAL, STAGING, Transaction, settle, transaction
 
 
 def open_folder(folder: Path) -> Manifest:
@@ -35,9 +35,7 @@ def open_folder(folder: Path) -> Manifest:
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder.", hint="Make one with: attnport export SPEC -o FOLDER")
-    if (folder / JOURNAL).exists() or (folder / STAGING).exists():
-        with locked(folder):
-            recover(folder)
+    settle(folder)
     if not (folder / MANIFEST).is_file():
         raise ArtifactError(
             f"{folder} is no artifact: it has no {MANIFEST}.", hint="Make one with: attnport export SPEC -o FOLDER"
@@ -99,9 +97,9 @@ def load_spec(manifest: Manifest) -> ModelSpec:
     Raises:
         SpecError: the source is gone or changed; names which of the two, and the SPEC.
     """
-    from attnport.sources import load
+    from attnport.pipeline.loading import load
 
-    spec = load(manifest.source.text, inputs=manifest.source.inputs)
+    spec = load(manifest.source.text, inputs=manifest.source.inputs, dims=manifest.source.dims)
     for part in ("code", "weights"):
         if getattr(spec.source, f"{part}_digest") != getattr(manifest.source, f"{part}_digest"):
             raise SpecError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,9 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
             f"--input {text!r} cannot be read.",
             hint='Write NAME=DTYPE[DIM,...], for example "attention_mask=int64[batch,seq]:padding".',
         )
-    dims = tuple(int(dim) if dim.isdigit() else dim for dim in match["dims"].split(",") if dim)
+    dims = tuple(int(dim) if re.fullmatch(r"[0-9]{1,18}", dim) else dim for dim in match["dims"].split(",") if dim)
     for dim in dims:
-        if isinstance(dim, str) and not dim.isidentifier():
+        if (isinstance(dim, str) and not dim.isidentifier()) or dim == 0:
             raise UsageError(f"--input {text!r}: dim {dim!r} is neither a name nor a size.")
     high: int | None = None
     kind, polarity = "", "keep"
@@ -58,10 +59,51 @@ def parse_dim(text: str) -> Dim:
     Raises:
         UsageError: it cannot be read.
     """
-    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+):(\d+):(\d+)\s*", text)
+    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})\s*", text)
     if not match:
         raise UsageError(f"--dim {text!r} cannot be read.", hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512.")
     return Dim(match[1], int(match[2]), int(match[3]), int(match[4]))
+
+
+def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
+    """Raises UsageError for `--input` with a model that declares its own inputs."""
+    if inputs:
+        raise UsageError(f"{text} declares its own inputs; --input {inputs[0]!r} does not apply.", hint="Leave it out.")
+
+
+def narrow(spec: ModelSpec, declared: Sequence[str]) -> ModelSpec:
+    """A ModelSpec with the ranges of `--dim` in place of its own. Raises UsageError as `narrow_dims`."""
+    dims = narrow_dims(spec.io.dims, declared)
+    return dataclasses.replace(spec, io=dataclasses.replace(spec.io, dims=dims))
+
+
+def narrow_dims(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, ...]:
+    """The ranges with those of `--dim` in place of theirs; only the batch may grow beyond what the model says.
+
+    Raises:
+        UsageError: a dim that the model does not have, one given twice, or a size beyond the model's limit.
+    """
+    wanted = parse_dims(declared)
+    known = {dim.name: dim for dim in ranges}
+    for name, dim in wanted.items():
+        if name not in known:
+            raise UsageError(f"--dim {dim}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.")
+        if name != "batch" and (dim.max > known[name].max or dim.min < known[name].min):
+            raise UsageError(
+                f"--dim {dim}: got {name} from {dim.min} to {dim.max}; "
+                f"the model takes it from {known[name].min} to {known[name].max}."
+            )
+    return tuple(wanted.get(dim.name, dim) for dim in ranges)
+
+
+def parse_dims(declared: Sequence[str]) -> dict[str, Dim]:
+    """`--dim` declarations by name. Raises UsageError for one that cannot be read or is given twice."""
+    found: dict[str, Dim] = {}
+    for dim in map(parse_dim, declared):
+        if dim.name in found:
+            raise UsageError(f"--dim {dim}: {dim.name} is given twice.", hint="Give each dim once.")
+        found[dim.name] = dim
+    return found
 
 
 def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
@@ -74,9 +116,8 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
 
     made = factory()
     if isinstance(made, ModelSpec):
-        if inputs:
-            raise UsageError(f"{text} declares its own inputs; --input does not apply.")
-        return made
+        refuse_inputs(text, inputs)
+        return narrow(made, dims)
     if not isinstance(made, torch.nn.Module):
         raise SpecError(
             f"{text}: got {type(made).__name__}; expected a torch.nn.Module or a ModelSpec.",
@@ -91,7 +132,7 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
     tensors = tuple(spec for spec, _ in parsed)
     if len({spec.name for spec in tensors}) != len(tensors):
         raise UsageError("--input: a name is declared twice.")
-    ranges = {dim.name: dim for dim in map(parse_dim, dims)}
+    ranges = parse_dims(dims)
     used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str))
     unknown = [name for name in ranges if name not in used]
     if unknown:
@@ -184,4 +225,4 @@ def _example(spec: TensorSpec, sizes: dict[str, int]) -> torch.Tensor:
     shape = spec.shape(sizes)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    return torch.ones(shape, dtype=dtype)
+    return torch.full(shape, min(1, (spec.high or 2) - 1), dtype=dtype)

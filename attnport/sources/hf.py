@@ -9,10 +9,10 @@ from typing import Any
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import SpecError, UsageError
+from attnport.errors import SpecError
 from attnport.masks.spec import MaskSpec
 from attnport.optional import require
-from attnport.sources.declare import observe_outputs, parse_dim
+from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_modules import TextModel, VisionModel
 from attnport.sources.pooling import Pooling, read_pooling
 
@@ -31,6 +31,8 @@ def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
         SpecError: there is no such model, its files are damaged, or its kind is not supported.
         MissingDependency: transformers is not installed.
     """
+    if not place:
+        raise SpecError("hf: got no folder behind the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
     transformers = require("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -43,6 +45,11 @@ def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
         config = transformers.AutoConfig.from_pretrained(place)
     except (OSError, ValueError, json.JSONDecodeError) as err:
         raise SpecError(f"hf:{place}: its config cannot be read: {_first(err)}") from err
+    if getattr(config, "is_encoder_decoder", False):
+        raise SpecError(
+            f"hf:{place}: {config.model_type} is an encoder with a decoder; one pass over one sequence is supported.",
+            hint="Write a factory that returns its encoder (get_encoder), and declare its inputs with --input.",
+        )
     pooling = read_pooling(folder) if folder.is_dir() else None
 
     def make() -> TextModel | VisionModel:
@@ -66,9 +73,12 @@ def _module(place: str, config: Any, pooling: Pooling | None) -> TextModel | Vis
     if pooling is not None:
         kind = transformers.AutoModel
     try:
-        model = kind.from_pretrained(place, dtype="float32", attn_implementation=_attention(kind))
+        model, found = kind.from_pretrained(
+            place, dtype="float32", attn_implementation=_attention(kind), output_loading_info=True
+        )
     except Exception as err:  # safetensors and transformers raise a dozen kinds for damaged or missing files
         raise SpecError(f"hf:{place}: its weights cannot be loaded: {_first(err)}") from err
+    _refuse_random(place, model, sorted(found["missing_keys"]))
     if getattr(model.config, "use_cache", False):
         model.config.use_cache = False  # without a cache: one pass, the whole sequence
     main = getattr(model, "main_input_name", "input_ids")
@@ -80,6 +90,19 @@ def _module(place: str, config: Any, pooling: Pooling | None) -> TextModel | Vis
             hint="Write a factory that returns the module, and declare its inputs with --input.",
         )
     return TextModel(model, pooling)
+
+
+def _refuse_random(place: str, model: Any, missing: Sequence[str]) -> None:
+    """transformers fills what a checkpoint lacks with random numbers; a pooler that nobody reads may go instead."""
+    if missing and all(name.startswith("pooler.") for name in missing):
+        model.pooler = None
+    elif missing:
+        raise SpecError(
+            f"hf:{place}: its weights lack {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + f", which {type(model).__name__} needs.",
+            hint="The checkpoint is for another architecture, or was cut; see architectures in config.json.",
+        )
 
 
 def _attention(kind: Any) -> str:
@@ -107,20 +130,9 @@ def _contract(place: str, config: Any, module: TextModel | VisionModel, declared
             inputs = (*inputs, TensorSpec("token_type_ids", "int64", TOKENS, high=text.type_vocab_size))
         masks = (MaskSpec(("padding",), "attention_mask"),)
         ranges = (Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, longest), longest))
-    ranges = _narrow(ranges, declared)
+    ranges = narrow_dims(ranges, declared)
     outputs = observe_outputs(module.named, inputs, ranges, f"hf:{place}")
     return IOContract(inputs, outputs, ranges, masks, positions="absolute")
-
-
-def _narrow(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, ...]:
-    wanted = {dim.name: dim for dim in map(parse_dim, declared)}
-    known = {dim.name: dim for dim in ranges}
-    for name, dim in wanted.items():
-        if name not in known:
-            raise UsageError(f"--dim {name}: the model's dims are {', '.join(known)}.")
-        if dim.max > known[name].max and name == "seq":
-            raise UsageError(f"--dim {dim}: the model has positions for {name} up to {known[name].max}.")
-    return tuple(wanted.get(dim.name, dim) for dim in ranges)
 
 
 def _longest(config: Any) -> int:

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import AttnportError, SpecError
+from attnport.sources.digests import code_digest, weights_digest
+from attnport.sources.package import SPEC_FORMS
 
 if TYPE_CHECKING:
     from torch import nn
 
+OWN = Path(__file__).resolve().parent.parent
 
-def load(text: str, *, inputs: Sequence[str] = (), dims: Sequence[str] = ()) -> ModelSpec:
+
+def load(
+    text: str,
+    *,
+    inputs: Sequence[str] = (),
+    dims: Sequence[str] = (),
+    own: Callable[[str], ModelSpec] | None = None,
+) -> ModelSpec:
     """Loads the model that `text` names; its module is made once, to take the digests, and kept for the first use.
 
     Args:
         text: A model's name, `package.module:factory`, `file.py:factory` or `hf:...`.
         inputs: `--input` declarations, for factories that return a plain module.
         dims: `--dim` declarations, such as `seq=1:128:512`.
+        own: Gives the ModelSpec of a name without a colon; None = there are no such names.
 
     Raises:
         SpecError: there is no such thing, it is not a module, or it raised while loading.
+        UsageError: `inputs` or `dims` do not fit it.
         MissingDependency: it needs a package that is not installed.
     """
     try:
-        spec = _resolve(text, inputs, dims)
+        spec = _resolve(text, inputs, dims, own)
         module = spec.make()
     except AttnportError:
         raise
-    except Exception as err:  # whatever the user's own code raises
-        raise SpecError(
-            f"{text}: loading it raised {type(err).__name__}: {err}", hint="Run with --traceback to see where."
-        ) from err
+    except (Exception, SystemExit) as err:  # whatever the user's own code raises; a script's exit() must not end us
+        raise SpecError(_told(text, err), hint=_advice(err)) from err
     _check_module(text, module)
     source = dataclasses.replace(
         spec.source,
@@ -49,16 +58,27 @@ def load(text: str, *, inputs: Sequence[str] = (), dims: Sequence[str] = ()) -> 
     return dataclasses.replace(spec, source=source, make=_made_once(module, spec))
 
 
-def _resolve(text: str, inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
-    if text.startswith("hf:"):
+def _resolve(
+    text: str, inputs: Sequence[str], dims: Sequence[str], own: Callable[[str], ModelSpec] | None
+) -> ModelSpec:
+    from attnport.sources.declare import narrow, refuse_inputs
+
+    if text == "hf" or text.startswith("hf:"):
         from attnport.sources.hf import load_hf
 
-        return load_hf(text.removeprefix("hf:"), dims)
+        refuse_inputs(text, inputs)
+        return load_hf(text.removeprefix("hf").removeprefix(":"), dims)
     place, colon, factory = text.rpartition(":")
     if not colon:
-        from attnport.sources.package import load_model
-
-        return load_model(text)
+        if own is None or not text.replace("-", "_").isidentifier():
+            raise SpecError(f"{text!r} is no SPEC: it names no factory.", hint=_with_factory(text))
+        spec = own(text)
+        refuse_inputs(text, inputs)
+        return narrow(spec, dims)
+    if not place or not factory.isidentifier():
+        raise SpecError(
+            f"{text!r} is no SPEC: got {factory!r} behind the colon; expected a factory's name.", hint=SPEC_FORMS
+        )
     if place.endswith(".py") or "/" in place:
         from attnport.sources.file import load_file
 
@@ -66,6 +86,36 @@ def _resolve(text: str, inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec
     from attnport.sources.package import load_package
 
     return load_package(place, factory, inputs, dims)
+
+
+def _with_factory(text: str) -> str:
+    if Path(text).is_dir():
+        return f"A transformers folder is written hf:{text}."
+    if text.endswith(".py"):
+        return f"Name the function in it that returns the module: {text}:factory."
+    return SPEC_FORMS
+
+
+def _told(text: str, err: BaseException) -> str:
+    """What the user's code raised, and the line of it that did."""
+    what = f"{type(err).__name__}: {err}" if str(err) else type(err).__name__
+    if isinstance(err, SyntaxError):
+        return f"{text}: loading it raised {what}"
+    frames = [frame for frame in traceback.extract_tb(err.__traceback__) if not frame.filename.startswith("<")]
+    theirs = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(OWN)]
+    own_code = [
+        frame for frame in theirs if "site-packages" not in frame.filename and "/lib/python" not in frame.filename
+    ]
+    where = (own_code or theirs)[-1:]
+    return f"{text}: loading it raised {what}" + "".join(f" ({frame.filename}, line {frame.lineno})" for frame in where)
+
+
+def _advice(err: BaseException) -> str:
+    if isinstance(err, ModuleNotFoundError):
+        return f"Install what it imports, or put {err.name!r} on PYTHONPATH."
+    if isinstance(err, SystemExit):
+        return "A file that is loaded must not run as a script: put that under if __name__ == '__main__'."
+    return "Run with --traceback to see where."
 
 
 def _check_module(text: str, module: object) -> None:
@@ -78,7 +128,10 @@ def _check_module(text: str, module: object) -> None:
         )
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_meta:
-            raise SpecError(f"{text}: parameter {name} has no data (it is on the meta device).")
+            raise SpecError(
+                f"{text}: parameter {name} has no data (it is on the meta device).",
+                hint="Load its weights in the factory.",
+            )
 
 
 def _made_once(module: nn.Module, spec: ModelSpec) -> Callable[[], nn.Module]:
@@ -89,41 +142,3 @@ def _made_once(module: nn.Module, spec: ModelSpec) -> Callable[[], nn.Module]:
         return ready.pop() if ready else spec.make().eval()
 
     return make
-
-
-def code_digest(module: nn.Module) -> str:
-    """SHA-256 over the source of every class of the module that is not torch's own, by qualified name."""
-    classes = {type(part) for part in module.modules()}
-    sha = hashlib.sha256()
-    for name, kind in sorted((f"{kind.__module__}.{kind.__qualname__}", kind) for kind in classes):
-        if name.startswith("torch."):
-            continue
-        try:
-            source = inspect.getsource(kind)
-        except (OSError, TypeError):
-            source = ""  # built at run time: only its name is known
-        sha.update(f"{name}\n{source}\n".encode())
-    return sha.hexdigest()
-
-
-def weights_digest(text: str, module: nn.Module) -> str:
-    """SHA-256 over all parameters and buffers, by name, dtype, shape and bytes.
-
-    Raises:
-        SpecError: a weight holds NaN; names it.
-    """
-    import torch
-
-    sha = hashlib.sha256()
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, tensor in sorted(tensors.items()):
-        data = tensor.detach().cpu().contiguous()
-        if data.dtype.is_floating_point and torch.isnan(data).any():
-            count = int(torch.isnan(data).sum())
-            raise SpecError(
-                f"{text}: weight {name} holds {count} NaN of {data.numel()} values.",
-                hint="The checkpoint is damaged or its training diverged; use an earlier one.",
-            )
-        sha.update(f"{name} {data.dtype} {tuple(data.shape)}\n".encode())
-        sha.update(data.reshape(-1).view(torch.uint8).numpy().data if data.numel() else b"")
-    return sha.hexdigest()

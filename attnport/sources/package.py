@@ -21,37 +21,18 @@ def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequenc
         SpecError: there is no such module or factory.
     """
     text = f"{module}:{factory}"
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise SpecError(f"{text}: {module!r} is no module's name.", hint=SPEC_FORMS)
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as err:
         if err.name and (module == err.name or module.startswith(f"{err.name}.")):
             raise SpecError(
-                f"{text}: there is no module {err.name!r} to import.", hint="Is it installed, or on PYTHONPATH?"
+                f"{text}: there is no module {err.name!r} to import.",
+                hint="Is it installed, or on PYTHONPATH? A file is written with its ending: file.py:factory.",
             ) from err
         raise
-    except (ValueError, TypeError) as err:
-        raise SpecError(f"{text}: {module!r} is no module's name.") from err
     return plain_spec(text, attribute(found, factory, text), inputs, dims)
-
-
-def load_model(name: str) -> ModelSpec:
-    """Loads the project's own model `name` (hyphens are taken as underscores): `SPEC` in the file of that name.
-
-    Raises:
-        SpecError: there is none; lists those there are.
-    """
-    import pkgutil
-
-    models = importlib.import_module("attnport.models")
-    known = sorted(found.name for found in pkgutil.iter_modules(models.__path__) if not found.ispkg)
-    name = name.replace("-", "_")
-    if name not in known:
-        raise SpecError(
-            f"{name!r} is no model of attnport; there are {', '.join(known)}.",
-            hint=SPEC_FORMS,
-        )
-    spec: ModelSpec = importlib.import_module(f"attnport.models.{name}").SPEC
-    return spec
 
 
 def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
@@ -63,8 +44,11 @@ def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
     import torch
 
     if not hasattr(module, factory):
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise SpecError(f"{text}: there is no {factory!r}; it has {', '.join(sorted(names)[:8]) or 'no factory'}.")
+        own = [name for name, value in vars(module).items() if _defined_in(module, name, value)]
+        raise SpecError(
+            f"{text}: there is no {factory!r}; it defines {', '.join(sorted(own)[:8]) or 'no factory'}.",
+            hint="Name a function or class that takes no argument and returns the module.",
+        )
     found = getattr(module, factory)
     if isinstance(found, ModelSpec | torch.nn.Module):
         return lambda: found
@@ -75,3 +59,8 @@ def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
         )
     made: Callable[[], Any] = found
     return made
+
+
+def _defined_in(module: ModuleType, name: str, value: object) -> bool:
+    """Whether a name is the module's own (not imported into it) and could be a factory."""
+    return callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == module.__name__

@@ -12,10 +12,15 @@ from torch import nn
 from attnport.errors import SpecError
 
 MODES = ("mean", "cls", "max")
+_ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."
 
 
 class Pooling(nn.Module):
-    """One vector a sentence: the mean, the maximum or the first of the real tokens' vectors, normalised or not."""
+    """One vector a sentence: the mean or the maximum of the real tokens' vectors, or the first one; normalised or not.
+
+    Source: sentence-transformers' `Pooling` and `Normalize`. A row without a real token, which it leaves to chance,
+    gives zero here (the first vector, for `cls`).
+    """
 
     def __init__(self, mode: str, *, normalise: bool) -> None:
         super().__init__()
@@ -23,13 +28,13 @@ class Pooling(nn.Module):
         self.normalise = normalise
 
     def forward(self, hidden_BTE: torch.Tensor, attention_mask_BT: torch.Tensor) -> torch.Tensor:
-        """`[B,T,E]` and a keep-mask `[B,T]` to `[B,E]`; a row without a real token gives zero."""
+        """`[B,T,E]` and a keep-mask `[B,T]` to `[B,E]`."""
         keep_BT1 = attention_mask_BT.to(torch.bool).unsqueeze(-1)
         if self.mode == "cls":
             pooled = hidden_BTE[:, 0]
         elif self.mode == "max":
             low = torch.finfo(hidden_BTE.dtype).min
-            pooled = torch.where(keep_BT1, hidden_BTE, low).amax(1)
+            pooled = torch.where(keep_BT1.any(1), torch.where(keep_BT1, hidden_BTE, low).amax(1), 0.0)
         else:
             # `where`, not a product: a padded row may hold anything finite, and in half precision its sum may not be.
             total = torch.where(keep_BT1, hidden_BTE, 0.0).sum(1)
@@ -43,38 +48,56 @@ class Pooling(nn.Module):
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """The pooling that `modules.json` and `1_Pooling/config.json` describe; None for a folder without.
+    """The pooling that `modules.json` and the pooling's own `config.json` describe; None for a folder without.
 
     Raises:
-        SpecError: a module or a mode of sentence-transformers that is not supported.
+        SpecError: a module or a mode of sentence-transformers that is not supported, or files that are not its own.
     """
-    if not (folder / "modules.json").is_file() or not (folder / "1_Pooling" / "config.json").is_file():
+    if not (folder / "modules.json").is_file():
         return None
-    modules, config = _json(folder / "modules.json"), _json(folder / "1_Pooling" / "config.json")
-    if not isinstance(modules, list) or not isinstance(config, dict):
-        raise SpecError(f"{folder}: modules.json or 1_Pooling/config.json is not what sentence-transformers writes.")
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    modules = _json(folder / "modules.json")
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise SpecError(
+            f"{folder / 'modules.json'} is not what sentence-transformers writes: it is no list of modules."
+        )
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if unknown:
-        raise SpecError(f"{folder}: sentence-transformers module {unknown[0]} is not supported.")
+        raise SpecError(f"{folder}: sentence-transformers module {unknown[0]} is not supported.", hint=_ALONE)
+    if kinds == ["Transformer"]:
+        return None
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise SpecError(
+            f"{folder}: got modules {', '.join(kinds) or 'none'}; expected Transformer, Pooling and Normalize or not.",
+            hint=_ALONE,
+        )
+    return Pooling(_mode(folder, str(modules[1].get("path", "1_Pooling"))), normalise="Normalize" in kinds)
+
+
+def _mode(folder: Path, path: str) -> str:
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise SpecError(f"{folder / 'modules.json'} names {path!r}, which is outside the folder.")
+    config = _json(folder / path / "config.json")
+    if not isinstance(config, dict):
+        raise SpecError(f"{folder / path / 'config.json'} is not what sentence-transformers writes.")
+    prefix = "pooling_mode_"
     if isinstance(config.get("pooling_mode"), str):
         modes = [config["pooling_mode"]]
     else:
         modes = [
-            name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+            name.removeprefix(prefix).removesuffix("_tokens").removesuffix("_token")
             for name, on in config.items()
-            if name.startswith("pooling_mode_") and on
+            if name.startswith(prefix) and on
         ]
     if len(modes) != 1 or modes[0] not in MODES:
         raise SpecError(
-            f"{folder}: got pooling {', '.join(modes) or 'none'}; expected one of {', '.join(MODES)}.",
-            hint="Export the transformer alone, from a copy of the folder without 1_Pooling.",
+            f"{folder}: got pooling {', '.join(modes) or 'none'}; expected one of {', '.join(MODES)}.", hint=_ALONE
         )
-    return Pooling(modes[0], normalise="Normalize" in kinds)
+    return str(modes[0])
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (ValueError, OSError) as err:
-        raise SpecError(f"{path} cannot be read: {err}") from err
+        raise SpecError(f"{path} cannot be read: {err}", hint="Fetch the folder again.") from err

@@ -1,0 +1,33 @@
+"""The models by name: a model is one file in this folder that defines `SPEC`, called by the file's name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+from attnport.artifacts import ModelSpec
+from attnport.errors import SpecError
+
+
+def names() -> list[str]:
+    """The names of all models, in alphabetical order."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return sorted(one.name for one in found if not one.ispkg and one.name != "base" and not one.name.startswith("_"))
+
+
+def get(name: str) -> ModelSpec:
+    """The model `name`; hyphens are taken as underscores.
+
+    Raises:
+        SpecError: there is none; lists those there are.
+    """
+    known = names()
+    found = name.replace("-", "_")
+    if found not in known:
+        raise SpecError(
+            f"{name!r} is no model of attnport; there are {', '.join(known)}.",
+            hint="A SPEC is a model's NAME, package.module:factory, file.py:factory or hf:FOLDER.",
+        )
+    spec: ModelSpec = importlib.import_module(f"{__package__}.{found}").SPEC
+    return spec

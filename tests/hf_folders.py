@@ -1,0 +1,80 @@
+"""Small transformers folders with random weights, as `save_pretrained` writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TEXT = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+}
+KINDS = {
+    "bert": ("BertModel", "BertConfig", TEXT),
+    "bert_classes": ("BertForSequenceClassification", "BertConfig", {**TEXT, "num_labels": 3}),
+    "roberta": ("RobertaModel", "RobertaConfig", {**TEXT, "pad_token_id": 1, "type_vocab_size": 1}),
+    "distilbert": (
+        "DistilBertModel",
+        "DistilBertConfig",
+        {"vocab_size": 60, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 40},
+    ),
+    "gpt2": (
+        "GPT2Model",
+        "GPT2Config",
+        {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "bos_token_id": 1,
+         "eos_token_id": 2},
+    ),
+    "vit": (
+        "ViTModel",
+        "ViTConfig",
+        {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+         "image_size": 8, "patch_size": 4, "num_channels": 3},
+    ),
+    "t5": (
+        "T5Model",
+        "T5Config",
+        {"vocab_size": 60, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2},
+    ),
+    "whisper": (
+        "WhisperModel",
+        "WhisperConfig",
+        {"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+         "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "num_mel_bins": 8,
+         "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2, "decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None},
+    ),
+}  # fmt: skip
+
+
+def save(kind: str, folder: Path) -> Path:
+    """Writes a model of `kind` into `folder` and returns it; the same weights each time."""
+    import torch
+    import transformers
+
+    model, config, values = KINDS[kind]
+    torch.manual_seed(0)
+    made: Any = getattr(transformers, model)(getattr(transformers, config)(**values)).eval()
+    made.save_pretrained(folder)
+    return folder
+
+
+def add_pooling(folder: Path, mode: str, *, normalise: bool, further: tuple[str, ...] = ()) -> Path:
+    """Adds the files by which sentence-transformers describes what comes behind the transformer."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalise else []), *further]
+    modules = [
+        {"idx": at, "name": str(at), "path": "" if at == 0 else f"{at}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        for at, kind in enumerate(kinds)
+    ]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules))
+    names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    config = {"word_embedding_dimension": 16, **{f"pooling_mode_{name}": name.startswith(mode) for name in names}}
+    if mode == "mean":
+        config["pooling_mode_mean_sqrt_len_tokens"] = False
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return folder

@@ -1,0 +1,170 @@
+"""`hf:` folders: what is read from their configuration, and that their graphs are what transformers computes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import hf_folders
+import pytest
+
+from attnport.errors import AttnportError, MissingDependency, SpecError, UsageError
+from attnport.pipeline.loading import load
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hf")
+
+
+def made(kind: str, folders: Path) -> Path:
+    folder = folders / kind
+    return folder if folder.is_dir() else hf_folders.save(kind, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "outputs", "longest"),
+    [
+        ("bert", ["input_ids", "attention_mask", "token_type_ids"], {"last_hidden_state": ("batch", "seq", 16)}, 40),
+        ("bert_classes", ["input_ids", "attention_mask", "token_type_ids"], {"logits": ("batch", 3)}, 40),
+        # Positions of RoBERTa start behind the padding's own: two fewer than there are embeddings.
+        ("roberta", ["input_ids", "attention_mask", "token_type_ids"], {"last_hidden_state": ("batch", "seq", 16)}, 38),
+        ("distilbert", ["input_ids", "attention_mask"], {"last_hidden_state": ("batch", "seq", 16)}, 40),
+        ("gpt2", ["input_ids", "attention_mask"], {"last_hidden_state": ("batch", "seq", 16)}, 40),
+    ],
+)
+def test_the_contract_of_a_text_model(
+    kind: str, inputs: list[str], outputs: dict[str, tuple[str | int, ...]], longest: int, folders: Path
+) -> None:
+    import torch
+
+    spec = load(f"hf:{made(kind, folders)}")
+    assert [one.name for one in spec.io.inputs] == inputs
+    assert {one.name: one.dims for one in spec.io.outputs} == outputs
+    assert spec.io.dim("seq").max == longest
+    sizes = {"batch": 2, "seq": longest}
+    feeds = {one.name: torch.zeros(one.shape(sizes), dtype=torch.int64) for one in spec.io.inputs}
+    feeds["input_ids"] += 5
+    feeds["attention_mask"] += 1
+    with torch.no_grad():
+        spec.make()(**feeds)  # the longest it promises is one that it takes
+        beyond = {name: torch.cat([array, array[:, :1]], 1) for name, array in feeds.items()}
+        with pytest.raises((IndexError, RuntimeError)):
+            spec.make()(**beyond)  # and there is not one more
+
+
+def test_a_vision_model_takes_pixels_of_its_own_size(folders: Path) -> None:
+    spec = load(f"hf:{made('vit', folders)}")
+    assert [str(one) for one in spec.io.inputs] == ["pixel_values=float32[batch,3,8,8]"]
+    assert {one.name: one.dims for one in spec.io.outputs} == {"last_hidden_state": ("batch", 5, 16)}
+
+
+@pytest.mark.parametrize("kind", ["bert", "bert_classes", "roberta", "distilbert", "gpt2", "vit"])
+def test_exported_graphs_keep_their_dims_and_count_every_attention(kind: str, folders: Path) -> None:
+    from attnport.exporter.capture import capture
+
+    spec = load(f"hf:{made(kind, folders)}")
+    captured = capture(spec.make(), spec.io)
+    assert len(captured.attentions) == 2
+    graph = captured.model.graph
+    for value, declared in zip(graph.inputs, spec.io.inputs, strict=True):
+        assert value.shape is not None
+        assert [getattr(dim, "value", dim) for dim in value.shape] == list(declared.dims)
+
+
+@pytest.mark.parametrize("kind", ["t5", "whisper"])
+def test_an_encoder_with_a_decoder_is_refused_with_a_way_out(kind: str, folders: Path) -> None:
+    with pytest.raises(SpecError, match=f"{kind} is an encoder with a decoder") as caught:
+        load(f"hf:{made(kind, folders)}")
+    assert "get_encoder" in caught.value.hint
+
+
+def test_a_dim_may_be_narrowed_and_not_widened(folders: Path) -> None:
+    text = f"hf:{made('bert', folders)}"
+    assert str(load(text, dims=["seq=2:8:16"]).io.dim("seq")) == "seq=2:8:16"
+    with pytest.raises(UsageError, match="the model takes it from 1 to 40"):
+        load(text, dims=["seq=1:8:41"])
+    with pytest.raises(UsageError, match="dims are batch, seq"):
+        load(text, dims=["time=1:8:16"])
+    with pytest.raises(UsageError, match="does not apply"):
+        load(text, inputs=["x=float32[batch,4]"])
+
+
+def test_damaged_weights_are_named(folders: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made("bert", folders), tmp_path / "cut"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-40])
+    with pytest.raises(SpecError, match="its weights cannot be loaded"):
+        load(f"hf:{folder}")
+
+
+def test_nan_in_the_weights_is_named(folders: Path, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    folder = Path(shutil.copytree(made("bert", folders), tmp_path / "nan"))
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors["pooler.dense.weight"][0, :3] = float("nan")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SpecError, match=r"weight model\.pooler\.dense\.weight holds 3 NaN of 256 values"):
+        load(f"hf:{folder}")
+
+
+def test_missing_weights_are_an_error_and_not_random_numbers(folders: Path, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    folder = Path(shutil.copytree(made("bert", folders), tmp_path / "less"))
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    del tensors["encoder.layer.1.output.dense.weight"]
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SpecError, match=r"encoder\.layer\.1\.output\.dense\.weight"):
+        load(f"hf:{folder}")
+
+
+def test_a_pooler_that_nobody_reads_may_be_missing(folders: Path, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    folder = Path(shutil.copytree(made("bert", folders), tmp_path / "no pooler"))
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("pooler.")}
+    assert len(kept) == len(tensors) - 2
+    safetensors.torch.save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    first, again = load(f"hf:{folder}"), load(f"hf:{folder}")
+    assert first.source == again.source  # no random weight in the digest
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("{", "its config cannot be read"),
+        ("{}", "its config cannot be read"),
+        ('{"model_type": "no_such_model"}', "its config cannot be read"),
+    ],
+)
+def test_a_damaged_config_is_told(config: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(SpecError, match=told):
+        load(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("place", ["", "/no/such/folder", "no-such-folder", "./nowhere", "a/b/c"])
+def test_a_folder_that_is_not_there_is_told(place: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(f"hf:{place}")
+    assert "config.json" in caught.value.hint
+
+
+def test_a_hub_id_without_network_is_told() -> None:
+    with pytest.raises(SpecError, match="cannot be read"):
+        load("hf:nobody/no-such-model")
+
+
+def test_without_transformers_the_extra_is_named(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    folder = made("bert", folders)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingDependency) as caught:
+        load(f"hf:{folder}")
+    assert caught.value.hint == 'pip install "attnport[hf]"'
+    assert isinstance(caught.value, AttnportError)
+    assert caught.value.exit_code == 3
