@@ -1,11 +1,13 @@
 """Attention written out as the products and the softmax that every opset has, in the spelling that fuses best.
 
-The root of the scale on q before the product (range in half precision) and again on the scores: TensorRT skips tiles
-only where an operator stands between the product and the mask (measured). Masks are merged into one `Where`.
+Masks are merged into one `Where`. Two spellings, each measured to be the only one that its readers fuse best:
 
-A row with no allowed key gives zero in one of two ways: `probabilities` hides with -inf, for which alone TensorRT skips
-tiles, and turns the row's NaN into zeros; `output` hides with the type's lowest number and zeroes the row behind the
-product with v, a tensor of S x D instead of S x T: other runtimes do not fuse a step between softmax and v (measured).
+- `tiled`, for TensorRT: hides with -inf and turns the NaN of a row with no allowed key into zeros; the root
+  of the scale stands on q (range in half precision) and again on the scores. Tiles are skipped only for -inf, and only
+  where an operator stands between the product and the mask.
+- `plain`, for everyone else: the scale on q, hides with the type's lowest number, and zeroes a row with no allowed key
+  behind the product with v, a tensor of S x D instead of S x T. OpenVINO fuses neither a step between softmax and v nor
+  one between the product and the mask.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from attnport.exporter.fusion.attention import Attention
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Guard = Literal["probabilities", "output"]
+Spelling = Literal["tiled", "plain"]
 
 
 def decomposed(
@@ -31,7 +33,7 @@ def decomposed(
     attention: Attention,
     *,
     compute: ir.DataType | None = None,
-    guard: Guard = "probabilities",
+    spelling: Spelling,
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `Where(mask, (q scale) k^T, low) -> Softmax -> v` with its guard.
 
@@ -49,8 +51,9 @@ def decomposed(
     q = build.cast(attention.q, compute, "q_cast")
     k_transposed = build.cast(transposed_key_of(build, attention), compute, "k_cast")
     v = build.cast(attention.v, compute, "v_cast")
-    # A negative scale has no root; it goes on the scores whole.
-    on_q = math.sqrt(attention.scale) if attention.scale > 0 else 1.0
+    on_q = attention.scale
+    if spelling == "tiled":
+        on_q = math.sqrt(attention.scale) if attention.scale > 0 else 1.0  # a negative scale has no root
     if on_q != 1.0:
         q = build.op("Mul", q, build.like(on_q, q), name="scale_q")
     scores = build.op("MatMul", q, k_transposed, name="qk")
@@ -62,16 +65,16 @@ def decomposed(
         scores = build.op("Add", scores, _like_scores(build, attention, bias), name="bias")
     keep = masks.keep(attention)
     if keep is not None:
-        low = build.like(-np.inf if guard == "probabilities" else _lowest(compute), scores)
+        low = build.like(-np.inf if spelling == "tiled" else _lowest(compute), scores)
         scores = build.op("Where", _like_scores(build, attention, keep), scores, low, name="mask", dtype=compute)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
     anchors.append(weights)
-    if keep is not None and guard == "probabilities":
+    if keep is not None and spelling == "tiled":
         empty = build.op("IsNaN", weights, name="no_key", dtype=ir.DataType.BOOL)
         weights = build.op("Where", empty, build.like(0.0, weights), weights, name="guard", dtype=compute)
     output = build.op("MatMul", weights, v, name="pv")
     anchors.append(output)
-    if keep is not None and guard == "output":
+    if keep is not None and spelling == "plain":
         some = _like_scores(build, attention, masks.any_key(keep))
         output = build.op("Where", some, output, build.like(0.0, output), name="guard", dtype=compute)
     names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]

@@ -36,7 +36,7 @@ class TensorRt(Lowering):
         if plan != "fp32" and (query_heads != key_heads or _leanest_as_operator(attention.mask)):
             output, anchors = attention_op(build, masks, attention, "bool", compute=islands)
             return Written(output, "Attention", anchors, note)
-        output, anchors = decomposed(build, masks, attention, compute=islands)
+        output, anchors = decomposed(build, masks, attention, spelling="tiled", compute=islands)
         return Written(output, "MatMul, Where(-inf), Softmax, MatMul", anchors, note)
 
 
