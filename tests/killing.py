@@ -68,13 +68,16 @@ def in_child(act: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def journal_copies(folder: Path, copies: Path, log: Path) -> Callable[[Path], None]:
-    """Called before each rename: copies the folder as it stands before each commit, under the rename's number."""
+def copier(folder: Path, copies: Path, log: Path) -> Callable[[], None]:
+    """Called before each rename: copies the folder as it is before each commit, under the number of the next rename."""
+    between = True
 
-    def before(target: Path) -> None:
-        number = len(log.read_text().splitlines()) if log.exists() else 0
-        if target == folder / JOURNAL or target.name == BUNDLE:
-            shutil.copytree(folder, copies / str(number + 1), ignore=shutil.ignore_patterns(*OWN, f".{BUNDLE}.*"))
+    def before() -> None:
+        nonlocal between
+        was, between = between, not (folder / JOURNAL).exists()
+        if between and (not was or not log.exists()):
+            number = len(log.read_text().splitlines()) + 1 if log.exists() else 1
+            shutil.copytree(folder, copies / str(number), ignore=shutil.ignore_patterns(*OWN, f".{BUNDLE}.*"))
 
     return before
 
@@ -89,7 +92,7 @@ def main() -> None:
     parser.add_argument("rest", nargs="+")
     options = parser.parse_args()
     folder, owner = options.folder.resolve(), os.getpid()
-    copy = journal_copies(folder, options.copies, options.log) if options.copies else None
+    copy = copier(folder, options.copies, options.log) if options.copies else None
     armed = Armed(options.at, options.when)
 
     def counted(rename: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +103,7 @@ def main() -> None:
             if os.getpid() != owner or not path.is_relative_to(folder):
                 return rename(source, target, **kwargs)
             if copy:
-                copy(path)
+                copy()
             with options.log.open("a") as log:
                 log.write(f"{path.relative_to(folder)}\n")
             return deadly(source, target, **kwargs)

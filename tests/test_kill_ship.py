@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,10 +22,10 @@ from attnport.bundle.model_file import external_files
 from attnport.errors import AttnportError
 from attnport.pipeline.verify import raise_for, verify
 from attnport.pipeline.workspace import open_folder
-from attnport.transaction import OWN, settle
+from attnport.transaction import OWN, STAGING, settle
 
 HERE = Path(__file__).parent
-SHIP = ("attnport.cli", "ship", f"{HERE / 'tiny_model.py'}:spec", "--budget", "1")
+SHIP = ("attnport.cli", "ship", f"{HERE / 'ship_model.py'}:spec", "--budget", "1")
 MOMENTS = 20
 REPORTS = {"fusion.json": FusionReport, "parity.json": ParityReport, "latency.json": LatencyReport}
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -63,7 +64,8 @@ def finish(process: subprocess.Popen[bytes]) -> int:
 
 def renames(folder: Path) -> list[str]:
     log = folder.parent / f"{folder.name}.renames"
-    return log.read_text().splitlines() if log.exists() else []
+    found = log.read_text().splitlines() if log.exists() else []
+    return [re.sub(rf"^{STAGING}/[^/]+/", "staged ", name) for name in found]  # a staging folder has a random name
 
 
 def whole(folder: Path) -> frozenset[str] | None:
