@@ -11,7 +11,6 @@ import numpy as np
 from attnport import __version__
 from attnport.artifacts import (
     FORMAT,
-    CaseResult,
     IOContract,
     Manifest,
     ModelSpec,
@@ -20,7 +19,7 @@ from attnport.artifacts import (
     to_json,
 )
 from attnport.compare.inputs import Case, cases, full_case
-from attnport.compare.parity import Yardstick, judge, measure_all
+from attnport.compare.parity import Errors, Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
 from attnport.pipeline.loading import load
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
@@ -144,36 +143,62 @@ def _check_dims(
     Raises:
         ExportError: it fails or differs; names the dim and the inputs that have it.
     """
-    checker = next(base.get(name) for name in _CHECKERS if base.get(name).probe().available)
-    session = checker.open(Opening(io, model=model))
     tried = size_cases(io)
+    found: list[tuple[str | None, Case, dict[str, Errors] | str]] = []
+    yard: dict[str, dict[str, Errors]] = {}
+    checker, session = _checker(io, model, tried[0][1])
     try:
         for number, (dim, case) in enumerate(tried, start=1):
             progress(f"checking sizes {number}/{len(tried)}: {case.name}")
-            problem = _problem(io, case, session, reference, eager)
-            if problem:
-                having = ", ".join(repr(spec.name) for spec in io.inputs if dim in spec.dims)
-                where = f"dim {dim!r} of input {having} froze" if dim else "the exported graph is not the module"
-                raise ExportError(
-                    f"{where}: at {case.name} {checker.name} gives {problem}.",
-                    hint="Look for sizes that the code turns into Python numbers or constants." if dim else "",
-                )
+            expected = reference.run(case.feeds)
+            yard[case.name] = measure_all(eager.run(case.feeds), expected, case, io)
+            got = _outputs(session, case)
+            found.append((dim, case, got if isinstance(got, str) else measure_all(got, expected, case, io)))
     finally:
         session.close()
+    # Judged at the end, because the bound of the largest error is eager's largest over all sizes.
+    by = Yardstick("fp32", yard)
+    for dim, case, errors in found:
+        problem = errors if isinstance(errors, str) else _problem(case, errors, by)
+        if problem:
+            having = ", ".join(repr(spec.name) for spec in io.inputs if dim in spec.dims)
+            where = f"dim {dim!r} of input {having} froze" if dim else "the exported graph is not the module"
+            raise ExportError(
+                f"{where}: at {case.name} {checker} gives {problem}.",
+                hint="Look for sizes that the code turns into Python numbers or constants." if dim else "",
+            )
 
 
-def _problem(io: IOContract, case: Case, session: Session, reference: Session, eager: Session) -> str:
-    expected, yard = reference.run(case.feeds), eager.run(case.feeds)
+def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
+    """The first runtime that runs the graph as exported: ONNX Runtime refuses masks that the standard broadcasts."""
+    problems = []
+    for name in _CHECKERS:
+        runtime = base.get(name)
+        if not runtime.probe().available:
+            continue
+        try:
+            session = runtime.open(Opening(io, model=model))
+        except AttnportError as err:
+            problems.append(f"{name}: {err.message}")
+            continue
+        got = _outputs(session, case)
+        if not isinstance(got, str):
+            return name, session
+        problems.append(f"{name}: {got}")
+        session.close()
+    raise ExportError(f"the exported graph runs nowhere, at {case.name}: {'; '.join(problems)}")
+
+
+def _outputs(session: Session, case: Case) -> dict[str, np.ndarray[Any, Any]] | str:
+    """The outputs of a case, or why there are none."""
     try:
-        got = session.run(case.feeds)
+        return session.run(case.feeds)
     except AttnportError as err:
         return err.message
-    except Exception as err:  # each runtime has its own exceptions for a shape that does not fit
-        return f"{type(err).__name__}: {str(err).splitlines()[0]}"
-    by = Yardstick("fp32", {case.name: measure_all(yard, expected, case, io)})
-    results: list[CaseResult] = [
-        judge(case.name, output, errors, by) for output, errors in measure_all(got, expected, case, io).items()
-    ]
+
+
+def _problem(case: Case, errors: Mapping[str, Errors], by: Yardstick) -> str:
+    results = [judge(case.name, output, error, by) for output, error in errors.items()]
     return "; ".join(f"{result.output}: {result.reason}" for result in results if result.verdict == "FAIL")
 
 
