@@ -151,7 +151,7 @@ def _options(threads: int | None) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     # A waiting pool that spins takes the cores from whatever runs beside it, and makes that look slow.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
@@ -176,7 +176,6 @@ def _opens(ort: Any, text: str) -> str:
 
     model = onnx.parser.parse_model(text)
     options = _options(1)
-    options.log_severity_level = 4
     try:
         ort.InferenceSession(model.SerializeToString(), options, providers=[PROVIDER]).run(None, small_feeds(model))
     except Exception as err:
