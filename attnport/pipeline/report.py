@@ -90,7 +90,8 @@ def report(
             heatmap_note=maps.note,
         )
         edit.path(FILE).write_text(page, encoding="utf-8")
-        edit.finish(STAGE, digest)
+        # A page without its maps is not final: the source may be back the next time.
+        edit.finish(STAGE, digest if maps.heatmaps else "")
     return folder / FILE
 
 
@@ -125,7 +126,7 @@ def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:
             said, feeds, tokens = _random(spec)
         found = attention_weights(spec, feeds)
     except AttnportError as err:
-        return Maps(note=f"There are no attention maps: {err.message}")
+        return Maps(note=f"There are no attention maps: {err.message} {err.hint}".strip())
     return Maps([_heatmap(name, weights[0], tokens) for name, weights in found.items()], said)
 
 

@@ -80,7 +80,7 @@ def _evidence(target: str, found: FusionTable) -> Html | None:
         cut = len(proof) - len(shown)
         blocks.append(el("p", join((name(item.attention) for item in items), ", "), class_="quiet"))
         blocks.append(el("pre", shown, f"\n… {cut} more characters in fusion.json" if cut else None, tabindex="0"))
-    summary = join(("Evidence for ", name(target), f", from {found.proved_by}" if found.proved_by else None))
+    summary = join(("Evidence for ", name(target), ", from ", name(found.proved_by or "nobody")))
     return details(summary, *blocks)
 
 
@@ -90,10 +90,10 @@ def _looked_at(found: FusionTable) -> bool:
 
 def _heading(target: str, found: FusionTable) -> Html:
     looked = _looked_at(found)
-    lines = [
+    lines: list[object] = [
         f"{found.fused} of {found.attentions} fused" if looked else "not proven here",
         _shared(found),
-        f"{found.plan}, proved by {found.proved_by}" if looked and found.proved_by else found.plan,
+        join((f"{found.plan}, proved by ", name(found.proved_by))) if looked and found.proved_by else found.plan,
     ]
     return join((name(target), *(el("span", line, class_="sub") for line in lines if line)))
 
