@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from attnport.bundle.python.external import references
 from attnport.errors import ArtifactError, IntegrityError
 
 # Opset, IR version and the oldest release that loads them, measured with a model of each on 1.22 to 1.31.
 _OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))
+# Up to 1.27 the CPU kernel of the standard's Attention gives NaN for a row with no allowed key; from 1.28 on zero.
+_ATTENTION = "1.28"
 
 
 def external_files(folder: Path, name: str) -> tuple[str, ...]:
@@ -40,8 +43,20 @@ def oldest_onnxruntime(path: Path) -> tuple[str, int]:
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     for most, version, release in _OLDEST:
         if opset <= most and model.ir_version <= version:
-            return release, opset
+            graphs = [model.graph, *model.functions]
+            return (_ATTENTION if any(_has_attention(graph) for graph in graphs) else release), opset
     raise ArtifactError(
         f"{path}: got opset {opset}, IR version {model.ir_version}; bundles know opsets up to {_OLDEST[-1][0]}, "
         f"IR versions up to {_OLDEST[-1][1]}."
     )
+
+
+def _has_attention(graph: Any) -> bool:
+    """Whether a graph or function, or a graph inside it, has the standard's Attention operator."""
+    for node in graph.node:
+        if node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
+            return True
+        inner = [found for attribute in node.attribute for found in (attribute.g, *attribute.graphs) if found.node]
+        if any(_has_attention(found) for found in inner):
+            return True
+    return False

@@ -171,8 +171,8 @@ def test_a_closed_model_says_so(made_bundle: Path) -> None:
 def test_an_onnxruntime_that_is_too_old_or_missing_is_said(made_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
 
-    monkeypatch.setattr(onnxruntime, "__version__", "1.22.9")
-    with pytest.raises(RuntimeMissing, match=r"got onnxruntime 1\.22\.9; expected 1\.23 or later") as caught:
+    monkeypatch.setattr(onnxruntime, "__version__", "1.27.9")
+    with pytest.raises(RuntimeMissing, match=r"got onnxruntime 1\.27\.9; expected 1\.28 or later") as caught:
         load(made_bundle)
     assert caught.value.exit_code == 3
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -180,7 +180,7 @@ def test_an_onnxruntime_that_is_too_old_or_missing_is_said(made_bundle: Path, mo
         load(made_bundle)
 
 
-@pytest.mark.parametrize("version", ["1.23.0", "1.100", "2.0.0.dev20270101+cpu"])
+@pytest.mark.parametrize("version", ["1.28.0", "1.100", "2.0.0.dev20270101+cpu"])
 def test_later_releases_are_taken(made_bundle: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     import onnxruntime
 

@@ -18,6 +18,7 @@ from killing import Armed, in_child
 
 from attnport.artifacts import Form, to_json
 from attnport.bundle import golden, place
+from attnport.bundle.model_file import oldest_onnxruntime
 from attnport.bundle.python import files, manifest
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.pipeline.bundle import bundle
@@ -42,7 +43,7 @@ def test_a_bundle_holds_what_it_needs_and_nothing_else(made_bundle: Path, made_a
         "weights.bin",
     }
     assert found.forms["ort_cpu"].external == ("weights.bin",)
-    assert found.forms["ort_cpu"].requires == manifest.Requires("1.23", 23)
+    assert found.forms["ort_cpu"].requires == manifest.Requires("1.28", 23)
     assert not (made_bundle / "weights.bin").samefile(made_artifact / "weights.bin")
 
 
@@ -290,3 +291,35 @@ def test_a_form_that_takes_weights_from_outside_is_refused(artifact: Path, tmp_p
         edit.finish("check", "2")
     with pytest.raises(IntegrityError, match=r"takes weights from '\.\./weights\.bin'"):
         bundle(artifact, tmp_path / "app")
+
+
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "operator", "expected"),
+    [
+        (18, 10, "Identity", "1.23"),
+        (23, 12, "Identity", "1.24"),
+        (26, 13, "Identity", "1.25"),
+        (23, 10, "Attention", "1.28"),
+    ],
+)
+def test_the_oldest_onnxruntime_is_the_one_that_was_measured(
+    tmp_path: Path, opset: int, ir_version: int, operator: str, expected: str
+) -> None:
+    import onnx
+    from onnx import helper
+
+    inner = helper.make_graph([helper.make_node(operator, ["x"], ["y"])], "inner", [], [])
+    graph = helper.make_graph([helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)], "g", [], [])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert oldest_onnxruntime(tmp_path / "m.onnx") == (expected, opset)
+
+
+def test_an_opset_that_nobody_measured_is_refused(tmp_path: Path) -> None:
+    import onnx
+    from onnx import helper
+
+    graph = helper.make_graph([], "g", [], [])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 99)]), tmp_path / "m.onnx")
+    with pytest.raises(ArtifactError, match="got opset 99"):
+        oldest_onnxruntime(tmp_path / "m.onnx")
