@@ -2,116 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from attnport import __version__
-from attnport.errors import AttnportError, MissingDependency
+from attnport.console.run import INTERRUPTED, Reporter, Verbs, complain, verb
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOLDER = click.Path(path_type=Path)
 
 
-class Reporter:
-    """What a command prints to: data on stdout, progress and messages on stderr."""
-
-    def __init__(self, as_json: bool, verbose: bool) -> None:
-        self.as_json = as_json
-        self.verbose = verbose
-        self._status: Any = None
-
-    def progress(self, message: str) -> None:
-        """Shows what is being done: a spinner on a terminal, a line with -v, nothing otherwise."""
-        if self.verbose:
-            click.echo(message, err=True)
-        elif self._status is not None:
-            from rich.markup import escape
-
-            self._status.update(escape(message))
-
-    def working(self, title: str) -> Any:
-        """A context in which `progress` has a spinner."""
-        if self.verbose or not sys.stderr.isatty():
-            return nullcontext()
-        from rich.console import Console
-
-        self._status = Console(stderr=True).status(title)
-        return self._status
-
-    def show(self, value: Any, table: str) -> None:
-        """Prints a value as JSON, or by the function of `attnport.console` that is called `table`."""
-        if self.as_json:
-            from attnport.artifacts import to_json
-
-            click.echo(to_json(value), nl=False)
-            return
-        from attnport import console
-
-        getattr(console, table)(value)
-
-    def show_path(self, path: Path) -> None:
-        """Prints where something was written."""
-        import json
-
-        click.echo(json.dumps({"path": str(path)}) if self.as_json else str(path))
-
-
-def verb(work: F) -> F:
-    """Adds --json, -v and --traceback, and turns errors into messages and exit codes."""
-
-    @click.option("--json", "as_json", is_flag=True, help="Print data as JSON on stdout, everything else on stderr.")
-    @click.option("-v", "--verbose", is_flag=True, help="Print each step on stderr.")
-    @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
-    @wraps(work)
-    def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:
-        out = Reporter(as_json, verbose)
-        try:
-            with out.working(f"attnport {work.__name__.rstrip('_')}"):
-                finish = work(out, *args, **options)
-            if finish is not None:
-                finish()
-        except KeyboardInterrupt:
-            click.echo("interrupted; what was there before is untouched.", err=True)
-            sys.exit(130)
-        except BrokenPipeError:
-            sys.exit(0)
-        except click.ClickException:
-            raise
-        except AttnportError as err:
-            if traceback:
-                raise
-            _complain(err.message, err.hint)
-            sys.exit(err.exit_code)
-        except ModuleNotFoundError as err:
-            if traceback or err.name is None:
-                raise
-            missing = MissingDependency(f"{err.name} is not installed.", hint=f"pip install {err.name}")
-            _complain(missing.message, missing.hint)
-            sys.exit(missing.exit_code)
-        except Exception as err:
-            if traceback:
-                raise
-            _complain(
-                f"{type(err).__name__}: {err}", "This is a bug of attnport's. Run again with --traceback and report it."
-            )
-            sys.exit(1)
-
-    return run  # type: ignore[return-value]
-
-
-def _complain(message: str, hint: str) -> None:
-    click.echo(f"{click.style('error', fg='red', bold=True)}: {message}", err=True)
-    if hint:
-        click.echo(f"{click.style('hint', fg='cyan')}: {hint}", err=True)
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="attnport")
 def cli() -> None:
     """Port PyTorch attention to ONNX Runtime, OpenVINO and TensorRT, with proof."""
@@ -120,9 +26,17 @@ def cli() -> None:
 def main() -> None:
     """The console script; Ctrl-C before a verb has begun ends as quietly as later."""
     try:
-        cli(standalone_mode=True)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = cli(standalone_mode=False)  # not None for --help and the like
+        sys.stdout.flush()
+        sys.exit(code or 0)
+    except click.ClickException as err:
+        err.show()
+        sys.exit(err.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # of --help: the reader of its output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
 
 
 _source = [
@@ -155,10 +69,13 @@ def ship(
     """Do everything: export, fuse, build, check, bench, bundle, report."""
     from attnport.pipeline.ship import ship as run
 
-    result = run(spec, output, sentences=text, budget_s=budget, progress=out.progress, **options)
+    result = run(spec, output, sentences=text, budget_s=budget, progress=out.progress, on_bug=out.bug, **options)
 
     def finish() -> None:
         out.show(result, "show_ship")
+        for stage in result.stages:
+            if stage.exit_code:
+                complain(f"{stage.stage}: {stage.detail}")
         sys.exit(result.exit_code)
 
     return finish

@@ -22,6 +22,7 @@ from attnport.compare.inputs import Case, cases, full_case
 from attnport.compare.parity import Errors, Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
 from attnport.pipeline.loading import load
+from attnport.pipeline.refusals import refuse_stranger
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
@@ -50,9 +51,11 @@ def export(
         force: Export even when nothing changed since the last time.
 
     Raises:
+        UsageError: the folder holds somebody's files and is no artifact.
         SpecError: there is no such module, or it does not load.
         ExportError: torch cannot export it, a dim froze, or the graph computes something else.
     """
+    refuse_stranger(folder)
     progress(f"loading {text}")
     spec = load(text, inputs=inputs, dims=dims)
     digest = digest_text(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, ParityReport, read
+from attnport.artifacts import FusionReport, LatencyReport, ParityReport, Stage, read
 from attnport.dims import STRICT
-from attnport.errors import AttnportError, MissingDependency, UnavailableError
+from attnport.errors import AttnportError, MissingDependency, ParityFailed
+from attnport.pipeline.refusals import as_usage_error
+from attnport.pipeline.workspace import open_if_there
 
 # The order in which exit codes win: our bug, integrity, parity, fusion, availability, bad input.
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
@@ -50,43 +53,51 @@ class ShipResult:
 
 @dataclass
 class _Ship:
-    """One run: keeps what each stage gave, and the first unexpected error for --traceback."""
+    """One run: keeps what each stage gave, so that a stage that fails keeps no other from reporting."""
 
     folder: Path
+    force: bool
     progress: Callable[[str], None]
+    on_bug: Callable[[Exception], None]
     stages: list[StageResult] = field(default_factory=list)
-    bug: Exception | None = None
 
-    def run(self, stage: str, work: Callable[[], str]) -> bool:
-        """Runs a stage; `work` returns one line about its result. Returns whether it succeeded."""
+    def run(self, stage: str, work: Callable[[], str]) -> None:
+        """Runs a stage; `work` returns one line about its result."""
         began = time.monotonic()
-        status: Status = "done"
+        status: Status = "failed"
         code = 0
-        before = self._made()
+        before = self.done(stage)
         try:
             detail = work()
-            status = "up to date" if before and self._made() == before and stage in before else "done"
+            status = "up to date" if before and self.done(stage) == before and not self.force else "done"
         except MissingDependency as err:
-            status, detail = "not run", f"{err.message} {err.hint}"
+            status, detail = "not run", f"{err.message} {err.hint}".strip()
         except AttnportError as err:
-            status, detail, code = "failed", f"{err.message} {err.hint}".strip(), err.exit_code
+            detail, code = f"{err.message} {err.hint}".strip(), err.exit_code
         except Exception as err:  # a bug of ours must not keep the other stages from reporting
-            self.bug = self.bug or err
-            status, detail, code = "failed", f"{type(err).__name__}: {err}", 1
-        seconds = round(time.monotonic() - began, 1)
-        self.stages.append(StageResult(stage, status, seconds, detail, code))
-        return status in ("done", "up to date")
+            told = as_usage_error(err) if isinstance(err, OSError) else None
+            detail, code = (told.message, told.exit_code) if told else (f"{type(err).__name__}: {err}", 1)
+            if told is None:
+                self.on_bug(err)
+        self.add(stage, status, began, detail, code)
 
-    def _made(self) -> dict[str, str]:
-        """When each stage of the folder was last done, by the verb's name."""
-        from attnport.pipeline.workspace import open_if_there
+    def add(self, stage: str, status: Status, began: float, detail: str, code: int = 0) -> None:
+        """Keeps how a stage ended."""
+        self.stages.append(StageResult(stage, status, round(time.monotonic() - began, 1), detail, code))
 
-        manifest = open_if_there(self.folder)
-        made: dict[str, str] = {}
-        for name, done in manifest.stages.items() if manifest is not None else ():
-            verb = name.partition(":")[0]
-            made[verb] = max(made.get(verb, ""), f"{done.made} {done.inputs}")
-        return made
+    def reported(self, stage: str, *verdicts: type[AttnportError]) -> bool:
+        """Whether a stage wrote its report: it succeeded, or failed with one of `verdicts`."""
+        codes = {kind.exit_code for kind in verdicts} | {0}
+        return any(one.stage == stage and one.exit_code in codes for one in self.stages)
+
+    def done(self, verb: str) -> dict[str, Stage]:
+        """What the folder records of a verb (`fuse:ort_cpu` and `lower:ort_cpu` belong to `fuse`)."""
+        names = (verb, "lower") if verb == "fuse" else (verb,)
+        with suppress(AttnportError):  # a folder that cannot be read: the stage says so
+            manifest = open_if_there(self.folder)
+            stages = manifest.stages if manifest is not None else {}
+            return {name: stage for name, stage in stages.items() if name.partition(":")[0] in names}
+        return {}
 
 
 def ship(
@@ -100,6 +111,7 @@ def ship(
     force: bool = False,
     budget_s: float = 60.0,
     progress: Callable[[str], None] = lambda message: None,
+    on_bug: Callable[[Exception], None] = lambda error: None,
 ) -> ShipResult:
     """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
 
@@ -111,6 +123,7 @@ def ship(
         require: A target whose fusion could be looked at and is not complete counts as failed.
         force: Do every stage again, changed or not.
         budget_s: About how long the latency measurement may take.
+        on_bug: Is given each unexpected error of a stage; the other stages go on.
 
     Raises:
         AttnportError: the export failed, so there is nothing to go on with.
@@ -118,13 +131,12 @@ def ship(
     """
     from attnport.pipeline.export import export
 
-    run = _Ship(folder, progress)
+    run = _Ship(folder, force, progress, on_bug)
     began = time.monotonic()
-    before = run._made()
+    before = run.done("export")
     manifest = export(text, folder, inputs=inputs, dims=dims, force=force, progress=progress)
-    status: Status = "up to date" if before and run._made() == before else "done"
-    detail = f"{len(manifest.attentions)} attentions counted, opset {manifest.opset}"
-    run.stages.append(StageResult("export", status, round(time.monotonic() - began, 1), detail))
+    status: Status = "up to date" if before and run.done("export") == before and not force else "done"
+    run.add("export", status, began, f"{count(len(manifest.attentions), 'attention')} counted, opset {manifest.opset}")
     run.run("fuse", lambda: _fuse(run, require, force))
     run.run("build", lambda: _build(run, force))
     run.run("check", lambda: _check(run, sentences, force))
@@ -132,16 +144,19 @@ def ship(
     run.run("bundle", lambda: _bundle(run, force))
     run.run("report", lambda: _report(run, sentences, force))
     codes = [stage.exit_code for stage in run.stages]
-    if run.bug is not None:
-        run.stages.append(StageResult("bug", "failed", 0.0, f"{type(run.bug).__name__}: {run.bug}", 1))
     return ShipResult(
         folder=str(folder),
         exit_code=next((code for code in PRECEDENCE if code in codes), 0),
         stages=tuple(run.stages),
         fusion=_read(FusionReport, folder / "fusion.json"),
-        parity=_read(ParityReport, folder / "parity.json"),
-        latency=_read(LatencyReport, folder / "latency.json"),
+        parity=_read(ParityReport, folder / "parity.json") if run.reported("check", ParityFailed) else None,
+        latency=_read(LatencyReport, folder / "latency.json") if run.reported("bench") else None,
     )
+
+
+def count(number: int, what: str) -> str:
+    """`1 runtime`, `2 runtimes`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _read(kind: type[T], path: Path) -> T | None:
@@ -193,9 +208,7 @@ def _bench(run: _Ship, sentences: Path | None, budget_s: float, force: bool) -> 
 
     report = bench(run.folder, text=sentences, budget_s=budget_s, force=force, progress=run.progress)
     measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
-    if len(measured) < 2:
-        raise UnavailableError("latency was measured for fewer than two runtimes.")
-    return f"{len(measured)} runtimes on {len(report.shapes)} workloads"
+    return f"{count(len(measured), 'runtime')} on {count(len(report.shapes), 'workload')}"
 
 
 def _bundle(run: _Ship, force: bool) -> str:
@@ -206,7 +219,8 @@ def _bundle(run: _Ship, force: bool) -> str:
     run.progress("verifying the bundle")
     result = verify(path)
     raise_for(result)
-    return f"{path}, verified: {len(result.rows)} checks"
+    note = "; parity was not run" if result.unverified else ""
+    return f"{path}, verified: {count(len(result.rows), 'check')}{note}"
 
 
 def _report(run: _Ship, sentences: Path | None, force: bool) -> str:

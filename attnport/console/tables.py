@@ -1,9 +1,9 @@
-"""How values are printed in a terminal: tables that fit 80 columns. Only `cli` uses it."""
+"""How values are printed in a terminal: tables that fit 80 columns. Each function prints one value to a console."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         EngineRecord,
         FusionReport,
         LatencyReport,
+        LatencyRow,
         Manifest,
         ParityReport,
         RuntimeParity,
@@ -25,22 +26,30 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 _COLOURS = {"PASS": "green", "FAIL": "bold red", "NOT_RUN": "yellow", "done": "green", "failed": "bold red"}
+_MOST_WORKLOADS = 3
+_MOST_IN_A_CELL = 150
 
 
-def _console() -> Console:
+def render(show: Callable[[Console, Any], None], value: Any, *, colour: bool = False, width: int = WIDTH) -> str:
+    """What one of this file's functions prints for `value`, in lines of at most `width` columns."""
+    import io
+
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal and console.width >= WIDTH else Console(highlight=False, width=WIDTH)
+    text = io.StringIO()
+    show(Console(file=text, width=width, highlight=False, force_terminal=colour), value)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+def _table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """A table; columns of `whole` are never broken into lines."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
     return table
 
 
@@ -55,24 +64,84 @@ def _verdict(text: str) -> str:
     return f"[{colour}]{text}[/]" if colour else text
 
 
-def show_ship(result: ShipResult) -> None:
-    """Stages, then what they found."""
-    console = _console()
-    table = _table(f"attnport ship: {_plain(result.folder)}", "stage", "status", "s", "result", right=("s",))
+def _short(text: str) -> str:
+    """As much of a text as a cell can hold; the whole of an error stands on stderr."""
+    return text if len(text) <= _MOST_IN_A_CELL else f"{text[: _MOST_IN_A_CELL - 1].rstrip()}…"
+
+
+def _notes(console: Console, notes: Mapping[str, str]) -> None:
+    """What does not fit a cell: `name: text`, indented below its table; names that share a text share a line."""
+    from rich.padding import Padding
+
+    names: dict[str, list[str]] = {}
+    for name, text in notes.items():
+        names.setdefault(text, []).append(name)
+    for text, those in names.items():
+        console.print(Padding(f"[bold]{_plain(', '.join(those))}[/]: {_plain(text)}", (0, 0, 0, 2)))
+
+
+def show_ship(console: Console, result: ShipResult) -> None:
+    """Stages, one row a runtime with everything that was found about it, and where to read on."""
+    table = _table("stages", "stage", "status", "s", "result", right=("s",), whole=("stage", "status", "s"))
     for stage in result.stages:
-        table.add_row(stage.stage, _verdict(stage.status), f"{stage.seconds:.1f}", _plain(stage.detail))
+        table.add_row(stage.stage, _verdict(stage.status), f"{stage.seconds:.1f}", _plain(_short(stage.detail)))
     console.print(table)
-    if result.fusion is not None:
-        show_fusion(result.fusion)
     if result.parity is not None:
-        show_parity(result.parity)
-    if result.latency is not None:
-        show_latency(result.latency)
+        _show_verdicts(console, result, result.parity)
+    end = "[green]shipped[/]" if not result.exit_code else f"[bold red]not shipped[/] (exit {result.exit_code})"
+    console.print(f"{end}: {_plain(result.folder)}; read {_plain(result.folder)}/report.html")
 
 
-def show_manifest(manifest: Manifest) -> None:
+def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -> None:
+    """The verdict table: numbers, fusion and speed of each runtime side by side."""
+    latency = result.latency
+    shapes = list(latency.shapes)[:_MOST_WORKLOADS] if latency else []
+    table = _table(
+        f"verdict: {_verdict(parity.verdict)}",
+        "runtime",
+        "parity",
+        "fused",
+        *(f"ms: {shape}" for shape in shapes),
+        right=("fused", *(f"ms: {shape}" for shape in shapes)),
+        whole=("parity", "fused"),
+    )
+    for name, row in parity.runtimes.items():
+        rows = [latency.shapes[shape].get(name) for shape in shapes] if latency else []
+        table.add_row(name, _verdict(row.verdict), _fused(result.fusion, name), *map(_short_latency, rows))
+    console.print(table)
+    about = ["parity: errors against a float64 run of the module, within its bound or not"]
+    if result.fusion is not None:
+        about.append("fused: attentions that one kernel of the runtime covers, proved, of those counted at export")
+    if latency is not None:
+        about.append(f"ms: median, and its ratio to {latency.baseline}; ~ where no difference was shown")
+    for line in about:
+        console.print(line, style="dim")
+    notes = {name: row.reason for name, row in parity.runtimes.items() if row.verdict != "PASS" and row.reason}
+    for name, row in parity.forms.items():
+        if row.verdict != "PASS":
+            notes[f"graph of {name}"] = f"{row.verdict}: {row.reason}"
+    _notes(console, notes)
+    passed = [name for name, row in parity.forms.items() if row.verdict == "PASS"]
+    if passed:
+        console.print(f"graphs of the lowered forms that pass: {_plain(', '.join(passed))}")
+
+
+def _fused(fusion: FusionReport | None, runtime: str) -> str:
+    table = fusion.targets.get(runtime) if fusion else None
+    if table is None:
+        return ""
+    return f"[{'green' if table.fused == table.attentions else 'yellow'}]{table.fused}/{table.attentions}[/]"
+
+
+def _short_latency(row: LatencyRow | None) -> str:
+    if row is None or row.median_ns is None:
+        return ""
+    ratio = "" if row.ratio is None else f" {'~' if row.verdict == 'no difference shown' else ''}{row.ratio[1]:.2f}x"
+    return f"{row.median_ns / 1e6:.2f}{ratio}"
+
+
+def show_manifest(console: Console, manifest: Manifest) -> None:
     """What was exported."""
-    console = _console()
     table = _table(f"{_plain(manifest.name)}: opset {manifest.opset}", "tensor", "dtype", "dims")
     for spec in manifest.io.inputs:
         table.add_row(f"{spec.name} (in)", spec.dtype, ", ".join(map(str, spec.dims)))
@@ -83,21 +152,22 @@ def show_manifest(manifest: Manifest) -> None:
     console.print(f"{len(manifest.attentions)} attentions counted")
 
 
-def show_fusion(report: FusionReport) -> None:
-    """One row a target."""
-    table = _table("fusion", "target", "fused", "kernel or reason", "proved by")
+def show_fusion(console: Console, report: FusionReport) -> None:
+    """One row a target; reasons stand below."""
+    table = _table("fusion", "target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
+    notes: dict[str, str] = {}
     for key, found in report.targets.items():
-        kernels = sorted({item.kernel for item in found.items if item.kernel})
-        reasons = [item.reason for item in found.items if not item.fused]
-        text = ", ".join(kernels) if not reasons else "; ".join(dict.fromkeys(reasons))
-        colour = "green" if found.fused == found.attentions else "yellow"
-        table.add_row(key, f"[{colour}]{found.fused}/{found.attentions}[/]", _plain(text), _plain(found.proved_by))
-    _console().print(table)
+        kernels = ", ".join(sorted({item.kernel for item in found.items if item.kernel}))
+        reasons = dict.fromkeys(item.reason for item in found.items if not item.fused)
+        table.add_row(key, _fused(report, key), _plain(kernels or "-"), _plain(found.proved_by))
+        if reasons:
+            notes[key] = "; ".join(reasons)
+    console.print(table)
+    _notes(console, notes)
 
 
-def show_fusion_explained(report: FusionReport) -> None:
+def show_fusion_explained(console: Console, report: FusionReport) -> None:
     """What happened to each attention on each target, and why."""
-    console = _console()
     for key, found in report.targets.items():
         console.print(f"[bold]{_plain(key)}[/] ({found.plan}, {_plain(found.file)}): {found.fused}/{found.attentions}")
         for item in found.items:
@@ -107,26 +177,29 @@ def show_fusion_explained(report: FusionReport) -> None:
             console.print(f"    {_plain(item.evidence or item.reason)}", style="dim")
 
 
-def show_parity(report: ParityReport) -> None:
-    """One row a runtime and a lowered form, with the case that comes closest to its bound."""
-    console = _console()
-    title = f"parity against float64: {_verdict(report.verdict)}"
-    table = _table(title, "runtime", "verdict", "precision", "cases", "worst", "reason", right=("cases", "worst"))
-    _parity_rows(table, report.runtimes)
-    console.print(table)
-    forms = _table("graph parity of the lowered forms", "form", "verdict", "run on", "cases", "worst", "reason",
-                   right=("cases", "worst"))  # fmt: skip
-    _parity_rows(forms, report.forms)
+def show_parity(console: Console, report: ParityReport) -> None:
+    """One row a runtime and a lowered form, with the result that comes closest to its bound; reasons stand below."""
+    _parity_table(console, f"parity against float64: {_verdict(report.verdict)}", "runtime", report.runtimes)
     if report.forms:
-        console.print(forms)
-    console.print("worst: the largest error over its bound, over all cases and outputs; above 1 fails.", style="dim")
+        _parity_table(console, "graph parity of the lowered forms", "form", report.forms)
+    console.print("worst: the largest error over its bound, over all cases and outputs; above 1 fails", style="dim")
     for note in report.notes:
         console.print(f"note: {_plain(note)}", style="dim")
 
 
-def _parity_rows(table: Table, rows: Mapping[str, RuntimeParity]) -> None:
+def _parity_table(console: Console, title: str, what: str, rows: Mapping[str, RuntimeParity]) -> None:
+    table = _table(
+        title,
+        what,
+        "verdict",
+        "ran as",
+        "cases",
+        "worst",
+        right=("cases", "worst"),
+        whole=("verdict", "cases", "worst"),
+    )
     for name, row in rows.items():
-        ran = f"{row.ran.provider} {row.ran.precision}" if row.ran else row.plan
+        ran = f"{row.ran.provider} {row.ran.precision}" if row.ran else ""
         shares = [
             error / bound
             for case in row.cases
@@ -135,38 +208,43 @@ def _parity_rows(table: Table, rows: Mapping[str, RuntimeParity]) -> None:
         ]
         worst = f"{max(shares):.2f}" if shares else ""
         cases = str(len({case.case for case in row.cases})) if row.cases else ""
-        table.add_row(name, _verdict(row.verdict), _plain(ran), cases, worst, _plain(row.reason))
+        table.add_row(name, _verdict(row.verdict), _plain(ran), cases, worst)
+    console.print(table)
+    _notes(console, {name: row.reason for name, row in rows.items() if row.verdict != "PASS"})
 
 
-def show_latency(report: LatencyReport) -> None:
+def show_latency(console: Console, report: LatencyReport) -> None:
     """One table a workload: medians, intervals of the ratio to the baseline, throughput, memory."""
-    console = _console()
+    numbers = ("median ms", "items/s", "tokens/s", "peak MiB")
     for shape, rows in report.shapes.items():
-        table = _table(f"latency: {_plain(shape)}", "runtime", "median ms", f"ratio to {report.baseline}", "items/s",
-                       "tokens/s", "peak MiB", right=("median ms", "items/s", "tokens/s", "peak MiB"))  # fmt: skip
+        table = _table(
+            f"latency: {_plain(shape)}", "runtime", "median ms", "ratio [interval]", *numbers[1:], right=numbers
+        )
+        notes = {name: row.reason for name, row in rows.items() if row.reason}
         for name, row in rows.items():
             if row.median_ns is None:
-                table.add_row(name, _verdict("NOT_RUN"), _plain(row.reason), "", "", "")
+                table.add_row(name, _verdict("NOT_RUN"))
                 continue
-            ratio = f"{row.ratio[1]:.2f} [{row.ratio[0]:.2f}, {row.ratio[2]:.2f}] {row.verdict}" if row.ratio else ""
+            ratio = f"{row.ratio[1]:.2f} [{row.ratio[0]:.2f}, {row.ratio[2]:.2f}]" if row.ratio else row.verdict
             table.add_row(
                 name,
                 f"{row.median_ns / 1e6:.2f}",
-                _plain(ratio or row.verdict),
+                _plain(f"{ratio} ~" if row.verdict == "no difference shown" else ratio),
                 _number(row.items_per_s),
                 _number(row.tokens_per_s),
                 "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f}",
             )
         console.print(table)
+        _notes(console, notes)
+    console.print(f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown", style="dim")
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def show_engine(record: EngineRecord) -> None:
+def show_engine(console: Console, record: EngineRecord) -> None:
     """One engine."""
-    console = _console()
     table = _table(_plain(record.file), "what", "value")
     table.add_row("target", f"{record.target} {record.version}, {record.plan}")
     table.add_row("compute capabilities", ", ".join(map(str, record.sm)) or "the builder's default")
@@ -177,7 +255,7 @@ def show_engine(record: EngineRecord) -> None:
     console.print(table)
 
 
-def show_verify(result: VerifyResult) -> None:
+def show_verify(console: Console, result: VerifyResult) -> None:
     """One row a check."""
     note = " (unverified: parity was not run)" if result.unverified else ""
     table = _table(
@@ -185,20 +263,19 @@ def show_verify(result: VerifyResult) -> None:
     )
     for row in result.rows:
         table.add_row(_plain(row.check), _verdict(row.verdict), _plain(row.detail))
-    _console().print(table)
+    console.print(table)
 
 
-def show_listing(found: Listing) -> None:
+def show_listing(console: Console, found: Listing) -> None:
     """Names and descriptions."""
     table = _table(found.what, "name", "what it is")
     for name, text in found.items.items():
         table.add_row(name, _plain(text))
-    _console().print(table)
+    console.print(table)
 
 
-def show_doctor(found: DoctorReport) -> None:
+def show_doctor(console: Console, found: DoctorReport) -> None:
     """The machine, versions, runtimes, and what would mend what is wrong."""
-    console = _console()
     machine = found.machine
     console.print(f"attnport {found.attnport}, Python {machine.python}, {_plain(machine.platform)}")
     console.print(f"{_plain(machine.cpu)}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
@@ -222,9 +299,8 @@ def show_doctor(found: DoctorReport) -> None:
         console.print("No problem found.")
 
 
-def show_inspection(found: Inspection) -> None:
+def show_inspection(console: Console, found: Inspection) -> None:
     """What a file or folder is."""
-    console = _console()
     table = _table(f"{found.kind} {_plain(found.path)}", "what", "value")
     for what, value in _facts(found):
         table.add_row(what, _plain(value))

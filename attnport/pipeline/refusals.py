@@ -1,0 +1,54 @@
+"""What a user can mend about files and folders: a full disk, a path that cannot be written, a folder of someone's."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from attnport.artifacts import MANIFEST
+from attnport.errors import UsageError
+from attnport.transaction import OWN
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+
+
+def as_usage_error(err: OSError) -> UsageError | None:
+    """An OSError as what the user is told; None for one that is not the user's to mend."""
+    where = f"{err.filename}: " if err.filename else ""
+    if err.errno in _FULL:
+        return UsageError(
+            f"{where}{err.strerror}; what was there before is untouched.",
+            hint="Free some space (temporary files go to TMPDIR) and try again.",
+        )
+    if err.errno in _REFUSED and err.filename:
+        return UsageError(f"{where}{err.strerror}.", hint="Give a path that you may read and write.")
+    return None
+
+
+def refuse_stranger(folder: Path) -> None:
+    """Refuses to export into a folder that holds somebody's files and is no artifact; nothing in it is touched.
+
+    Raises:
+        UsageError: it is a file, or a folder that is neither empty nor an artifact.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is there and is no folder.", hint="Give another folder, or move it away.")
+    if (folder / MANIFEST).exists():
+        return
+    strange = sorted(path.name for path in folder.iterdir() if path.name not in OWN)
+    if strange:
+        raise UsageError(
+            f"{folder} is not empty and no artifact (it holds {strange[0]}); it stays as it is.",
+            hint="Give an empty or a new folder.",
+        )
