@@ -18,13 +18,19 @@ class Builder:
     """
 
     def __init__(self, model: ir.Model) -> None:
+        import onnx_ir as ir
+
         self.model = model
         self.before: ir.Node | None = None
         self.scope = ""
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-        self._names = {node.name for node in model.graph} | {
-            value.name for node in model.graph for value in node.outputs
-        }
+        self._names = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
+            self._names |= {node.name, *(value.name for value in node.outputs)}
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    branch = attribute.as_graph()
+                    self._names |= {value.name for value in (*branch.inputs, *branch.initializers.values())}
 
     def op(
         self,

@@ -134,7 +134,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
     with quiet():
         program = _export_program(module, contract, feeds)
-        attentions = count_attentions(program.graph)
+        attentions = count_attentions(program.graph_module)
         try:
             exported = torch.onnx.export(
                 program,
@@ -149,9 +149,20 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
                 f"torch.onnx cannot express the module: {_first_line(err)}",
                 hint="The operator named above has no ONNX form at this opset; rewrite it with standard ones.",
             ) from err
+        except Exception as err:  # the exporter's own decompositions raise whatever they meet
+            raise ExportError(
+                f"torch.onnx cannot express the module: {type(err).__name__}: {_first_line(err)}",
+                hint="Run with --traceback for torch's full account.",
+            ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")
     model: ir.Model = exported.model
+    if len(model.graph.outputs) != len(contract.outputs):
+        raise ExportError(
+            f"the module returns {len(model.graph.outputs)} tensors; "
+            f"{len(contract.outputs)} are declared: {', '.join(map(str, contract.outputs))}.",
+            hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
+        )
     _name_dims(model, contract)
     _strip(model)
     return Capture(model, attentions)
@@ -221,11 +232,17 @@ def _frozen_dims(module: torch.nn.Module, contract: IOContract, feeds: dict[str,
     return "; ".join(f"dim {dim!r} of input {', '.join(inputs)}" for dim, inputs in places.items())
 
 
-def count_attentions(graph: torch.fx.Graph) -> tuple[SourceAttention, ...]:
-    """Every scaled_dot_product_attention call, and every softmax whose result reaches a matrix product, in order."""
+def count_attentions(program: torch.fx.GraphModule) -> tuple[SourceAttention, ...]:
+    """Every scaled_dot_product_attention call, and every softmax whose result reaches a matrix product, in order.
+
+    Branches of control flow (`torch.cond`) are graphs inside `program` and are counted with it, after it.
+    """
+    import torch
+
     found: list[SourceAttention] = []
     seen: dict[str, int] = {}
-    for node in graph.nodes:
+    graphs = [each.graph for each in program.modules() if isinstance(each, torch.fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
         operator = _operator(node)
         if "scaled_dot_product" in operator and "attention" in operator:
             call = "scaled_dot_product_attention"
@@ -294,24 +311,47 @@ def _named(dim: Any, names: dict[str, str]) -> int | str | None:
     if isinstance(dim, int):
         return dim
     symbol = dim.value
-    # Expressions such as "Min(512, s41)" are the tracer's private notes: other readers take them as names.
-    return names.get(symbol) if symbol else None
+    if not symbol:
+        return None
+    # Expressions such as "Min(512, s41)" are the tracer's private notes, and other readers take them as names: each
+    # gets a plain name, so that equal sizes are still known to be equal.
+    if symbol not in names:
+        number = len(names)
+        while f"size{number}" in names.values():
+            number += 1
+        names[symbol] = f"size{number}"
+    return names[symbol]
 
 
 def all_values(model: ir.Model) -> Iterator[ir.Value]:
-    """Every value of the main graph: inputs, initializers, node outputs."""
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()
-    for node in model.graph:
+    """Every value: inputs, initializers and node outputs of the graph, its branches and the model's functions."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        yield from graph.inputs
+        yield from graph.initializers.values()
+    for function in model.functions.values():
+        yield from function.inputs
+    for node in all_nodes(model):
         yield from node.outputs
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node of the graph, its branches and the model's functions."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
 
 
 def _strip(model: ir.Model) -> None:
     """Drops stack traces, source lines and builder paths; keeps each node's module path."""
     model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.doc_string = model.graph.doc_string = None
-    for node in model.graph:
+    model.doc_string = None
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph.metadata_props.clear()
+        graph.doc_string = None
+    for function in model.functions.values():
+        function.metadata_props.clear()
+        function.doc_string = None
+    for node in all_nodes(model):
         scopes = node.metadata_props.get(SCOPES)
         node.metadata_props.clear()
         node.doc_string = None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.errors import ExportError
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -19,14 +21,27 @@ def apply(model: ir.Model, plan: str) -> int:
 
     Constants of one element keep their sign of life: what is finite and not zero stays so (an epsilon of 1e-12 would
     become 0 in fp16 and divide by it). Weights are rounded as torch rounds them.
+
+    Raises:
+        ExportError: the graph has branches (`If`, `Loop`), whose types would have to change with it.
     """
     import onnx_ir as ir
 
     half = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(plan)
     if half is None:
         return 0
+    for node in model.graph:
+        if any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in node.attributes.values()):
+            raise ExportError(
+                f"plan {plan}: node {node.name} is control flow ({node.op_type}), whose branches are not cast.",
+                hint="Take a plan that keeps float32, or islands around attention.",
+            )
     changed = 0
     for value in [*model.graph.inputs, *model.graph.initializers.values()]:
+        uses = value.uses()
+        # A constant that only goes where float32 is demanded (the scales of Resize) is not rounded on its way.
+        if value.const_value is not None and uses and all(_demands_float32(node, at, half) for node, at in uses):
+            continue
         if value.dtype == ir.DataType.FLOAT:
             _cast_value(value, half)
             changed += 1
@@ -64,9 +79,11 @@ def _cast_node(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
 
     float32 = ir.DataType.FLOAT
     changed = 0
-    if "to" in node.attributes and node.attributes["to"].as_int() == float32:
-        node.attributes["to"] = ir.AttrInt64("to", half)
-        changed += 1
+    _name_default_type(node)
+    for name in ("to", "dtype"):
+        if name in node.attributes and node.attributes[name].as_int() == float32:
+            node.attributes[name] = ir.AttrInt64(name, half)
+            changed += 1
     if "value" in node.attributes and node.attributes["value"].type == ir.AttributeType.TENSOR:
         tensor = node.attributes["value"].as_tensor()
         if tensor.dtype == float32:
@@ -76,20 +93,59 @@ def _cast_node(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
     if outputs and not _takes(node, half):
         _island(model, node, outputs, half)
         return changed + 1
+    for at, each in enumerate(node.inputs):
+        if each is not None and each.dtype == half and _demands_float32(node, at, half):
+            node.replace_input_with(at, _to_float32(model, node, each, at))
+            changed += 1
     for value in outputs:
         value.dtype = half
     return changed + bool(outputs)
 
 
-def _takes(node: ir.Node, half: ir.DataType) -> bool:
+def _name_default_type(node: ir.Node) -> None:
+    """Writes out the float32 that an operator makes when nothing is said."""
+    import onnx_ir as ir
+
+    if node.domain == "" and node.op_type == "ConstantOfShape" and "value" not in node.attributes:
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.float32)))
+    for name in ("value_float", "value_floats"):
+        if node.op_type == "Constant" and name in node.attributes:
+            array = np.array(node.attributes[name].value, np.float32)
+            del node.attributes[name]
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
+
+
+def _demands_float32(node: ir.Node, at: int, half: ir.DataType) -> bool:
+    """Whether the standard lets an input be float32 and not the half type."""
+    if node.domain != "" or not _takes(node, half):
+        return False
+    formal = _schema(node).inputs
+    return _type_name(half) not in formal[min(at, len(formal) - 1)].types
+
+
+def _schema(node: ir.Node) -> Any:
     import onnx
 
-    if node.domain != "":
-        return True
     assert node.graph is not None
-    schema = onnx.defs.get_schema(node.op_type, node.graph.opset_imports[""], "")
-    wanted = "tensor(float16)" if half.name == "FLOAT16" else "tensor(bfloat16)"
-    return any(wanted in output.types for output in schema.outputs)
+    return onnx.defs.get_schema(node.op_type, node.graph.opset_imports[""], "")
+
+
+def _type_name(half: ir.DataType) -> str:
+    return "tensor(float16)" if half.name == "FLOAT16" else "tensor(bfloat16)"
+
+
+def _takes(node: ir.Node, half: ir.DataType) -> bool:
+    return node.domain != "" or any(_type_name(half) in output.types for output in _schema(node).outputs)
+
+
+def _to_float32(model: ir.Model, node: ir.Node, value: ir.Value, at: int) -> ir.Value:
+    import onnx_ir as ir
+
+    cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT}, name=f"{node.name}/to_fp32_{at}")
+    cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.FLOAT, value.shape
+    cast.outputs[0].name = f"{cast.name}/output"
+    model.graph.insert_before(node, cast)
+    return cast.outputs[0]
 
 
 def _island(model: ir.Model, node: ir.Node, outputs: list[ir.Value], half: ir.DataType) -> None:
@@ -97,15 +153,14 @@ def _island(model: ir.Model, node: ir.Node, outputs: list[ir.Value], half: ir.Da
 
     for at, value in enumerate(node.inputs):
         if value is not None and value.dtype == half:
-            cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT}, name=f"{node.name}/to_fp32_{at}")
-            cast.outputs[0].dtype = ir.DataType.FLOAT
-            model.graph.insert_before(node, cast)
-            node.replace_input_with(at, cast.outputs[0])
-    for value in outputs:
-        users = list(value.uses())
-        back = ir.node("Cast", [value], attributes={"to": half}, name=f"{node.name}/to_half")
-        back.outputs[0].dtype = half
-        back.outputs[0].shape = value.shape
+            node.replace_input_with(at, _to_float32(model, node, value, at))
+    for at, value in enumerate(outputs):
+        name = value.name
+        back = ir.node("Cast", [None], attributes={"to": half}, name=f"{node.name}/to_half_{at}")
+        cast = back.outputs[0]
+        cast.dtype, cast.shape = half, value.shape
+        # The cast takes the name over: the value may be an output of the graph, or wanted by its name.
+        value.name, cast.name = f"{name}/fp32", name
+        value.replace_all_uses_with(cast, replace_graph_outputs=True)
+        back.replace_input_with(0, value)
         model.graph.insert_after(node, back)
-        for user, at in users:
-            user.replace_input_with(at, back.outputs[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,12 @@ def load(path: Path) -> ir.Model:
             f"{path} is not a readable ONNX file: {str(err).splitlines()[0] if str(err) else type(err).__name__}",
             hint="It was cut short or changed; export again.",
         ) from err
+    if not model.graph.outputs or "" not in model.graph.opset_imports:
+        # protobuf takes a file that ends between two fields, or an empty one, for a whole message.
+        raise ArtifactError(
+            f"{path} is not a whole ONNX file: it has {path.stat().st_size} bytes and no outputs or no opset.",
+            hint="It was cut short or changed; export again.",
+        )
     check_external(model, path)
     return model
 
@@ -57,26 +64,45 @@ def check_external(model: ir.Model, path: Path) -> None:
     """Checks where a graph's external tensors lie.
 
     Raises:
-        ArtifactError: one lies outside the model's folder, is missing, or goes beyond its file's end.
+        ArtifactError: one lies outside the model's folder, is missing, goes beyond its file's end, or is said to be
+            of another length than its shape and type make it.
     """
-    import onnx_ir as ir
-
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
+    for name, tensor in _external_tensors(model):
         place = Path(str(tensor.location))
-        if place.is_absolute() or ".." in place.parts:
-            raise ArtifactError(f"{path}: tensor {value.name!r} lies in {str(place)!r}, outside the model's folder.")
         file = path.parent / place
+        if place.is_absolute() or ".." in place.parts or not file.resolve().is_relative_to(path.parent.resolve()):
+            raise ArtifactError(f"{path}: tensor {name!r} lies in {str(place)!r}, outside the model's folder.")
         if not file.is_file():
-            raise ArtifactError(f"{path}: tensor {value.name!r} lies in {place.name}, which is missing.")
-        end = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
-        if end > file.stat().st_size:
+            raise ArtifactError(f"{path}: tensor {name!r} lies in {str(place)!r}, which is missing.")
+        offset, length = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
+        if offset < 0 or length != tensor.nbytes:
             raise ArtifactError(
-                f"{path}: tensor {value.name!r} ends at byte {end} of {place.name}, which has {file.stat().st_size}.",
+                f"{path}: tensor {name!r} is said to take {length} bytes from byte {offset} of {place.name}; "
+                f"its shape and type make it {tensor.nbytes}.",
+                hint="The ONNX file was changed; export again.",
+            )
+        if offset + length > file.stat().st_size:
+            raise ArtifactError(
+                f"{path}: tensor {name!r} ends at byte {offset + length} of {place.name}, "
+                f"which has {file.stat().st_size}.",
                 hint="The weights file was cut short; export again.",
             )
+
+
+def _external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]]:
+    """Every tensor outside the file, of the graph, its branches and its nodes' attributes, with its name."""
+    import onnx_ir as ir
+
+    graphs = [model.graph, *model.graph.subgraphs()]
+    for graph in graphs:
+        for name, value in graph.initializers.items():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield name, value.const_value
+    for function in (*graphs, *model.functions.values()):
+        for node in function:
+            for attribute in node.attributes.values():
+                if isinstance(attribute.value, ir.ExternalTensor):
+                    yield attribute.value.name or f"{node.name}.{attribute.name}", attribute.value
 
 
 def _externalise(model: ir.Model, folder: Path, weights: str) -> bool:

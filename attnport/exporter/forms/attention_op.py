@@ -57,7 +57,7 @@ def key_of(build: Builder, attention: Attention) -> ir.Value:
     assert transposed is not None
     node = transposed.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        perm = list(node.attributes["perm"].as_ints())
+        perm = perm_of(node, attention.rank)
         perm[-1], perm[-2] = perm[-2], perm[-1]
         if perm == sorted(perm):
             return node.inputs[0]
@@ -66,11 +66,18 @@ def key_of(build: Builder, attention: Attention) -> ir.Value:
     return build.op("Transpose", transposed, name="k", perm=perm)
 
 
+def perm_of(transpose: ir.Node, rank: int) -> list[int]:
+    """The permutation of a `Transpose`; without one it reverses the axes."""
+    return list(transpose.attributes["perm"].as_ints()) if "perm" in transpose.attributes else [*reversed(range(rank))]
+
+
 def _mask(
     build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle, compute: ir.DataType
 ) -> ir.Value | None:
     bias = masks.bias(attention, compute)
     keep = masks.keep(attention) if style == "bool" and bias is None else masks.full(attention)
+    if bias is not None and style != "bool":
+        bias = masks.full_bias(attention, bias)
     if keep is None or (bias is None and style != "float_full"):
         return keep if bias is None else bias
     additive = masks.additive(keep, compute)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.forms.attention_op import perm_of
+from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 
@@ -49,8 +51,8 @@ def decomposed(
     assert dtype is not None
     compute = compute or dtype
     q = build.cast(attention.q, compute, "q_cast")
-    k_transposed = build.cast(transposed_key_of(build, attention), compute, "k_cast")
-    v = build.cast(attention.v, compute, "v_cast")
+    k_transposed = build.cast(repeated(build, attention, transposed_key_of(build, attention)), compute, "k_cast")
+    v = build.cast(repeated(build, attention, attention.v), compute, "v_cast")
     on_q = attention.scale
     if spelling == "tiled":
         on_q = math.sqrt(attention.scale) if attention.scale > 0 else 1.0  # a negative scale has no root
@@ -64,17 +66,22 @@ def decomposed(
     if bias is not None:
         scores = build.op("Add", scores, _like_scores(build, attention, bias), name="bias")
     keep = masks.keep(attention)
+    may_hide = any(map(can_hide, attention.mask.biases))
     if keep is not None:
-        low = build.like(-np.inf if spelling == "tiled" else _lowest(compute), scores)
+        # A bias of -inf lies below the lowest number: only -inf itself hides beside it.
+        low = build.like(-np.inf if spelling == "tiled" or may_hide else _lowest(compute), scores)
         scores = build.op("Where", _like_scores(build, attention, keep), scores, low, name="mask", dtype=compute)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
     anchors.append(weights)
-    if keep is not None and spelling == "tiled":
+    if (keep is not None or may_hide) and spelling == "tiled":
         empty = build.op("IsNaN", weights, name="no_key", dtype=ir.DataType.BOOL)
         weights = build.op("Where", empty, build.like(0.0, weights), weights, name="guard", dtype=compute)
     output = build.op("MatMul", weights, v, name="pv")
     anchors.append(output)
-    if keep is not None and spelling == "plain":
+    if may_hide and spelling == "plain":
+        empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
+        output = build.op("Where", empty, build.like(0.0, output), output, name="guard", dtype=compute)
+    elif keep is not None and spelling == "plain":
         some = _like_scores(build, attention, masks.any_key(keep))
         output = build.op("Where", some, output, build.like(0.0, output), name="guard", dtype=compute)
     names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]
@@ -87,6 +94,23 @@ def _lowest(dtype: ir.DataType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy()).min)  # type: ignore[no-untyped-call]
 
 
+def can_hide(bias: ir.Value) -> bool:
+    """Whether a bias may hold -inf: it comes from a float input or a constant of -inf, through no product."""
+    pending, seen = [bias], set()
+    while pending:
+        value = pending.pop()
+        if value in seen or (value.dtype is not None and not value.dtype.is_floating_point()):
+            continue
+        seen.add(value)
+        number = value.const_value.numpy().min() if value.const_value is not None and value.const_value.size else 0.0
+        if value.is_graph_input() or float(number) == -np.inf:
+            return True
+        node = value.producer()
+        if node is not None and node.op_type not in ("MatMul", "Gemm", "Einsum", "LayerNormalization", "Softmax"):
+            pending.extend(part for part in node.inputs if part is not None)
+    return False
+
+
 def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:
     """k as `[..., D, T]`; one transposition, not two, where k is itself transposed."""
     if attention.k_transposed is not None:
@@ -95,7 +119,7 @@ def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:
     perm = [*range(attention.rank - 2), attention.rank - 1, attention.rank - 2]
     node = attention.k.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        own = list(node.attributes["perm"].as_ints())
+        own = perm_of(node, attention.rank)
         return build.op("Transpose", node.inputs[0], name="k_transposed", perm=[own[at] for at in perm])
     return build.op("Transpose", attention.k, name="k_transposed", perm=perm)
 

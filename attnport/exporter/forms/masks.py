@@ -27,10 +27,13 @@ class MaskWriter:
     def __init__(self, build: Builder) -> None:
         self.build = build
         self._written: dict[object, ir.Value] = {}
-        self._sizes: dict[tuple[str, str], ir.Value] = {}
+        self._sizes: dict[tuple[str, object], ir.Value] = {}
 
     def keep(self, attention: Attention) -> ir.Value | None:
-        """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, each axis only where the mask depends on it; None = all."""
+        """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, each axis only where the mask depends on it; None = all.
+
+        A mask that is the graph's own tensor keeps its rank, of 2 to 4.
+        """
         total: ir.Value | None = None
         for factor in attention.mask.factors:
             part = self._factor(factor, attention)
@@ -46,10 +49,7 @@ class MaskWriter:
             return None
         key = ("full", keep, *self._lengths(attention))
         if key not in self._written:
-            one = self.build.const([1], np.int64)
-            target = self.build.op(
-                "Concat", one, one, *self._lengths(attention), name="mask/shape", dtype=ir.DataType.INT64, axis=0
-            )
+            target = self._full_shape(attention)
             self._written[key] = self.build.op("Expand", keep, target, name="mask/keep_B1ST", dtype=ir.DataType.BOOL)
         return self._written[key]
 
@@ -59,6 +59,26 @@ class MaskWriter:
         if key not in self._written:
             zero, low = (self.build.const(number, dtype.numpy()) for number in (0.0, -np.inf))
             self._written[key] = self.build.op("Where", keep, zero, low, name="mask/additive", dtype=dtype)
+        return self._written[key]
+
+    def full_bias(self, attention: Attention, bias: ir.Value) -> ir.Value:
+        """A bias with its S and T axes at their full size."""
+        key = ("full", bias, *self._lengths(attention))
+        if key not in self._written:
+            self._written[key] = self.build.op(
+                "Expand", bias, self._full_shape(attention), name="mask/bias_B1ST", dtype=bias.dtype
+            )
+        return self._written[key]
+
+    def _full_shape(self, attention: Attention) -> ir.Value:
+        import onnx_ir as ir
+
+        one, lengths = self.build.const([1], np.int64), self._lengths(attention)
+        key = ("shape", *lengths)
+        if key not in self._written:
+            self._written[key] = self.build.op(
+                "Concat", one, one, *lengths, name="mask/shape", dtype=ir.DataType.INT64, axis=0
+            )
         return self._written[key]
 
     def any_key(self, keep: ir.Value) -> ir.Value:
@@ -92,10 +112,14 @@ class MaskWriter:
         at = {"b": 0, "h": 1, "i": attention.rank - 2, "j": attention.rank - 2}[axis]
         dim = value.shape[at] if value.shape is not None else None
         name = dim if isinstance(dim, int) else dim.value if dim is not None else None
-        key = (axis, str(name) if name is not None else str(value.name))
+        key = (axis, value if name is None else name)
         if key not in self._sizes:
             self._sizes[key] = self.build.size(value, at)
         return self._sizes[key]
+
+    def _sizes_of(self, expr: Expr, attention: Attention) -> list[ir.Value]:
+        """The sizes that a written formula depends on: equal formulas over other sizes are other tensors."""
+        return [self._size(attention, axis) for axis in sorted(axes_of(expr))]
 
     def _shared(self, op_type: str, *inputs: ir.Value) -> ir.Value:
         key = (op_type, *inputs)
@@ -104,12 +128,16 @@ class MaskWriter:
         return self._written[key]
 
     def _factor(self, factor: Factor, attention: Attention) -> ir.Value:
-        key = (factor.keep, *(self._size(attention, axis) for axis in sorted(axes_of(factor.keep) & {"i", "j"})))
+        key = ("factor", factor.keep, *self._sizes_of(factor.keep, attention))
         if key not in self._written:
             try:
-                self._written[key] = self._write(factor.keep, attention)
+                written = self._write(factor.keep, attention)
             except _CannotWrite:
                 return self._original(factor, attention)
+            if not axes_of(factor.keep):  # a scalar, or a comparison of sizes: as [1,1,1,1]
+                four = self.build.const([1, 1, 1, 1], np.int64)
+                written = self.build.op("Reshape", written, four, name="mask/for_all", dtype=written.dtype)
+            self._written[key] = written
         return self._written[key]
 
     def _original(self, factor: Factor, attention: Attention) -> ir.Value:
@@ -127,7 +155,7 @@ class MaskWriter:
 
     def _write(self, expr: Expr, attention: Attention) -> ir.Value:
         """`expr` as a tensor of rank 4 (or a scalar constant), with size 1 on the axes it does not depend on."""
-        key = ("expr", expr, *(self._size(attention, axis) for axis in sorted(axes_of(expr) & {"i", "j"})))
+        key = ("expr", expr, *self._sizes_of(expr, attention))
         if key not in self._written:
             self._written[key] = self._write_new(expr, attention)
         return self._written[key]

@@ -12,12 +12,32 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Const, Expr, Read, Size, is_bool, op
+from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-MAX_DEPTH = 200
+MAX_DEPTH = 100
+MAX_STEPS = 20_000
+"""Of one formula; a graph that shares its parts can have a formula of exponential length."""
+
+
+class Walk:
+    """How far a walk through the producers has come: its depth now, and its steps so far."""
+
+    def __init__(self) -> None:
+        self.depth = self.steps = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+        self.steps += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+    def ends(self) -> bool:
+        """Whether it stops here, so that the formula reads the value at hand."""
+        return self.depth >= MAX_DEPTH or self.steps >= MAX_STEPS
 
 
 def const_value(value: ir.Value | None) -> Any | None:
@@ -37,22 +57,36 @@ def scalar(value: ir.Value | None) -> float | int | bool | None:
     return found
 
 
-def element(value: ir.Value | None, index: tuple[Expr, ...], depth: int = 0) -> Expr:
+def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None = None) -> Expr:
     """The formula of `value[index]`; `index` has one entry an axis of `value`."""
     assert value is not None
+    walk = walk or Walk()
     constant = _constant(value, index)
     if constant is not None:
         return constant
     node = value.producer()
     rule = _RULES.get(node.op_type) if node is not None and node.domain == "" else None
-    if node is not None and depth < MAX_DEPTH:
-        if rule is not None:
-            found = rule(node, index, depth + 1)
-            if found is not None:
-                return found
-        elif node.op_type in ELEMENTWISE and node.domain == "":
-            return op(node.op_type, *(broadcast_element(arg, index, depth + 1) for arg in node.inputs))
+    if node is not None and not walk.ends():
+        with walk:
+            found: Expr | None = None
+            if rule is not None:
+                found = rule(node, index, walk)
+            elif node.op_type in ELEMENTWISE and node.domain == "":
+                found = op(node.op_type, *(broadcast_element(arg, index, walk) for arg in node.inputs))
+        if found is not None:
+            return _rounded(found, value, index)
     return Read(value, index)
+
+
+def _rounded(found: Expr, value: ir.Value, index: tuple[Expr, ...]) -> Expr:
+    """A constant as `value`'s type holds it: 1.7 cast to an integer is 1, -3.4e38 in half precision is -inf."""
+    import numpy as np
+
+    if not isinstance(found, Const) or value.dtype is None:
+        return found
+    with np.errstate(all="ignore"):
+        held = np.asarray(found.value).astype(value.dtype.numpy()).item()
+    return Const(held) if held == held else Read(value, index)  # NaN equals nothing
 
 
 def _constant(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
@@ -74,41 +108,49 @@ def dims_of(value: ir.Value | None) -> list[int | str | None] | None:
     return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
 
 
-def broadcast_element(value: ir.Value | None, index: tuple[Expr, ...], depth: int = 0) -> Expr:
+def broadcast_element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None = None) -> Expr:
     """The element that takes part when `value` is broadcast to a tensor indexed by `index`."""
     dims = dims_of(value)
     if dims is None or value is None:
         return Const(math.nan) if value is None else Read(value, index)
     own = index[len(index) - len(dims) :]
-    return element(value, tuple(ZERO if dim == 1 else at for dim, at in zip(dims, own, strict=True)), depth)
+    if None in dims:  # its size may be 1, and then the index does not move along
+        return Read(value, own)
+    return element(value, tuple(ZERO if dim == 1 else at for dim, at in zip(dims, own, strict=True)), walk)
 
 
-def _cast(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
-    inner = element(node.inputs[0], index, depth)
-    if node.outputs[0].dtype is not None and node.outputs[0].dtype.name == "BOOL":
+def _cast(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
+    source = node.inputs[0]
+    inner = element(source, index, walk)
+    before, after = source.dtype if source is not None else None, node.outputs[0].dtype
+    if before is None or after is None:
+        return None
+    if after.name == "BOOL":
         return op("Ne", inner, ZERO)
-    if isinstance(inner, Const) and isinstance(inner.value, bool):
-        return Const(int(inner.value))
-    return inner
+    if isinstance(inner, Const) or before.name == "BOOL" or is_bool(inner):
+        return Const(int(inner.value)) if isinstance(inner, Const) and isinstance(inner.value, bool) else inner
+    # What would be cut off (0.5, or 256 in eight bits) is not the same number any more.
+    keeps = after.is_floating_point() or (before.is_integer() and after.name in ("INT64", "INT32"))
+    return inner if keeps and before.name != "UINT64" else None
 
 
-def _identity(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
-    return element(node.inputs[0], index, depth)
+def _identity(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
+    return element(node.inputs[0], index, walk)
 
 
-def _expand(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
-    return broadcast_element(node.inputs[0], index, depth)
+def _expand(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
+    return broadcast_element(node.inputs[0], index, walk)
 
 
-def _unsqueeze(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _unsqueeze(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     axes = const_value(node.inputs[1])
     if axes is None:
         return None
     removed = {int(axis) % len(index) for axis in axes.reshape(-1)}
-    return element(node.inputs[0], tuple(at for axis, at in enumerate(index) if axis not in removed), depth)
+    return element(node.inputs[0], tuple(at for axis, at in enumerate(index) if axis not in removed), walk)
 
 
-def _squeeze(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _squeeze(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     dims = dims_of(node.inputs[0])
     if dims is None:
         return None
@@ -121,10 +163,10 @@ def _squeeze(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
     rest = iter(index)
     if len(dims) - len(gone) != len(index):
         return None
-    return element(node.inputs[0], tuple(ZERO if axis in gone else next(rest) for axis in range(len(dims))), depth)
+    return element(node.inputs[0], tuple(ZERO if axis in gone else next(rest) for axis in range(len(dims))), walk)
 
 
-def _reshape(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _reshape(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     """Only reshapes that insert or remove axes of size 1."""
     before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
     if before is None or after is None or len(after) != len(index):
@@ -133,37 +175,40 @@ def _reshape(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
     if [dim for dim, _ in kept] != [dim for dim in before if dim != 1] or any(dim is None for dim, _ in kept):
         return None
     rest = iter(at for _, at in kept)
-    return element(node.inputs[0], tuple(ZERO if dim == 1 else next(rest) for dim in before), depth)
+    return element(node.inputs[0], tuple(ZERO if dim == 1 else next(rest) for dim in before), walk)
 
 
-def _transpose(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+def _transpose(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
     perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else tuple(reversed(range(len(index))))
     moved: list[Expr] = [ZERO] * len(index)
     for axis, source in enumerate(perm):
         moved[source] = index[axis]
-    return element(node.inputs[0], tuple(moved), depth)
+    return element(node.inputs[0], tuple(moved), walk)
 
 
-def _range(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
-    start, delta = element(node.inputs[0], (), depth), element(node.inputs[2], (), depth)
+def _range(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
+    start, delta = element(node.inputs[0], (), walk), element(node.inputs[2], (), walk)
     return op("Add", op("Mul", index[0], delta), start) if start != ZERO else op("Mul", index[0], delta)
 
 
-def _shape(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _shape(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     dims = dims_of(node.inputs[0])
     if dims is None or not isinstance(index[0], Const):
         return None
     start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-    dim = dims[(start % len(dims) if start else 0) + int(index[0].value)]
+    start = max(start + len(dims), 0) if start < 0 else start
+    dim = dims[start + int(index[0].value)]
     if dim is None:
         return None
     return Const(dim) if isinstance(dim, int) else Size(dim)
 
 
-def _slice(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _slice(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     starts = const_value(node.inputs[1])
-    axes = const_value(node.inputs[3]) if len(node.inputs) > 3 else None
-    steps = const_value(node.inputs[4]) if len(node.inputs) > 4 else None
+    given = [*node.inputs, None, None]
+    axes, steps = const_value(given[3]), const_value(given[4])
+    if any(value is not None and found is None for value, found in ((given[3], axes), (given[4], steps))):
+        return None
     if starts is None or (starts < 0).any() or (steps is not None and (steps < 1).any()):
         return None
     moved = list(index)
@@ -171,31 +216,44 @@ def _slice(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
         axis = int(axes.reshape(-1)[at]) % len(index) if axes is not None else at
         step = int(steps.reshape(-1)[at]) if steps is not None else 1
         moved[axis] = op("Add", op("Mul", moved[axis], Const(step)), Const(int(start)))
-    return element(node.inputs[0], tuple(moved), depth)
+    return element(node.inputs[0], tuple(moved), walk)
 
 
-def _gather(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _gather(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     data, indices = dims_of(node.inputs[0]), dims_of(node.inputs[1])
     if data is None or indices is None:
         return None
     axis = (node.attributes["axis"].as_int() if "axis" in node.attributes else 0) % len(data)
-    chosen = element(node.inputs[1], index[axis : axis + len(indices)], depth)
-    if isinstance(chosen, Const) and chosen.value < 0:
+    chosen = element(node.inputs[1], index[axis : axis + len(indices)], walk)
+    if not _never_negative(chosen):
         return None
-    return element(node.inputs[0], (*index[:axis], chosen, *index[axis + len(indices) :]), depth)
+    return element(node.inputs[0], (*index[:axis], chosen, *index[axis + len(indices) :]), walk)
 
 
-def _gather_nd(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _never_negative(index: Expr) -> bool:
+    """Whether an index is proved to count from the start; a negative one counts from the end."""
+    if isinstance(index, Const):
+        return index.value >= 0
+    if isinstance(index, Op) and index.name in ("Add", "Mul", "Min"):
+        return all(map(_never_negative, index.args))
+    if isinstance(index, Op) and index.name == "Max":
+        return any(map(_never_negative, index.args))
+    return isinstance(index, Axis | Size) or is_bool(index)
+
+
+def _gather_nd(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     indices = dims_of(node.inputs[1])
     batched = node.attributes["batch_dims"].as_int() if "batch_dims" in node.attributes else 0
     if indices is None or batched or not isinstance(indices[-1], int):
         return None
     outer, rest = index[: len(indices) - 1], index[len(indices) - 1 :]
-    chosen = tuple(element(node.inputs[1], (*outer, Const(at)), depth) for at in range(indices[-1]))
-    return element(node.inputs[0], (*chosen, *rest), depth)
+    chosen = tuple(element(node.inputs[1], (*outer, Const(at)), walk) for at in range(indices[-1]))
+    if not all(map(_never_negative, chosen)):
+        return None
+    return element(node.inputs[0], (*chosen, *rest), walk)
 
 
-def _concat(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
+def _concat(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     axis = node.attributes["axis"].as_int() % len(index)
     at = index[axis]
     if not isinstance(at, Const):
@@ -207,26 +265,26 @@ def _concat(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
         if not isinstance(size, int):
             return None
         if offset < size:
-            return element(part, (*index[:axis], Const(offset), *index[axis + 1 :]), depth)
+            return element(part, (*index[:axis], Const(offset), *index[axis + 1 :]), walk)
         offset -= size
     return None
 
 
-def _trilu(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr | None:
-    shift = element(node.inputs[1], (), depth) if len(node.inputs) > 1 and node.inputs[1] is not None else ZERO
+def _trilu(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
+    shift = element(node.inputs[1], (), walk) if len(node.inputs) > 1 and node.inputs[1] is not None else ZERO
     upper = "upper" not in node.attributes or bool(node.attributes["upper"].as_int())
     i, j = index[-2], op("Sub", index[-1], shift)
     kept = op("LessOrEqual", i, j) if upper else op("LessOrEqual", j, i)
-    inner = element(node.inputs[0], index, depth)
+    inner = element(node.inputs[0], index, walk)
     return op("And", kept, inner) if is_bool(inner) else op("Where", kept, inner, ZERO)
 
 
-def _constant_of_shape(node: ir.Node, index: tuple[Expr, ...], depth: int) -> Expr:
+def _constant_of_shape(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
     fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0].item() if "value" in node.attributes else 0.0
     return Const(fill)
 
 
-_RULES: dict[str, Callable[[Any, tuple[Expr, ...], int], Expr | None]] = {
+_RULES: dict[str, Callable[[Any, tuple[Expr, ...], Walk], Expr | None]] = {
     "Cast": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,

@@ -79,11 +79,13 @@ _FOLD: dict[str, Callable[..., Any]] = {
     "Not": operator.not_,
     "Equal": operator.eq,
     "Ne": operator.ne,
+    "Xor": operator.ne,
     "Less": operator.lt,
     "LessOrEqual": operator.le,
     "Where": lambda c, a, b: a if c else b,
 }
-ELEMENTWISE = {*_FOLD, "Greater", "GreaterOrEqual", "Div", "Mod", "Xor"}
+ELEMENTWISE = {*_FOLD, "Greater", "GreaterOrEqual"}
+"""Operators that mean one thing whatever their type and attributes are (`Div` and `Mod` do not)."""
 TRUE, FALSE, ZERO = Const(True), Const(False), Const(0)
 
 
@@ -94,10 +96,14 @@ def op(name: str, *args: Expr) -> Expr:
     elif name == "GreaterOrEqual":
         name, args = "LessOrEqual", (args[1], args[0])
     if name in _FOLD and all(isinstance(arg, Const) for arg in args):
-        return Const(_FOLD[name](*(arg.value for arg in args if isinstance(arg, Const))))
+        return Const(_fold(name, [arg.value for arg in args if isinstance(arg, Const)]))
     simple = _SIMPLIFY.get(name)
     found = simple(*args) if simple and len(args) <= 3 else None
     return found if found is not None else Op(name, args)
+
+
+def _fold(name: str, values: list[Any]) -> Any:
+    return values[0] if name in ("Max", "Min") and len(values) == 1 else _FOLD[name](*values)
 
 
 def _and(a: Expr, b: Expr) -> Expr | None:
@@ -124,15 +130,17 @@ def _not(a: Expr) -> Expr | None:
     opposite = {"Equal": "Ne", "Ne": "Equal"}
     if a.name in opposite:
         return Op(opposite[a.name], a.args)
-    if a.name == "Less":
-        return op("LessOrEqual", a.args[1], a.args[0])
-    if a.name == "LessOrEqual":
-        return op("Less", a.args[1], a.args[0])
+    if a.name in ("Less", "LessOrEqual") and not any(map(_may_be_nan, a.args)):
+        return op("LessOrEqual" if a.name == "Less" else "Less", a.args[1], a.args[0])
     if a.name == "And":
         return op("Or", op("Not", a.args[0]), op("Not", a.args[1]))
     if a.name == "Or":
         return op("And", op("Not", a.args[0]), op("Not", a.args[1]))
     return None
+
+
+def _may_be_nan(expr: Expr) -> bool:
+    return any(read.value.dtype is None or read.value.dtype.is_floating_point() for read in reads_of(expr))
 
 
 def _less_equal(a: Expr, b: Expr) -> Expr | None:

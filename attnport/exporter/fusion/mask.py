@@ -6,6 +6,7 @@ zero and a constant of -1e4 or less, chosen by a truth value. Anything else that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -107,6 +108,16 @@ class MaskReader:
         elif scalar(term) != 0:
             self.biases.append(term)
 
+    def add_mask(self, term: ir.Value, scale: float) -> bool:
+        """`term` is added to the scores and scaled with them; taken, and True, where it hides keys and nothing else."""
+        found = broadcast_element(term, self.axes)
+        keep = self._two_valued(found)
+        large = [abs(number) for number in _numbers(found) if abs(number) >= -LARGE_NEGATIVE]
+        if keep is None or not scale > 0 or any(number * scale < -LARGE_NEGATIVE for number in large):
+            return False
+        self._keep(keep, Origin(term, additive=True))
+        return True
+
     def causal(self) -> None:
         """The operator's own `is_causal`: query i sees keys 0..i."""
         self._keep(CAUSAL, None)
@@ -117,7 +128,7 @@ class MaskReader:
         return Mask(factors, tuple(self.biases), _spec(factors, self.biases))
 
     def _keep(self, keep: Expr, origin: Origin | None) -> None:
-        self.factors.extend(Factor(part, origin) for part in conjuncts(keep))
+        self.factors.extend(Factor(_plain(part), origin) for part in conjuncts(keep))
 
     def _where_bias(self, node: ir.Node) -> bool:
         """`Where(allowed, bias, -inf)` as a term that is added: a condition and a bias."""
@@ -144,6 +155,8 @@ class MaskReader:
                 rest = self._two_valued(when_true)
                 return None if rest is None else op("And", condition, rest)
             if _is_low(when_true):
+                if _is_nonzero(condition, when_false):  # `x.masked_fill(x != 0, low)`
+                    return op("Not", self._truth(when_false) or condition)
                 rest = self._two_valued(when_false)
                 return None if rest is None else op("And", op("Not", condition), rest)
             return None
@@ -158,6 +171,8 @@ class MaskReader:
 
     def _scaled(self, factor: Expr, number: float) -> Expr | None:
         """`(1 - m) * -1e4`, `(m - 1) * 1e4` and `hidden * -1e4`, with m a truth value."""
+        if not math.isfinite(number):
+            return None  # 0 * -inf is NaN: such a mask hides nothing, it breaks
         if number <= LARGE_NEGATIVE:
             if isinstance(factor, Op) and factor.name == "Sub" and factor.args[0] == Const(1):
                 return self._truth(factor.args[1])
@@ -177,6 +192,34 @@ class MaskReader:
             inner = self._truth(expr.args[1])
             return None if inner is None else op("Not", inner)
         return None
+
+
+def _numbers(expr: Expr) -> list[float]:
+    """Every constant in a formula that is a number of scores (not inside an index)."""
+    if isinstance(expr, Const):
+        return [float(expr.value)]
+    return [number for arg in expr.args for number in _numbers(arg)] if isinstance(expr, Op) else []
+
+
+def _is_nonzero(condition: Expr, expr: Expr) -> bool:
+    """Whether `condition` says that `expr` is not zero."""
+    return condition == op("Ne", expr, ZERO)
+
+
+def _plain(keep: Expr) -> Expr:
+    """Comparisons of indices as `j <= i`, `i - j <= w` and `j - i <= w`, however they were spelt."""
+    if not isinstance(keep, Op) or keep.name not in ("Less", "LessOrEqual") or reads_of(keep):
+        return keep
+    difference = linear(op("Sub", keep.args[0], keep.args[1]))
+    if difference is None or (set(difference) != {"", "i", "j"} and set(difference) != {"i", "j"}):
+        return keep
+    bound = -difference.get("", 0.0) - (1.0 if keep.name == "Less" else 0.0)
+    if not bound.is_integer() or {difference["i"], difference["j"]} != {1.0, -1.0}:
+        return keep
+    if difference["j"] == 1.0 and bound == 0:
+        return CAUSAL
+    first, second = (Axis("i"), Axis("j")) if difference["i"] == 1.0 else (Axis("j"), Axis("i"))
+    return Op("LessOrEqual", (Op("Sub", (first, second)), Const(int(bound))))
 
 
 def _is_low(expr: Expr) -> bool:
@@ -240,10 +283,9 @@ def _kind(keep: Expr) -> tuple[str, int]:
         if difference is not None:
             constant = difference.get("", 0.0) + (1.0 if keep.name == "Less" else 0.0)
             sizes = [name for name in difference if name.startswith("|")]
-            if difference.get("j") == 1.0 and difference.get("i") == -1.0:
-                if constant == 0.0:
-                    return "causal", int(bool(sizes))
-                return ("window", int(-constant)) if not sizes else ("explicit", 0)
-            if difference.get("i") == 1.0 and difference.get("j") == -1.0 and not sizes:
+            lower_right = sorted(difference[name] for name in sizes) == [-1.0, 1.0]
+            if difference.get("j") == 1.0 and difference.get("i") == -1.0 and constant == 0.0:
+                return ("causal", int(bool(sizes))) if lower_right or not sizes else ("explicit", 0)
+            if not sizes and {difference.get("i"), difference.get("j")} == {1.0, -1.0} and -math.inf < constant <= 0:
                 return "window", int(-constant)
     return "explicit", 0

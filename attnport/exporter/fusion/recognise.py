@@ -52,17 +52,37 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, keep_input
             found.append((module, rule.match(node, context)))
         except NotRecognised as err:
             found.append((module, Miss(node.name or "", module or "", str(err))))
-    return _assign(found, counted)
+    return _assign(found, counted, _in_branches(model, rules))
 
 
-def _assign(found: list[tuple[str | None, Attention | Miss]], counted: Sequence[SourceAttention]) -> Recognition:
+def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
+    """By module path, the control flow operator inside which an attention of that module lies."""
+    import onnx_ir as ir
+
+    found: dict[str, str] = {}
+    for node in model.graph:
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                for inner in ir.traversal.RecursiveGraphIterator(attribute.as_graph()):
+                    if inner.op_type in operators:
+                        found[module_of(inner) or ""] = node.op_type
+    return found
+
+
+def _assign(
+    found: list[tuple[str | None, Attention | Miss]],
+    counted: Sequence[SourceAttention],
+    branches: dict[str, str],
+) -> Recognition:
     """Matches by module path and order within it; what lost its path is matched by order over what is left."""
     open_names = {attention.name: attention.module for attention in counted}
     attentions: list[Attention] = []
     reasons: dict[str, str] = {}
+    counted_modules = set(open_names.values())
     for with_path in (True, False):
         for module, item in found:
-            if (module in open_names.values()) is not with_path:
+            # What has the path of a counted module stands for an attention of that module or for none.
+            if (module in counted_modules) is not with_path:
                 continue
             name = next((name for name, path in open_names.items() if not with_path or path == module), None)
             if name is None:
@@ -73,5 +93,10 @@ def _assign(found: list[tuple[str | None, Attention | Miss]], counted: Sequence[
             else:
                 attentions.append(replace(item, name=name))
     for name, module in open_names.items():
-        reasons[name] = f"nothing in the exported graph stands for it (module {module or 'outermost'})"
+        operator = branches.get(module) or (branches.get("") if len(branches) == 1 else None)
+        reasons[name] = (
+            f"it lies inside a branch of the control flow operator {operator}, where nothing is lowered"
+            if operator
+            else f"nothing in the exported graph stands for it (module {module or 'outermost'})"
+        )
     return Recognition(tuple(attentions), reasons)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport.artifacts import SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.builder import Builder
+from attnport.exporter.forms.heads import CannotRepeat
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 
@@ -95,22 +97,31 @@ class Lowering(abc.ABC):
 
         Raises:
             UsageError: the target does not take the plan.
+        ExportError: the graph does not fit the plan or the target's opset.
         """
         from attnport.exporter import precision
         from attnport.exporter.fusion.recognise import recognise
-        from attnport.exporter.passes.cleanup import clean_up
+        from attnport.exporter.passes.cleanup import clean_up, inline_functions
         from attnport.exporter.passes.opset import to_opset
 
         if plan not in self.plans:
             raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
+        inline_functions(model)
         recognition = recognise(model, counted, keep_inputs=keep_inputs)
         build = Builder(model)
         masks = MaskWriter(build)
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
-        for attention in recognition.attentions:
+        replaced: dict[ir.Value, ir.Value] = {}
+        for found in recognition.attentions:
+            attention = _current(found, replaced)
             build.before, build.scope = attention.last, attention.name
-            written = self.write(build, masks, attention, plan)
+            try:
+                written = self.write(build, masks, attention, plan)
+            except CannotRepeat as err:
+                result.notes[attention.name] = f"{err}; it stays as it is"
+                continue
             _replace(attention, written.output)
+            replaced[attention.output] = written.output
             result.anchors[attention.name] = written.anchors
             result.forms[attention.name] = written.form
             result.masks[attention.name] = str(attention.mask.spec)
@@ -121,6 +132,19 @@ class Lowering(abc.ABC):
         to_opset(model, self.opset)
         clean_up(model)
         return result
+
+
+def _current(attention: Attention, replaced: Mapping[ir.Value, ir.Value]) -> Attention:
+    """An attention whose inputs are outputs of attentions before it reads what these were replaced with."""
+    q, k, k_transposed, v = (
+        None if value is None else replaced.get(value, value)
+        for value in (attention.q, attention.k, attention.k_transposed, attention.v)
+    )
+    assert q is not None
+    assert v is not None
+    biases = tuple(replaced.get(value, value) for value in attention.mask.biases)
+    mask = dataclasses.replace(attention.mask, biases=biases)
+    return dataclasses.replace(attention, q=q, k=k, k_transposed=k_transposed, v=v, mask=mask)
 
 
 def _replace(attention: Attention, output: ir.Value) -> None:

@@ -9,10 +9,20 @@ if TYPE_CHECKING:
 
 
 def clean_up(model: ir.Model) -> None:
-    """Removes unused nodes, initializers and opsets; merges equal subexpressions' leftovers; sorts; infers types."""
+    """Removes unused nodes, initializers and opsets; sorts; infers types."""
     import onnx_ir.passes.common as passes
 
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
     passes.TopologicalSortPass()(model)
     passes.ShapeInferencePass(data_prop=False)(model)
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Puts the bodies of the model's own functions where they are called, so that every pass sees every node."""
+    import onnx_ir.passes.common as passes
+
+    if model.functions:
+        passes.InlinePass()(model)
+        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+        clean_up(model)

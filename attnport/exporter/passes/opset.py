@@ -18,16 +18,19 @@ def to_opset(model: ir.Model, opset: int) -> int:
     that it has stays: the standard's later versions of the same signature add types, and the checker runs at the end.
 
     Raises:
-        ExportError: an operator has no form at that opset; names the node and the operator.
+        ExportError: an operator has no form at that opset (names the node and the operator), or the result is not
+            valid at it.
     """
+    import onnx
+    import onnx_ir as ir
     import onnx_ir.passes.common as passes
 
     if model.graph.opset_imports[""] <= opset:
         return 0
     expanded = 0
-    for node in list(model.graph):
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
         if node.domain == "" and not _fits(node, opset):
-            function = _definition(node, opset)
+            function = _definition(node, opset, model.graph.opset_imports[""])
             function.name, function.domain = f"{node.op_type}_{expanded}", "attnport.expanded"
             model.functions[function.identifier()] = function
             node.op_type, node.domain = function.name, function.domain
@@ -41,6 +44,13 @@ def to_opset(model: ir.Model, opset: int) -> int:
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         passes.RemoveUnusedOpsetsPass()(model)
     model.ir_version = min(model.ir_version or 10, 8 if opset <= 18 else 11)
+    try:
+        passes.CheckerPass(full_check=True)(model)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as err:
+        raise ExportError(
+            f"the graph is not valid at opset {opset}: {' '.join(str(err).split())[:400]}",
+            hint="Leave that target out, or rewrite the operator named above in the module.",
+        ) from err
     return expanded
 
 
@@ -73,13 +83,12 @@ def _is_default(node: ir.Node, name: str) -> bool:
     return bool(node.attributes[name].value == (found.decode() if isinstance(found, bytes) else found))
 
 
-def _definition(node: ir.Node, opset: int) -> ir.Function:
+def _definition(node: ir.Node, opset: int, version: int) -> ir.Function:
     """The function body that the standard gives for a node's operator, in operators that `opset` has."""
     import onnx
     import onnx_ir as ir
 
-    assert node.graph is not None
-    schema: Any = onnx.defs.get_schema(node.op_type, node.graph.opset_imports[""], "")
+    schema: Any = onnx.defs.get_schema(node.op_type, version, "")
     body = onnx.FunctionProto()
     if schema.has_context_dependent_function:
         version = _nearest(schema.context_dependent_function_opset_versions, opset)
@@ -88,6 +97,11 @@ def _definition(node: ir.Node, opset: int) -> ir.Function:
         body.ParseFromString(schema.get_context_dependent_function_with_opset_version(version, proto, types))
     elif schema.has_function:
         body.ParseFromString(schema.get_function_with_opset_version(_nearest(schema.function_opset_versions, opset)))
+    # A body names optional outputs even where it, for this node, does not compute them.
+    made = {name for inner in body.node for name in inner.output}
+    kept = [name for name in body.output if name in made]
+    del body.output[:]
+    body.output.extend(kept)
     function = ir.serde.deserialize_function(body)
     if not len(function) or not all(_fits(inner, opset) for inner in function):
         raise ExportError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.attention import Attention, Context, NotRecognised
-from attnport.exporter.fusion.elements import scalar
+from attnport.exporter.fusion.elements import dims_of, scalar
 from attnport.exporter.fusion.mask import LARGE_NEGATIVE, MaskReader
 
 if TYPE_CHECKING:
@@ -61,7 +61,17 @@ def match(node: ir.Node, context: Context) -> Attention:
     for value, what in ((q, "q"), (k_transposed, "k"), (v, "v")):
         if value.shape is None or len(value.shape) != rank:
             raise NotRecognised(f"{what} has not the scores' rank {rank}")
+    _check_leading(q, k_transposed, v, rank)
     return Attention("", node, product, q, None, k_transposed, v, scale, reader.read(), product.outputs[0])
+
+
+def _check_leading(q: ir.Value, k_transposed: ir.Value, v: ir.Value, rank: int) -> None:
+    """A product broadcasts over batch and heads; an attention operator wants one batch, and k and v of equal heads."""
+    q_dims, k_dims, v_dims = (dims_of(value) or [] for value in (q, k_transposed, v))
+    if not q_dims[0] == k_dims[0] == v_dims[0]:
+        raise NotRecognised(f"the products broadcast over the batch: q has {q_dims[0]}, k {k_dims[0]}, v {v_dims[0]}")
+    if rank == 4 and (k_dims[1] != v_dims[1] or (q_dims[1] == 1 and k_dims[1] != 1)):
+        raise NotRecognised(f"the products broadcast over heads: q has {q_dims[1]}, k {k_dims[1]}, v {v_dims[1]}")
 
 
 def _product_of(node: ir.Node) -> ir.Node:
@@ -116,37 +126,43 @@ def _step(node: ir.Node, scale: float, reader: MaskReader) -> tuple[ir.Value, fl
     first = node.inputs[0]
     assert first is not None
     if node.op_type in ("Cast", "Identity"):
+        if node.outputs[0].dtype is not None and not node.outputs[0].dtype.is_floating_point():
+            raise NotRecognised(f"the scores are cast to {node.outputs[0].dtype.name.lower()}")
         return first, 1.0
     second = node.inputs[1]
     assert second is not None
     if node.op_type in ("Mul", "Div"):
-        number = scalar(second)
-        if number is not None:
-            return first, float(number) if node.op_type == "Mul" else 1.0 / float(number)
-        number = scalar(first)
-        if number is not None and node.op_type == "Mul":
-            return second, float(number)
-        raise NotRecognised(f"the scores are combined with a tensor by {node.op_type}")
+        return _scaled(node.op_type, first, second)
     if node.op_type == "Add":
-        if scale != 1.0:
-            raise NotRecognised("a term is added to the scores before they are scaled")
         on, term = (first, second) if _leads_to_product(first) else (second, first)
         if not _leads_to_product(on):
             raise NotRecognised("neither side of an addition to the scores is a product of q and k")
-        reader.add(term)
+        if scale == 1.0:
+            reader.add(term)
+        elif not reader.add_mask(term, scale):
+            raise NotRecognised("a term that is no mask is added to the scores before they are scaled")
         return on, 1.0
     third = node.inputs[2]
     assert third is not None
     for hides, fill, rest in ((True, second, third), (False, third, second)):
         low = scalar(fill)
         if low is not None:
-            if low * scale > LARGE_NEGATIVE:
+            if not low * scale <= LARGE_NEGATIVE:
                 raise NotRecognised(
                     f"masked scores are set to {low * scale:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)"
                 )
             reader.where(first, hides=hides)
             return rest, 1.0
     raise NotRecognised("the scores are chosen from two tensors")
+
+
+def _scaled(operator: str, first: ir.Value, second: ir.Value) -> tuple[ir.Value, float]:
+    for on, by in ((first, scalar(second)), (second, scalar(first) if operator == "Mul" else None)):
+        if by == 0:
+            raise NotRecognised(f"the scores are combined with zero by {operator}")
+        if by is not None:
+            return on, float(by) if operator == "Mul" else 1.0 / float(by)
+    raise NotRecognised(f"the scores are combined with a tensor by {operator}")
 
 
 def _leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
