@@ -34,24 +34,15 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 def start(command: Sequence[str], folder: Path, *driver: str) -> subprocess.Popen[bytes]:
     """Starts `python -m COMMAND -o FOLDER` under the driver that counts renames, in a session of its own."""
     log = ("--log", str(folder.parent / f"{folder.name}.renames"))
-    return subprocess.Popen(
-        [
-            sys.executable,
-            str(HERE / "killing.py"),
-            "--folder",
-            str(folder),
-            *log,
-            *driver,
-            "--",
-            *command,
-            "-o",
-            folder,
-        ],
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder.parent / f"{folder.name}.stderr").open("wb"),
-        start_new_session=True,
-    )
+    program = [sys.executable, str(HERE / "killing.py"), "--folder", str(folder), *log, *driver, "--", *command]
+    with (folder.parent / f"{folder.name}.stderr").open("wb") as errors:
+        return subprocess.Popen(
+            [*program, "-o", str(folder)],
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:
