@@ -77,7 +77,7 @@ def _text_program(io: IO, tokenizer: str) -> str:
     dims = {dim.name: dim for dim in io.dims}
     last = io.inputs[0].dims[-1]
     longest = dims[last].max if isinstance(last, str) else last
-    feeds = ", ".join(f'"{spec.name}": np.array([e.{_TEXT_INPUTS[spec.name]} for e in found])' for spec in io.inputs)
+    feeds = [f'    "{spec.name}": np.array([one.{_TEXT_INPUTS[spec.name]} for one in found]),' for spec in io.inputs]
     return "\n".join(
         [
             "import sys",
@@ -91,8 +91,11 @@ def _text_program(io: IO, tokenizer: str) -> str:
             "tokenizer.enable_padding()",
             f"tokenizer.enable_truncation({longest})",
             'found = tokenizer.encode_batch(["A sentence.", "Another one, longer."])',
+            "feeds = {",
+            *feeds,
+            "}",
             'with load("app") as model:',
-            f"    outputs = model.run(**{{{feeds}}})",
+            "    outputs = model.run(**feeds)",
             "print({name: array.shape for name, array in outputs.items()})",
         ]
     )

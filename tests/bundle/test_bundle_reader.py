@@ -19,6 +19,7 @@ from attnport.bundle.python import BundleError, FeedError, IntegrityError, Model
 from attnport.bundle.python import __main__ as command
 from attnport.bundle.python.feeds import check, padding_masks
 from attnport.bundle.python.manifest import IO, Dim, Mask, Tensor, check_names, read
+from attnport.bundle.readme import readme
 from attnport.dims import check_feeds
 from attnport.errors import FeedError as OwnFeedError
 from attnport.masks.spec import MaskSpec
@@ -252,3 +253,26 @@ def test_a_bundle_that_moved_still_works(app: Path, tmp_path: Path) -> None:
     moved = Path(shutil.move(app, tmp_path / "product with a space"))
     assert run(moved, "-m", "attnport_bundle", "selftest").returncode == 0
     assert read(moved).name == "tiny"
+
+
+def test_the_readme_program_for_text_runs_as_it_stands(tmp_path: Path) -> None:
+    import tokenizers
+
+    vocabulary = {"[UNK]": 0, "a": 1, "sentence": 2, "[PAD]": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (tmp_path / "app").mkdir()
+    tokenizer.save(str(tmp_path / "app" / "tokenizer.json"))
+    stand_in = (
+        "class load:\n    def __init__(self, folder): pass\n    def __enter__(self): return self\n"
+        "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
+    )
+    (tmp_path / "app" / "attnport_bundle.py").write_text(stand_in)
+    inputs = tuple(Tensor(name, "int64", ("b", "t"), None) for name in ("input_ids", "attention_mask"))
+    contract = IO(inputs, (Tensor("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), ())
+    text = readme("m", contract, "tokenizer.json")
+    start = text.index("    import sys", text.index("From text"))
+    program = "\n".join(line[4:] for line in text[start : text.index("## What goes in")].splitlines())
+    done = run(tmp_path, "-c", program)
+    assert done.stdout == "{'input_ids': (2, 3), 'attention_mask': (2, 3)}\n", done.stderr
+    assert "From text" not in readme("m", contract, None)
