@@ -22,10 +22,11 @@ from attnport.bundle.model_file import external_files
 from attnport.errors import AttnportError
 from attnport.pipeline.verify import raise_for, verify
 from attnport.pipeline.workspace import open_folder
-from attnport.transaction import OWN, STAGING, settle
+from attnport.transaction import JOURNAL, OWN, STAGING, settle
 
 HERE = Path(__file__).parent
 SHIP = ("attnport.cli", "ship", f"{HERE / 'ship_model.py'}:spec", "--budget", "1")
+EXPORT = ("attnport.cli", "export", f"{HERE / 'ship_model.py'}:spec")
 MOMENTS = 20
 REPORTS = {"fusion.json": FusionReport, "parity.json": ParityReport, "latency.json": LatencyReport}
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -148,6 +149,14 @@ def test_ship_killed_at_random_moments_leaves_the_artifact_whole_or_absent(
     last = tmp_path / f"{max(range(MOMENTS), key=lambda moment: len(found[moment] or ()))}" / "out"
     assert finish(start(SHIP, last)) == 0, "a killed run cannot be taken up again"
     assert whole(last) == whole(folder)
+
+
+def test_export_killed_between_two_renames_is_completed_by_whoever_opens_the_folder(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    assert finish(start(EXPORT, target, "--at", "4")) == -signal.SIGKILL
+    assert renames(target)[-3:-1] == [JOURNAL, "attnport.json"]
+    assert not (target / "weights.bin").exists(), "it was not killed half way"
+    assert whole(target) == {"export"}
 
 
 def test_the_checker_notices_a_stray_file_a_mixture_and_a_half_bundle(tiny_artifact: Path) -> None:
