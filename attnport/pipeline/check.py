@@ -29,6 +29,7 @@ from attnport.errors import (
 )
 from attnport.pipeline.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.pipeline.evaluate import Progress, References
+from attnport.pipeline.feeds import read_feeds
 from attnport.pipeline.openings import MODEL_SUFFIXES
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.runtimes import base
@@ -129,14 +130,7 @@ def _cases(
 ) -> list[Case]:
     found = cases(manifest.io, seed)
     if inputs:
-        import numpy as np
-
-        try:
-            with np.load(inputs, allow_pickle=False) as arrays:
-                feeds = dict(arrays)
-        except (OSError, ValueError) as err:
-            raise UsageError(f"{inputs} is no .npz of arrays: {err}.") from err
-        found.append(given_case(manifest.io, inputs.name, "given", feeds))
+        found.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
     if sentences:
         if not manifest.tokenizer:
             raise UsageError(

@@ -23,7 +23,7 @@ from attnport.artifacts import (
     read,
     to_json,
 )
-from attnport.errors import ArtifactError, IntegrityError, SpecError
+from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.transaction import JOURNAL, STAGING, Transaction, settle, transaction
 
 
@@ -32,6 +32,7 @@ def open_folder(folder: Path) -> Manifest:
 
     Raises:
         ArtifactError: not an artifact folder, or its manifest is malformed or of another version.
+        IntegrityError: the manifest names files outside the folder, or uses one that it has no digest of.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder.", hint="Make one with: attnport export SPEC -o FOLDER")
@@ -43,9 +44,20 @@ def open_folder(folder: Path) -> Manifest:
     manifest = read(Manifest, folder / MANIFEST)
     if manifest.format != FORMAT:
         raise ArtifactError(f"{folder / MANIFEST}: got format {manifest.format}; this version reads {FORMAT}.")
-    for name in manifest.files:
+    if not manifest.files:
+        raise IntegrityError(f"{folder / MANIFEST} names no file at all.", hint="Somebody edited it; export again.")
+    used = [used.file for used in (*manifest.forms.values(), *manifest.engines.values())]
+    for name in (*manifest.files, *used, *([manifest.tokenizer] if manifest.tokenizer else [])):
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise IntegrityError(f"{folder / MANIFEST} names {name!r}, which is outside the folder.")
+            raise IntegrityError(
+                f"{folder / MANIFEST} names {name!r}, which is outside the folder.",
+                hint="Somebody edited it; export again, or get the folder from where it was made.",
+            )
+    for name in used:
+        if name not in manifest.files:
+            raise IntegrityError(
+                f"{folder / MANIFEST} uses {name} and has no digest of it.", hint="Somebody edited it; export again."
+            )
     return manifest
 
 
@@ -161,9 +173,14 @@ def change(folder: Path) -> Iterator[Change]:
 
     `Change.manifest` is None for a new folder.
     """
-    with transaction(folder) as staged:
-        manifest = open_folder(folder) if (folder / MANIFEST).exists() else None
-        yield Change(folder, staged, manifest)
+    try:
+        with transaction(folder) as staged:
+            manifest = open_folder(folder) if (folder / MANIFEST).exists() else None
+            yield Change(folder, staged, manifest)
+    except FileNotFoundError as err:  # where no folder can be made, some file systems say this of the folder itself
+        if err.filename is not None and Path(err.filename) in (folder, *folder.parents):
+            raise UsageError(f"{folder} cannot be made.", hint="Choose a place that you may write to.") from err
+        raise
 
 
 def fresh(folder: Path, manifest: Manifest, stage: str, inputs: str) -> bool:
