@@ -1,3 +1,52 @@
-"""attnport ports PyTorch attention and transformer modules to ONNX Runtime, OpenVINO and TensorRT, with proof."""
+"""attnport ports PyTorch attention and transformer modules to ONNX Runtime, OpenVINO and TensorRT, with proof.
+
+The verbs of the command line are functions here, on the same values: `attnport.export("bert_encoder", Path("out"))`.
+Each is imported when it is first asked for; `import attnport` imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from attnport.pipeline.bench import bench
+    from attnport.pipeline.build import build
+    from attnport.pipeline.bundle import bundle
+    from attnport.pipeline.check import check
+    from attnport.pipeline.doctor import doctor
+    from attnport.pipeline.export import export
+    from attnport.pipeline.fuse import fuse
+    from attnport.pipeline.inspect import inspect
+    from attnport.pipeline.report import report
+    from attnport.pipeline.ship import ship
+    from attnport.pipeline.verify import verify
+
+__all__ = [
+    "bench",
+    "build",
+    "bundle",
+    "check",
+    "doctor",
+    "export",
+    "fuse",
+    "inspect",
+    "report",
+    "ship",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'attnport' has no attribute {name!r}")
+    import importlib
+
+    verb = getattr(importlib.import_module(f"attnport.pipeline.{name}"), name)
+    globals()[name] = verb
+    return verb
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
