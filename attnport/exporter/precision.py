@@ -138,10 +138,14 @@ def _takes(node: ir.Node, half: ir.DataType) -> bool:
     return node.domain != "" or any(_type_name(half) in output.types for output in _schema(node).outputs)
 
 
+def _label(node: ir.Node) -> str:
+    return node.name or str(node.outputs[0].name)
+
+
 def _to_float32(model: ir.Model, node: ir.Node, value: ir.Value, at: int) -> ir.Value:
     import onnx_ir as ir
 
-    cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT}, name=f"{node.name}/to_fp32_{at}")
+    cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT}, name=f"{_label(node)}/to_fp32_{at}")
     cast.outputs[0].dtype, cast.outputs[0].shape = ir.DataType.FLOAT, value.shape
     cast.outputs[0].name = f"{cast.name}/output"
     model.graph.insert_before(node, cast)
@@ -156,7 +160,7 @@ def _island(model: ir.Model, node: ir.Node, outputs: list[ir.Value], half: ir.Da
             node.replace_input_with(at, _to_float32(model, node, value, at))
     for at, value in enumerate(outputs):
         name = value.name
-        back = ir.node("Cast", [None], attributes={"to": half}, name=f"{node.name}/to_half_{at}")
+        back = ir.node("Cast", [None], attributes={"to": half}, name=f"{_label(node)}/to_half_{at}")
         cast = back.outputs[0]
         cast.dtype, cast.shape = half, value.shape
         # The cast takes the name over: the value may be an output of the graph, or wanted by its name.

@@ -248,7 +248,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
                 for name in ("Add", "Sub", "Mul", "Max", "Min", "Div" if kind == "float" else "Add")
             },
             **{f"{name}({a}, {c})": "bool" for name in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")},
-            f"Where({truth}, {a}, {c})": kind if c == b else kind,
+            f"Where({truth}, {a}, {c})": kind,
             f"Trilu<upper=0>({a})": kind,
             f"Cast<to=9>({a})": "bool",
             f"Cast<to=7>({a})": "int64",

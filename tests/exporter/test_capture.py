@@ -1,0 +1,189 @@
+"""From module to graph: what is counted, what stays dynamic, what never leaves the builder's machine."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from handwritten import CASES, E, X, Y, contract
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from attnport.artifacts import IOContract
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import ExportError
+from attnport.exporter import storage
+from attnport.exporter.capture import SCOPES, capture, count_attentions, example_sizes, example_tensor
+
+PLAIN = contract(X)
+
+
+def counted(module: nn.Module, io: IOContract = PLAIN) -> list[tuple[str, str]]:
+    return [(each.name, each.call) for each in capture(module.eval(), io).attentions]
+
+
+class Attend(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attend()
+
+    def forward(self, x: Any) -> Any:
+        return x + self.attention(x)
+
+
+def test_attentions_are_named_by_module_and_the_second_of_one_has_a_number() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Block(), Block()])
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return sdpa(x, x, x) + (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+    assert counted(Twice()) == [
+        ("layers.0.attention", "softmax"),
+        ("layers.1.attention", "softmax"),
+        ("module", "scaled_dot_product_attention"),
+        ("module#1", "softmax"),
+    ]
+
+
+def test_one_module_called_twice_is_two_attentions_and_both_are_found() -> None:
+    from attnport.exporter.lowering import base
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Any) -> Any:
+            return self.block(self.block(x))
+
+    found = capture(Shared().eval(), PLAIN)
+    assert len(found.attentions) == len({each.name for each in found.attentions}) == 2
+    lowered = base.get("onnx").lower(found.model, found.attentions, keep_inputs=(), plan="fp32")
+    assert set(lowered.forms) == {each.name for each in found.attentions}
+
+
+def test_a_softmax_that_reaches_no_product_is_not_counted() -> None:
+    class Gate(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * x.softmax(-1) + x.softmax(1).sum(1, keepdim=True)
+
+    assert counted(Gate()) == []
+
+
+@pytest.mark.parametrize("einsum", [True, False])
+def test_every_spelling_of_the_product_counts(einsum: bool) -> None:
+    class Spelt(nn.Module):
+        def forward(self, x: Any) -> Any:
+            p = torch.nn.functional.dropout((x @ x.transpose(1, 2)).softmax(-1), 0.1, self.training)
+            return torch.einsum("bst,bte->bse", p, x) if einsum else torch.bmm(p, x)
+
+    assert counted(Spelt()) == [("module", "softmax")]
+
+
+def test_the_encoder_layer_of_torch_is_counted() -> None:
+    layer = nn.TransformerEncoderLayer(E, 4, 32, batch_first=True)
+    assert len(counted(nn.Sequential(layer), contract(TensorSpec("input", "float32", X.dims)))) == 1
+
+
+def test_an_attention_in_a_branch_is_counted() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.cond(x.sum() > 0, lambda y: (y @ y.transpose(1, 2)).softmax(-1) @ y, lambda y: y.clone(), (x,))
+
+    program = torch.export.export(Branch(), (torch.ones(2, 3, E),), strict=False)
+    assert [each.call for each in count_attentions(program.graph_module)] == ["softmax"]
+
+
+def test_dims_have_the_contracts_names_and_no_expression_is_a_name() -> None:
+    class Folded(nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = x.reshape(x.shape[0] * x.shape[1], E) * 2
+            return y.view(x.shape)
+
+    model = capture(Folded().eval(), PLAIN).model
+    names = {d.value for n in model.graph for v in n.outputs for d in v.shape or () if not isinstance(d, int)}
+    assert all(name is None or name.isidentifier() for name in names)
+    assert {"batch", "seq"} <= names
+    assert [str(d) for d in model.graph.outputs[0].shape or ()] == ["batch", "seq", str(E)]
+
+
+def test_the_file_tells_module_paths_and_nothing_of_where_it_was_made(tmp_path: Path) -> None:
+    found = capture(Block().eval(), PLAIN)
+    storage.save_exported(found.model, tmp_path / "model.onnx", "weights.bin")
+    data = (tmp_path / "model.onnx").read_bytes()
+    assert b"attention" in data
+    assert any(SCOPES in node.metadata_props for node in found.model.graph)
+    leaks = [b"stack_trace", b".py", b"File ", b"line ", b"site-packages", b"softmax(-1)", str(Path.cwd()).encode()]
+    leaks += [str(Path.home()).encode() + b"/", str(tmp_path).encode(), b"/tmp/"]
+    assert [leak for leak in leaks if leak in data] == []
+    if len(getpass.getuser()) > 4:
+        assert getpass.getuser().encode() not in data
+
+
+def test_branches_are_stripped_as_well(tmp_path: Path) -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.cond(x.sum() > 0, lambda y: y.sin() + 1, lambda y: y.cos() + 2, (x,))
+
+    found = capture(Branch().eval(), PLAIN)
+    assert "If" in {node.op_type for node in found.model.graph}
+    storage.save_exported(found.model, tmp_path / "model.onnx", "weights.bin")
+    data = (tmp_path / "model.onnx").read_bytes()
+    assert [leak for leak in (b"stack_trace", b".py", b"site-packages") if leak in data] == []
+
+
+def test_a_dim_that_froze_is_named_with_its_input() -> None:
+    class Frozen(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * torch.ones(int(x.shape[1]), 1) if x.shape[1] == 5 else x + 1
+
+    with pytest.raises(ExportError, match=r"dim 'seq' of input 'x' \(axis 1\) froze"):
+        capture(Frozen().eval(), PLAIN)
+
+
+def test_a_module_that_raises_and_one_of_too_many_outputs_are_export_errors() -> None:
+    class Raises(nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise ValueError("no such thing")
+
+    class Two(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x, x + 1
+
+    with pytest.raises(ExportError, match="ValueError: no such thing"):
+        capture(Raises().eval(), PLAIN)
+    with pytest.raises(ExportError, match=r"returns 2 tensors; 1 are declared: y=float32"):
+        capture(Two().eval(), PLAIN)
+
+
+def test_example_inputs_are_the_same_each_time_and_fit_the_contract() -> None:
+    io = IOContract((X,), (Y,), (Dim("batch", 1, 1, 2), Dim("seq", 9, 9, 64)))
+    assert example_sizes(io) == {"batch": 2, "seq": 9}
+    ids = TensorSpec("ids", "int64", ("batch", "seq"), high=3)
+    first, second = (example_tensor(ids, {"batch": 2, "seq": 50}, is_mask=False) for _ in range(2))
+    assert torch.equal(first, second)
+    assert (int(first.min()), int(first.max())) == (0, 2)
+    assert bool((example_tensor(ids, {"batch": 2, "seq": 5}, is_mask=True) == 1).all())
+    assert example_tensor(X, {"batch": 2, "seq": 3}, is_mask=False).shape == (2, 3, E)
+
+
+def test_scaled_dot_product_attention_stays_one_operator() -> None:
+    case = CASES["padding_sdpa"]
+    model: ir.Model = capture(case.module().eval(), case.io).model
+    operators = [node.op_type for node in model.graph]
+    assert operators.count("Attention") == 1
+    assert "Softmax" not in operators

@@ -1,0 +1,108 @@
+"""Half precision written into a graph: types everywhere, constants that stay alive, operators that demand float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from attnport.errors import ExportError
+from attnport.exporter import precision
+
+HALVES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+
+
+def graph(body: str, *, outputs: str = "float[N] y", consts: dict[str, Any] | None = None) -> ir.Model:
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 23]> g (float[N] x, int64[N] n) => ({outputs}) {{ {body} }}'
+    )
+    for name, array in (consts or {}).items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+
+
+def checked(model: ir.Model, plan: str = "fp16") -> onnx.ModelProto:
+    assert precision.apply(model, plan) > 0
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    names = [name for node in proto.graph.node for name in node.output]
+    assert len(set(names)) == len(names)
+    return proto
+
+
+@pytest.mark.parametrize("plan", HALVES)
+@pytest.mark.parametrize("number", [1e-12, -1e-12, 1e30, -3.4e38, 1e-45])
+def test_one_number_stays_finite_and_not_zero(plan: str, number: float) -> None:
+    got = float(precision.to_half(np.array(number, np.float32), HALVES[plan]))
+    assert np.isfinite(got)
+    assert np.sign(got) == np.sign(number)
+
+
+@pytest.mark.parametrize("number", [0.0, -np.inf, np.inf, 0.5, -65504.0])
+def test_what_the_half_type_holds_is_kept(number: float) -> None:
+    assert float(precision.to_half(np.array([number], np.float32), ir.DataType.FLOAT16)[0]) == number
+
+
+def test_weights_are_rounded_as_torch_rounds_them() -> None:
+    import torch
+
+    weights = np.random.default_rng(0).standard_normal(500).astype(np.float32)
+    expected = torch.from_numpy(weights).bfloat16().float().numpy()
+    assert (precision.to_half(weights, ir.DataType.BFLOAT16).astype(np.float32) == expected).all()
+
+
+@pytest.mark.parametrize("plan", HALVES)
+def test_every_float_becomes_the_half_type(plan: str) -> None:
+    body = (
+        "c = Constant<value_float=2.0>() s = Shape(x) z = ConstantOfShape(s) f = Cast<to=1>(n) w = Constant<value = float {1.0}>() "
+        "a = Mul(x, c) b = Add(a, z) d = Add(b, f) e = Add(d, w) y = Add(e, k)"
+    )
+    proto = checked(graph(body, consts={"k": np.float32([1])}), plan)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, strict_mode=True))
+    kinds = {v.dtype for node in model.graph for v in node.outputs} - {ir.DataType.INT64}
+    assert kinds == {HALVES[plan]}
+    if plan == "fp16":
+        got = ReferenceEvaluator(proto).run(None, {"x": np.float16([1, 2]), "n": np.array([3, 4])})[0]
+        assert got.dtype == np.float16
+        assert got.tolist() == [2 + 3 + 2, 4 + 4 + 2]
+
+
+def test_islands_and_float32_leave_the_graph_alone() -> None:
+    for plan in ("fp32", "fp16_islands", "bf16_islands"):
+        model = graph("y = Sqrt(x)")
+        assert precision.apply(model, plan) == 0
+        assert model.graph.inputs[0].dtype == ir.DataType.FLOAT
+
+
+def test_an_operator_without_a_half_form_computes_in_float32_between_casts() -> None:
+    # Celu has no half form, and its output here is the graph's.
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[N] x) => (float[N] y, float[N] z) { y = Celu(x) z = Celu(y) }'
+    )
+    out = checked(ir.from_proto(onnx.shape_inference.infer_shapes(proto)), "bf16")
+    assert [value.name for value in out.graph.output] == ["y", "z"]
+    assert {v.type.tensor_type.elem_type for v in out.graph.output} == {onnx.TensorProto.BFLOAT16}
+    assert [node.op_type for node in out.graph.node] == ["Cast", "Celu", "Cast", "Cast", "Celu", "Cast"]
+
+
+def test_an_input_that_must_be_float32_is_not_rounded() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[1,1,2,2] x) => (float[a,b,c,d] y) { y = Resize(x, , s) }'
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 1, 2.5000002, 1.1]), "s"))
+    out = checked(ir.from_proto(onnx.shape_inference.infer_shapes(proto)))
+    (scales,) = out.graph.initializer
+    assert onnx.numpy_helper.to_array(scales).tolist() == np.float32([1, 1, 2.5000002, 1.1]).tolist()
+
+
+def test_control_flow_is_refused_by_name() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (bool c, float[N] x) => (float[N] y)'
+        "{ y = If (c) <then_branch = a () => (float[N] t) { t = Sqrt(x) }, else_branch = b () => (float[N] e) { e = Abs(x) }> }"
+    )
+    with pytest.raises(ExportError, match=r"plan fp16: node .* is control flow \(If\)"):
+        precision.apply(ir.from_proto(proto), "fp16")

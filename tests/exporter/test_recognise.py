@@ -1,0 +1,250 @@
+"""What is recognised in a graph, what is refused and with which words, and what stays a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from attnport.artifacts import SourceAttention
+from attnport.exporter.capture import SCOPES
+from attnport.exporter.fusion.attention import Attention, module_of
+from attnport.exporter.fusion.recognise import Recognition, recognise, rule_modules
+from attnport.exporter.lowering import base
+
+INPUTS = "float[B,2,S,4] q, float[B,2,T,4] k, float[B,2,T,4] v, int64[B,T] m, bool[B,1,1,T] ok, float[B,1,S,T] f"
+COUNTED = (SourceAttention("attn", "attn", "softmax"),)
+START = "kt = Transpose<perm=[0,1,3,2]>(k) s0 = MatMul(q, kt) "
+END = "p = Softmax<axis=-1>(s) y = MatMul(p, v)"
+GRID = (
+    "i0 = Shape<start=2,end=3>(q) i1 = Squeeze(i0) i = Range(zero, i1, one) ii = Unsqueeze(i, last) "
+    "j0 = Shape<start=2,end=3>(k) j1 = Squeeze(j0) j = Range(zero, j1, one) "
+)
+CONSTS = {
+    "zero": np.int64(0), "one": np.int64(1), "two": np.int64(2), "last": np.int64([1]), "mid": np.int64([1, 2]),
+    "inf": np.float32(-np.inf), "big": np.float32(-1e4), "fmin": np.float32(np.finfo(np.float32).min),
+    "five": np.float32(-5), "none": np.float32(0), "onef": np.float32(1), "half": np.float32(0.5),
+    "table": np.ones((2, 1, 1), np.float32),
+}  # fmt: skip
+
+
+def model(body: str, **more: Any) -> ir.Model:
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 23]> g ({INPUTS}) => (float[B,2,S,4] y) {{ {body} }}'
+    )
+    used = {name for node in proto.graph.node for name in node.input}
+    for name, array in {**CONSTS, **more}.items():
+        if name in used:
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"node_{number}"
+        entry = node.metadata_props.add()
+        entry.key, entry.value = SCOPES, "['', 'attn', 'call']"
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True))
+
+
+def read(body: str, keep_inputs: tuple[str, ...] = ("m",), **more: Any) -> Recognition:
+    found = recognise(model(body, **more), COUNTED, keep_inputs=keep_inputs)
+    assert {each.name for each in found.attentions} ^ set(found.reasons) == {"attn"}
+    return found
+
+
+def attention(middle: str, **options: Any) -> Attention:
+    found = read(START + middle + " " + END, **options)
+    assert not found.reasons, found.reasons
+    return found.attentions[0]
+
+
+MASKS = {
+    "where_keeps": ("s = Where(ok, s0, inf)", "padding(ok)"),
+    "where_hides": ("h = Not(ok) s = Where(h, fmin, s0)", "padding(ok)"),
+    "minus_ten_thousand": ("s = Where(ok, s0, big)", "padding(ok)"),
+    "added": ("a = Where(ok, none, big) s = Add(s0, a)", "padding(ok)"),
+    "added_first": ("a = Where(ok, none, inf) s = Add(a, s0)", "padding(ok)"),
+    "inverted": (
+        "c = Cast<to=1>(m) e = Unsqueeze(c, mid) r = Sub(onef, e) a = Mul(r, big) s = Add(s0, a)", "padding(m)"),
+    "inverted_bool": ("c = Cast<to=1>(ok) r = Sub(onef, c) a = Mul(r, fmin) s = Add(s0, a)", "padding(ok)"),
+    "from_minus_one": ("c = Cast<to=1>(ok) r = Sub(c, onef) n = Neg(big) a = Mul(r, n) s = Add(s0, a)", None),
+    "causal": (GRID + "c = LessOrEqual(j, ii) s = Where(c, s0, inf)", "causal"),
+    "causal_from_greater": (GRID + "c = Greater(j, ii) s = Where(c, inf, s0)", "causal"),
+    "causal_of_difference": (GRID + "d = Sub(ii, j) c = GreaterOrEqual(d, zero) s = Where(c, s0, inf)", "causal"),
+    "window": (GRID + "d = Sub(ii, j) c = LessOrEqual(d, two) s = Where(c, s0, inf)", "window"),
+    "strictly_before": (GRID + "c = Less(j, ii) s = Where(c, s0, inf)", "explicit"),
+    "causal_and_padding": (GRID + "c = LessOrEqual(j, ii) b = And(c, ok) s = Where(b, s0, inf)", "causal+padding(ok)"),
+    "twice_the_same": ("s1 = Where(ok, s0, inf) s = Where(ok, s1, big)", "padding(ok)"),
+    "two_masks": (GRID + "s1 = Where(ok, s0, inf) c = Less(ii, j) s = Where(c, inf, s1)", "causal+padding(ok)"),
+}  # fmt: skip
+BIASES = {
+    "a_penalty_of_five": "a = Where(ok, none, five) s = Add(s0, a)",
+    "a_float_input": "s = Add(s0, f)",
+    "a_table": "s = Add(s0, table)",
+    "an_undeclared_number_times_a_large_one": "c = Cast<to=1>(m) e = Unsqueeze(c, mid) r = Sub(onef, e) a = Mul(r, big) s = Add(s0, a)",
+    "zero_times_infinity": "c = Cast<to=1>(ok) r = Sub(onef, c) a = Mul(r, inf) s = Add(s0, a)",
+    "a_third_value": "a0 = Where(ok, none, big) a1 = Where(ok, five, a0) s = Add(s0, a1)",
+    "alibi": GRID + "d = Sub(j, ii) c = Cast<to=1>(d) a = Mul(c, table) s = Add(s0, a)",
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_is_read(name: str) -> None:
+    middle, expected = MASKS[name]
+    found = attention(middle)
+    if expected is not None:
+        assert str(found.mask.spec) == expected
+        assert found.mask.biases == ()
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_what_is_added_and_hides_nothing_for_sure_stays_a_bias(name: str) -> None:
+    options = {"keep_inputs": ()} if "undeclared" in name else {}
+    found = attention(BIASES[name], **options)
+    assert "bias" in found.mask.spec.kinds
+    assert len(found.mask.biases) == 1
+    if name != "a_third_value":
+        assert found.mask.factors == ()
+
+
+def test_the_widths_and_the_alignment_are_read() -> None:
+    assert attention(MASKS["window"][0]).mask.spec.window == 2
+    lower = GRID + "n = Sub(j1, i1) r = Add(ii, n) c = LessOrEqual(j, r) s = Where(c, s0, inf)"
+    spec = attention(lower).mask.spec
+    assert (spec.kinds, spec.alignment) == (("causal",), "lower_right")
+    assert attention(MASKS["causal"][0]).mask.spec.alignment == "upper_left"
+    assert attention(MASKS["causal_of_difference"][0]).mask.is_causal_only
+    assert not attention(MASKS["strictly_before"][0]).mask.is_causal_only
+
+
+SCALES = {
+    "one": ("s = Identity(s0)", 1.0),
+    "mul": ("s = Mul(s0, half)", 0.5),
+    "div": ("s = Div(s0, half)", 2.0),
+    "mul_from_the_left_twice": ("s1 = Mul(half, s0) s = Mul(s1, half)", 0.25),
+    "before_a_mask": ("s1 = Mul(s0, half) s = Where(ok, s1, inf)", 0.5),
+    "after_a_mask": ("s1 = Where(ok, s0, inf) s = Mul(s1, half)", 0.5),
+    "after_an_added_mask": ("a = Where(ok, none, inf) s1 = Add(s0, a) s = Mul(s1, half)", 0.5),
+}
+REFUSED = {
+    "a bias before the scale": ("s1 = Add(s0, f) s = Mul(s1, half)", "a term that is no mask is added"),
+    "a mask that the scale makes small": ("a = Where(ok, none, big) s1 = Add(s0, a) s = Mul(s1, half)", "no mask"),
+    "a fill that hides nothing": ("s = Where(ok, s0, five)", "hides nothing"),
+    "a fill that the scale makes small": ("s1 = Where(ok, s0, big) s = Mul(s1, half)", "hides nothing"),
+    "a soft-cap": ("s = Tanh(s0)", "pass through Tanh"),
+    "division by zero": ("s = Div(s0, none)", "combined with zero"),
+    "a divisor that is a tensor": ("s = Div(onef, s0)", "combined with a tensor by Div"),
+    "whole numbers": ("c = Cast<to=7>(s0) s = Cast<to=1>(c)", "cast to int64"),
+    "a choice of two tensors": ("s = Where(ok, s0, f)", "chosen from two tensors"),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_scale_is_read_wherever_it_stands(name: str) -> None:
+    middle, expected = SCALES[name]
+    assert attention(middle).scale == expected
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_fused_kernel_computes_is_refused_with_its_place(name: str) -> None:
+    middle, reason = REFUSED[name]
+    found = read(START + middle + " " + END)
+    assert reason in found.reasons["attn"]
+    assert "(node node_" in found.reasons["attn"]
+
+
+AROUND = {
+    "the wrong axis": (START + "p = Softmax<axis=2>(s0) y = MatMul(p, v)", "runs over axis 2"),
+    "something behind the softmax": (
+        START + "p = Softmax(s0) r = Mul(p, half) y = MatMul(r, v)",
+        "after the softmax comes Mul",
+    ),
+    "no product above": ("p = Softmax(f) y = MatMul(p, v)", "do not come from a product"),
+    "operator with a soft-cap": ("y = Attention<softcap=3.0>(q, k, v)", "soft-cap"),
+    "operator with a cache": ("y, c, d = Attention(q, k, v, , k, v)", "past_key"),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_an_attention_that_is_not_one_is_refused(name: str) -> None:
+    body, reason = AROUND[name]
+    assert reason in read(body).reasons["attn"]
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "n = IsNaN(p0) p = Where(n, none, p0)",
+        "p = Identity(p0)",
+        "p = Dropout(p0)",
+        "c = Cast<to=11>(p0) p = Cast<to=1>(c)",
+    ],
+)
+def test_steps_that_change_no_probability_are_passed(guard: str) -> None:
+    found = read(START + f"p0 = Softmax(s0) {guard} y = MatMul(p, v)")
+    assert [each.name for each in found.attentions] == ["attn"]
+
+
+def assign(scopes: list[str], counted: list[tuple[str, str]]) -> Recognition:
+    """Several attentions in a row, each with a module path, against what was counted."""
+    body = " ".join(f"y{n} = Attention(q, k, v)" for n in range(len(scopes)))
+    sums = "y = Sum(" + ", ".join(f"y{n}" for n in range(len(scopes))) + ")"
+    graph = model(body + " " + sums)
+    for node, scope in zip(graph.graph, scopes, strict=False):
+        node.metadata_props[SCOPES] = scope
+    return recognise(graph, [SourceAttention(name, module, "softmax") for name, module in counted])
+
+
+def test_each_is_matched_once_by_its_path_and_order() -> None:
+    found = assign(
+        ["['', 'b', 'x']", "['', 'a', 'x']", "['', 'a', 'x']"], [("a", "a"), ("a#1", "a"), ("b", "b"), ("lost", "c")]
+    )
+    assert [(each.name, each.node.name) for each in found.attentions] == [
+        ("b", "node_0"), ("a", "node_1"), ("a#1", "node_2"),
+    ]  # fmt: skip
+    assert found.reasons == {"lost": "nothing in the exported graph stands for it (module c)"}
+
+
+def test_what_lost_its_path_takes_what_is_left_and_an_extra_one_takes_nothing() -> None:
+    found = assign(["['', 'a', 'x']", "", "['', 'a', 'x']"], [("a", "a"), ("b", "b"), ("c", "c")])
+    assert {each.name: each.node.name for each in found.attentions} == {"a": "node_0", "b": "node_1"}
+    assert set(found.reasons) == {"c"}
+
+
+def test_an_attention_inside_a_branch_says_so() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (bool c, float[B,2,S,4] q) => (float[B,2,S,4] y) { y = If (c) <'
+        "then_branch = a () => (float[B,2,S,4] t) { t = Attention(q, q, q) },"
+        "else_branch = b () => (float[B,2,S,4] e) { e = Abs(q) }> }"
+    )
+    for attribute in proto.graph.node[0].attribute:
+        entry = attribute.g.node[0].metadata_props.add()
+        entry.key, entry.value = SCOPES, "['', 'attn', 'call']"
+    lowered = base.get("onnx").lower(ir.from_proto(proto), COUNTED, keep_inputs=(), plan="fp32")
+    assert lowered.anchors == {}
+    assert lowered.notes == {
+        "attn": "it lies inside a branch of the control flow operator If, where nothing is lowered"
+    }
+
+
+def test_a_products_broadcast_over_heads_is_refused() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[B,1,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v)'
+        " => (float[B,2,S,4] y) { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }"
+    )
+    found = recognise(ir.from_proto(onnx.shape_inference.infer_shapes(proto)), [SourceAttention("a", "", "softmax")])
+    assert "broadcast over heads: q has 1, k 2, v 2" in found.reasons["a"]
+
+
+def test_module_paths_that_are_no_paths_are_none() -> None:
+    node = model("y = Attention(q, k, v)").graph.node(0)
+    for text, expected in (("['', 'a.b', 'x']", "a.b"), ("['', 'x']", ""), ("[", None), ("", None), ("f()", None)):
+        node.metadata_props[SCOPES] = text
+        assert module_of(node) == expected
+
+
+def test_every_rule_file_is_found_by_its_name() -> None:
+    assert [(rule.__name__.rsplit(".")[-1], rule.OP_TYPE) for rule in rule_modules()] == [
+        ("attention_op", "Attention"),
+        ("softmax", "Softmax"),
+    ]
