@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError
+from attnport.exporter.one_head import add_head_axis
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -135,6 +137,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     with quiet():
         program = _export_program(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
+        add_head_axis(program)
         try:
             exported = torch.onnx.export(
                 program,
@@ -146,7 +149,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             )
         except torch.onnx.OnnxExporterError as err:
             raise ExportError(
-                f"torch.onnx cannot express the module: {_first_line(err)}",
+                f"torch.onnx cannot express the module: {_root(err)}",
                 hint="The operator named above has no ONNX form at this opset; rewrite it with standard ones.",
             ) from err
         except Exception as err:  # the exporter's own decompositions raise whatever they meet
@@ -198,10 +201,10 @@ def _export_program(
         with torch.no_grad():
             return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=False)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
-        frozen = _frozen_dims(module, contract, feeds)
+        frozen = _frozen_dims(contract, str(err)) if isinstance(err, torch._dynamo.exc.UserError) else ""
         if frozen:
             raise ExportError(
-                f"{frozen} froze at the traced size: the module's code turns it into a constant.",
+                f"{frozen}.",
                 hint="Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size.",
             ) from err
         raise ExportError(
@@ -210,26 +213,27 @@ def _export_program(
         ) from err
 
 
-def _frozen_dims(module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]) -> str:
-    """Which dims torch specialises when it may choose: `dim 'seq' of inputs 'x' (axis 1), 'mask' (axis 1)`, or ""."""
-    import torch
+def _frozen_dims(contract: IOContract, refusal: str) -> str:
+    """The dims that torch.export says the code decided on, as `dim 'seq' of input 'x' (axis 1), ... froze: ...`, or "".
 
-    auto = {
-        spec.name: {axis: torch.export.Dim.AUTO for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
-        for spec in contract.inputs
-    }
-    try:
-        with torch.no_grad():
-            program = torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=auto, strict=False)
-    except Exception:  # the export fails for another reason than a frozen dim; the caller reports that one
-        return ""
-    shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
-    places: dict[str, list[str]] = {}
-    for spec in contract.inputs:
-        for axis, dim in enumerate(spec.dims):
-            if isinstance(dim, str) and spec.name in shapes and isinstance(shapes[spec.name][axis], int):
-                places.setdefault(dim, []).append(f"{spec.name!r} (axis {axis})")
-    return "; ".join(f"dim {dim!r} of input {', '.join(inputs)}" for dim, inputs in places.items())
+    Its message is the only place: the refused program is not given out, and one traced with sizes that torch may
+    choose shows what became a constant, but not what the code branched on.
+    """
+    violated = re.search(r"Constraints violated \(([^)]*)\)", refusal)
+    known = {dim.name for dim in contract.dims}
+    found = [name.strip() for name in violated[1].split(",") if name.strip() in known] if violated else []
+    told = []
+    for name in found:
+        places = [f"{spec.name!r} (axis {spec.dims.index(name)})" for spec in contract.inputs if name in spec.dims]
+        constant = re.search(rf"You marked {name} as dynamic but your code specialized it .*?\((\d+)\)", refusal)
+        guard = re.search(rf"Not all values of {name} = .*? satisfy the generated guard (.*)", refusal)
+        why = "the module's code turns it into a constant"
+        if constant:
+            why = f"the module's code turns it into the constant {constant[1]}"
+        elif guard:
+            why = f"the module's code branches on it ({guard[1].strip().rstrip('.')})"
+        told.append(f"dim {name!r} of input {', '.join(places)} froze at the traced size: {why}")
+    return "; ".join(told)
 
 
 def count_attentions(program: torch.fx.GraphModule) -> tuple[SourceAttention, ...]:
@@ -360,6 +364,17 @@ def _strip(model: ir.Model) -> None:
     for value in all_values(model):
         value.metadata_props.clear()
         value.doc_string = None
+
+
+def _root(err: BaseException) -> str:
+    """The first cause, which the exporter wraps in several layers of advice, and the operator it met."""
+    cause: BaseException = err
+    operator = ""
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+        found = re.search(r"target=(torch\.ops\.[\w.]+)", str(cause))
+        operator = found.group(1) if found else operator
+    return f"{operator}: {_first_line(cause)}" if operator else _first_line(cause)
 
 
 def _first_line(err: BaseException) -> str:

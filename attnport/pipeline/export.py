@@ -129,13 +129,15 @@ def size_cases(io: IOContract) -> list[tuple[str | None, Case]]:
     start = example_sizes(io)
     primes = {dim.name: max(min(prime, dim.max), dim.min) for dim, prime in zip(io.dims, (2, 13, 17, 19), strict=False)}
     small = {dim.name: max(min(2, dim.max), dim.min) for dim in io.dims}
-    plans: list[tuple[str | None, Mapping[str, int]]] = [(None, start), (None, primes)]
-    for dim in io.dims:
-        for size in dict.fromkeys((dim.min, primes[dim.name], dim.max)):
-            others = small if size == dim.max else start
-            plans.append((dim.name, {**others, dim.name: size}))
-    unique = {tuple(sizes.items()): (dim, sizes) for dim, sizes in reversed(plans)}
-    return [(dim, full_case(io, sizes)) for dim, sizes in reversed(unique.values())]
+    plans: list[tuple[str | None, Mapping[str, int]]] = [(None, start)]
+    plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
+    # Behind those that change one dim alone, so that a dim is not blamed for another.
+    plans += [(dim.name, {**small, dim.name: dim.max}) for dim in io.dims]
+    plans.append((None, primes))  # last: what changes several dims at once cannot say which of them froze
+    unique: dict[tuple[tuple[str, int], ...], tuple[str | None, Mapping[str, int]]] = {}
+    for tried, sizes in plans:
+        unique.setdefault(tuple(sizes.items()), (tried, sizes))
+    return [(tried, full_case(io, sizes)) for tried, sizes in unique.values()]
 
 
 def _check_dims(

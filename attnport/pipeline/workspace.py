@@ -46,7 +46,7 @@ def open_folder(folder: Path) -> Manifest:
         raise ArtifactError(f"{folder / MANIFEST}: got format {manifest.format}; this version reads {FORMAT}.")
     if not manifest.files:
         raise IntegrityError(f"{folder / MANIFEST} names no file at all.", hint="Somebody edited it; export again.")
-    used = [used.file for used in (*manifest.forms.values(), *manifest.engines.values())]
+    used = [form.file for form in manifest.forms.values()] + [engine.file for engine in manifest.engines.values()]
     for name in (*manifest.files, *used, *([manifest.tokenizer] if manifest.tokenizer else [])):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise IntegrityError(

@@ -1,0 +1,136 @@
+"""`file.py:factory` and `package.module:factory`: what a plain module's contract is read from, and its digests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnport.artifacts import ModelSpec
+from attnport.errors import SpecError, UsageError
+from attnport.pipeline.loading import load
+from attnport.sources.declare import parse_input
+
+HELPER = """
+import torch
+from torch import nn
+
+SCALE = 2.0
+
+def scaled(x):
+    return x * SCALE
+
+class Model(nn.Module):
+    def forward(self, x):
+        return scaled(x)
+
+def factory():
+    return Model()
+
+ready = Model()
+"""
+
+
+def write(folder: Path, body: str, name: str = "model") -> str:
+    path = folder / f"{name}.py"
+    path.write_text(body)
+    return f"{path}:factory"
+
+
+def module(forward: str, init: str = "pass") -> str:
+    return (
+        "import torch\nfrom torch import nn\nclass Model(nn.Module):\n"
+        f"    def __init__(self):\n        super().__init__()\n        {init}\n"
+        f"    def forward(self, x, y=None):\n        {forward}\n"
+        "def factory():\n    return Model()\n"
+    )
+
+
+X = "x=float32[batch,seq,4]"
+
+
+def test_the_axes_of_outputs_follow_the_dims_of_inputs(tmp_path: Path) -> None:
+    text = write(tmp_path, module("return x.transpose(0, 1), x.mean(1), x.sum((0, 1))"))
+    spec = load(text, inputs=[X])
+    assert [one.dims for one in spec.io.outputs] == [("seq", "batch", 4), ("batch", 4), (4,)]
+    assert [str(dim) for dim in spec.io.dims] == ["batch=1:8:64", "seq=1:128:512"]
+
+
+def test_a_mask_declared_is_a_mask(tmp_path: Path) -> None:
+    text = write(tmp_path, module("return x * y[..., None]"))
+    spec = load(text, inputs=[X, "y=int64[batch,seq]:padding:hide"], dims=["seq=1:2:3"])
+    assert [str(mask) for mask in spec.io.masks] == ["padding(y)"]
+    assert spec.io.masks[0].polarity == "hide"
+    assert spec.io.dim("seq").max == 3
+    assert spec.source.dims == ("seq=1:2:3",)
+
+
+def test_parts_of_a_declaration() -> None:
+    spec, mask = parse_input(" ids = int64[batch, seq, 3]:high=30522 ")
+    assert (spec.name, spec.dtype, spec.dims, spec.high, mask) == ("ids", "int64", ("batch", "seq", 3), 30522, None)
+
+
+def test_a_factory_may_be_a_module_or_a_class(tmp_path: Path) -> None:
+    text = write(tmp_path, HELPER).removesuffix("factory")
+    for name in ("factory", "ready", "Model"):
+        assert [one.name for one in load(f"{text}{name}", inputs=[X]).io.outputs] == ["output"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        ("SCALE = 2.0", "SCALE = 3.0", True),  # beside the class, and as much a part of what it computes
+        ("return x * SCALE", "return x + SCALE", True),
+        ("return scaled(x)", "return scaled(x) + 1", True),
+        ("", "", False),
+    ],
+)
+def test_the_code_digest_changes_with_the_file(old: str, new: str, changes: bool, tmp_path: Path) -> None:
+    text = write(tmp_path, HELPER)
+    before = load(text, inputs=[X]).source
+    write(tmp_path, HELPER.replace(old, new))
+    after = load(text, inputs=[X]).source
+    assert (after.code_digest != before.code_digest) is changes
+    assert after.weights_digest == before.weights_digest
+
+
+def test_a_package_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_package").mkdir()
+    (tmp_path / "their_package" / "__init__.py").touch()
+    write(tmp_path / "their_package", HELPER, "inner")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load("their_package.inner:factory", inputs=[X]).name == "factory"
+    with pytest.raises(SpecError, match=r"no module 'their_package\.outer'"):
+        load("their_package.outer:factory")
+    with pytest.raises(SpecError, match="no module's name"):
+        load("their-package:factory")
+    sys.modules.pop("their_package.inner")
+
+
+def test_a_model_of_ours_takes_dims_and_no_inputs() -> None:
+    spec = load("bert-encoder", dims=["seq=1:8:16"])
+    assert isinstance(spec, ModelSpec)
+    assert spec.io.dim("seq").max == 16
+    with pytest.raises(UsageError, match="declares its own inputs"):
+        load("bert_encoder", inputs=[X])
+    with pytest.raises(UsageError, match="the model takes it from"):
+        load("bert_encoder", dims=["seq=1:8:999999"])
+
+
+@pytest.mark.parametrize(
+    ("forward", "told"),
+    [
+        ("return x.view(3, 5, 4)", "dim 'batch' of input 'x' is frozen"),
+        ("return x.view(-1, 5, 4)", "dim 'seq' of input 'x' is frozen"),
+        ("return x + self.table", "dim 'seq' of input 'x' is frozen"),
+        ("return x.reshape(-1, 4)", "follows both batch and seq"),
+        ("return [x, 3]", "returns list"),
+        ("return None", "returns NoneType"),
+        ("raise KeyError('k')", "forward raised KeyError"),
+    ],
+)
+def test_a_module_that_takes_one_size_only_or_returns_no_tensors(forward: str, told: str, tmp_path: Path) -> None:
+    text = write(tmp_path, module(forward, "self.table = torch.ones(5, 4)"))
+    with pytest.raises(SpecError, match=told):
+        load(text, inputs=[X])
