@@ -170,6 +170,13 @@ class OneHead(nn.Module):
         return (torch.bmm(q, k.transpose(1, 2)) / 3.0).softmax(-1) @ v
 
 
+class OneHeadOperator(nn.Module):
+    """`scaled_dot_product_attention` over queries of rank 3, with a mask of their rank."""
+
+    def forward(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return sdpa(q, k, v, attn_mask=mask.bool()[:, None, :].expand(-1, q.shape[1], -1)) + sdpa(q, k, v)
+
+
 class RawOperator(nn.Module):
     """q, k, v are inputs and the output is the attention's."""
 
@@ -262,6 +269,12 @@ CASES: dict[str, Case] = {
     "gqa": Case(lambda: Projected(_gqa, key_heads=2), _PADDED, "padding(mask)", _SDPA),
     "repeated": Case(lambda: Projected(_repeated, key_heads=2), _PADDED, "padding(mask)", _SDPA),
     "one_head": Case(OneHead, contract(_flat("q", "seq"), _flat("k", "mem"), _flat("v", "mem")), "none"),
+    "one_head_operator": Case(
+        OneHeadOperator,
+        contract(_flat("q", "seq"), _flat("k", "mem"), _flat("v", "mem"), _MEMORY_MASK, masks=(PADDING,)),
+        "padding(mask)",
+        _SDPA,
+    ),
     "raw_operator": Case(
         RawOperator,
         contract(_heads("q", "seq"), _heads("k", "mem"), _heads("v", "mem"), outputs=(_heads("y", "seq"),)),

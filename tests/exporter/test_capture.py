@@ -155,6 +155,15 @@ def test_a_dim_that_froze_is_named_with_its_input() -> None:
         capture(Frozen().eval(), PLAIN)
 
 
+def test_what_has_no_onnx_form_is_named_by_its_operator() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.special.bessel_j0(x)
+
+    with pytest.raises(ExportError, match=r"torch\.ops\.prims\.bessel_j0\.default"):
+        capture(Odd().eval(), PLAIN)
+
+
 def test_a_module_that_raises_and_one_of_too_many_outputs_are_export_errors() -> None:
     class Raises(nn.Module):
         def forward(self, x: Any) -> Any:

@@ -74,7 +74,8 @@ def test_an_attribute_that_only_says_its_default_goes_and_another_does_not() -> 
 
 
 def test_operators_inside_branches_and_functions_are_lowered_too() -> None:
-    branch = "If (c) <then_branch = a () => (float[N,8] t) { t = Gelu(x) }, else_branch = b () => (float[N,8] e) { e = Abs(x) }>"
+    branch = "If (c) <then_branch = a () => (float[N,8] t) { t = Gelu(x) },"
+    branch += "else_branch = b () => (float[N,8] e) { e = Abs(x) }>"
     proto = graph(f"y = {branch}", "bool c, float[N,8] x")
     model = ir.from_proto(proto)
     assert to_opset(model, 18) == 1

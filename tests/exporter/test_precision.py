@@ -58,7 +58,8 @@ def test_weights_are_rounded_as_torch_rounds_them() -> None:
 @pytest.mark.parametrize("plan", HALVES)
 def test_every_float_becomes_the_half_type(plan: str) -> None:
     body = (
-        "c = Constant<value_float=2.0>() s = Shape(x) z = ConstantOfShape(s) f = Cast<to=1>(n) w = Constant<value = float {1.0}>() "
+        "c = Constant<value_float=2.0>() s = Shape(x) z = ConstantOfShape(s) f = Cast<to=1>(n) "
+        "w = Constant<value = float {1.0}>() "
         "a = Mul(x, c) b = Add(a, z) d = Add(b, f) e = Add(d, w) y = Add(e, k)"
     )
     proto = checked(graph(body, consts={"k": np.float32([1])}), plan)
@@ -81,7 +82,8 @@ def test_islands_and_float32_leave_the_graph_alone() -> None:
 def test_an_operator_without_a_half_form_computes_in_float32_between_casts() -> None:
     # Celu has no half form, and its output here is the graph's.
     proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 23]> g (float[N] x) => (float[N] y, float[N] z) { y = Celu(x) z = Celu(y) }'
+        '<ir_version: 10, opset_import: ["": 23]> g (float[N] x) => (float[N] y, float[N] z)'
+        " { y = Celu(x) z = Celu(y) }"
     )
     out = checked(ir.from_proto(onnx.shape_inference.infer_shapes(proto)), "bf16")
     assert [value.name for value in out.graph.output] == ["y", "z"]
@@ -102,7 +104,8 @@ def test_an_input_that_must_be_float32_is_not_rounded() -> None:
 def test_control_flow_is_refused_by_name() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 23]> g (bool c, float[N] x) => (float[N] y)'
-        "{ y = If (c) <then_branch = a () => (float[N] t) { t = Sqrt(x) }, else_branch = b () => (float[N] e) { e = Abs(x) }> }"
+        "{ y = If (c) <then_branch = a () => (float[N] t) { t = Sqrt(x) },"
+        "else_branch = b () => (float[N] e) { e = Abs(x) }> }"
     )
     with pytest.raises(ExportError, match=r"plan fp16: node .* is control flow \(If\)"):
         precision.apply(ir.from_proto(proto), "fp16")

@@ -81,7 +81,8 @@ BIASES = {
     "a_penalty_of_five": "a = Where(ok, none, five) s = Add(s0, a)",
     "a_float_input": "s = Add(s0, f)",
     "a_table": "s = Add(s0, table)",
-    "an_undeclared_number_times_a_large_one": "c = Cast<to=1>(m) e = Unsqueeze(c, mid) r = Sub(onef, e) a = Mul(r, big) s = Add(s0, a)",
+    "an_undeclared_number_times_a_large_one": "c = Cast<to=1>(m) e = Unsqueeze(c, mid) r = Sub(onef, e) "
+    "a = Mul(r, big) s = Add(s0, a)",
     "zero_times_infinity": "c = Cast<to=1>(ok) r = Sub(onef, c) a = Mul(r, inf) s = Add(s0, a)",
     "a_third_value": "a0 = Where(ok, none, big) a1 = Where(ok, five, a0) s = Add(s0, a1)",
     "alibi": GRID + "d = Sub(j, ii) c = Cast<to=1>(d) a = Mul(c, table) s = Add(s0, a)",

@@ -130,7 +130,7 @@ def test_external_data_that_is_not_where_it_should_be_names_the_tensor(
 def test_weights_that_were_cut_short_are_noticed(saved: Path) -> None:
     weights = saved.parent / "weights.bin"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match="ends at byte 4096 of weights.bin, which has 4095"):
+    with pytest.raises(ArtifactError, match=r"ends at byte 4096 of weights\.bin, which has 4095"):
         storage.load(saved)
 
 
