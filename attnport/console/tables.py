@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,13 +97,14 @@ def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -
     """The verdict table: numbers, fusion and speed of each runtime side by side."""
     latency = result.latency
     shapes = list(latency.shapes)[:_MOST_WORKLOADS] if latency else []
+    columns = [re.sub(r"(^|,)\w+=", lambda found: "x" if found[1] else "", shape) + " ms" for shape in shapes]  # 8x128
     table = _table(
         f"verdict: {_verdict(parity.verdict)}",
         "runtime",
         "parity",
         "fused",
-        *(f"ms: {shape}" for shape in shapes),
-        right=("fused", *(f"ms: {shape}" for shape in shapes)),
+        *columns,
+        right=("fused", *columns),
         whole=("parity", "fused"),
     )
     for name, row in parity.runtimes.items():

