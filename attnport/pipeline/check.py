@@ -12,7 +12,6 @@ from attnport.artifacts import (
     Capabilities,
     Manifest,
     ParityReport,
-    RuntimeParity,
     digest_file,
     digest_text,
     read,
@@ -110,9 +109,10 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
         if result.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {result.reason}.", hint=f"{FILE} has every case.")
     for name in (name.replace("-", "_") for name in named):
-        result = report.runtimes.get(name) or RuntimeParity("NOT_RUN", "it is not in the report", "fp32")
-        if result.verdict == "NOT_RUN":
-            raise UnavailableError(f"{name} was not run: {result.reason}.")
+        rows = [row for key, row in report.runtimes.items() if key == name or key.startswith(f"{name}.")]
+        if all(row.verdict == "NOT_RUN" for row in rows):
+            reason = rows[0].reason if rows else "it is not in the report"
+            raise UnavailableError(f"{name} was not run: {reason}.")
 
 
 def _needed(chosen: Sequence[Runtime]) -> list[str]:

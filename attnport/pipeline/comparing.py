@@ -22,10 +22,10 @@ from attnport.runtimes.base import Opening, Runtime
 EAGER = "torch_eager"
 FAST_EVALUATOR, TYPED_EVALUATOR = "ort_cpu", "onnx_reference"
 
-# The evaluator is numpy: a token costs it several times what a runtime takes, and in half precision more again. So it
-# gets every case of the contract, and of the sentences as many batches as hold about so many tokens.
-_SLOW_TOKENS, _SLOW_HALF_TOKENS = 3000, 600
-# Padding invariance is the runtimes' to show; a form is asked for a few items, to catch a mask that leaks.
+# The evaluator is numpy, in half precision several times as slow again. It gets every case of the contract, and of the
+# sentences as many batches as hold so many tokens: all of a few hundred sentences, part of a book.
+_SLOW_TOKENS, _SLOW_HALF_TOKENS = 20_000, 10_000
+# Padding invariance is the runtimes' to show; a form is asked for an item or so of each batch, for a mask that leaks.
 _FORM_ITEMS, _ALL_ITEMS = 8, 1 << 30
 
 
@@ -146,7 +146,7 @@ class Comparison:
         except IntegrityError:
             raise
         except Exception as err:  # also a runtime's own exceptions: whatever it says, it does not take the form
-            return str(err).strip().partition("\n")[0][:300]
+            return str(err).strip().partition("\n")[0][:160]
         return ""
 
     def _measured(self, runtime: Runtime, opening: Opening, form_note: str = "") -> RuntimeParity | _Tried:

@@ -22,13 +22,13 @@ def model_openings(
         plans: The precision plans that its probe found; forms of others are left out.
 
     Returns:
-        By the name that reports use: the runtime's own, with the plan behind it for other plans than fp32; for one of
-        several engines the engine's. Empty when the folder holds nothing for it, see `why_none`.
+        By the name that reports use: the runtime's own, with the plan behind it for other plans than fp32, and with
+        the engine's key where there are several. Empty when the folder holds nothing for it, see `why_none`.
     """
     if runtime.opens == "engine":
         records = {key: record for key, record in manifest.engines.items() if record.target == runtime.name}
         return {
-            runtime.name if len(records) == 1 else key: Opening(
+            runtime.name if len(records) == 1 else f"{runtime.name}.{key}": Opening(
                 manifest.io, plan=record.plan, model=folder / record.file, engine=record, threads=threads
             )
             for key, record in records.items()

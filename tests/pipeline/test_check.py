@@ -290,3 +290,12 @@ def test_a_failure_comes_before_what_is_not_available() -> None:
     raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}))
     with pytest.raises(UnavailableError, match="a was not run: not here"):
         raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}), ["a"])
+
+
+def test_a_runtime_with_several_engines_is_there_when_one_ran() -> None:
+    ran, missing = RuntimeParity("PASS", "", "fp16"), RuntimeParity("NOT_RUN", "no form", "fp32")
+    raise_for(ParityReport("PASS", {"rt.a": ran, "rt.b": missing}, {}), ["rt"])
+    with pytest.raises(UnavailableError, match="no form"):
+        raise_for(ParityReport("PASS", {"rt.b": missing, "rtx": ran}, {}), ["rt"])
+    with pytest.raises(UnavailableError, match="not in the report"):
+        raise_for(ParityReport("PASS", {"rtx": ran}, {}), ["rt"])
