@@ -21,6 +21,7 @@ BATCH, SEQ, MEM = Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 64), Dim("mem", 1, 7, 
 X = TensorSpec("x", "float32", ("batch", "seq", E))
 MEMORY = TensorSpec("memory", "float32", ("batch", "mem", E))
 MASK = TensorSpec("mask", "int64", ("batch", "seq"))
+HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq"))
 Y = TensorSpec("y", "float32", ("batch", "seq", E))
 PADDING = MaskSpec(("padding",), "mask")
 
@@ -39,10 +40,10 @@ class Projected(nn.Module):
     def split(self, x: Any, heads: int) -> Any:
         return x.view(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
-    def forward(self, x: Any, memory: Any = None, mask: Any = None, bias: Any = None) -> Any:
+    def forward(self, x: Any, memory: Any = None, mask: Any = None, bias: Any = None, hidden: Any = None) -> Any:
         source = x if memory is None else memory
         q, k, v = self.split(self.q(x), self.heads), self.split(self.k(source), self.key_heads), self.v(source)
-        rest = [each for each in (mask, bias) if each is not None]
+        rest = [each for each in (mask, bias, hidden) if each is not None]
         out = self.attend(q, k, self.split(v, self.key_heads), *rest)
         out, *more = out if isinstance(out, tuple) else (out,)
         y = out.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1)
@@ -150,6 +151,20 @@ def _penalty(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return (_scores(q, k) + torch.where(mask[:, None, None, :] != 0, 0.0, -5.0).to(q.dtype)).softmax(-1) @ v
 
 
+def _float_hides(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    """A truth value of a float: no mask that is written anew, so the graph's own tensor is taken."""
+    return _scores(q, k).masked_fill(hidden[:, None, None, :] > 0.5, -math.inf).softmax(-1) @ v
+
+
+def _float_keeps(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    keep = (hidden < 0.5)[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+    return sdpa(q, k, v, attn_mask=keep)
+
+
+def _float_added(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+    return (_scores(q, k) + torch.where(hidden > 0.5, -2e4, 0.0)[:, None, None, :].to(q.dtype)).softmax(-1) @ v
+
+
 def _weights_too(q: Any, k: Any, v: Any, mask: Any) -> Any:
     weights = _scores(q, k).masked_fill(mask[:, None, None, :] == 0, -math.inf).softmax(-1)
     return weights @ v, weights
@@ -168,6 +183,13 @@ class OneHead(nn.Module):
 
     def forward(self, q: Any, k: Any, v: Any) -> Any:
         return (torch.bmm(q, k.transpose(1, 2)) / 3.0).softmax(-1) @ v
+
+
+class OneHeadHidden(nn.Module):
+    """Scores of rank 3 and a mask of that rank that is taken as it is."""
+
+    def forward(self, q: Any, k: Any, v: Any, hidden: Any) -> Any:
+        return (q @ k.transpose(1, 2)).masked_fill((hidden > 0.5)[:, None, :], -math.inf).softmax(-1) @ v
 
 
 class OneHeadOperator(nn.Module):
@@ -240,6 +262,16 @@ CASES: dict[str, Case] = {
     "window": Case(lambda: Projected(_window), contract(X), "window"),
     "alibi": Case(lambda: Projected(_alibi), _PADDED, "padding+bias(mask)"),
     "penalty": Case(lambda: Projected(_penalty), _PADDED, "bias"),
+    "float_hides": Case(lambda: Projected(_float_hides), contract(X, HIDDEN), "padding(hidden)"),
+    "float_keeps": Case(lambda: Projected(_float_keeps), contract(X, HIDDEN), "padding(hidden)", _SDPA),
+    "float_added": Case(lambda: Projected(_float_added), contract(X, HIDDEN), "padding(hidden)"),
+    "one_head_hidden": Case(
+        OneHeadHidden,
+        contract(
+            _flat("q", "seq"), _flat("k", "mem"), _flat("v", "mem"), TensorSpec("hidden", "float32", ("batch", "mem"))
+        ),
+        "padding(hidden)",
+    ),
     "weights_too": Case(
         lambda: Projected(_weights_too),
         contract(X, MASK, outputs=(Y, TensorSpec("weights", "float32", ("batch", H, "seq", "seq"))), masks=(PADDING,)),
