@@ -18,7 +18,7 @@ import pytest
 from killing import BUNDLE
 
 from attnport.artifacts import MANIFEST, FusionReport, LatencyReport, ParityReport, read
-from attnport.bundle.model_file import external_files
+from attnport.bundling.model_file import external_files
 from attnport.errors import AttnportError
 from attnport.pipeline.verify import raise_for, verify
 from attnport.pipeline.workspace import open_folder
@@ -113,18 +113,23 @@ def test_ship_killed_at_every_rename_leaves_the_artifact_whole_or_absent(
     assert len(wanted) > 20
     outcomes = set()
     for number, name in enumerate(wanted, start=1):
-        first = max(commit for commit in commits if commit <= number)
-        target = tmp_path / f"{number}" / "out"
-        shutil.copytree(copies / str(first), target)
-        before = whole(target)
-        code = finish(start(SHIP, target, "--at", str(number - first + 1)))
-        assert code == -signal.SIGKILL, (target.parent / "out.stderr").read_text()
-        assert renames(target)[-1] == name, "it was killed at another rename than the one that is meant"
-        after = whole(target)
-        assert after is not None or before is None
-        assert (after or frozenset()) >= (before or frozenset())
-        outcomes.add((before is None, before == after))
-        shutil.rmtree(target.parent)
+        nearest = max(commit for commit in commits if commit <= number)
+        # From the nearest commit on, to save time; from the start where a run that is taken up skips what it meant.
+        for first in dict.fromkeys((nearest, 1)):
+            target = tmp_path / f"{number} from {first}" / "out"
+            shutil.copytree(copies / str(first), target)
+            before = whole(target)
+            code = finish(start(SHIP, target, "--at", str(number - first + 1)))
+            assert code == -signal.SIGKILL, (target.parent / "out.stderr").read_text()
+            after = whole(target)
+            assert (after or frozenset()) >= (before or frozenset()), "the earlier artifact is gone"
+            outcomes.add((before is None, before == after))
+            reached = renames(target)[-1]
+            shutil.rmtree(target.parent)
+            if reached == name:
+                break
+        else:
+            pytest.fail(f"rename {number} was {reached} and not {name}: two runs differ")
     assert (False, True) in outcomes, "no kill left the earlier artifact"
     assert (False, False) in outcomes, "no kill left the later artifact"
 

@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
     errors, optional, transaction < dims, masks < artifacts
-        < {sources | models | exporter | runtimes | compare | bundle | report} < pipeline < console < cli
+        < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
 
 Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
 """
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "attnport"
-SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundle", "report")
+SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundling", "reporting")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "optional", "transaction"),
     ("dims", "masks"),
@@ -103,7 +103,7 @@ def reader_violations(source: str, module: str, own: set[str]) -> list[str]:
     found = []
     for line, name in imported(ast.parse(source), module):
         top = name.split(".")[0]
-        mine = name.startswith("attnport.bundle.python") or top in own
+        mine = name.startswith("attnport.bundling.python") or top in own
         if top not in READER and top not in sys.stdlib_module_names and not mine:
             found.append(f"{module}:{line} imports {name}")
     return found
@@ -143,7 +143,7 @@ def heavy_at_import(source: str) -> list[str]:
 
 def files(*, reader: bool = False) -> list[Path]:
     """The package's source files; the bundle's reader apart, which has rules of its own."""
-    inside = PACKAGE / "bundle" / "python"
+    inside = PACKAGE / "bundling" / "python"
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.is_relative_to(inside) == reader]
 
 
@@ -177,10 +177,10 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         ("attnport.artifacts", "def f():\n    from attnport import runtimes"),
         ("attnport.exporter.engine.build", "from attnport.runtimes.base import names"),
         ("attnport.exporter.engine.build", "from ...runtimes import base"),
-        ("attnport.compare.parity", "if TYPE_CHECKING:\n    from attnport.report.page import Page"),
+        ("attnport.compare.parity", "if TYPE_CHECKING:\n    from attnport.reporting.page import Page"),
         ("attnport.runtimes.ort_cpu", "import importlib\nimportlib.import_module('attnport.exporter.capture')"),
         ("attnport.sources.hf", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
-        ("attnport.bundle.write", "def f():\n    import attnport.pipeline.workspace as w"),
+        ("attnport.bundling.write", "def f():\n    import attnport.pipeline.workspace as w"),
         ("attnport.pipeline.ship", "from attnport.cli import main"),
         ("attnport.pipeline.ship", "import attnport\nattnport.ship()"),
         ("attnport.pipeline.ship", "from attnport import ship"),
@@ -208,7 +208,7 @@ def test_an_import_along_the_order_is_fine(module: str, source: str) -> None:
 
 
 def test_the_readers_check_finds_a_foreign_import() -> None:
-    module = "attnport.bundle.python.reader"
+    module = "attnport.bundling.python.reader"
     assert reader_violations("import json, numpy\nfrom . import digest\nimport digest", module, {"digest"}) == []
     assert reader_violations("import onnxruntime as ort", module, set()) == []
     assert len(reader_violations("def f():\n    import torch", module, set())) == 1

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnport.artifacts import FusionReport, Manifest, ParityReport, RuntimeParity, Verdict, read
-from attnport.bundle import place
-from attnport.bundle.write import RUNS, Judged, needed_files, write
+from attnport.bundling import place
+from attnport.bundling.write import RUNS, Judged, needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.pipeline.workspace import check_files, open_folder
 
@@ -135,8 +135,8 @@ def _gate(folder: Path, judged: Mapping[str, Judged], unverified: bool) -> None:
 
 def _refuse_stranger(out: Path, force: bool) -> None:
     """Raises UsageError unless `out` is free, empty, or a bundle that nobody put anything else into."""
-    from attnport.bundle.python import files, manifest
-    from attnport.bundle.python.errors import BundleError
+    from attnport.bundling.python import files, manifest
+    from attnport.bundling.python.errors import BundleError
 
     if not os.path.lexists(out):
         return
@@ -161,8 +161,8 @@ def _refuse_stranger(out: Path, force: bool) -> None:
 
 def _try(staged: Path) -> None:
     """Runs the bundle's own check on it before anybody sees it; without onnxruntime, of the files alone."""
-    from attnport.bundle.python.errors import RuntimeMissing
-    from attnport.bundle.python.selftest import selftest
+    from attnport.bundling.python.errors import RuntimeMissing
+    from attnport.bundling.python.selftest import selftest
 
     report = selftest(staged)
     bad = next((row for row in report.rows if row.verdict == "FAIL"), None)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, ParityReport, digest_file, read
-from attnport.bundle.python import files as bundle_files
-from attnport.bundle.python import manifest as bundle_manifest
-from attnport.bundle.python.errors import BundleError
-from attnport.bundle.python.errors import IntegrityError as BundleIntegrityError
-from attnport.bundle.python.manifest import MANIFEST as BUNDLE
+from attnport.bundling.python import files as bundle_files
+from attnport.bundling.python import manifest as bundle_manifest
+from attnport.bundling.python.errors import BundleError
+from attnport.bundling.python.errors import IntegrityError as BundleIntegrityError
+from attnport.bundling.python.manifest import MANIFEST as BUNDLE
 from attnport.dims import STRICT
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.pipeline.inspect_graph import GraphFacts, graph_facts

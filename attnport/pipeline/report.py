@@ -17,8 +17,8 @@ from attnport.optional import require
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.machine import machine
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder
-from attnport.report.heatmap import Heatmap
-from attnport.report.page import code_digest, render
+from attnport.reporting.heatmap import Heatmap
+from attnport.reporting.page import code_digest, render
 
 STAGE = "report"
 FILE = "report.html"

@@ -8,10 +8,10 @@ from typing import Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.artifacts import Manifest, Verdict
-from attnport.bundle.model_file import external_files
-from attnport.bundle.python.errors import BundleError
-from attnport.bundle.python.manifest import MANIFEST as BUNDLE
-from attnport.bundle.python.selftest import selftest
+from attnport.bundling.model_file import external_files
+from attnport.bundling.python.errors import BundleError
+from attnport.bundling.python.manifest import MANIFEST as BUNDLE
+from attnport.bundling.python.selftest import selftest
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError
 from attnport.pipeline.workspace import check_files, open_folder
 from attnport.transaction import OWN

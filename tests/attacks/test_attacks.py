@@ -12,8 +12,8 @@ from pathlib import Path
 import attack as attacks
 import pytest
 
-from attnport.bundle.python import BundleError, load
-from attnport.bundle.python.selftest import selftest
+from attnport.bundling.python import BundleError, load
+from attnport.bundling.python.selftest import selftest
 from attnport.errors import AttnportError
 from attnport.pipeline.bundle import bundle
 from attnport.pipeline.verify import raise_for, verify

@@ -16,13 +16,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from attnport.bundle.python import IntegrityError, goldens, load
-from attnport.bundle.python.decode import MAX_DEPTH, decode, parse
-from attnport.bundle.python.external import Reference, references
-from attnport.bundle.python.goldens import Goldens, compare
-from attnport.bundle.python.manifest import Bound, read
-from attnport.bundle.python.manifest import Goldens as GoldenRecord
-from attnport.bundle.python.selftest import selftest
+from attnport.bundling.python import IntegrityError, goldens, load
+from attnport.bundling.python.decode import MAX_DEPTH, decode, parse
+from attnport.bundling.python.external import Reference, references
+from attnport.bundling.python.goldens import Goldens, compare
+from attnport.bundling.python.manifest import Bound, read
+from attnport.bundling.python.manifest import Goldens as GoldenRecord
+from attnport.bundling.python.selftest import selftest
 
 BOUND = Bound("case", "y", 1e-6, 2e-6)
 REFERENCE = np.linspace(-1, 1, 24).reshape(2, 3, 4)

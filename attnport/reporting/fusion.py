@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
-from attnport.report.markup import Html, details, el, join, name, pending, row, table
-from attnport.report.measures import NONE
+from attnport.reporting.markup import Html, details, el, join, name, pending, row, table
+from attnport.reporting.measures import NONE
 
 EVIDENCE_CHARS = 6000
 """Evidence longer than this is cut in the page; `fusion.json` holds all of it."""

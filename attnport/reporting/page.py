@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport
-from attnport.report import fusion as fusion_part
-from attnport.report import heatmap as heatmap_part
-from attnport.report import holdings, summary
-from attnport.report import latency as latency_part
-from attnport.report import parity as parity_part
-from attnport.report.heatmap import Heatmap
-from attnport.report.markup import Html, el, join
+from attnport.reporting import fusion as fusion_part
+from attnport.reporting import heatmap as heatmap_part
+from attnport.reporting import holdings, summary
+from attnport.reporting import latency as latency_part
+from attnport.reporting import parity as parity_part
+from attnport.reporting.heatmap import Heatmap
+from attnport.reporting.markup import Html, el, join
 
 _FOLDER = Path(__file__).parent
 

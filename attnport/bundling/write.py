@@ -14,10 +14,10 @@ from typing import cast
 
 from attnport import __version__
 from attnport.artifacts import Form, FusionTable, Manifest, Verdict
-from attnport.bundle import golden
-from attnport.bundle.model_file import external_files, oldest_onnxruntime
-from attnport.bundle.python import manifest as spec
-from attnport.bundle.readme import readme
+from attnport.bundling import golden
+from attnport.bundling.model_file import external_files, oldest_onnxruntime
+from attnport.bundling.python import manifest as spec
+from attnport.bundling.readme import readme
 from attnport.errors import IntegrityError, UsageError
 
 PACKAGE = "attnport_bundle"

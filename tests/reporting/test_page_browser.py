@@ -9,7 +9,7 @@ import page_sample as sample
 import pytest
 from browser import CHROMIUM, visit
 
-from attnport.report.page import render
+from attnport.reporting.page import render
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 

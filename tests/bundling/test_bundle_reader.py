@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import tiny_attention as tiny
 
-from attnport.bundle.python import BundleError, FeedError, IntegrityError, Model, RuntimeMissing, load
-from attnport.bundle.python import __main__ as command
-from attnport.bundle.python.feeds import check, padding_masks
-from attnport.bundle.python.manifest import IO, Dim, Mask, Tensor, check_names, read
-from attnport.bundle.readme import readme
+from attnport.bundling.python import BundleError, FeedError, IntegrityError, Model, RuntimeMissing, load
+from attnport.bundling.python import __main__ as command
+from attnport.bundling.python.feeds import check, padding_masks
+from attnport.bundling.python.manifest import IO, Dim, Mask, Tensor, check_names, read
+from attnport.bundling.readme import readme
 from attnport.dims import check_feeds
 from attnport.errors import FeedError as OwnFeedError
 from attnport.masks.spec import MaskSpec

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnport.report.markup import Html, el, join
+from attnport.reporting.markup import Html, el, join
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnport.bundle.python.manifest import IO, Mask, Tensor
+from attnport.bundling.python.manifest import IO, Mask, Tensor
 
 _TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 

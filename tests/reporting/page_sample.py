@@ -1,7 +1,7 @@
 """Values to render: the shape of a real port of a six-layer encoder, and hostile and empty ones.
 
-`python tests/report/page_sample.py OUT.html [MODEL_FOLDER]` writes a page to look at; with a folder of a transformers
-model, its attention weights are real.
+`python tests/reporting/page_sample.py OUT.html [MODEL_FOLDER]` writes a page to look at; with a folder of a
+transformers model, its attention weights are real.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from attnport.artifacts import (
 )
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.report.heatmap import Heatmap
+from attnport.reporting.heatmap import Heatmap
 
 SENTENCE = "The old lighthouse keeper wrote every passing ship into a book that nobody ever asked to read."
 LAYERS = 6
@@ -258,7 +258,7 @@ ENVIRONMENT = {"Made": "2026-11-20 10:41 UTC", "CPU": "AMD EPYC 9B45, 2 cores", 
 
 
 def main() -> None:
-    from attnport.report.page import render
+    from attnport.reporting.page import render
 
     maps = real_heatmaps(Path(sys.argv[2])) if len(sys.argv) > 2 else heatmaps()
     page = render(manifest(), fusion(), parity(), latency(), maps, ENVIRONMENT, folder="out/minilm", sentence=SENTENCE)

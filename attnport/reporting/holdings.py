@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 
 from attnport.artifacts import Manifest
-from attnport.report.markup import Html, el, join, name, number, over_numbers, pending, row, table
-from attnport.report.measures import NONE, count, megabytes
+from attnport.reporting.markup import Html, el, join, name, number, over_numbers, pending, row, table
+from attnport.reporting.measures import NONE, count, megabytes
 
 
 def forms(manifest: Manifest) -> Html:

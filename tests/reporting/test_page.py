@@ -22,7 +22,7 @@ from attnport.artifacts import (
     ParityReport,
     RuntimeParity,
 )
-from attnport.report.page import render
+from attnport.reporting.page import render
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import attnport.report
+import attnport.reporting
 
 TEXT = ("ink", "soft", "link", "pass", "fail", "miss", "skip")
 
@@ -34,7 +34,7 @@ def _contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("name", TEXT)
 @pytest.mark.parametrize("ground", ["bg", "sheet"])
 def test_text_stands_out(page: int, name: str, ground: str) -> None:
-    style = (Path(attnport.report.__file__).parent / "style.css").read_text()
+    style = (Path(attnport.reporting.__file__).parent / "style.css").read_text()
     colours = _palettes(style)[page]
     assert _contrast(colours[name], colours[ground]) >= 4.5
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity
-from attnport.report.markup import (
+from attnport.reporting.markup import (
     Html,
     details,
     el,
@@ -21,7 +21,7 @@ from attnport.report.markup import (
     text,
     verdict,
 )
-from attnport.report.measures import NONE, count, largest_share, scientific, share, significant, worst
+from attnport.reporting.measures import NONE, count, largest_share, scientific, share, significant, worst
 
 INVARIANCE = "padding invariance"
 

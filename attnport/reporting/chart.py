@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from attnport.artifacts import LatencyRow
-from attnport.report.markup import Html, el, join, name
+from attnport.reporting.markup import Html, el, join, name
 
 ROW_PX = 26
 _TICKS = tuple(round(step * 10**power, 12) for power in range(-4, 5) for step in (1, 2, 5))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, RuntimeParity
-from attnport.report.fusion import total
-from attnport.report.latency import fastest
-from attnport.report.markup import Html, el, join, name, text, verdict
-from attnport.report.measures import milliseconds
+from attnport.reporting.fusion import total
+from attnport.reporting.latency import fastest
+from attnport.reporting.markup import Html, el, join, name, text, verdict
+from attnport.reporting.measures import milliseconds
 
 
 def _card(title: str, *children: object) -> Html:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow
-from attnport.report.chart import chart, domain, legend
-from attnport.report.markup import Html, el, join, name, number, over_numbers, pending, row, table, verdict
-from attnport.report.measures import NONE, count, megabytes, milliseconds, significant
-from attnport.report.parity import ran
+from attnport.reporting.chart import chart, domain, legend
+from attnport.reporting.markup import Html, el, join, name, number, over_numbers, pending, row, table, verdict
+from attnport.reporting.measures import NONE, count, megabytes, milliseconds, significant
+from attnport.reporting.parity import ran
 
 _NUMBERS = ("Median ms", "p90 ms", "Ratio", "Interval", "Sentences/s", "Tokens/s", "Peak MB", "Samples")
 _HEAD = ("Runtime", "Verdict", *over_numbers(*_NUMBERS), "Ran")

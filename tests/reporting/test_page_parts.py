@@ -12,10 +12,10 @@ import page_sample as sample
 import pytest
 
 from attnport.artifacts import CaseResult, LatencyRow
-from attnport.report.chart import domain, place, ticks
-from attnport.report.heatmap import IMAGE_BUDGET_BYTES, Heatmap, png, section, short_names
-from attnport.report.markup import Html, el, join, name, text
-from attnport.report.measures import megabytes, milliseconds, scientific, share, significant
+from attnport.reporting.chart import domain, place, ticks
+from attnport.reporting.heatmap import IMAGE_BUDGET_BYTES, Heatmap, png, section, short_names
+from attnport.reporting.markup import Html, el, join, name, text
+from attnport.reporting.measures import megabytes, milliseconds, scientific, share, significant
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnport.bundle.python.external import references
+from attnport.bundling.python.external import references
 from attnport.errors import ArtifactError, IntegrityError
 
 # Opset, IR version and the oldest release that loads them, measured with a model of each on 1.22 to 1.31.

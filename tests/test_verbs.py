@@ -1,0 +1,39 @@
+"""`import attnport` offers the verbs of the command line as functions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import attnport
+from attnport.cli import cli
+
+TRY_ALL = """
+import importlib, pkgutil, types
+import attnport
+for package in pkgutil.iter_modules(attnport.__path__):
+    importlib.import_module(f"attnport.{package.name}")
+for package in pkgutil.iter_modules(importlib.import_module("attnport.pipeline").__path__):
+    importlib.import_module(f"attnport.pipeline.{package.name}")
+for name in attnport.__all__:
+    verb = getattr(attnport, name)
+    assert isinstance(verb, types.FunctionType), (name, verb)
+    assert verb.__module__ == f"attnport.pipeline.{name}", (name, verb)
+"""
+
+
+def test_every_verb_of_the_command_line_is_a_function_and_no_other() -> None:
+    assert {*attnport.__all__} == {*cli.commands} - {"list"}
+
+
+def test_a_verb_stays_a_function_whatever_else_was_imported() -> None:
+    """A subpackage called like a verb would take its place once it is imported."""
+    subprocess.run([sys.executable, "-c", TRY_ALL], check=True, timeout=120)
+
+
+def test_what_is_no_verb_is_no_attribute() -> None:
+    assert "ship" in dir(attnport)
+    with pytest.raises(AttributeError, match="no attribute 'sheep'"):
+        attnport.sheep  # noqa: B018
