@@ -67,7 +67,8 @@ def add_pooling(folder: Path, mode: str, *, normalise: bool, further: tuple[str,
     """Adds the files by which sentence-transformers describes what comes behind the transformer."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalise else []), *further]
     modules = [
-        {"idx": at, "name": str(at), "path": "" if at == 0 else f"{at}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        {"idx": at, "name": str(at), "path": "" if at == 0 else f"{at}_{kind}",
+         "type": f"sentence_transformers.models.{kind}"}
         for at, kind in enumerate(kinds)
     ]  # fmt: skip
     (folder / "modules.json").write_text(json.dumps(modules))

@@ -13,10 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
-
-from attnport.artifacts import MANIFEST, digest_file
-from attnport.cli import cli
+from refusing import call, contents, refused
 
 MODEL = '''
 from pathlib import Path
@@ -47,31 +44,6 @@ def factory():
 '''
 DECLARED = ("--input", "x=float32[batch,seq,4]", "--input", "attention_mask=int64[batch,seq]:padding",
             "--dim", "seq=1:6:24", "--dim", "batch=1:2:6")  # fmt: skip
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def refused(result: Result, *told: str, code: int = 2) -> None:
-    """A run that had to fail cleanly: its exit code, all of `told` on stderr, nothing on stdout, no traceback."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    assert "bug of attnport" not in result.stderr
-    for part in told:
-        assert part in result.stderr, result.stderr
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Digest by name of everything below a folder."""
-    return {str(path.relative_to(folder)): digest_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@pytest.fixture
-def untouched(tiny_artifact: Path) -> Path:
-    """An artifact that the command under test may not change; `intact` compares."""
-    return tiny_artifact
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +101,13 @@ SPECS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_spec_that_does_not_load(name: str, tmp_path: Path, untouched: Path) -> None:
+def test_a_spec_that_does_not_load(name: str, tmp_path: Path, tiny_artifact: Path) -> None:
     code, text, told = SPECS[name]
     file = tmp_path / "model.py"
     file.write_text(code)
-    before = contents(untouched)
-    refused(call("export", text.format(file=file, folder=tmp_path), "-o", untouched), *told)
-    assert contents(untouched) == before
+    before = contents(tiny_artifact)
+    refused(call("export", text.format(file=file, folder=tmp_path), "-o", tiny_artifact), *told)
+    assert contents(tiny_artifact) == before
 
 
 @pytest.mark.parametrize(
@@ -194,178 +166,6 @@ def test_a_source_that_is_gone(home: Path) -> None:
     refused(call("check", home / "out put"), "my model.py is not a file")
 
 
-@pytest.mark.parametrize("verb", ["fuse", "check", "bench", "report", "verify", "inspect"])
-def test_a_folder_that_is_no_artifact(verb: str, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    refused(call(verb, tmp_path), "attnport.json" if verb != "inspect" else str(tmp_path))
-    refused(call(verb, tmp_path / "nowhere"), "nowhere")
-    assert contents(tmp_path).keys() == {"notes.txt"}
-
-
-@pytest.mark.parametrize("verb", ["fuse", "check", "bench", "report", "verify", "inspect"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "edited", "another version"])
-def test_a_damaged_manifest(verb: str, damage: str, untouched: Path) -> None:
-    path = untouched / MANIFEST
-    text = path.read_text()
-    if damage == "another version":
-        text = text.replace('"format": 1', '"format": 99')
-    path.write_text(
-        {"cut": text[:300], "empty": "", "edited": text.replace('"opset": 23', '"opset": "many"')}.get(damage, text)
-    )
-    before = contents(untouched)
-    refused(call(verb, untouched), MANIFEST)
-    assert contents(untouched) == before
-
-
-@pytest.mark.parametrize(
-    ("verb", "file"),
-    [
-        ("fuse", "model.onnx"),
-        ("check", "model.ort_cpu.onnx"),
-        ("check", "tokenizer.json"),
-        ("bundle", "model.ort_cpu.onnx"),
-    ],
-)
-def test_a_file_that_was_cut_short(verb: str, file: str, untouched: Path, tmp_path: Path) -> None:
-    path = untouched / file
-    path.write_bytes(path.read_bytes()[:-20])
-    before = contents(untouched)
-    more = ["-o", tmp_path / "app", "--unverified"] if verb == "bundle" else []
-    result = call(verb, untouched, *more)
-    refused(result, file, "digest differs", code=6)
-    assert contents(untouched) == before
-    assert not (tmp_path / "app").exists()
-
-
-def test_a_manifest_that_names_files_outside(untouched: Path) -> None:
-    path = untouched / MANIFEST
-    path.write_text(path.read_text().replace('"file": "model.ort_cpu.onnx"', '"file": "../../model.onnx"'))
-    refused(call("check", untouched), "../../model.onnx", "outside", code=6)
-
-
-def test_a_manifest_that_uses_a_file_without_a_digest(untouched: Path) -> None:
-    manifest = json.loads((untouched / MANIFEST).read_text())
-    del manifest["files"]["model.ort_cpu.onnx"]
-    (untouched / MANIFEST).write_text(json.dumps(manifest))
-    for verb in ("check", "bench", "fuse", "verify"):
-        refused(call(verb, untouched), "model.ort_cpu.onnx", "no digest of it", code=6)
-
-
-def test_external_data_outside_the_folder(untouched: Path) -> None:
-    import onnx
-
-    secret = untouched.parent / "secret.bin"
-    secret.write_bytes(b"\0" * 65536)
-    model = onnx.load(untouched / "model.onnx")
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../secret.bin")
-    onnx.save(model, untouched / "model.onnx")
-    manifest = json.loads((untouched / MANIFEST).read_text())
-    manifest["files"]["model.onnx"] = digest_file(untouched / "model.onnx")
-    (untouched / MANIFEST).write_text(json.dumps(manifest))
-    result = call("fuse", untouched, "--target", "onnx")
-    assert result.exit_code in (2, 6), result.output
-    refused(result, "secret.bin", code=result.exit_code)
-
-
-@pytest.mark.parametrize(
-    ("profile", "told"),
-    [
-        ("seq=8:4:16", "min=8, opt=4, max=16"),
-        ("seq=1:2", "cannot read 'seq=1:2'"),
-        ("time=1:2:3", "got dim 'time'"),
-        ("seq=1:16:49", "takes seq from 1 to 48"),
-        ("seq=0:1:2", "1 <= min"),
-        ("seq=1:2:3,seq=1:2:3", "given twice"),
-        ("seq=1:2:99999999999999999999", "cannot read"),
-    ],
-)
-def test_a_profile_that_does_not_fit(profile: str, told: str, untouched: Path) -> None:
-    before = contents(untouched)
-    refused(call("build", untouched, "--target", "tensorrt-rtx", "--profile", profile), told)
-    assert contents(untouched) == before
-
-
-def test_targets_and_plans_that_there_are_not(untouched: Path) -> None:
-    refused(call("build", untouched, "--target", "tensorflow"), "tensorrt_rtx")
-    refused(call("build", untouched, "--target", "tensorrt_rtx", "--dtype", "int3"), "int3", "fp16")
-    refused(call("build", untouched, "--target", "tensorrt_rtx", "--sm", "12"), "12")
-    refused(call("fuse", untouched, "--target", "tensorrt_rtx", "--dtype", "int3"), "int3", "fp16")
-    refused(call("check", untouched, "--runtime", "ort"), "runtime 'ort'", "ort_cpu")
-    refused(call("bench", untouched, "--shape", "batch=0"), "batch")
-    refused(call("bench", untouched, "--shape", "batch=2,seq=49"), "1 to 48")
-    refused(call("bench", untouched, "--threads", "0"), "--threads")
-
-
-FEEDS = {
-    "a wrong name": ({"ids": np.ones((2, 3), np.int64)}, ("'ids'", "input_ids, attention_mask")),
-    "one missing": ({"input_ids": np.ones((2, 3), np.int64)}, ("'attention_mask' is missing",)),
-    "a wrong dtype": (
-        {"input_ids": np.ones((2, 3), np.int32), "attention_mask": np.ones((2, 3), np.int64)},
-        ("'input_ids'", "got dtype int32", "expected int64"),
-    ),
-    "a wrong rank": (
-        {"input_ids": np.ones(3, np.int64), "attention_mask": np.ones((2, 3), np.int64)},
-        ("'input_ids'", "got rank 1", "expected rank 2"),
-    ),
-    "too long": (
-        {"input_ids": np.ones((1, 49), np.int64), "attention_mask": np.ones((1, 49), np.int64)},
-        ("'input_ids'", "got seq=49", "1 to 48"),
-    ),
-    "sizes that differ": (
-        {"input_ids": np.ones((2, 3), np.int64), "attention_mask": np.ones((2, 4), np.int64)},
-        ("'attention_mask'", "got seq=4", "expected seq=3"),
-    ),
-    "ids beyond the vocabulary": (
-        {"input_ids": np.full((2, 3), 40), "attention_mask": np.ones((2, 3), np.int64)},
-        ("'input_ids'", "got values from 40 to 40", "expected 0 to 39"),
-    ),
-    "objects": ({"input_ids": np.array([{}]), "attention_mask": np.array([{}])}, ("feeds.npz", "pickle")),
-}
-
-
-@pytest.mark.parametrize("name", FEEDS)
-def test_feeds_that_do_not_fit(name: str, untouched: Path, tmp_path: Path) -> None:
-    feeds, told = FEEDS[name]
-    np.savez(tmp_path / "feeds.npz", **feeds)  # type: ignore[arg-type]
-    before = contents(untouched)
-    refused(call("check", untouched, "--inputs", tmp_path / "feeds.npz"), *told)
-    assert contents(untouched) == before
-
-
-@pytest.mark.parametrize("damage", ["missing", "empty", "text", "cut", "an .npy", "a folder"])
-def test_a_file_of_feeds_that_is_none(damage: str, untouched: Path, tmp_path: Path) -> None:
-    path = tmp_path / "feeds.npz"
-    if damage == "empty":
-        path.touch()
-    elif damage == "text":
-        path.write_text("input_ids = 3")
-    elif damage == "cut":
-        np.savez(path, input_ids=np.ones((2, 3), np.int64))
-        path.write_bytes(path.read_bytes()[:-30])
-    elif damage == "an .npy":
-        with path.open("wb") as file:
-            np.save(file, np.ones(3))
-    elif damage == "a folder":
-        path.mkdir()
-    refused(call("check", untouched, "--inputs", path), "feeds.npz")
-
-
-@pytest.mark.parametrize("damage", ["missing", "empty", "not text", "a folder"])
-def test_a_file_of_sentences_that_is_none(damage: str, untouched: Path, tmp_path: Path) -> None:
-    path = tmp_path / "sentences.txt"
-    if damage == "empty":
-        path.write_text("\n \n")
-    elif damage == "not text":
-        path.write_bytes(b"\xff\xfe\x00\xd8")
-    elif damage == "a folder":
-        path.mkdir()
-    for verb in ("check", "bench", "report"):
-        refused(call(verb, untouched, "--text", path), "sentences.txt")
-
-
 @pytest.mark.parametrize("place", ["a file", "below a file", "somebody's folder", "a folder that cannot be made"])
 def test_an_output_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
@@ -392,10 +192,10 @@ def test_an_output_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_extra_is_named_with_its_pip_line(
-    module: str, arguments: list[str], told: str, untouched: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, arguments: list[str], told: str, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    result = call(*(argument.format(folder=untouched) for argument in arguments))
+    result = call(*(argument.format(folder=tiny_artifact) for argument in arguments))
     assert result.exit_code == 3, result.output
     assert told in result.stderr
     assert "Traceback" not in result.stderr
@@ -408,10 +208,12 @@ def small_files() -> None:
 
 
 @pytest.mark.parametrize("verb", ["export", "fuse"])
-def test_a_full_disk_leaves_what_was_there(verb: str, untouched: Path) -> None:
+def test_a_full_disk_leaves_what_was_there(verb: str, tiny_artifact: Path) -> None:
     spec = f"{Path(__file__).parent / 'tiny_model.py'}:spec"
-    arguments = ["export", spec, "-o", str(untouched), "--force"] if verb == "export" else ["fuse", str(untouched)]
-    before = contents(untouched)
+    arguments = (
+        ["export", spec, "-o", str(tiny_artifact), "--force"] if verb == "export" else ["fuse", str(tiny_artifact)]
+    )
+    before = contents(tiny_artifact)
     done = subprocess.run(
         [sys.executable, "-B", "-c", "from attnport.cli import main; main()", *arguments],
         capture_output=True, text=True, timeout=120, check=False, preexec_fn=small_files,
@@ -419,8 +221,8 @@ def test_a_full_disk_leaves_what_was_there(verb: str, untouched: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "untouched" in done.stderr
     assert "Traceback" not in done.stderr
-    assert contents(untouched) == before
-    assert {path.name for path in untouched.iterdir()} == {name.partition("/")[0] for name in before}
+    assert contents(tiny_artifact) == before
+    assert {path.name for path in tiny_artifact.iterdir()} == {name.partition("/")[0] for name in before}
 
 
 def test_the_check_for_a_clean_refusal_sees_what_is_not_one(tmp_path: Path) -> None:
