@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class CannotRepeat(Exception):  # noqa: N818 - tells the target to leave the attention as it is, with a reason
+class CannotRepeat(Exception):
     """Query and key/value heads differ and one of the two counts is not fixed, or they do not divide."""
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 AXES = ("b", "h", "i", "j")
 
 
-class _CannotWrite(Exception):  # noqa: N818 - tells the caller to take the original value
+class _CannotWrite(Exception):
     """A formula has no direct graph form."""
 
 

@@ -67,7 +67,7 @@ class Miss:
     reason: str
 
 
-class NotRecognised(Exception):  # noqa: N818 - the outcome of a rule, not a failure of the program
+class NotRecognised(Exception):
     """Raised inside a rule with the reason why a node is no attention that can be lowered."""
 
 
