@@ -219,6 +219,13 @@ def test_an_attention_whose_output_is_the_graphs_keeps_the_outputs_name() -> Non
         assert [value.name for value in model.graph.inputs] == ["q", "k", "v"]
 
 
+@pytest.mark.parametrize("target", ["onnx", "onnx_18", "tensorrt"])
+def test_every_anchor_is_a_node_of_the_graph_even_where_one_attention_feeds_the_next(target: str) -> None:
+    result = lowered("stacked", target)
+    names = {node.name for node in result.model.graph}
+    assert {anchor for anchors in result.anchors.values() for anchor in anchors} <= names
+
+
 def test_one_mask_is_written_for_all_layers() -> None:
     result = lowered("stacked", "ort_cpu")
     names = [node.name for node in result.model.graph]
