@@ -1,21 +1,17 @@
-"""The values that flow between stages, and how they are read from and written to disk.
+"""The values that flow between stages.
 
-Every value is a frozen dataclass saved as JSON beside the files that it describes. What is read back is validated
-strictly (unknown keys, wrong types and NaN are refused), because it may have been edited or cut short.
+Every value is a frozen dataclass saved as JSON (by `jsonfile`) beside the files that it describes. What is read back is
+validated strictly (unknown keys, wrong types and NaN are refused), because it may have been edited or cut short.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from attnport.dims import STRICT, Dim, Profile, TensorSpec
-from attnport.errors import ArtifactError, AttnportError
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -24,13 +20,9 @@ if TYPE_CHECKING:
 
 MANIFEST = "attnport.json"
 FORMAT = 1
-MAX_JSON_BYTES = 256 << 20
 Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
 """Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
-
-T = TypeVar("T")
-
 
 # --- what goes in -------------------------------------------------------------------------------------------------
 
@@ -389,58 +381,3 @@ class Session(Protocol):
     def close(self) -> None:
         """Frees what the session holds; closing twice is fine."""
         ...
-
-
-# --- disk ---------------------------------------------------------------------------------------------------------
-
-
-def to_json(value: Any) -> str:
-    """A value as JSON text, ending in a newline; NaN and Inf are refused."""
-    return json.dumps(dataclasses.asdict(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def from_json(kind: type[T], text: str | bytes, where: str) -> T:
-    """Validates JSON text as a value of `kind`; `where` names the file in errors.
-
-    Raises:
-        ArtifactError: not JSON, or not a `kind`; says where and what.
-    """
-    import pydantic
-
-    try:
-        return pydantic.TypeAdapter(kind).validate_json(text)
-    except pydantic.ValidationError as err:
-        first = err.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the top level"
-        raise ArtifactError(
-            f"{where} is not a valid {kind.__name__}: {first['msg']} (at {place}).",
-            hint="It was cut short, edited, or written by another version; make it again.",
-        ) from err
-    except AttnportError as err:  # a value's own check, which does not know the file
-        raise ArtifactError(f"{where} is not a valid {kind.__name__}: {err}") from err
-
-
-def read(kind: type[T], path: Path) -> T:
-    """Reads a value from the JSON file `path`. Raises ArtifactError when it is missing, too large or malformed."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ArtifactError(f"{path} has {path.stat().st_size} bytes; at most {MAX_JSON_BYTES} are read.")
-        data = path.read_bytes()
-    except OSError as err:
-        raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
-    return from_json(kind, data, str(path))
-
-
-def digest_file(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_text(*parts: str) -> str:
-    """SHA-256 over texts, each with its length so that no two lists collide."""
-    sha = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        sha.update(len(data).to_bytes(8, "little") + data)
-    return sha.hexdigest()

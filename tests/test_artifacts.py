@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnport import artifacts
+from attnport import artifacts, jsonfile
 from attnport.artifacts import (
     Capabilities,
     EngineRecord,
@@ -24,14 +24,10 @@ from attnport.artifacts import (
     Source,
     SourceAttention,
     Stage,
-    digest_file,
-    digest_text,
-    from_json,
-    read,
-    to_json,
 )
 from attnport.dims import Dim, Profile
 from attnport.errors import ArtifactError
+from attnport.jsonfile import digest_file, digest_text, from_json, read, to_json
 from attnport.models.bert_encoder import SPEC
 
 MANIFEST = Manifest(
@@ -146,7 +142,7 @@ def test_a_file_that_is_missing_or_a_folder_is_an_error_of_ours(tmp_path: Path) 
 def test_a_file_of_absurd_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.json"
     path.write_text(to_json(MANIFEST))
-    monkeypatch.setattr(artifacts, "MAX_JSON_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(jsonfile, "MAX_JSON_BYTES", path.stat().st_size - 1)
     with pytest.raises(ArtifactError, match="at most"):
         read(Manifest, path)
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from killing import BUNDLE
 
-from attnport.artifacts import MANIFEST, FusionReport, LatencyReport, ParityReport, read
+from attnport.artifacts import MANIFEST, FusionReport, LatencyReport, ParityReport
 from attnport.bundling.model_file import external_files
 from attnport.errors import AttnportError
+from attnport.jsonfile import read
 from attnport.pipeline.verify import raise_for, verify
 from attnport.pipeline.workspace import open_folder
 from attnport.transaction import JOURNAL, OWN, STAGING, settle

@@ -1,6 +1,6 @@
 """The order of the layers, read from the imports of every file.
 
-    errors, optional, transaction < dims, masks < artifacts
+    errors, jsonfile, optional, transaction < dims, masks < artifacts
         < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
 
 Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "attnport"
 SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundling", "reporting")
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "optional", "transaction"),
+    ("errors", "jsonfile", "optional", "transaction"),
     ("dims", "masks"),
     ("artifacts",),
     SIBLINGS,

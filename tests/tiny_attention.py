@@ -25,9 +25,9 @@ from attnport.artifacts import (
     Source,
     SourceAttention,
     Verdict,
-    to_json,
 )
 from attnport.dims import Dim, TensorSpec
+from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
 from attnport.pipeline.workspace import change
 

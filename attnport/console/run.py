@@ -73,7 +73,7 @@ class Reporter:
     def show(self, value: Any, table: str) -> None:
         """Prints a value as JSON, or by the function of `attnport.console.tables` that is called `table`."""
         if self.as_json:
-            from attnport.artifacts import to_json
+            from attnport.jsonfile import to_json
 
             self.print(to_json(value))
             return

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnport.artifacts import LatencyReport, Manifest, Ran, digest_text, read, to_json
+from attnport.artifacts import LatencyReport, Manifest, Ran
 from attnport.compare.latency import CONFIDENCE, Samples, orders, rows
 from attnport.compare.text import read_sentences
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, SpecError
+from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.child import Child, ChildError, reason_of
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.machine import machine

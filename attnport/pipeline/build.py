@@ -7,18 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnport import optional
-from attnport.artifacts import (
-    EngineRecord,
-    Evidence,
-    Form,
-    FusionItem,
-    FusionReport,
-    FusionTable,
-    Manifest,
-    digest_text,
-    read,
-    to_json,
-)
+from attnport.artifacts import EngineRecord, Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import ArtifactError, FusionMissing, UsageError
 from attnport.exporter.engine import (
@@ -30,6 +19,7 @@ from attnport.exporter.engine import (
     prove,
     read_plan,
 )
+from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 
 FUSION = "fusion.json"

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attnport.artifacts import FusionReport, Manifest, ParityReport, RuntimeParity, Verdict, read
+from attnport.artifacts import FusionReport, Manifest, ParityReport, RuntimeParity, Verdict
 from attnport.bundling import place
 from attnport.bundling.write import RUNS, Judged, needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
+from attnport.jsonfile import read
 from attnport.pipeline.workspace import check_files, open_folder
 
 LANGUAGES = ("python",)

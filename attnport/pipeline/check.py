@@ -8,15 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from attnport.artifacts import (
-    Capabilities,
-    Manifest,
-    ParityReport,
-    digest_file,
-    digest_text,
-    read,
-    to_json,
-)
+from attnport.artifacts import Capabilities, Manifest, ParityReport
 from attnport.compare.inputs import Case, cases
 from attnport.compare.inputs import case as given_case
 from attnport.compare.text import read_sentences, text_cases
@@ -26,6 +18,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
+from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.pipeline.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.pipeline.evaluate import Progress, References
 from attnport.pipeline.feeds import read_feeds

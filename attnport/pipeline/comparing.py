@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnport.artifacts import Capabilities, Form, IOContract, Manifest, ModelSpec, ParityReport, RuntimeParity, Session
+from attnport.artifacts import (
+    Capabilities,
+    Form,
+    IOContract,
+    Manifest,
+    ModelSpec,
+    ParityReport,
+    RuntimeParity,
+    Session,
+)
 from attnport.compare import parity
 from attnport.compare.inputs import Case
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError

@@ -9,18 +9,11 @@ from typing import Any
 import numpy as np
 
 from attnport import __version__
-from attnport.artifacts import (
-    FORMAT,
-    IOContract,
-    Manifest,
-    ModelSpec,
-    Session,
-    digest_text,
-    to_json,
-)
+from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.compare.inputs import Case, cases, full_case
 from attnport.compare.parity import Errors, Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
+from attnport.jsonfile import digest_text, to_json
 from attnport.pipeline.loading import load
 from attnport.pipeline.refusals import refuse_stranger
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain

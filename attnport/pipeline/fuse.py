@@ -7,20 +7,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attnport.artifacts import (
-    Evidence,
-    Form,
-    FusionItem,
-    FusionReport,
-    FusionTable,
-    Manifest,
-    digest_text,
-    read,
-    to_json,
-)
+from attnport.artifacts import Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
 from attnport.errors import AttnportError, FusionMissing
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
+from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.export import MODEL, WEIGHTS
 from attnport.pipeline.workspace import Change, change, check_files, fresh, open_folder, toolchain
 from attnport.runtimes import base as runtimes

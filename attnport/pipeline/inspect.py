@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, ParityReport, digest_file, read
+from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, ParityReport
 from attnport.bundling.python import files as bundle_files
 from attnport.bundling.python import manifest as bundle_manifest
 from attnport.bundling.python.errors import BundleError
@@ -15,6 +15,7 @@ from attnport.bundling.python.errors import IntegrityError as BundleIntegrityErr
 from attnport.bundling.python.manifest import MANIFEST as BUNDLE
 from attnport.dims import STRICT
 from attnport.errors import ArtifactError, IntegrityError
+from attnport.jsonfile import digest_file, read
 from attnport.pipeline.inspect_graph import GraphFacts, graph_facts
 from attnport.pipeline.workspace import check_files, open_folder
 

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.artifacts import Manifest, digest_file
+from attnport.artifacts import Manifest
+from attnport.jsonfile import digest_file
 from attnport.runtimes.base import Opening, Runtime
 
 MODEL = "model.onnx"

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnport import __version__
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport, digest_text, read
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport
 from attnport.errors import ArtifactError, AttnportError
+from attnport.jsonfile import digest_text, read
 from attnport.optional import require
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.machine import machine

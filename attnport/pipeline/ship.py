@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, ParityReport, Stage, read
+from attnport.artifacts import FusionReport, LatencyReport, ParityReport, Stage
 from attnport.dims import STRICT
 from attnport.errors import AttnportError, MissingDependency, ParityFailed
+from attnport.jsonfile import read
 from attnport.pipeline.refusals import as_usage_error
 from attnport.pipeline.workspace import open_if_there
 

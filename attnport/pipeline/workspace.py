@@ -12,18 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnport import __version__
-from attnport.artifacts import (
-    FORMAT,
-    MANIFEST,
-    Manifest,
-    ModelSpec,
-    Stage,
-    digest_file,
-    digest_text,
-    read,
-    to_json,
-)
+from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
+from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.transaction import JOURNAL, STAGING, Transaction, settle, transaction
 
 

@@ -9,8 +9,9 @@ import struct
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session, digest_file
+from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError
+from attnport.jsonfile import digest_file
 from attnport.optional import require
 from attnport.runtimes import _cuda
 from attnport.runtimes._engine_session import EngineSession

@@ -64,7 +64,7 @@ def test_the_bundles_own_reader_refuses_it(attack: attacks.Attack, app: Path) ->
     check(attack, answer(run, BundleError, Refused))
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(Exception):
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = exit_code

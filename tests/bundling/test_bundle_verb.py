@@ -16,11 +16,12 @@ import pytest
 import tiny_attention as tiny
 from killing import Armed, in_child
 
-from attnport.artifacts import Form, to_json
+from attnport.artifacts import Form
 from attnport.bundling import golden, place
 from attnport.bundling.model_file import oldest_onnxruntime
 from attnport.bundling.python import files, manifest
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
+from attnport.jsonfile import to_json
 from attnport.pipeline.bundle import bundle
 from attnport.pipeline.workspace import change
 

@@ -17,7 +17,6 @@ import pytest
 from engine_graphs import contract, decomposed, masked_twice, operator
 
 from attnport import optional
-from attnport.artifacts import digest_file
 from attnport.dims import Dim, Profile
 from attnport.errors import (
     ArtifactError,
@@ -30,6 +29,7 @@ from attnport.errors import (
 )
 from attnport.exporter.engine import build as building
 from attnport.exporter.engine import build_engine, child, external_files, read_header
+from attnport.jsonfile import digest_file
 
 pytest.importorskip("tensorrt_rtx")
 

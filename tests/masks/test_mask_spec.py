@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attnport.artifacts import from_json, to_json
 from attnport.errors import ArtifactError, UsageError
+from attnport.jsonfile import from_json, to_json
 from attnport.masks.spec import KINDS, POLARITIES, MaskSpec
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from attnport.artifacts import LatencyReport, read
+from attnport.artifacts import LatencyReport
 from attnport.errors import ArtifactError, ProfileError, SpecError, UsageError
+from attnport.jsonfile import read
 from attnport.pipeline import bench as verb
 from attnport.pipeline.bench import MIN_ROUNDS, bench
 from attnport.pipeline.child import Child

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from attnport.artifacts import Capabilities, Form, ParityReport, RuntimeParity, Session, read
+from attnport.artifacts import Capabilities, Form, ParityReport, RuntimeParity, Session
 from attnport.errors import IntegrityError, ParityFailed, UnavailableError, UsageError
+from attnport.jsonfile import read
 from attnport.pipeline.check import check, raise_for
 from attnport.pipeline.workspace import change, open_folder
 from attnport.runtimes import base

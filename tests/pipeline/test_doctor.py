@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attnport.artifacts import Capabilities, from_json, to_json
+from attnport.artifacts import Capabilities
+from attnport.jsonfile import from_json, to_json
 from attnport.pipeline import doctor
 from attnport.runtimes import base
 

@@ -10,9 +10,10 @@ import tiny_model
 import torch
 from torch import nn
 
-from attnport.artifacts import MANIFEST, digest_file
+from attnport.artifacts import MANIFEST
 from attnport.errors import ExportError, UsageError
 from attnport.exporter import capture as capturing
+from attnport.jsonfile import digest_file
 from attnport.pipeline.export import export, size_cases
 from attnport.pipeline.refusals import refuse_stranger
 from attnport.pipeline.workspace import open_folder

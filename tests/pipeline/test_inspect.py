@@ -12,9 +12,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from attnport.artifacts import FORMAT, EngineRecord, Manifest, Source, from_json, to_json
+from attnport.artifacts import FORMAT, EngineRecord, Manifest, Source
 from attnport.dims import Dim, Profile
 from attnport.errors import ArtifactError, AttnportError, IntegrityError
+from attnport.jsonfile import from_json, to_json
 from attnport.models.bert_encoder import SPEC
 from attnport.pipeline.inspect import Inspection, inspect
 from attnport.pipeline.inspect_graph import graph_facts

@@ -19,9 +19,6 @@ from attnport.artifacts import (
     Manifest,
     Source,
     SourceAttention,
-    digest_file,
-    read,
-    to_json,
 )
 from attnport.errors import (
     ArtifactError,
@@ -31,6 +28,7 @@ from attnport.errors import (
     ProfileError,
     UsageError,
 )
+from attnport.jsonfile import digest_file, read, to_json
 from attnport.pipeline import build as verb
 from attnport.pipeline.build import build, require_fused
 from attnport.pipeline.workspace import change, check_files, open_folder

@@ -23,9 +23,9 @@ from attnport.artifacts import (
     ParityReport,
     RuntimeParity,
     Stage,
-    to_json,
 )
 from attnport.cli import cli
+from attnport.jsonfile import to_json
 from attnport.pipeline.ship import ShipResult, ship
 from attnport.pipeline.verify import VerifyResult, VerifyRow
 from attnport.pipeline.workspace import change, open_folder

@@ -12,9 +12,10 @@ import pytest
 import torch
 from wellformed import faults
 
-from attnport.artifacts import IOContract, Manifest, ModelSpec, to_json
+from attnport.artifacts import IOContract, Manifest, ModelSpec
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
+from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
 from attnport.pipeline import report as verb
 from attnport.pipeline.workspace import change, open_folder

@@ -13,13 +13,13 @@ class FeedError(BundleError):
     """Inputs do not fit the model: the message names the tensor, what was got and what is expected."""
 
 
-class RuntimeMissing(BundleError):  # noqa: N818 - the field's own word, as in MissingDependency
+class RuntimeMissing(BundleError):
     """The runtime is not installed, or is older than the bundle needs."""
 
     exit_code = 3
 
 
-class NumbersOff(BundleError):  # noqa: N818
+class NumbersOff(BundleError):
     """The model computes something else here than where the bundle was made."""
 
     exit_code = 4

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import attnport
 from attnport import errors
-from attnport.artifacts import EngineRecord, IOContract, digest_file, read, to_json
+from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Profile
 from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
 from attnport.exporter.engine.header import read_header
 from attnport.exporter.engine.request import BuildRequest, BuildResult
+from attnport.jsonfile import digest_file, read, to_json
 
 FLAVOURS = ("tensorrt_rtx", "tensorrt")
 MAX_ELEMENTS = 2**31 - 1

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnport import optional
-from attnport.artifacts import from_json, to_json
 from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
 from attnport.exporter.engine.request import BuildRequest, BuildResult
+from attnport.jsonfile import from_json, to_json
 
 PR_SET_PDEATHSIG = 1
 ADDR_NO_RANDOMIZE = 0x0040000
