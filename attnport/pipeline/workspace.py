@@ -145,7 +145,7 @@ class Change:
         done = Stage(
             inputs=inputs,
             files=(*written, *extra),
-            made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            made=datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
             seconds=round(time.monotonic() - self._began, 3),
         )
         self.manifest = dataclasses.replace(

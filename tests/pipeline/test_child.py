@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -99,11 +101,19 @@ def test_the_worker_answers_what_it_cannot_do_and_keeps_what_libraries_print_to_
     child.kill()
 
 
+MEMORY = """
+import numpy as np
+from attnport.pipeline.worker import memory_bytes
+before = memory_bytes("VmHWM")
+block = np.ones(64 << 20, dtype=np.uint8)
+print(memory_bytes("VmHWM") - before)
+"""
+
+
 def test_memory_figures_are_those_of_the_process() -> None:
-    before = memory_bytes("VmHWM")
-    block = np.ones(64 << 20, dtype=np.uint8)
-    assert memory_bytes("VmHWM") - before > 30 << 20
-    assert block.sum() == 64 << 20
+    # In a process of its own: the peak of this one lies wherever an earlier test took it.
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert 60 << 20 < int(run.stdout) < 90 << 20
     with pytest.raises(OSError, match="VmNothing"):
         memory_bytes("VmNothing")
 
