@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,11 @@ def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str]
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        reference, eager = _torch_sessions(spec)
-        with_contract = base.get("torch_eager").open(Opening(spec.io, spec=spec, float64=True, contract=True))
-        _check_dims(spec.io, changing.path(MODEL), reference, eager, progress)
+        with _sessions(spec, contract=False) as (reference, eager):
+            _check_dims(spec.io, changing.path(MODEL), reference, eager, progress)
         progress("golden outputs in float64")
-        _write_golden(spec.io, with_contract, eager, changing.path(GOLDEN))
-        for session in (reference, eager, with_contract):
-            session.close()
+        with _sessions(spec, contract=True) as (reference, eager):
+            _write_golden(spec.io, reference, eager, changing.path(GOLDEN))
         if spec.tokenizer is not None:
             changing.path("tokenizer.json").write_bytes(spec.tokenizer.read_bytes())
         changing.manifest = Manifest(
@@ -94,9 +93,17 @@ def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str]
         return changing.finish(STAGE, digest)
 
 
-def _torch_sessions(spec: ModelSpec) -> tuple[Session, Session]:
-    eager = base.get("torch_eager")
-    return eager.open(Opening(spec.io, spec=spec, float64=True)), eager.open(Opening(spec.io, spec=spec))
+@contextmanager
+def _sessions(spec: ModelSpec, *, contract: bool) -> Iterator[tuple[Session, Session]]:
+    """The module in float64, and in float32 as the measure of error; `contract` as in `Opening`."""
+    torch_eager = base.get("torch_eager")
+    reference = torch_eager.open(Opening(spec.io, spec=spec, float64=True, contract=contract))
+    eager = torch_eager.open(Opening(spec.io, spec=spec, contract=contract))
+    try:
+        yield reference, eager
+    finally:
+        reference.close()
+        eager.close()
 
 
 def _versions() -> dict[str, str]:
