@@ -11,6 +11,7 @@ from attnport.errors import ArtifactError, UnavailableError
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
 from attnport.runtimes._session import Array, CheckedSession, first_line, refused
+from attnport.runtimes._signal_stack import signal_stack_kept
 from attnport.runtimes.base import Opening, Runtime, physical_cores
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
@@ -125,7 +126,8 @@ def _compiled(path: Path, graph: Any, plan: str, threads: int | None) -> Any:
         "PERFORMANCE_HINT": "LATENCY",
     }
     try:
-        compiled = openvino.Core().compile_model(graph, "CPU", settings)
+        with signal_stack_kept():
+            compiled = openvino.Core().compile_model(graph, "CPU", settings)
     except Exception as err:
         raise ArtifactError(f"{path}: OpenVINO cannot compile it: {first_line(err)}") from err
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
@@ -173,7 +175,8 @@ def _tried(core: Any, mask: str, body: str, anchors: tuple[str, ...]) -> str:
     try:
         graph = core.read_model(model.SerializeToString())
         marked = mark(graph, {"": anchors}, {node.name: node.output[0] for node in model.graph.node})
-        compiled = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1})
+        with signal_stack_kept():
+            compiled = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1})
         return "fused" if covering_layers(compiled.get_runtime_model(), marked) else "not fused"
     except Exception as err:
         return f"refused: {first_line(err)}"
