@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from attnport.sources.pooling import Pooling, read_pooling
 
 TOKENS = ("batch", "seq")
 MAX_POSITIONS = 131072
+_NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
 
 def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
@@ -57,13 +59,21 @@ def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
 
     module = make()
     contract = _contract(place, config, module, dims)
-    name = folder.name if folder.is_dir() else place.rpartition("/")[2]
-    if name in ("", "model", "."):
-        name = str(getattr(config, "_name_or_path", "")).rpartition("/")[2] or config.model_type
     ready = [module]
+    name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
     return ModelSpec(
         name, Source(f"hf:{place}"), contract, lambda: ready.pop() if ready else make(), _tokenizer(place, folder)
     )
+
+
+def _name(folder: Path) -> str:
+    """A folder's own name, or, where that says nothing, the title of its model card; "" where neither does."""
+    if folder.resolve().name not in _NAMELESS:
+        return folder.resolve().name
+    card = folder / "README.md"
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.is_file() else []
+    title = next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), "")
+    return title if re.fullmatch(r"[\w.+-]{1,80}", title) else ""
 
 
 def _module(place: str, config: Any, pooling: Pooling | None) -> TextModel | VisionModel:

@@ -194,3 +194,22 @@ def test_all_minilm_is_what_transformers_and_mean_pooling_give() -> None:
     kept = tokens["attention_mask"].bool()
     torch.testing.assert_close(got_hidden[kept], hidden[kept], rtol=1e-8, atol=1e-9)
     assert torch.nn.functional.cosine_similarity(got[0], got[1], dim=0) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("folder", "card", "name"),
+    [
+        ("my-bert", "# other", "my-bert"),
+        ("model", "---\ntags: x\n---\n\n# all-MiniLM-L6-v2\n# more", "all-MiniLM-L6-v2"),
+        ("model", "# A title of several words", "bert"),
+        ("model", None, "bert"),
+    ],
+)
+def test_a_folder_without_a_telling_name_takes_that_of_its_card(
+    folder: str, card: str | None, name: str, folders: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / folder
+    shutil.copytree(made("bert", folders), copy)
+    if card is not None:
+        (copy / "README.md").write_text(card)
+    assert load(f"hf:{copy}").name == name
