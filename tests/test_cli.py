@@ -216,3 +216,42 @@ def test_the_console_script_ends_with_the_codes_of_click(monkeypatch: pytest.Mon
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code == code
+
+
+def test_an_interrupt_that_python_swallows_in_a_callback_ends_the_verb_at_its_next_step(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from attnport.pipeline import export
+
+    class Dies:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    after = []
+
+    def run(spec: str, output: Path, *, progress: Any, **options: Any) -> Any:
+        Dies()
+        progress("the next step")
+        after.append(spec)
+
+    monkeypatch.setattr(export, "export", run)
+    result = call("export", "bert_encoder", "-o", "out")
+    assert result.exit_code == 130
+    assert after == []
+    assert "untouched" in result.stderr
+    assert "Traceback" not in result.stderr + capfd.readouterr().err
+
+
+def test_an_interrupt_after_the_last_step_does_not_say_that_nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnport.pipeline import export
+
+    class Dies:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    monkeypatch.setattr(export, "export", lambda *arguments, **options: Dies() and None)
+    result = call("export", "bert_encoder", "-o", "out")
+    assert result.exit_code == 130
+    assert "already done; it is kept" in result.stderr

@@ -43,10 +43,17 @@ class Reporter:
         self.as_json = as_json
         self.verbose = verbose
         self.traceback = traceback
+        self.interrupts: list[int] = []
         self._status: Any = None
 
     def progress(self, message: str) -> None:
-        """Shows what is being done: a spinner on a terminal, a line with -v, nothing otherwise."""
+        """Shows what is being done: a spinner on a terminal, a line with -v, nothing otherwise.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed, and a library swallowed it.
+        """
+        if self.interrupts:
+            raise KeyboardInterrupt
         if self.verbose:
             click.echo(message, err=True)
         elif self._status is not None:
@@ -116,13 +123,15 @@ def verb(work: F) -> F:
     def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:
         out = Reporter(as_json=as_json, verbose=verbose, traceback=traceback)
         with _interrupts() as interrupted:
+            out.interrupts = interrupted
+            told = "interrupted; what was there before is untouched."
             try:
                 with out.working(f"attnport {work.__name__.rstrip('_')}"):
                     finish = work(out, *args, **options)
                 if not interrupted:
                     finish()
                     return
-                code = INTERRUPTED
+                code, told = INTERRUPTED, "interrupted when the work was already done; it is kept."
             except (click.ClickException, click.exceptions.Exit):
                 raise
             except SystemExit as end:
@@ -130,7 +139,7 @@ def verb(work: F) -> F:
             except BaseException as err:
                 code = _ended_by(err, out)
             if interrupted or code == INTERRUPTED:
-                click.echo("interrupted; what was there before is untouched.", err=True)
+                click.echo(told, err=True)
                 code = INTERRUPTED
         sys.exit(code)
 
@@ -170,8 +179,16 @@ def _as_error(err: BaseException) -> AttnportError | None:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Notes Ctrl-C as well as raising it: a library may turn the exception into one of its own on the way."""
+    """Notes Ctrl-C as well as raising it: a library may turn the exception into one of its own on the way.
+
+    Where it is raised in a callback of Python's own, Python prints a traceback and goes on; that print is left out.
+    """
     seen: list[int] = []
+    print_ignored = sys.unraisablehook
+
+    def ignored(what: sys.UnraisableHookArgs) -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt):
+            print_ignored(what)
 
     def note(number: int, frame: Any) -> None:
         seen.append(number)
@@ -185,9 +202,11 @@ def _interrupts() -> Iterator[list[int]]:
     except ValueError:  # not the main thread, which has no signals
         yield seen
         return
+    sys.unraisablehook = ignored
     try:
         yield seen
     finally:
+        sys.unraisablehook = print_ignored
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
