@@ -80,7 +80,7 @@ def raise_for(result: VerifyResult) -> None:
         bad = [row for row in result.rows if row.verdict == "FAIL"]
         more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
         raise _KINDS.get(result.exit_code, IntegrityError)(
-            f"{result.path} is not what was written: {bad[0].check}: {bad[0].detail}{more}.",
+            f"{result.path} is not what was written: {bad[0].check}: {bad[0].detail.rstrip('.')}{more}.",
             hint="Restore it from where it was made, or make it again.",
         )
 
@@ -129,8 +129,9 @@ def _on_disk(path: Path) -> list[str]:
 def _artifact_file(path: Path, manifest: Manifest, name: str) -> VerifyRow:
     try:
         check_files(path, manifest, name)
-    except IntegrityError as err:
-        return VerifyRow(name, "FAIL", "missing" if not (path / name).is_file() else f"changed: {err.message}")
+    except IntegrityError:
+        changed = "a link" if (path / name).is_symlink() else "changed: its SHA-256 is not that of the manifest"
+        return VerifyRow(name, "FAIL", changed if (path / name).is_file() else "missing")
     if any((path / parent).is_symlink() for parent in list(Path(name).parents)[:-1]):
         return VerifyRow(name, "FAIL", "reached through a link, so not a file of this folder")
     return VerifyRow(name, "PASS", f"{(path / name).stat().st_size} bytes, as written")

@@ -40,13 +40,19 @@ def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
     transformers.utils.logging.disable_progress_bar()
     folder = Path(place)
     if not folder.is_dir() and (folder.is_absolute() or place.startswith(".") or place.count("/") != 1):
-        raise SpecError(f"hf:{place}: there is no such folder.", hint="Give a folder with config.json, or a hub id.")
+        raise SpecError(
+            f"hf:{place}: there is no such folder.",
+            hint="Give a folder with config.json, or the id of a model of the hub: hf:OWNER/NAME.",
+        )
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
     try:
         config = transformers.AutoConfig.from_pretrained(place)
     except (OSError, ValueError, json.JSONDecodeError) as err:
-        raise SpecError(f"hf:{place}: its config cannot be read: {_first(err)}") from err
+        hint = (
+            "" if folder.is_dir() else "It is no folder here, so it was looked for on the hub. Is the machine online?"
+        )
+        raise SpecError(f"hf:{place}: its config cannot be read: {_first(err)}", hint=hint) from err
     if getattr(config, "is_encoder_decoder", False):
         raise SpecError(
             f"hf:{place}: {config.model_type} is an encoder with a decoder; one pass over one sequence is supported.",

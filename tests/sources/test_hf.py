@@ -109,6 +109,18 @@ def test_nan_in_the_weights_is_named(folders: Path, tmp_path: Path) -> None:
         load(f"hf:{folder}")
 
 
+def test_an_id_that_the_hub_does_not_give_says_that_it_was_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def unreachable(place: str) -> None:
+        raise OSError("We couldn't connect\nmore lines")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    with pytest.raises(SpecError, match=r"its config cannot be read: We couldn't connect$") as told:
+        load("hf:nobody/no-such-model")
+    assert "no folder here" in told.value.hint
+
+
 def test_missing_weights_are_an_error_and_not_random_numbers(folders: Path, tmp_path: Path) -> None:
     import safetensors.torch
 

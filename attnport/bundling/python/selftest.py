@@ -76,4 +76,4 @@ def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tu
 def _words(result: Result) -> str:
     if result.reason:
         return result.reason
-    return f"max error {result.max_error:.1e} of {result.max_bound:.1e}"
+    return f"max error {result.max_error:.1e}, bound {result.max_bound:.1e}"
