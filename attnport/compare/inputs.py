@@ -49,11 +49,6 @@ def batch_dim(io: IOContract) -> str | None:
     return first if len(names) > 1 or io.padding_masks() else None
 
 
-def key_dim(io: IOContract, mask: MaskSpec) -> str | int:
-    """The dim of a padding mask that counts keys: its last."""
-    return _spec(io, str(mask.input)).dims[-1]
-
-
 def cases(io: IOContract, seed: int = 0) -> list[Case]:
     """The cases of a contract: padding layouts (models with a mask input only), then sizes.
 
