@@ -180,16 +180,25 @@ class FusionItem:
 
 @dataclass(frozen=True)
 class FusionTable:
-    """All attentions of the source on one target; `proved_by` names the runtime (or engine) that gave the evidence."""
+    """All attentions of the source on one target.
+
+    Attributes:
+        proved_by: The runtime or engine that was asked; None where none on this machine could look, so that an
+            attention that is not fused may well be where the target is.
+    """
 
     attentions: int
     fused: int
     items: tuple[FusionItem, ...]
     file: str
     plan: str
-    proved_by: str
+    proved_by: str | None
 
     __pydantic_config__ = STRICT
+
+    def __str__(self) -> str:
+        """`6/6`, or `not proven`."""
+        return "not proven" if self.proved_by is None else f"{self.fused}/{self.attentions}"
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def fuse(
         out.show(report, "show_fusion_explained" if explain else "show_fusion")
         if require:
             keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
-            provable = [key for key in keys if targets or report.targets[key].proved_by != fusing.NOBODY]
+            provable = [key for key in keys if targets or report.targets[key].proved_by is not None]
             fusing.require(report, provable)
 
     return finish
@@ -141,6 +141,8 @@ def build(
 
     def finish() -> None:
         out.show(record, "show_engine")
+        if not out.as_json:
+            out.show(table, "show_engine_fusion")
         require_fused(table)
 
     return finish
@@ -148,7 +150,7 @@ def build(
 
 @cli.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all.")
+@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other.")
 @click.option("--text", type=FOLDER, help="Sentences, one a line.")
 @click.option("--inputs", type=FOLDER, help="An .npz with an array for each input.")
 @click.option("--force", is_flag=True, help="Check even when nothing changed.")
@@ -171,7 +173,7 @@ def check(
 
 @cli.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all.")
+@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other.")
 @click.option("--shape", "shapes", multiple=True, help='"batch=8,seq=128"; several allowed.')
 @click.option("--text", type=FOLDER, help="Sentences, one a line.")
 @click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores.")

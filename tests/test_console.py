@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ FUSION = FusionReport(
         "tensorrt_rtx.fp32_islands": FusionTable(
             2, 0, (FusionItem("encoder.0", "Attention", "padding(mask)", None, False, LONG),
                    FusionItem("encoder.1", "Attention", "padding(mask)", None, False, "another reason")),
-            "model.tensorrt_rtx.onnx", "fp32_islands", "nothing here"),
+            "model.tensorrt_rtx.onnx", "fp32_islands", None),
     }
 )  # fmt: skip
 LATENCY = LatencyReport(
@@ -138,8 +139,23 @@ def test_reasons_that_are_the_same_are_said_once() -> None:
 def test_explaining_names_every_attention_with_its_reason() -> None:
     text = printed("show_fusion_explained", FUSION)
     assert "encoder.0: fused in MultiHeadAttention" in text
-    assert "encoder.1: not fused" in text
+    assert "encoder.1: not proven" in text  # no runtime here could look
     assert "another reason" in text
+
+
+def test_a_target_that_nobody_could_prove_is_not_called_unfused() -> None:
+    looked = FusionReport({"openvino": dataclasses.replace(FUSION.targets["tensorrt_rtx.fp32_islands"], proved_by="x")})
+    for name in ("show_fusion", "show_fusion_explained"):
+        assert "not proven" in printed(name, FUSION)
+        assert "not proven" not in printed(name, looked)
+        assert "0/2" in printed(name, looked)
+
+
+def test_the_fusion_of_an_engine_is_one_line() -> None:
+    table = FusionTable(1, 1, FUSION.targets["ort_cpu"].items, "m", "fp16", "engines/x.engine")
+    assert printed("show_engine_fusion", table) == "1/1 attentions fused: MultiHeadAttention\n"
+    missed = dataclasses.replace(table, fused=0, items=FUSION.targets["tensorrt_rtx.fp32_islands"].items[:1])
+    assert printed("show_engine_fusion", missed) == "0/1 attentions fused\n"
 
 
 def test_progress_is_quiet_when_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from attnport.artifacts import (
         EngineRecord,
         FusionReport,
+        FusionTable,
         LatencyReport,
         LatencyRow,
         Manifest,
@@ -29,6 +30,7 @@ WIDTH = 80
 _COLOURS = {"PASS": "green", "FAIL": "bold red", "NOT_RUN": "yellow", "done": "green", "failed": "bold red"}
 _MOST_WORKLOADS = 3
 _MOST_IN_A_CELL = 150
+_GRAPH_WORDS = {"elements": "weights", "weights_bytes": "bytes of weights", "external": "weights are in"}
 
 
 def render(show: Callable[[Console, Any], None], value: Any, *, colour: bool = False, width: int = WIDTH) -> str:
@@ -132,7 +134,7 @@ def _fused(fusion: FusionReport | None, runtime: str) -> str:
     table = fusion.targets.get(runtime) if fusion else None
     if table is None:
         return ""
-    return f"[{'green' if table.fused == table.attentions else 'yellow'}]{table.fused}/{table.attentions}[/]"
+    return f"[{'green' if table.fused == table.attentions else 'yellow'}]{table}[/]"
 
 
 def _short_latency(row: LatencyRow | None) -> str:
@@ -151,7 +153,8 @@ def show_manifest(console: Console, manifest: Manifest) -> None:
         table.add_row(f"{spec.name} (out)", spec.dtype, ", ".join(map(str, spec.dims)))
     console.print(table)
     console.print(f"dims: {_plain('  '.join(map(str, manifest.io.dims)))}")
-    console.print(f"{len(manifest.attentions)} attentions counted")
+    count = len(manifest.attentions)
+    console.print(f"{count} attention{'' if count == 1 else 's'} counted")
 
 
 def show_fusion(console: Console, report: FusionReport) -> None:
@@ -159,21 +162,31 @@ def show_fusion(console: Console, report: FusionReport) -> None:
     table = _table("fusion", "target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
     notes: dict[str, str] = {}
     for key, found in report.targets.items():
-        kernels = ", ".join(sorted({item.kernel for item in found.items if item.kernel}))
         reasons = dict.fromkeys(item.reason for item in found.items if not item.fused)
-        table.add_row(key, _fused(report, key), _plain(kernels or "-"), _plain(found.proved_by))
+        table.add_row(key, _fused(report, key), _plain(_kernels(found) or "-"), _plain(found.proved_by or "-"))
         if reasons:
             notes[key] = "; ".join(reasons)
     console.print(table)
     _notes(console, notes)
 
 
+def _kernels(table: FusionTable) -> str:
+    return ", ".join(sorted({item.kernel for item in table.items if item.kernel}))
+
+
+def show_engine_fusion(console: Console, table: FusionTable) -> None:
+    """One line: how many attentions an engine fuses, and in which kernels."""
+    kernels = _kernels(table)
+    console.print(f"{table} attentions fused{f': {_plain(kernels)}' if kernels else ''}")
+
+
 def show_fusion_explained(console: Console, report: FusionReport) -> None:
     """What happened to each attention on each target, and why."""
     for key, found in report.targets.items():
-        console.print(f"[bold]{_plain(key)}[/] ({found.plan}, {_plain(found.file)}): {found.fused}/{found.attentions}")
+        console.print(f"[bold]{_plain(key)}[/] ({found.plan}, {_plain(found.file)}): {found}")
         for item in found.items:
-            state = f"[green]fused[/] in {_plain(item.kernel)}" if item.fused else "[yellow]not fused[/]"
+            unfused = "[yellow]not proven[/]" if found.proved_by is None else "[yellow]not fused[/]"
+            state = f"[green]fused[/] in {_plain(item.kernel)}" if item.fused else unfused
             console.print(f"  {_plain(item.attention)}: {state}")
             console.print(f"    form {_plain(item.form)}; mask {_plain(item.mask)}", style="dim")
             console.print(f"    {_plain(item.evidence or item.reason)}", style="dim")
@@ -220,7 +233,7 @@ def show_latency(console: Console, report: LatencyReport) -> None:
     numbers = ("median ms", "items/s", "tokens/s", "peak MiB")
     for shape, rows in report.shapes.items():
         table = _table(
-            f"latency: {_plain(shape)}", "runtime", "median ms", "ratio [interval]", *numbers[1:], right=numbers
+            f"latency: {_plain(shape)}", "runtime", "median ms", "ratio (interval)", *numbers[1:], right=numbers
         )
         notes = {name: row.reason for name, row in rows.items() if row.reason}
         for name, row in rows.items():
@@ -239,6 +252,7 @@ def show_latency(console: Console, report: LatencyReport) -> None:
         console.print(table)
         _notes(console, notes)
     console.print(f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown", style="dim")
+    console.print("peak: memory above what the process had once its packages were imported", style="dim")
 
 
 def _number(value: float | None) -> str:
@@ -286,7 +300,7 @@ def show_doctor(console: Console, found: DoctorReport) -> None:
     table = _table("runtimes", "runtime", "available", "version", "reason, and what brings it")
     for runtime in found.runtimes:
         state = "[green]yes[/]" if runtime.available else "[yellow]no[/]"
-        why = " ".join(filter(None, (runtime.reason, runtime.hint)))
+        why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
         table.add_row(runtime.runtime, state, runtime.version, _plain(why))
     console.print(table)
     packages = _table("packages", "package", "version")
@@ -337,8 +351,10 @@ def _graph_facts(graph: Any, *, with_tensors: bool) -> list[tuple[str, Any]]:
         if not value or (field.name in ("inputs", "outputs") and not with_tensors):
             continue
         if isinstance(value, Mapping):
-            value = ", ".join(f"{name} {count}" for name, count in value.items())
+            value = ", ".join(f"{name or 'ai.onnx'} {count}" for name, count in value.items())
         elif isinstance(value, tuple | list):
             value = ", ".join(map(str, value))
-        rows.append((field.name.replace("_", " "), value))
+        elif isinstance(value, int) and field.name != "ir_version":
+            value = f"{value:,}"
+        rows.append((_GRAPH_WORDS.get(field.name, field.name.replace("_", " ")), value))
     return rows

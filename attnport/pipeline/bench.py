@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import statistics
@@ -20,8 +19,9 @@ from attnport.errors import ArtifactError, AttnportError, IntegrityError, SpecEr
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.child import Child, ChildError, reason_of
 from attnport.pipeline.evaluate import Progress
-from attnport.pipeline.machine import machine
+from attnport.pipeline.machine import machine, versions
 from attnport.pipeline.openings import MODEL_SUFFIXES, model_openings, why_none
+from attnport.pipeline.portable import portable
 from attnport.pipeline.worker import save_feeds
 from attnport.pipeline.workloads import Workload, workloads
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
@@ -84,7 +84,7 @@ def bench(
             "budget_s": budget_s,
             "machine": machine().cpu,
             "python": platform.python_version(),
-            **{f"version {name}": version for name, version in _versions().items()},
+            **{f"version {name}": version for name, version in versions(_DISTRIBUTIONS).items()},
         }
         digest = digest_text(
             toolchain(*_DISTRIBUTIONS),
@@ -191,7 +191,7 @@ class _Bench:
                 # The probe is the child's: the file is chosen by fp32 here, or for engines by the record.
                 openings = model_openings(runtime, self.folder, self.manifest, ("fp32",), self.threads)
                 if not openings:
-                    found.problem = why_none(runtime, self.folder)
+                    found.problem = why_none(runtime)
                     continue
                 opening = next(iter(openings.values()))
                 engines = [key for key, record in self.manifest.engines.items() if record == opening.engine]
@@ -274,9 +274,10 @@ class _Bench:
         """Keeps why a runtime has no figures: for this workload if it lives on, else for all that are not done."""
         child = found.child
         if workload and child and child.alive:
-            found.problems[workload] = reason_of(err)
+            found.problems[workload] = portable(reason_of(err), self.folder)
             return
-        found.problem = f"its process failed: {err.message}" if isinstance(err, ChildError) else reason_of(err)
+        problem = f"its process failed: {err.message}" if isinstance(err, ChildError) else reason_of(err)
+        found.problem = portable(problem, self.folder)
         if workload:
             found.problems[workload] = found.problem
         if child:
@@ -324,14 +325,3 @@ def _samples(found: _Measured, workload: str, idle_share: float) -> Samples:
     note = f"its threads took {idle_share:.0%} of a core while others ran" if idle_share > _SPINNING else ""
     samples = Samples(rounds, problem, note, found.ran, found.peaks.get(workload))
     return samples if rounds or problem else replace(samples, problem=found.problem)
-
-
-def _versions() -> dict[str, str]:
-    """The installed versions of what is measured."""
-    found = {}
-    for name in _DISTRIBUTIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnport import optional
@@ -19,10 +19,12 @@ from attnport.exporter.engine import (
     prove,
     read_plan,
 )
-from attnport.jsonfile import digest_text, read, to_json
+from attnport.exporter.lowering import base as lowerings
+from attnport.jsonfile import digest_text, to_json
+from attnport.pipeline import fuse as fusing
+from attnport.pipeline.portable import portable
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 
-FUSION = "fusion.json"
 DEFAULT_PLAN = "fp16"
 
 
@@ -65,12 +67,11 @@ def build(
     parsed = tuple(parse_profile(item, manifest.io.dims) if isinstance(item, str) else item for item in profiles)
     checked = check_profiles(manifest.io, parsed)
     optional.require(target)
-    key = f"{target}.{plan}"
+    lowering = lowerings.get(target)
+    key, table_key = lowering.form_key(plan), lowering.table_key(plan)
     if key not in manifest.forms:
-        from attnport.pipeline.fuse import fuse
-
         progress(f"lowering for {key}")
-        fuse(folder, targets=[target], plans={target: plan}, progress=progress)
+        fusing.fuse(folder, targets=[target], plans={target: plan}, progress=progress)
     with change(folder) as edit:
         if edit.manifest is None:
             raise ArtifactError(f"{folder} is no artifact.")
@@ -78,34 +79,24 @@ def build(
         form = manifest.forms.get(key)
         if form is None:
             raise ArtifactError(f"{folder} has no form {key}; it has {', '.join(manifest.forms) or 'none'}.")
-        check_files(folder, manifest, form.file)
-        used = (form.file, *external_files(folder / form.file))
-        check_files(folder, manifest, *used)
         sm = tuple(sorted(set(sm)))
-        inputs = digest_text(
-            toolchain(target),
-            key,
-            *(f"{name}={manifest.files[name]}" for name in used),
-            *map(str, checked),
-            *(f"sm{capability}" for capability in sm),
-        )
+        inputs = _inputs_digest(folder, manifest, key, checked, sm)
         stage, name = f"build:{key}", _engine_name(target, plan, sm, checked)
         if not force and fresh(folder, manifest, stage, inputs):
-            found = _earlier(folder, manifest, name, target, plan)
+            found = _earlier(folder, manifest, name, table_key)
             if found is not None:
                 return found
         file = f"engines/{name}"
         progress(f"building {file}")
-        record = build_engine(
+        made = build_engine(
             target, folder / form.file, manifest.io, edit.path(file), plan=plan, form=key, profiles=checked, sm=sm
         )
-        record = dataclasses.replace(record, file=file)
+        record = dataclasses.replace(made, file=file)
         edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
         progress("reading the proof of fusion")
-        tables = _tables(folder, manifest)
-        table_key = _table_key(target, plan)
+        tables = fusing.earlier_tables(folder, manifest)
         table = fusion_table(manifest, form, record, edit.path(file), tables.get(table_key))
-        edit.path(FUSION).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
+        edit.path(fusing.FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
         edit.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
         edit.finish(stage, inputs)
     return record, table
@@ -123,7 +114,7 @@ def require_fused(table: FusionTable) -> None:
         more = f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise FusionMissing(
             f"{table.fused} of {table.attentions} attentions are fused in {table.proved_by}. {reasons}{more}",
-            hint=f"{FUSION} has every attention; half precision and head sizes of 16 to 256 fuse.",
+            hint=f"{fusing.FILE} has every attention; half precision and head sizes of 16 to 256 fuse.",
         )
 
 
@@ -140,7 +131,7 @@ def fusion_table(
     try:
         plan: PlanText | str = read_plan(engine)
     except ArtifactError as err:
-        plan = err.message
+        plan = portable(err.message, engine.parent)
     items = tuple(
         _item(attention.name, form, record, plan, known.get(attention.name)) for attention in manifest.attentions
     )
@@ -172,25 +163,27 @@ def _item(
     return FusionItem(attention, spelling, mask, None, False, proof.reason)
 
 
+def _inputs_digest(folder: Path, manifest: Manifest, key: str, profiles: Sequence[Profile], sm: Sequence[int]) -> str:
+    """Everything that an engine is made from. Raises IntegrityError when the form is not what was written."""
+    form = manifest.forms[key]
+    check_files(folder, manifest, form.file)  # before it is read for the names of its weights
+    used = (form.file, *external_files(folder / form.file))
+    check_files(folder, manifest, *used)
+    return digest_text(
+        toolchain(form.target),
+        key,
+        *(f"{name}={manifest.files[name]}" for name in used),
+        *map(str, profiles),
+        *(f"sm{capability}" for capability in sm),
+    )
+
+
 def _engine_name(target: str, plan: str, sm: Sequence[int], profiles: Sequence[Profile]) -> str:
     targets = "-".join(f"sm{capability}" for capability in sm) or "default"
     return f"{target}-{plan}-{targets}-{profiles_digest(profiles)}.engine"
 
 
-def _table_key(target: str, plan: str) -> str:
-    return target if plan == DEFAULT_PLAN else f"{target}.{plan}"
-
-
-def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
-    if FUSION not in manifest.files:
-        return {}
-    check_files(folder, manifest, FUSION)
-    return read(FusionReport, folder / FUSION).targets
-
-
-def _earlier(
-    folder: Path, manifest: Manifest, name: str, target: str, plan: str
-) -> tuple[EngineRecord, FusionTable] | None:
+def _earlier(folder: Path, manifest: Manifest, name: str, table_key: str) -> tuple[EngineRecord, FusionTable] | None:
     """The engine and table of an earlier run; None when another engine's table stands there by now."""
-    record, table = manifest.engines.get(name), _tables(folder, manifest).get(_table_key(target, plan))
+    record, table = manifest.engines.get(name), fusing.earlier_tables(folder, manifest).get(table_key)
     return (record, table) if record and table and table.proved_by == record.file else None

@@ -25,6 +25,7 @@ from attnport.compare.inputs import Case
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
 from attnport.pipeline.openings import graph_digest, model_openings, why_none
+from attnport.pipeline.portable import portable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 
@@ -106,7 +107,7 @@ class Comparison:
         found = self.probed[runtime.name]
         if not found.available:
             hint = f"; {found.hint}" if found.hint else ""
-            return {runtime.name: RuntimeParity("NOT_RUN", f"{found.reason.rstrip('.')}{hint}", "fp32")}
+            return {runtime.name: self._not_run(f"{found.reason.rstrip('.')}{hint}", "fp32")}
         if runtime.name == EAGER:
             self._extend_eager("fp32", [case.name for case in self.cases])
             note = "float32 PyTorch with the mask contract, the yardstick of the others"
@@ -116,7 +117,7 @@ class Comparison:
             return {runtime.name: self._measured(runtime, opening)}
         openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads)
         if not openings:
-            return {runtime.name: RuntimeParity("NOT_RUN", why_none(runtime, self.folder), "fp32")}
+            return {runtime.name: self._not_run(why_none(runtime), "fp32")}
         return {name: self._measured(runtime, opening) for name, opening in openings.items()}
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
@@ -140,7 +141,7 @@ class Comparison:
             if isinstance(found, _Tried):
                 self._graphs[graph] = name, found
             return found
-        return RuntimeParity("NOT_RUN", f"no evaluator can run it: {'; '.join(refused) or 'none is left'}", form.plan)
+        return self._not_run(f"no evaluator can run it: {'; '.join(refused) or 'none is left'}", form.plan)
 
     def _evaluators(self, form: Form) -> list[Runtime]:
         """What may stand in for a form's own target, the fast one first; only the other computes at declared types."""
@@ -175,10 +176,13 @@ class Comparison:
         except IntegrityError:
             raise
         except UnavailableError as err:
-            return RuntimeParity("NOT_RUN", err.message, opening.plan)
+            return self._not_run(err.message, opening.plan)
         except ArtifactError as err:
-            return RuntimeParity("FAIL", f"it cannot be opened: {err.message}", opening.plan)
+            return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
         return _Tried(opening.plan, found, "; ".join(notes))
+
+    def _not_run(self, reason: str, plan: str) -> RuntimeParity:
+        return RuntimeParity("NOT_RUN", portable(reason, self.folder), plan)
 
     def _judged(self, tried: RuntimeParity | _Tried) -> RuntimeParity:
         if isinstance(tried, RuntimeParity):

@@ -12,7 +12,7 @@ from pathlib import Path
 from attnport import __version__
 from attnport.artifacts import Capabilities
 from attnport.dims import STRICT
-from attnport.pipeline.machine import Machine, machine
+from attnport.pipeline.machine import Machine, machine, version
 
 PACKAGES = (
     "torch",
@@ -83,7 +83,7 @@ def doctor(folder: Path | None = None) -> DoctorReport:
     """
     from attnport.exporter.lowering import base as lowering
 
-    installed = installed_versions((*PACKAGES, *ONNX_RUNTIMES))
+    installed = {name: version(name) for name in (*PACKAGES, *ONNX_RUNTIMES)}
     return DoctorReport(
         attnport=__version__,
         machine=machine(folder),
@@ -92,17 +92,6 @@ def doctor(folder: Path | None = None) -> DoctorReport:
         targets=tuple(lowering.names()),
         problems=(*onnxruntime_problems(installed), *version_problems(installed, requirements())),
     )
-
-
-def installed_versions(names: Sequence[str]) -> dict[str, str | None]:
-    """Version by distribution name, None for one that is not installed."""
-    found: dict[str, str | None] = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def probe_all() -> tuple[Capabilities, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from attnport.compare.parity import Errors, Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
 from attnport.jsonfile import digest_text, to_json
 from attnport.pipeline.loading import load
+from attnport.pipeline.machine import versions
 from attnport.pipeline.refusals import refuse_stranger
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
 from attnport.runtimes import base
@@ -24,6 +26,7 @@ from attnport.runtimes.base import Opening
 STAGE = "export"
 MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
 GOLDEN_CASES = ("right padding", "one row fully masked", "usual sizes", "primes")
+_PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 _CHECKERS = ("ort_cpu", "onnx_reference")
 
 
@@ -49,6 +52,7 @@ def export(
         SpecError: there is no such module, or it does not load.
         ExportError: torch cannot export it, a dim froze, or the graph computes something else.
     """
+    began_s = time.monotonic()
     refuse_stranger(folder)
     progress(f"loading {text}")
     spec = load(text, inputs=inputs, dims=dims)
@@ -58,16 +62,17 @@ def export(
     earlier = open_if_there(folder)
     if earlier is not None and not force and fresh(folder, earlier, STAGE, digest):
         return earlier
-    return _export(spec, folder, digest, progress)
+    return _export(spec, folder, digest, progress, began_s)
 
 
-def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str], None]) -> Manifest:
+def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str], None], began_s: float) -> Manifest:
     from attnport.exporter import storage
     from attnport.exporter.capture import OPSET, capture
 
     progress("tracing the module")
     captured = capture(spec.make(), spec.io)
     with change(folder) as changing:
+        changing.began(began_s)
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
@@ -87,7 +92,7 @@ def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str]
             opset=OPSET,
             attentions=captured.attentions,
             tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
-            versions=_versions(),
+            versions=versions(_PACKAGES),
             files={},
         )
         return changing.finish(STAGE, digest)
@@ -104,18 +109,6 @@ def _sessions(spec: ModelSpec, *, contract: bool) -> Iterator[tuple[Session, Ses
     finally:
         reference.close()
         eager.close()
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for package in ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def size_cases(io: IOContract) -> list[tuple[str | None, Case]]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnport.artifacts import Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
-from attnport.errors import AttnportError, FusionMissing
+from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.export import MODEL, WEIGHTS
-from attnport.pipeline.workspace import Change, change, check_files, fresh, open_folder, toolchain
+from attnport.pipeline.portable import portable
+from attnport.pipeline.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
 from attnport.runtimes import base as runtimes
 
 FILE = "fusion.json"
-ENGINE, NOBODY = "engine", "nothing here"
-"""`proved_by` of a target that no runtime on this machine can prove."""
+ENGINE = "engine"
+"""The prover that is a TensorRT engine, not a runtime."""
 Progress = Callable[[str], None]
 
 
@@ -72,6 +74,7 @@ def require(report: FusionReport, keys: Sequence[str]) -> None:
 def _fuse_one(
     folder: Path, manifest: Manifest, lowering: Lowering, plan: str, force: bool, progress: Progress
 ) -> Manifest:
+    began_s = time.monotonic()
     key = lowering.form_key(plan)
     stage = f"fuse:{key}"
     digest = digest_text(
@@ -81,7 +84,7 @@ def _fuse_one(
         manifest.files.get(WEIGHTS, ""),
     )
     table_key = lowering.table_key(plan)
-    if not force and fresh(folder, manifest, stage, digest) and table_key in _report(folder).targets:
+    if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
         return manifest
     check_files(folder, manifest, *(name for name in (MODEL, WEIGHTS) if name in manifest.files))
     progress(f"{key}: lowering")
@@ -89,9 +92,10 @@ def _fuse_one(
     progress(f"{key}: proving")
     table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
     with change(folder) as changing:
-        report = _report(folder)
-        updated = dataclasses.replace(report, targets={**report.targets, table_key: table})
-        changing.path(FILE).write_text(to_json(updated))
+        assert changing.manifest is not None
+        changing.began(began_s)
+        tables = _tables(folder, changing.manifest)
+        changing.path(FILE).write_text(to_json(FusionReport({**tables, table_key: table})))
         return changing.finish(stage, digest, extra=_files_of(form, changing.manifest))
 
 
@@ -100,9 +104,18 @@ def _files_of(form: Form, manifest: Manifest | None) -> tuple[str, ...]:
     return tuple(name for name in names if manifest is not None and name in manifest.files)
 
 
-def _report(folder: Path) -> FusionReport:
-    path = folder / FILE
-    return read(FusionReport, path) if path.is_file() else FusionReport({})
+def earlier_tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
+    """The tables that a folder has; raises as `read_report`."""
+    report = read_report(FusionReport, folder, manifest, FILE)
+    return report.targets if report else {}
+
+
+def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
+    """As `earlier_tables`; none where they are not what was written, since they are this verb's own to make again."""
+    try:
+        return earlier_tables(folder, manifest)
+    except (IntegrityError, ArtifactError):
+        return {}
 
 
 def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, Form]:
@@ -125,8 +138,8 @@ def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, F
         form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks)
         _drop_engines(changing, key)
         changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
-        report = _report(folder)
-        left = {key: table for key, table in report.targets.items() if key != lowering.table_key(plan)}
+        tables = _tables(folder, changing.manifest)
+        left = {key: table for key, table in tables.items() if key != lowering.table_key(plan)}
         changing.path(FILE).write_text(to_json(FusionReport(left)))
         changing.finish(f"lower:{key}", "")
     return lowered, form
@@ -159,11 +172,11 @@ def _table(
             items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
             return _made_of(items, form, plan, prover)
         except AttnportError as err:
-            problem = f"not proven: {err.message}"
-    return _made_of(_items(manifest, lowered, {}, problem), form, plan, NOBODY)
+            problem = portable(f"not proven: {err.message}", folder)
+    return _made_of(_items(manifest, lowered, {}, problem), form, plan, None)
 
 
-def _made_of(items: tuple[FusionItem, ...], form: Form, plan: str, proved_by: str) -> FusionTable:
+def _made_of(items: tuple[FusionItem, ...], form: Form, plan: str, proved_by: str | None) -> FusionTable:
     return FusionTable(len(items), sum(item.fused for item in items), items, form.file, plan, proved_by)
 
 

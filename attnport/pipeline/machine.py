@@ -1,11 +1,13 @@
-"""The machine that a number was measured on: processor, memory, disk and GPUs, read without any heavy import."""
+"""The machine that a number was measured on: processor, memory, disk, GPUs, versions, read without heavy imports."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import os
 import platform
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +80,19 @@ def machine(folder: Path | None = None) -> Machine:
         gpu_note=note,
         cuda=cuda,
     )
+
+
+def version(package: str) -> str | None:
+    """The installed version of a distribution; None when it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those of `packages` that are installed."""
+    return {name: found for name in packages if (found := version(name)) is not None}
 
 
 def parse_cpuinfo(text: str) -> dict[str, str]:

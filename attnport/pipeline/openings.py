@@ -45,11 +45,11 @@ def model_openings(
     }
 
 
-def why_none(runtime: Runtime, folder: Path) -> str:
-    """Why `model_openings` is empty, and the command that changes it."""
+def why_none(runtime: Runtime) -> str:
+    """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
     if runtime.opens == "engine":
-        return f"no engine was built; make one with: attnport build {folder} --target {runtime.name}"
-    return f"there is no form for {runtime.form}; make it with: attnport fuse {folder} --target {runtime.form}"
+        return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}"
+    return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}"
 
 
 def graph_digest(folder: Path, manifest: Manifest, file: str) -> str:

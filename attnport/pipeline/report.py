@@ -8,16 +8,16 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attnport import __version__
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport
 from attnport.errors import ArtifactError, AttnportError
-from attnport.jsonfile import digest_text, read
+from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.machine import machine
-from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder
+from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, read_report
 from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.page import code_digest, render
 
@@ -30,8 +30,6 @@ _TOKENS = range(14, 25)
 _MOST_TOKENS = 40
 _READ_SENTENCES = 256
 _POSITIONS = 20
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,9 @@ def report(
         digest = _inputs_digest(folder, manifest, sentences)
         if not force and fresh(folder, manifest, STAGE, digest):
             return folder / FILE
-        fusion = _read(FusionReport, folder, manifest, "fusion.json")
-        parity = _read(ParityReport, folder, manifest, "parity.json")
-        latency = _read(LatencyReport, folder, manifest, "latency.json")
+        fusion = read_report(FusionReport, folder, manifest, "fusion.json")
+        parity = read_report(ParityReport, folder, manifest, "parity.json")
+        latency = read_report(LatencyReport, folder, manifest, "latency.json")
         progress("reading the attention weights of one sentence")
         maps = _maps(folder, manifest, sentences)
         page = render(
@@ -94,14 +92,6 @@ def report(
         # A page without its maps is not final: the source may be back the next time.
         edit.finish(STAGE, digest if maps.heatmaps else "")
     return folder / FILE
-
-
-def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
-    """A verb's report, checked against the manifest; None when the verb has not run."""
-    if name not in manifest.files:
-        return None
-    check_files(folder, manifest, name)
-    return read(kind, folder / name)
 
 
 def _inputs_digest(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> str:

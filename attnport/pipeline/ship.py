@@ -179,8 +179,8 @@ def _fuse(run: _Ship, require: bool, force: bool) -> str:
     if problem is not None:
         raise problem
     if require:
-        fusing.require(report, [key for key, table in report.targets.items() if table.proved_by != fusing.NOBODY])
-    return ", ".join(f"{key} {table.fused}/{table.attentions}" for key, table in report.targets.items())
+        fusing.require(report, [key for key, table in report.targets.items() if table.proved_by is not None])
+    return ", ".join(f"{key} {table}" for key, table in report.targets.items())
 
 
 def _build(run: _Ship, force: bool) -> str:
@@ -189,7 +189,7 @@ def _build(run: _Ship, force: bool) -> str:
     optional.require(ENGINE_TARGET)
     record, table = build(run.folder, ENGINE_TARGET, ENGINE_PLAN, force=force, progress=run.progress)
     require_fused(table)
-    return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table.fused}/{table.attentions} fused"
+    return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
 
 
 def _check(run: _Ship, sentences: Path | None, force: bool) -> str:

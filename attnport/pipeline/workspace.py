@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import importlib.metadata
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from attnport import __version__
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.jsonfile import digest_file, digest_text, read, to_json
+from attnport.pipeline.machine import version
 from attnport.transaction import JOURNAL, STAGING, Transaction, settle, transaction
+
+T = TypeVar("T")
 
 
 def open_folder(folder: Path) -> Manifest:
@@ -60,7 +63,7 @@ def open_if_there(folder: Path) -> Manifest | None:
 
 def toolchain(*packages: str) -> str:
     """A digest of this project's own code and of the installed versions of `packages`: a part of a stage's inputs."""
-    return digest_text(_own_code(), *(f"{name} {_version(name)}" for name in packages))
+    return digest_text(_own_code(), *(f"{name} {version(name) or '-'}" for name in packages))
 
 
 @functools.cache
@@ -68,13 +71,6 @@ def _own_code() -> str:
     root = Path(__file__).parent.parent
     files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".css", ".js"))
     return digest_text(*(f"{path.relative_to(root)} {digest_file(path)}" for path in files))
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "-"
 
 
 def check_files(folder: Path, manifest: Manifest, *names: str) -> None:
@@ -120,6 +116,10 @@ class Change:
         self.manifest = manifest
         self._staged = staged
         self._began = time.monotonic()
+
+    def began(self, at_s: float) -> None:
+        """Counts the stage's time from `at_s` (of `time.monotonic`): what came before this change belongs to it."""
+        self._began = at_s
 
     def path(self, name: str) -> Path:
         """Where to write the file that will be called `name`."""
@@ -184,6 +184,14 @@ def fresh(folder: Path, manifest: Manifest, stage: str, inputs: str) -> bool:
     )
 
 
-def stage_files(manifest: Manifest, stage: str) -> Mapping[str, str]:
-    """Digest by name of what a stage wrote: the part of a later stage's inputs that it stands for."""
-    return {name: manifest.files[name] for name in manifest.stages[stage].files if name in manifest.files}
+def read_report(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
+    """What a verb wrote into the file `name`; None when it has not run.
+
+    Raises:
+        IntegrityError: the file is not the one that was written.
+        ArtifactError: it is no `kind`.
+    """
+    if name not in manifest.files:
+        return None
+    check_files(folder, manifest, name)
+    return read(kind, folder / name)

@@ -12,7 +12,6 @@ from attnport.reporting.measures import NONE
 EVIDENCE_CHARS = 6000
 """Evidence longer than this is cut in the page; `fusion.json` holds all of it."""
 INLINE_REASON_CHARS = 90
-_UNPROVEN = ("not proven", "no runtime on this machine")
 
 
 def _notes(report: FusionReport) -> dict[str, int]:
@@ -22,11 +21,6 @@ def _notes(report: FusionReport) -> dict[str, int]:
     )
     below = [reason for reason, count in reasons.items() if count > 1 or len(reason) > INLINE_REASON_CHARS]
     return {reason: number for number, reason in enumerate(below, start=1)}
-
-
-def proven(item: FusionItem) -> bool:
-    """Whether somebody looked: a target that is not here leaves its attentions neither fused nor unfused."""
-    return item.fused or not item.reason.startswith(_UNPROVEN)
 
 
 def _shared(found: FusionTable) -> str:
@@ -47,7 +41,7 @@ def _masks(attention: str, report: FusionReport) -> Html:
     return el("td", *(el("span", f"{mask} ({', '.join(targets)})", class_="sub") for mask, targets in found.items()))
 
 
-def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str) -> Html:
+def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str, *, proved: bool) -> Html:
     """What one target made of one attention."""
     if item is None:
         return el("td", el("span", "not in this form", class_="quiet"))
@@ -62,7 +56,7 @@ def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str) -> Htm
         why = el("a", f"note {number}", href=f"#fusion-note-{number}")
     else:
         why = el("span", item.reason or "no reason was given: please report this", class_="why")
-    state = el("span", "NOT FUSED", class_="v miss") if proven(item) else el("span", "NOT PROVEN", class_="v skip")
+    state = el("span", "NOT FUSED", class_="v miss") if proved else el("span", "NOT PROVEN", class_="v skip")
     return el("td", state, " ", why, how)
 
 
@@ -80,20 +74,16 @@ def _evidence(target: str, found: FusionTable) -> Html | None:
         cut = len(proof) - len(shown)
         blocks.append(el("p", join((name(item.attention) for item in items), ", "), class_="quiet"))
         blocks.append(el("pre", shown, f"\n… {cut} more characters in fusion.json" if cut else None, tabindex="0"))
-    summary = join(("Evidence for ", name(target), ", from ", name(found.proved_by or "nobody")))
+    summary = join(("Evidence for ", name(target), ", from ", name(found.proved_by or NONE)))
     return details(summary, *blocks)
 
 
-def _looked_at(found: FusionTable) -> bool:
-    return not found.items or any(proven(item) for item in found.items)
-
-
 def _heading(target: str, found: FusionTable) -> Html:
-    looked = _looked_at(found)
+    by = found.proved_by
     lines: list[object] = [
-        f"{found.fused} of {found.attentions} fused" if looked else "not proven here",
+        "not proven here" if by is None else f"{found.fused} of {found.attentions} fused",
         _shared(found),
-        join((f"{found.plan}, proved by ", name(found.proved_by))) if looked and found.proved_by else found.plan,
+        found.plan if by is None else join((f"{found.plan}, proved by ", name(by))),
     ]
     return join((name(target), *(el("span", line, class_="sub") for line in lines if line)))
 
@@ -112,14 +102,16 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
     # Attentions that a table names but the manifest does not still get a row: nothing is dropped silently.
     counted = [attention.name for attention in attentions]
     extra = {item.attention for found in report.targets.values() for item in found.items} - set(counted)
-    by_target = {target: {item.attention: item for item in found.items} for target, found in report.targets.items()}
     notes = _notes(report)
-    shared = {target: _shared(found) for target, found in report.targets.items()}
+    columns = [
+        ({item.attention: item for item in found.items}, _shared(found), found.proved_by is not None)
+        for found in report.targets.values()
+    ]
     rows = [
         row(
             name(attention),
             _masks(attention, report),
-            *(_cell(items.get(attention), notes, shared[target]) for target, items in by_target.items()),
+            *(_cell(items.get(attention), notes, shared, proved=proved) for items, shared, proved in columns),
         )
         for attention in (*counted, *sorted(extra))
     ]
@@ -137,7 +129,5 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
 
 def total(found: FusionTable) -> Html:
     """`6/6`, marked as met, missed or not proven."""
-    if not _looked_at(found):
-        return el("span", "not proven", class_="v skip")
     met = found.fused == found.attentions
-    return el("span", f"{found.fused}/{found.attentions}", class_="v pass" if met else "v miss")
+    return el("span", str(found), class_="v skip" if found.proved_by is None else "v pass" if met else "v miss")

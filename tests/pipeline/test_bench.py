@@ -80,6 +80,13 @@ def test_what_is_not_timed_is_listed_with_its_reason(timed: tuple[Path, LatencyR
     assert "attnport build" in rows["tensorrt_rtx"].reason
 
 
+def test_what_is_on_disk_names_no_place_of_this_machine(timed: tuple[Path, LatencyReport]) -> None:
+    folder, _ = timed
+    text = (folder / "latency.json").read_text()
+    for place in (folder, folder.parent, Path.cwd(), Path.home()):
+        assert not place.name or str(place) not in text
+
+
 def test_settings_say_what_was_equal(timed: tuple[Path, LatencyReport]) -> None:
     _, report = timed
     assert report.settings["threads"] == 1

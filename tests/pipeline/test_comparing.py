@@ -126,7 +126,7 @@ def test_a_runtime_opens_its_own_forms_by_plan(tiny_artifact: Path) -> None:
     assert both["ort_cpu.bf16"].plan == "bf16"
     reference = model_openings(base.get("onnx_reference"), tiny_artifact, manifest, (), None)
     assert reference["onnx_reference"].model.name == "model.onnx"
-    assert "attnport fuse" in why_none(ort, tiny_artifact)
+    assert "attnport fuse" in why_none(ort)
 
 
 def test_several_engines_are_told_apart_by_their_keys(tiny_artifact: Path) -> None:
@@ -138,4 +138,4 @@ def test_several_engines_are_told_apart_by_their_keys(tiny_artifact: Path) -> No
     opened = model_openings(rtx, tiny_artifact, manifest, (), None)
     assert opened["tensorrt_rtx.second"].plan == "bf16"
     assert opened["tensorrt_rtx.first"].engine == one
-    assert "attnport build" in why_none(rtx, tiny_artifact)
+    assert "attnport build" in why_none(rtx)

@@ -11,6 +11,7 @@ import pytest
 from attnport.artifacts import Capabilities
 from attnport.jsonfile import from_json, to_json
 from attnport.pipeline import doctor
+from attnport.pipeline.machine import version
 from attnport.runtimes import base
 
 
@@ -31,7 +32,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(*names: str) -> dict[str, str | None]:
-    return doctor.installed_versions((*names, *doctor.ONNX_RUNTIMES))
+    return {name: version(name) for name in (*names, *doctor.ONNX_RUNTIMES)}
 
 
 def test_both_onnxruntime_wheels_are_a_problem_with_the_lines_that_mend_it(site: Path) -> None:

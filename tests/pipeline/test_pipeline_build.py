@@ -48,7 +48,7 @@ def folder_with_form(
         "tensorrt_rtx", plan, name, 18, engine_graphs.ANCHORS if anchors is None else anchors, {"attn": "padding"}
     )
     item = FusionItem("attn", "products", "padding", None, False, "not recognised: it was hidden")
-    table = FusionTable(1, 0, (item,), name, plan, "nothing here")
+    table = FusionTable(1, 0, (item,), name, plan, None)
     other = dataclasses.replace(table, proved_by="ort_cpu")
     with change(folder) as edit:
         edit.manifest = Manifest(

@@ -123,7 +123,7 @@ def fusion() -> FusionReport:
     items = [
         FusionItem(key, "MatMul, Softmax, MatMul", "padding(attention_mask)", None, False, reason) for key in ATTENTIONS
     ]
-    tables["onnx_18"] = FusionTable(LAYERS, 0, tuple(items), "model.onnx_18.onnx", "fp32", "")
+    tables["onnx_18"] = FusionTable(LAYERS, 0, tuple(items), "model.onnx_18.onnx", "fp32", "openvino")
     return FusionReport(tables)
 
 

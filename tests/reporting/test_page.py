@@ -200,7 +200,7 @@ def test_a_target_that_nobody_could_prove_is_told_from_one_that_is_not_fused() -
     report = FusionReport(
         {
             "onnx_18": FusionTable(1, 0, (looked,), "m", "fp32", "openvino"),
-            "tensorrt": FusionTable(1, 0, (unseen,), "m", "fp16", "nothing here"),
+            "tensorrt": FusionTable(1, 0, (unseen,), "m", "fp16", None),
         }
     )
     seen = _seen(_full(fusion=report))

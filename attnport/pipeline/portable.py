@@ -1,0 +1,28 @@
+"""Reasons that are kept in reports, without the paths of the machine that they come from."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import attnport
+
+
+def portable(text: str, folder: Path) -> str:
+    """A text with paths in `folder` told from there, and those of Python, attnport, HOME and TMPDIR likewise.
+
+    Only these places are cut off: what else begins with a slash may well be the name of a node.
+    """
+    own = {folder.absolute(), folder.resolve()}
+    places = {folder, *own, Path(attnport.__file__).parent.parent, Path(tempfile.gettempdir())}
+    places |= {Path(path) for path in sysconfig.get_paths().values()}
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        places.add(Path.home())
+    for place in map(str, own):  # the folder itself, as in a command
+        text = re.sub(rf"(?<![\w./-]){re.escape(place)}(?![\w/-])", "FOLDER", text)
+    for place in sorted((str(place) for place in places if place.name), key=len, reverse=True):
+        text = re.sub(rf"(?<![\w./-]){re.escape(place)}/", "", text)
+    return text
