@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ _source = [
     click.option(
         "--input", "inputs", multiple=True, help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding".'
     ),
-    click.option("--dim", "dims", multiple=True, help='The range of a dim, "seq=1:128:512".'),
+    click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
     click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
 ]
 
@@ -66,7 +67,10 @@ def source_options(work: F) -> F:
 def ship(
     out: Reporter, spec: str, output: Path, text: Path | None, budget: float, **options: Any
 ) -> Callable[[], None]:
-    """Do everything: export, fuse, build, check, bench, bundle, report."""
+    """Do everything: export, fuse, build, check, bench, bundle, report.
+
+    SPEC is hf:FOLDER, hf:OWNER/NAME, file.py:function, package.module:function, or a name of `attnport list models`.
+    """
     from attnport.pipeline.ship import ship as run
 
     result = run(spec, output, sentences=text, budget_s=budget, progress=out.progress, on_bug=out.bug, **options)
@@ -85,7 +89,10 @@ def ship(
 @source_options
 @verb
 def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[], None]:
-    """Export a module to ONNX with dynamic dims and masks."""
+    """Export a module to ONNX with dynamic dims and masks.
+
+    SPEC is hf:FOLDER, hf:OWNER/NAME, file.py:function, package.module:function, or a name of `attnport list models`.
+    """
     from attnport.pipeline.export import export as run
 
     manifest = run(spec, output, progress=out.progress, **options)
@@ -103,7 +110,7 @@ def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[
 def fuse(
     out: Reporter, folder: Path, targets: tuple[str, ...], plan: str | None, explain: bool, require: bool, force: bool
 ) -> Callable[[], None]:
-    """Lower attention to each target's best form, and prove that it is fused."""
+    """Write attention as each target fuses it, and prove that it does."""
     from attnport.exporter.lowering import base
     from attnport.pipeline import fuse as fusing
 
@@ -113,9 +120,15 @@ def fuse(
     report = fusing.fuse(folder, targets=names, plans=plans, force=force, progress=out.progress)
 
     def finish() -> None:
-        out.show(report, "show_fusion_explained" if explain else "show_fusion")
+        keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
+        # The file keeps what earlier runs found for other targets; a terminal shows those that were asked for.
+        asked = (
+            report
+            if out.as_json or not targets
+            else replace(report, targets={key: report.targets[key] for key in keys})
+        )
+        out.show(asked, "show_fusion_explained" if explain else "show_fusion")
         if require:
-            keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
             provable = [key for key in keys if targets or report.targets[key].proved_by is not None]
             fusing.require(report, provable)
 
@@ -126,14 +139,16 @@ def fuse(
 @click.argument("folder", type=FOLDER)
 @click.option("--target", required=True, help="tensorrt_rtx (builds without a GPU) or tensorrt.")
 @click.option("--dtype", "plan", default="fp16", show_default=True, help="fp16, bf16, fp32 or *_islands.")
-@click.option("--profile", "profiles", multiple=True, help='"batch=1:8:64,seq=1:128:512"; several allowed.')
+@click.option(
+    "--profile", "profiles", multiple=True, help='Sizes, least:usual:largest, "batch=1:8:64,seq=1:128:512"; several.'
+)
 @click.option("--sm", multiple=True, type=int, help="Compute capability, 86 for 8.6; several allowed.")
 @click.option("--force", is_flag=True, help="Build even when nothing changed.")
 @verb
 def build(
     out: Reporter, folder: Path, target: str, plan: str, profiles: tuple[str, ...], sm: tuple[int, ...], force: bool
 ) -> Callable[[], None]:
-    """Build a TensorRT engine and prove from it that attention is fused."""
+    """Build a TensorRT engine, and prove its attention fused."""
     from attnport.pipeline.build import build as run
     from attnport.pipeline.build import require_fused
 
@@ -158,7 +173,10 @@ def build(
 def check(
     out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, force: bool
 ) -> Callable[[], None]:
-    """Compare every runtime and every lowered form with a float64 run of the module."""
+    """Compare the numbers of all runtimes with a float64 run.
+
+    Every lowered form is compared too, its graph run by ONNX Runtime or ONNX's reference evaluator.
+    """
     from attnport.pipeline.check import check as run
     from attnport.pipeline.check import raise_for
 
@@ -215,7 +233,10 @@ def bundle(
 @click.argument("path", type=FOLDER)
 @verb
 def verify(out: Reporter, path: Path) -> Callable[[], None]:
-    """Check a bundle or an artifact folder: digests, then golden cases."""
+    """Check that files are as written, and a bundle's golden outputs.
+
+    PATH is a bundle or an artifact folder.
+    """
     from attnport.pipeline.verify import raise_for
     from attnport.pipeline.verify import verify as run
 
@@ -242,7 +263,7 @@ def inspect(out: Reporter, path: Path) -> Callable[[], None]:
 @cli.command()
 @verb
 def doctor(out: Reporter) -> Callable[[], None]:
-    """Look at this installation: versions, runtimes, devices, and what would mend it."""
+    """Say what is installed, what it can do here, and what mends it."""
     from attnport.pipeline.doctor import doctor as run
 
     found = run()
@@ -266,7 +287,7 @@ def list_(out: Reporter, what: str) -> Callable[[], None]:
 @click.option("--force", is_flag=True, help="Write the page even when nothing changed.")
 @verb
 def report(out: Reporter, folder: Path, text: Path | None, force: bool) -> Callable[[], None]:
-    """Write report.html: verdicts, fusion, parity, latency, attention heatmaps."""
+    """Write report.html: verdicts, fusion, parity, latency, maps."""
     from attnport.pipeline.report import report as run
 
     path = run(folder, text=text, force=force, progress=out.progress)

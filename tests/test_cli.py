@@ -47,6 +47,12 @@ def test_help_fits_a_terminal(verb: str) -> None:
         assert option in result.stdout
 
 
+def test_the_list_of_verbs_cuts_no_description_short() -> None:
+    result = CliRunner().invoke(cli, ["--help"], terminal_width=80)
+    assert "..." not in result.stdout.partition("Commands:")[2]
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
 def test_an_unknown_verb_gets_the_closest_one() -> None:
     assert "Did you mean 'export'?" in refused(call("exprot", "x"))
     assert "There are bench, build" in refused(call("zzz"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -141,6 +142,32 @@ def test_explaining_names_every_attention_with_its_reason() -> None:
     assert "encoder.0: fused in MultiHeadAttention" in text
     assert "encoder.1: not proven" in text  # no runtime here could look
     assert "another reason" in text
+
+
+def test_a_long_explanation_stays_under_its_attention() -> None:
+    lines = printed("show_fusion_explained", FUSION).splitlines()
+    assert sum("reason that goes on" in line for line in lines) > 3
+    assert all(line.startswith("    ") for line in lines if "reason that goes on" in line)
+
+
+def test_the_heading_of_the_interval_is_no_markup() -> None:
+    assert "(interval)" in printed("show_latency", LATENCY)
+
+
+def test_a_count_of_one_is_no_plural() -> None:
+    from attnport.artifacts import Manifest
+
+    def told(attentions: int) -> str:
+        manifest = cast(
+            Manifest,
+            SimpleNamespace(
+                name="m", opset=23, attentions=[None] * attentions, io=SimpleNamespace(inputs=(), outputs=(), dims=())
+            ),
+        )
+        return printed("show_manifest", manifest).splitlines()[-1]
+
+    assert told(1) == "1 attention counted"
+    assert told(2) == "2 attentions counted"
 
 
 def test_a_target_that_nobody_could_prove_is_not_called_unfused() -> None:

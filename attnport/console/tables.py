@@ -182,14 +182,16 @@ def show_engine_fusion(console: Console, table: FusionTable) -> None:
 
 def show_fusion_explained(console: Console, report: FusionReport) -> None:
     """What happened to each attention on each target, and why."""
+    from rich.padding import Padding
+
     for key, found in report.targets.items():
         console.print(f"[bold]{_plain(key)}[/] ({found.plan}, {_plain(found.file)}): {found}")
         for item in found.items:
             unfused = "[yellow]not proven[/]" if found.proved_by is None else "[yellow]not fused[/]"
             state = f"[green]fused[/] in {_plain(item.kernel)}" if item.fused else unfused
             console.print(f"  {_plain(item.attention)}: {state}")
-            console.print(f"    form {_plain(item.form)}; mask {_plain(item.mask)}", style="dim")
-            console.print(f"    {_plain(item.evidence or item.reason)}", style="dim")
+            for line in (f"form {item.form}; mask {item.mask}", item.evidence or item.reason):
+                console.print(Padding(_plain(line), (0, 0, 0, 4)), style="dim")
 
 
 def show_parity(console: Console, report: ParityReport) -> None:

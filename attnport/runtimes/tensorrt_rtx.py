@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
+from attnport.artifacts import Capabilities
 from attnport.runtimes.tensorrt import TensorRT, check_rtx_header
 
 
@@ -14,6 +16,15 @@ class TensorRTRTX(TensorRT):
     name: ClassVar[str] = "tensorrt_rtx"
     form: ClassVar[str] = "tensorrt_rtx"
     module: ClassVar[str] = "tensorrt_rtx"
+
+    def probe(self) -> Capabilities:
+        """As the data centre's; where only the GPU is missing, the hint says that engines are built all the same."""
+        found = super().probe()
+        if found.available or not (found.version and found.hint):
+            return found
+        return dataclasses.replace(
+            found, hint="engines can be built here, and run on a machine with an NVIDIA GPU and driver"
+        )
 
     def check_header(self, path: Path) -> None:
         """Checks magic and size; raises IntegrityError."""
