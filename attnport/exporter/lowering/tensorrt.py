@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op
 from attnport.exporter.forms.decomposed import decomposed
+from attnport.exporter.forms.depth import head_dims, narrowed, widened
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import axes_of
 from attnport.exporter.fusion.mask import Mask
 from attnport.exporter.lowering.base import Lowering, Written
+
+LEAST_DEPTH = 16
+"""The smallest head dim with a fused kernel; at 8 the operator does not build and products are not fused (measured)."""
 
 
 class TensorRt(Lowering):
@@ -32,8 +37,16 @@ class TensorRt(Lowering):
 
         islands = {"fp16_islands": ir.DataType.FLOAT16, "bf16_islands": ir.DataType.BFLOAT16}.get(plan)
         note = "fp32 attention has no fused kernel; use fp16, bf16 or their islands" if plan == "fp32" else ""
+        depth, value_depth = head_dims(attention)
+        if plan != "fp32" and depth is not None and depth == value_depth and depth < LEAST_DEPTH:
+            wide = self.write(build, masks, widened(build, attention, LEAST_DEPTH), plan)
+            narrow = narrowed(build, wide.output, depth)
+            return replace(wide, output=narrow, form=f"{wide.form}, head dim {depth} padded to {LEAST_DEPTH}")
         query_heads, key_heads = attention.head_counts()
-        if plan != "fp32" and (query_heads != key_heads or _leanest_as_operator(attention.mask)):
+        # Of one head the builder takes the operator without a mask only: with one it refuses or crashes (1.7.1).
+        takes_mask = query_heads != 1 or not attention.mask.factors or attention.mask.is_causal_only
+        lean = _leanest_as_operator(attention.mask) and takes_mask
+        if plan != "fp32" and (query_heads != key_heads or lean):
             output, anchors = attention_op(build, masks, attention, "bool", compute=islands)
             return Written(output, "Attention", anchors, note)
         output, anchors = decomposed(build, masks, attention, spelling="tiled", compute=islands)
