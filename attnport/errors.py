@@ -9,6 +9,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def first_line(err: BaseException) -> str:
+    """The first line of a foreign error that says something, with its type when it says nothing."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(err).__name__
+
+
 class AttnportError(Exception):
     """Base of every error that a user can cause or meet.
 

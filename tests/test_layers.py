@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "attnport"
 SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundling", "reporting")
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "jsonfile", "optional", "transaction"),
+    ("errors", "jsonfile", "optional", "registry", "transaction"),
     ("dims", "masks"),
     ("artifacts",),
     SIBLINGS,

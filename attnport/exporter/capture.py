@@ -11,13 +11,13 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
-from attnport.errors import ExportError
+from attnport.errors import ExportError, first_line
 from attnport.exporter.one_head import add_head_axis
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             ) from err
         except Exception as err:  # the exporter's own decompositions raise whatever they meet
             raise ExportError(
-                f"torch.onnx cannot express the module: {type(err).__name__}: {_first_line(err)}",
+                f"torch.onnx cannot express the module: {type(err).__name__}: {first_line(err)}",
                 hint="Run with --traceback for torch's full account.",
             ) from err
     if exported is None:
@@ -208,7 +208,7 @@ def _export_program(
                 hint="Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size.",
             ) from err
         raise ExportError(
-            f"torch.export cannot trace the module: {type(err).__name__}: {_first_line(err)}",
+            f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}",
             hint="Run with --traceback for torch's full account.",
         ) from err
 
@@ -374,9 +374,4 @@ def _root(err: BaseException) -> str:
         cause = cause.__cause__
         found = re.search(r"target=(torch\.ops\.[\w.]+)", str(cause))
         operator = found.group(1) if found else operator
-    return f"{operator}: {_first_line(cause)}" if operator else _first_line(cause)
-
-
-def _first_line(err: BaseException) -> str:
-    lines: Sequence[str] = [line for line in str(err).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(err).__name__
+    return f"{operator}: {first_line(cause)}" if operator else first_line(cause)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
-from pathlib import Path
 
+from attnport import registry
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError
 
 
 def names() -> list[str]:
     """The names of all models, in alphabetical order."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return sorted(one.name for one in found if not one.ispkg and one.name != "base" and not one.name.startswith("_"))
+    return registry.names("attnport.models")
 
 
 def get(name: str) -> ModelSpec:

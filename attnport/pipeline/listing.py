@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnport import registry
 from attnport.dims import STRICT
 from attnport.errors import UsageError
 
-FOLDERS = {
-    "models": "models",
-    "runtimes": "runtimes",
-    "targets": "exporter/lowering",
-    "rules": "exporter/fusion/rules",
+PACKAGES = {
+    "models": "attnport.models",
+    "runtimes": "attnport.runtimes",
+    "targets": "attnport.exporter.lowering",
+    "rules": "attnport.exporter.fusion.rules",
 }
 
 
@@ -34,11 +35,9 @@ def listing(what: str) -> Listing:
     Raises:
         UsageError: `what` is none of them.
     """
-    if what not in FOLDERS:
-        raise UsageError(f"got {what!r}; expected one of {', '.join(FOLDERS)}.")
-    folder = Path(__file__).parent.parent / FOLDERS[what]
-    files = (path for path in sorted(folder.glob("*.py")) if path.stem != "base" and not path.stem.startswith("_"))
-    return Listing(what, {path.stem: _first_line(path) for path in files})
+    if what not in PACKAGES:
+        raise UsageError(f"got {what!r}; expected one of {', '.join(PACKAGES)}.")
+    return Listing(what, {path.stem: _first_line(path) for path in registry.files(PACKAGES[what])})
 
 
 def _first_line(path: Path) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from attnport.errors import ArtifactError, IntegrityError, UsageError
-from attnport.runtimes._session import check_names, first_line
+from attnport.errors import ArtifactError, IntegrityError, UsageError, first_line
+from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
 
 if TYPE_CHECKING:

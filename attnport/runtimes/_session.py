@@ -12,7 +12,7 @@ import numpy as np
 
 from attnport.artifacts import IOContract, Ran
 from attnport.dims import check_feeds
-from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError
+from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, first_line
 
 Array = np.ndarray[Any, Any]
 
@@ -83,12 +83,6 @@ def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
     except Exception as err:
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
         raise FeedError(f"{runtime} failed on {shapes}: {first_line(err)}") from err
-
-
-def first_line(err: BaseException) -> str:
-    """The first line of a foreign error that says something, with its type when it says nothing."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(err).__name__
 
 
 def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: str) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import abc
-import importlib
 import os
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from attnport import registry
 from attnport.artifacts import Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
-from attnport.errors import UnavailableError, UsageError
+from attnport.errors import UnavailableError
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,7 @@ class Runtime(abc.ABC):
 
 def names() -> list[str]:
     """The runtimes there are, in name order: every file of this folder but this one and those that begin with `_`."""
-    import attnport.runtimes as package
-
-    files = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in files if name != "base" and not name.startswith("_"))
+    return registry.names("attnport.runtimes")
 
 
 def get(name: str) -> Runtime:
@@ -93,10 +89,7 @@ def get(name: str) -> Runtime:
     Raises:
         UsageError: there is none.
     """
-    name = name.replace("-", "_")
-    if name not in names():
-        raise UsageError(f"runtime {name!r}: there is none; expected one of {', '.join(names())}.")
-    runtime: Runtime = importlib.import_module(f"attnport.runtimes.{name}").RUNTIME
+    runtime: Runtime = registry.module("attnport.runtimes", name, "runtime").RUNTIME
     return runtime
 
 

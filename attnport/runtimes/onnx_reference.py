@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
-from attnport.errors import UnavailableError
+from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, half_types
-from attnport.runtimes._session import Array, CheckedSession, first_line, refused
+from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import Opening, Runtime
 
 if TYPE_CHECKING:

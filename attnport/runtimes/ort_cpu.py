@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
-from attnport.errors import ArtifactError, UnavailableError
+from attnport.errors import ArtifactError, UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph, small_feeds
-from attnport.runtimes._session import Array, CheckedSession, first_line, refused
+from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import Opening, Runtime, physical_cores
 
 PROVIDER = "CPUExecutionProvider"

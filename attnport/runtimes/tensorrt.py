@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session
-from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError
+from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError, first_line
 from attnport.jsonfile import digest_file
 from attnport.optional import require
 from attnport.runtimes import _cuda
 from attnport.runtimes._engine_session import EngineSession
-from attnport.runtimes._session import first_line
 from attnport.runtimes.base import Opening, Runtime
 
 

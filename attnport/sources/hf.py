@@ -10,7 +10,7 @@ from typing import Any
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import SpecError
+from attnport.errors import SpecError, first_line
 from attnport.masks.spec import MaskSpec
 from attnport.optional import require
 from attnport.sources.declare import narrow_dims, observe_outputs
@@ -52,7 +52,7 @@ def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
         hint = (
             "" if folder.is_dir() else "It is no folder here, so it was looked for on the hub. Is the machine online?"
         )
-        raise SpecError(f"hf:{place}: its config cannot be read: {_first(err)}", hint=hint) from err
+        raise SpecError(f"hf:{place}: its config cannot be read: {first_line(err)}", hint=hint) from err
     if getattr(config, "is_encoder_decoder", False):
         raise SpecError(
             f"hf:{place}: {config.model_type} is an encoder with a decoder; one pass over one sequence is supported.",
@@ -93,7 +93,7 @@ def _module(place: str, config: Any, pooling: Pooling | None) -> TextModel | Vis
             place, dtype="float32", attn_implementation=_attention(kind), output_loading_info=True
         )
     except Exception as err:  # safetensors and transformers raise a dozen kinds for damaged or missing files
-        raise SpecError(f"hf:{place}: its weights cannot be loaded: {_first(err)}") from err
+        raise SpecError(f"hf:{place}: its weights cannot be loaded: {first_line(err)}") from err
     _refuse_random(place, model, sorted(found["missing_keys"]))
     if getattr(model.config, "use_cache", False):
         model.config.use_cache = False  # without a cache: one pass, the whole sequence
@@ -167,8 +167,3 @@ def _tokenizer(place: str, folder: Path) -> Path | None:
         place, "tokenizer.json", _raise_exceptions_for_missing_entries=False
     )
     return Path(cached) if cached else None
-
-
-def _first(err: BaseException) -> str:
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return lines[0] if lines else type(err).__name__

@@ -9,9 +9,9 @@ import pytest
 
 from attnport.artifacts import IOContract, Ran
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import ArtifactError, FeedError, UsageError
+from attnport.errors import ArtifactError, FeedError, UsageError, first_line
 from attnport.runtimes import base
-from attnport.runtimes._session import CheckedSession, check_names, first_line, refused
+from attnport.runtimes._session import CheckedSession, check_names, refused
 
 IO = IOContract(
     (TensorSpec("x", "float32", ("n",)),),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from attnport import registry
 from attnport.artifacts import SourceAttention
 from attnport.exporter.fusion.attention import Attention, Context, Miss, NotRecognised, module_of
 
@@ -26,10 +25,8 @@ class Recognition:
 
 def rule_modules() -> list[ModuleType]:
     """Every rule: a file in `rules/` with `OP_TYPE` and `match(node, context) -> Attention` (or NotRecognised)."""
-    import attnport.exporter.fusion.rules as package
-
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    package = "attnport.exporter.fusion.rules"
+    return [registry.module(package, name, "rule") for name in registry.names(package)]
 
 
 def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, keep_inputs: Collection[str] = ()) -> Recognition:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import importlib
-import pkgutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from attnport import registry
 from attnport.artifacts import SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.builder import Builder
@@ -97,7 +96,7 @@ class Lowering(abc.ABC):
 
         Raises:
             UsageError: the target does not take the plan.
-        ExportError: the graph does not fit the plan or the target's opset.
+            ExportError: the graph does not fit the plan or the target's opset.
         """
         from attnport.exporter import precision
         from attnport.exporter.fusion.recognise import recognise
@@ -162,10 +161,8 @@ def _replace(attention: Attention, output: ir.Value) -> None:
 
 
 def names() -> list[str]:
-    """The targets there are, in name order: every file of this folder but this one."""
-    import attnport.exporter.lowering as package
-
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "base")
+    """The targets there are, in name order: every file of this folder but this one and those that begin with `_`."""
+    return registry.names("attnport.exporter.lowering")
 
 
 def get(name: str) -> Lowering:
@@ -174,8 +171,5 @@ def get(name: str) -> Lowering:
     Raises:
         UsageError: there is none.
     """
-    name = name.replace("-", "_")
-    if name not in names():
-        raise UsageError(f"target {name!r}: there is none; expected one of {', '.join(names())}.")
-    lowering: Lowering = importlib.import_module(f"attnport.exporter.lowering.{name}").LOWERING
+    lowering: Lowering = registry.module("attnport.exporter.lowering", name, "target").LOWERING
     return lowering
