@@ -77,15 +77,7 @@ def bench(
             raise ArtifactError(f"{folder} is no artifact.")
         models = [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES]
         check_files(folder, manifest, *models)
-        settings: dict[str, str | int | float | bool] = {
-            "threads": threads,
-            "seed": seed,
-            "confidence": CONFIDENCE,
-            "budget_s": budget_s,
-            "machine": machine().cpu,
-            "python": platform.python_version(),
-            **{f"version {name}": version for name, version in versions(_DISTRIBUTIONS).items()},
-        }
+        settings = _settings(threads, seed, budget_s)
         digest = digest_text(
             toolchain(*_DISTRIBUTIONS),
             json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
@@ -102,6 +94,19 @@ def bench(
     return report
 
 
+def _settings(threads: int, seed: int, budget_s: float) -> dict[str, str | int | float | bool]:
+    """What is equal for all runtimes, and what they run on."""
+    return {
+        "threads": threads,
+        "seed": seed,
+        "confidence": CONFIDENCE,
+        "budget_s": budget_s,
+        "machine": machine().cpu,
+        "python": platform.python_version(),
+        **{f"version {name}": version for name, version in versions(_DISTRIBUTIONS).items()},
+    }
+
+
 @dataclass
 class _Measured:
     """One runtime: its process while it lives, and what it gave by workload."""
@@ -114,6 +119,7 @@ class _Measured:
     problems: dict[str, str] = field(default_factory=dict)
     rounds_ns: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
+    no_peaks: str = ""
     idle_cpu_ns: int = 0
     idle_ns: int = 0
     answered_ns: int = 0
@@ -304,7 +310,7 @@ class _Bench:
         except (SpecError, IntegrityError):
             raise
         except AttnportError as err:
-            self.progress(f"memory of {name} is not known: {err.message}")
+            found.no_peaks = f"its peak memory is not known: {err.message}"
         finally:
             child.kill()
 
@@ -322,6 +328,7 @@ def _samples(found: _Measured, workload: str, idle_share: float) -> Samples:
     """A runtime's samples; those of a workload that it did not finish are left out."""
     problem = found.problems.get(workload, "")
     rounds = () if problem else tuple(found.rounds_ns.get(workload, ()))
-    note = f"its threads took {idle_share:.0%} of a core while others ran" if idle_share > _SPINNING else ""
+    spun = f"its threads took {idle_share:.0%} of a core while others ran" if idle_share > _SPINNING else ""
+    note = "; ".join(filter(None, (spun, found.no_peaks)))
     samples = Samples(rounds, problem, note, found.ran, found.peaks.get(workload))
     return samples if rounds or problem else replace(samples, problem=found.problem)

@@ -141,7 +141,7 @@ def _verdicts(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
         found |= {f"parity of the graph of {name}": item.verdict for name, item in parity.forms.items()}
     if "fusion.json" in files:
         fusion = read(FusionReport, folder / "fusion.json")
-        found |= {f"fusion for {name}": f"{table.fused}/{table.attentions}" for name, table in fusion.targets.items()}
+        found |= {f"fusion for {name}": str(table) for name, table in fusion.targets.items()}
     return found
 
 
