@@ -106,21 +106,18 @@ def parse_profile(text: str, dims: Sequence[Dim]) -> Profile:
         match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\d{1,18})(?::(\d{1,18}):(\d{1,18}))?", part)
         if not match:
             raise ProfileError(
-                f"profile {text!r}: cannot read {part!r}.", hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512."
+                f"{text!r}: cannot read {part!r}.",
+                hint="Write DIM=SIZE or DIM=LEAST:USUAL:LARGEST, for example seq=128 or seq=1:128:512.",
             )
         name, low, opt, high = match.groups()
         if name not in known:
-            raise ProfileError(
-                f"profile {text!r}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}."
-            )
+            raise ProfileError(f"{text!r}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.")
         if name in given:
-            raise ProfileError(f"profile {text!r}: dim {name!r} is given twice.")
+            raise ProfileError(f"{text!r}: dim {name!r} is given twice.")
         dim = Dim(name, int(low), int(opt or low), int(high or low))
         limit = known[name]
         if dim.min < limit.min or dim.max > limit.max:
-            raise ProfileError(
-                f"profile {text!r}: got {dim}; the model takes {limit.name} from {limit.min} to {limit.max}."
-            )
+            raise ProfileError(f"{text!r}: got {dim}; the model takes {limit.name} from {limit.min} to {limit.max}.")
         given[name] = dim
     return Profile(tuple(given.get(dim.name, dim) for dim in dims))
 

@@ -82,6 +82,13 @@ def test_a_profile_that_does_not_fit_says_why(text: str, said: str) -> None:
     assert said in str(raised.value)
 
 
+def test_a_size_that_cannot_be_read_is_not_called_a_profile() -> None:
+    with pytest.raises(ProfileError) as raised:
+        parse_sizes("nonsense", DIMS)
+    assert "profile" not in raised.value.message
+    assert "DIM=SIZE" in raised.value.hint
+
+
 @given(st.text(alphabet="seqbatch=:,0123456789 -", max_size=30))
 def test_any_text_is_a_profile_within_the_models_limits_or_a_profile_error(text: str) -> None:
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract, ModelSpec, Source
@@ -141,8 +142,9 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
     outputs = observe_outputs(made.eval(), tensors, named, text)
     masks = tuple(mask for _, mask in parsed if mask)
     contract = IOContract(tensors, outputs, named, masks, positions="none")
-    name = text.rpartition(":")[2]
-    return ModelSpec(name, Source(text), contract, factory)
+    place, _, made_by = text.rpartition(":")
+    file = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    return ModelSpec(f"{file}.{made_by}", Source(text), contract, factory)
 
 
 def observe_outputs(

@@ -127,6 +127,26 @@ def test_a_crashed_child_is_not_run_and_the_others_still_report(
         assert len(rows["torch_eager"].samples_ns) >= MIN_ROUNDS
 
 
+class Unmeasured(Child):
+    """A child whose process is killed when its memory is asked for."""
+
+    def send(self, op: str, **fields: Any) -> None:
+        if op == "peak":
+            os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.2)
+        super().send(op, **fields)
+
+
+def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "Child", Unmeasured)
+    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0)
+    for row in report.shapes["batch=1,seq=3"].values():
+        assert row.median_ns is not None
+        assert row.peak_bytes is None
+        assert "its peak memory is not known" in row.reason
+        assert "SIGKILL" in row.reason
+
+
 def test_ctrl_c_ends_every_child_and_writes_nothing(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 

@@ -100,7 +100,7 @@ def test_a_package_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "their_package" / "__init__.py").touch()
     write(tmp_path / "their_package", HELPER, "inner")
     monkeypatch.syspath_prepend(tmp_path)
-    assert load("their_package.inner:factory", inputs=[X]).name == "factory"
+    assert load("their_package.inner:factory", inputs=[X]).name == "inner.factory"
     with pytest.raises(SpecError, match=r"no module 'their_package\.outer'"):
         load("their_package.outer:factory")
     with pytest.raises(SpecError, match="no module's name"):
