@@ -329,25 +329,6 @@ def test_an_engine_that_cannot_be_deserialised_carries_the_reason(engine: Path, 
     assert device.closed == 1
 
 
-def test_without_a_driver_the_reason_is_said(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
-    with pytest.raises(UnavailableError, match="no NVIDIA driver"):
-        _cuda.Device()
-    found = RUNTIME.probe()
-    assert not found.available
-    assert found.reason
-
-
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
-def test_rtx_without_a_driver_says_that_it_builds_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnport.runtimes import tensorrt_rtx
-
-    monkeypatch.setattr(_cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
-    assert tensorrt_rtx.RUNTIME.probe().hint.startswith("engines can be built here")
-    monkeypatch.setattr(tensorrt_rtx.TensorRTRTX, "module", "tensorrt_of_nowhere")
-    assert "built here" not in tensorrt_rtx.RUNTIME.probe().hint
-
-
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
     import tensorrt_rtx as trt
