@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import engine_graphs
 import pytest
+from click.testing import CliRunner
 
 from attnport import optional
 from attnport.artifacts import (
@@ -20,6 +22,7 @@ from attnport.artifacts import (
     Source,
     SourceAttention,
 )
+from attnport.cli import cli
 from attnport.errors import (
     ArtifactError,
     FusionMissing,
@@ -92,6 +95,13 @@ def test_engine_record_table_and_manifest_agree(tmp_path: Path) -> None:
     assert "attn/softmax" in item.evidence
     require_fused(table)
     assert sorted(path.name for path in (folder / "engines").iterdir()) == [name, f"{Path(name).stem}.json"]
+
+
+def test_the_command_prints_the_fusion_below_the_engine_and_one_json_document(tmp_path: Path) -> None:
+    folder = folder_with_form(tmp_path / "a")
+    words = ["build", str(folder), "--target", "tensorrt_rtx"]
+    assert CliRunner().invoke(cli, words).stdout.endswith("\n1/1 attentions fused: _gemm_mha_v2\n")
+    assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["target"] == "tensorrt_rtx"
 
 
 def test_form_that_is_not_there_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
