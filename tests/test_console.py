@@ -118,6 +118,17 @@ def test_the_verdict_table_puts_parity_fusion_and_speed_of_a_runtime_in_one_row(
     assert text.count("reason that goes on") < 40  # a cell holds the beginning, stderr the whole
 
 
+def test_the_verdict_table_has_room_for_three_workloads_beside_a_target_that_nobody_could_prove() -> None:
+    fusion = FusionReport({"onnx_reference": dataclasses.replace(FUSION.targets["ort_cpu"], proved_by=None)})
+    passed = ParityReport("PASS", {"onnx_reference": PARITY.runtimes["ort_cpu"]}, {})
+    row = LatencyRow("faster", "", 134.11e6, None, (), (0.91, 0.92, 0.93), None, None, None)
+    latency = LatencyReport("torch_eager", {}, {name: {"onnx_reference": row} for name in LATENCY.shapes}, {}, {})
+    text = printed("show_ship", ShipResult("out", 0, STAGES[:1], fusion, passed, latency))
+    (line,) = (line for line in text.splitlines() if line.strip().startswith("onnx_reference"))
+    assert line.split() == ["onnx_reference", "PASS", "-", *["134.11", "0.92x"] * 3]
+    assert "- where nothing here could prove it" in " ".join(text.split())
+
+
 def test_a_ship_that_worked_says_so() -> None:
     done = ShipResult("out", 0, STAGES[:2], None, None, None)
     assert "shipped: out; read out/report.html" in printed("show_ship", done)

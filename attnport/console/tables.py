@@ -30,6 +30,7 @@ WIDTH = 80
 _COLOURS = {"PASS": "green", "FAIL": "bold red", "NOT_RUN": "yellow", "done": "green", "failed": "bold red"}
 _MOST_WORKLOADS = 3
 _MOST_IN_A_CELL = 150
+_UNPROVEN = "-"  # a table with three workloads has no room for more
 _GRAPH_WORDS = {"elements": "weights", "weights_bytes": "bytes of weights", "external": "weights are in"}
 
 
@@ -107,15 +108,18 @@ def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -
         "fused",
         *columns,
         right=("fused", *columns),
-        whole=("parity", "fused"),
+        whole=("runtime", "parity", "fused"),
     )
     for name, row in parity.runtimes.items():
         rows = [latency.shapes[shape].get(name) for shape in shapes] if latency else []
-        table.add_row(name, _verdict(row.verdict), _fused(result.fusion, name), *map(_short_latency, rows))
+        proof = result.fusion.targets.get(name) if result.fusion else None
+        fused = _UNPROVEN if proof and proof.proved_by is None else _fused(result.fusion, name)
+        table.add_row(name, _verdict(row.verdict), fused, *map(_short_latency, rows))
     console.print(table)
     about = ["parity: errors against a float64 run of the module, within its bound or not"]
     if result.fusion is not None:
-        about.append("fused: attentions that one kernel of the runtime covers, proved, of those counted at export")
+        what = "fused: attentions that one kernel of the runtime covers, proved, of those counted at export"
+        about.append(f"{what}; {_UNPROVEN} where nothing here could prove it")
     if latency is not None:
         about.append(f"ms: median, and its ratio to {latency.baseline}; ~ where no difference was shown")
     for line in about:
