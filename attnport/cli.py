@@ -44,7 +44,10 @@ _source = [
     click.argument("spec"),
     click.option("-o", "--output", type=FOLDER, required=True, help="The artifact folder."),
     click.option(
-        "--input", "inputs", multiple=True, help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding".'
+        "--input",
+        "inputs",
+        multiple=True,
+        help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
     ),
     click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
     click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
