@@ -265,3 +265,14 @@ def test_half_precision_is_only_rounding() -> None:
         for value in node.outputs:
             value.dtype = ir.DataType.FLOAT if value.dtype == ir.DataType.FLOAT16 else value.dtype
     check_numbers(model, CASES["masked_fill"], on_ort=False, within=2e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.125, 0.17677669, 3.0, 1e-4, 40.0, -2.0])
+def test_a_scale_is_split_into_one_on_q_and_an_exact_one_on_the_scores(scale: float) -> None:
+    from attnport.exporter.forms.decomposed import _split
+
+    on_q, on_scores = _split(scale)
+    assert on_q * on_scores == pytest.approx(scale, rel=1e-15)
+    if scale > 0:
+        assert on_scores != 1.0
+        assert np.log2(on_scores) == round(np.log2(on_scores))

@@ -35,18 +35,26 @@ def attention_op(
     assert attention.q.dtype is not None
     compute = compute or attention.q.dtype
     mask = None if causal else _mask(build, masks, attention, style, compute)
-    q, k, v = (build.cast(value, compute) for value in (attention.q, key_of(build, attention), attention.v))
+    # Half precision around attention alone: the scale goes on q before its cast, where it is not rounded.
+    on_q, scale = (attention.scale, 1.0) if compute != attention.q.dtype else (1.0, attention.scale)
+    q = build.cast(scaled(build, attention.q, on_q), compute)
+    k, v = (build.cast(value, compute) for value in (key_of(build, attention), attention.v))
     one = build.const([1], np.int64)
     if attention.rank == 3:
         q, k, v = (build.op("Unsqueeze", value, one, name="one_head") for value in (q, k, v))
     output = build.op(
-        "Attention", q, k, v, mask, name="Attention", dtype=compute, scale=attention.scale,
+        "Attention", q, k, v, mask, name="Attention", dtype=compute, scale=scale,
         is_causal=int(causal),
     )  # fmt: skip
     anchor = _node_name(output)
     if attention.rank == 3:
         output = build.op("Squeeze", output, one, name="one_head_out")
     return build.cast(output, attention.q.dtype, "out_cast"), (anchor,)
+
+
+def scaled(build: Builder, q: ir.Value, factor: float) -> ir.Value:
+    """q times a factor, in q's own dtype: before a cast to half precision, so that the factor itself is not rounded."""
+    return q if factor == 1.0 else build.op("Mul", q, build.like(factor, q), name="scale_q")
 
 
 def key_of(build: Builder, attention: Attention) -> ir.Value:

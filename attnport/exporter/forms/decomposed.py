@@ -2,8 +2,8 @@
 
 Masks are merged into one `Where`. Two spellings, each measured to be the only one that its readers fuse best:
 
-- `tiled`, for TensorRT: hides with -inf and turns the NaN of a row with no allowed key into zeros; the root
-  of the scale stands on q (range in half precision) and again on the scores. Tiles are skipped only for -inf, and only
+- `tiled`, for TensorRT: hides with -inf and turns the NaN of a row with no allowed key into zeros; about the root of
+  the scale stands on q (range in half precision) and the rest on the scores. Tiles are skipped only for -inf, and only
   where an operator stands between the product and the mask.
 - `plain`, for everyone else: the scale on q, hides with the type's lowest number, and zeroes a row with no allowed key
   behind the product with v, a tensor of S x D instead of S x T. OpenVINO fuses neither a step between softmax and v nor
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import perm_of
+from attnport.exporter.forms.attention_op import perm_of, scaled
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
@@ -50,18 +50,14 @@ def decomposed(
     dtype = attention.q.dtype
     assert dtype is not None
     compute = compute or dtype
-    q = build.cast(attention.q, compute, "q_cast")
+    on_q, on_scores = (attention.scale, 1.0) if spelling == "plain" else _split(attention.scale)
+    q = build.cast(scaled(build, attention.q, on_q), compute, "q_cast")
     k_transposed = build.cast(repeated(build, attention, transposed_key_of(build, attention)), compute, "k_cast")
     v = build.cast(repeated(build, attention, attention.v), compute, "v_cast")
-    on_q = attention.scale
-    if spelling == "tiled":
-        on_q = math.sqrt(attention.scale) if attention.scale > 0 else 1.0  # a negative scale has no root
-    if on_q != 1.0:
-        q = build.op("Mul", q, build.like(on_q, q), name="scale_q")
     scores = build.op("MatMul", q, k_transposed, name="qk")
     anchors = [scores]
-    if attention.scale != on_q:
-        scores = build.op("Mul", scores, build.like(attention.scale / on_q, scores), name="scale_scores")
+    if on_scores != 1.0:
+        scores = build.op("Mul", scores, build.like(on_scores, scores), name="scale_scores")
     bias = masks.bias(attention, compute)
     if bias is not None:
         scores = build.op("Add", scores, _like_scores(build, attention, bias), name="bias")
@@ -86,6 +82,15 @@ def decomposed(
         output = build.op("Where", some, output, build.like(0.0, output), name="guard", dtype=compute)
     names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]
     return build.cast(output, dtype, "out_cast"), names
+
+
+def _split(scale: float) -> tuple[float, float]:
+    """A scale as a factor on q and one on the scores, the latter a power of two: exact in every type, and never 1."""
+    if scale <= 0:
+        return 1.0, scale
+    on_scores = 2.0 ** round(math.log2(scale) / 2)
+    on_scores = 0.5 if on_scores == 1.0 else on_scores
+    return scale / on_scores, on_scores
 
 
 def _lowest(dtype: ir.DataType) -> float:
