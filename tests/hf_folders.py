@@ -29,6 +29,11 @@ KINDS = {
         {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "bos_token_id": 1,
          "eos_token_id": 2},
     ),
+    "llama": (
+        "LlamaModel",
+        "LlamaConfig",
+        {**TEXT, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+    ),
     "vit": (
         "ViTModel",
         "ViTConfig",

@@ -19,6 +19,7 @@ from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
 from attnport.exporter.one_head import add_head_axis
+from attnport.exporter.passes.rotary import write_out as write_out_rotary
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -166,6 +167,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             f"{len(contract.outputs)} are declared: {', '.join(map(str, contract.outputs))}.",
             hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
         )
+    write_out_rotary(model)
     _name_dims(model, contract)
     _strip(model)
     return Capture(model, attentions)

@@ -59,7 +59,7 @@ def test_a_vision_model_takes_pixels_of_its_own_size(folders: Path) -> None:
     assert {one.name: one.dims for one in spec.io.outputs} == {"last_hidden_state": ("batch", 5, 16)}
 
 
-@pytest.mark.parametrize("kind", ["bert", "bert_classes", "roberta", "distilbert", "gpt2", "vit"])
+@pytest.mark.parametrize("kind", ["bert", "bert_classes", "roberta", "distilbert", "gpt2", "llama", "vit"])
 def test_exported_graphs_keep_their_dims_and_count_every_attention(kind: str, folders: Path) -> None:
     from attnport.exporter.capture import capture
 
@@ -70,6 +70,26 @@ def test_exported_graphs_keep_their_dims_and_count_every_attention(kind: str, fo
     for value, declared in zip(graph.inputs, spec.io.inputs, strict=True):
         assert value.shape is not None
         assert [getattr(dim, "value", dim) for dim in value.shape] == list(declared.dims)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "vit"])
+def test_every_target_has_a_form_of_every_attention(kind: str, folders: Path) -> None:
+    import onnx
+    import onnx_ir as ir
+
+    from attnport.exporter.capture import capture
+    from attnport.exporter.lowering import base
+
+    spec = load(f"hf:{made(kind, folders)}")
+    captured = capture(spec.make(), spec.io)
+    exported = ir.to_proto(captured.model)
+    for target in base.names():
+        lowering = base.get(target)
+        lowered = lowering.lower(
+            ir.from_proto(exported), captured.attentions, keep_inputs={"attention_mask"}, plan=lowering.plans[0]
+        )
+        assert len(lowered.anchors) == 2, (target, lowered.notes)
+        onnx.checker.check_model(ir.to_proto(lowered.model), full_check=True)
 
 
 @pytest.mark.parametrize("kind", ["t5", "whisper"])
