@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ def factory():
     pathlib.Path({marker!r}).touch()
     time.sleep(60)
 """
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Python's own handler of SIGINT: a shell starts what runs in its background with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def call(*arguments: object) -> Result:
