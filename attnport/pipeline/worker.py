@@ -178,7 +178,7 @@ class Worker:
             found: dict[str, Any] = getattr(self, f"do_{message['op']}")(message)
         except AttnportError as err:
             found = {"error": err.message, "hint": err.hint, "kind": type(err).__name__}
-        except Exception as err:
+        except Exception as err:  # a bug or a runtime's own exception: the parent is told, the process lives on
             found = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": "Exception"}
         self._idle_from_ns = time.process_time_ns()
         return found

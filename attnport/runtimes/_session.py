@@ -80,7 +80,7 @@ def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
         yield
     except AttnportError:
         raise
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
         raise FeedError(f"{runtime} failed on {shapes}: {first_line(err)}") from err
 

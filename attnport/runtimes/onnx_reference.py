@@ -64,7 +64,7 @@ class OnnxReference(Runtime):
                 model = _expanded(model)
             load_external_data_for_model(model, str(path.parent))
             evaluator = ReferenceEvaluator(model, new_ops=replacements(opset))
-        except Exception as err:
+        except Exception as err:  # a runtime's own exceptions share no base
             raise broken(path, err) from err
         types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         return _ReferenceSession(opening.io, evaluator, opening.plan, types)

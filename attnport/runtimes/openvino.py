@@ -110,7 +110,7 @@ def _read(path: Path) -> Any:
 
     try:
         return openvino.Core().read_model(str(path))
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         raise broken(path, err) from err
 
 
@@ -128,7 +128,7 @@ def _compiled(path: Path, graph: Any, plan: str, threads: int | None) -> Any:
     try:
         with signal_stack_kept():
             compiled = openvino.Core().compile_model(graph, "CPU", settings)
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         raise ArtifactError(f"{path}: OpenVINO cannot compile it: {first_line(err)}") from err
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
     devices = list(compiled.get_property("EXECUTION_DEVICES"))
@@ -178,7 +178,7 @@ def _tried(core: Any, mask: str, body: str, anchors: tuple[str, ...]) -> str:
         with signal_stack_kept():
             compiled = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1})
         return "fused" if covering_layers(compiled.get_runtime_model(), marked) else "not fused"
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         return f"refused: {first_line(err)}"
 
 

@@ -102,7 +102,7 @@ class OrtCpu(Runtime):
             feeds = small_feeds(graph)
             try:
                 session.run(None, feeds)
-            except Exception as err:
+            except Exception as err:  # a runtime's own exceptions share no base
                 shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
                 raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
             events = json.loads(Path(session.end_profiling()).read_text())
@@ -163,7 +163,7 @@ def _session(path: Path, options: Any) -> Any:
 
     try:
         session = ort.InferenceSession(str(path), options, providers=[PROVIDER])
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         raise broken(path, err) from err
     if session.get_providers() != [PROVIDER]:
         raise UnavailableError(f"{PROVIDER} was asked for; the session runs on {', '.join(session.get_providers())}.")
@@ -178,7 +178,7 @@ def _opens(ort: Any, text: str) -> str:
     options = _options(1)
     try:
         ort.InferenceSession(model.SerializeToString(), options, providers=[PROVIDER]).run(None, small_feeds(model))
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         # Behind "Status Message:" come a source file, a C++ signature and a condition; what it says stands last.
         return first_line(RuntimeError(str(err).rsplit(" was false. ", 1)[-1]))
     return ""

@@ -53,7 +53,7 @@ class Model:
             raise BundleError("the model is closed.")
         try:
             found = self._session.run(self._outputs, feeds)
-        except Exception as err:
+        except Exception as err:  # a runtime's own exceptions share no base
             raise BundleError(f"{self.manifest.forms[self.form].runtime} failed: {err}") from err
         return dict(zip(self._outputs, found, strict=True))
 
@@ -140,7 +140,7 @@ def _session(folder: Path, form: Form, threads: int | None) -> Any:
         options.intra_op_num_threads = threads
     try:
         session = onnxruntime.InferenceSession(folder / form.file, options, providers=[form.provider])
-    except Exception as err:
+    except Exception as err:  # a runtime's own exceptions share no base
         raise BundleError(f"{folder / form.file} cannot be opened: {err}") from err
     # onnxruntime goes on with another provider and a warning when the one that was asked for does not start.
     if session.get_providers()[0] != form.provider:
