@@ -20,13 +20,11 @@ from attnport.exporter.fusion.formula import (
     Expr,
     Op,
     Read,
-    Size,
-    axes_of,
     conjuncts,
     is_bool,
     op,
-    reads_of,
 )
+from attnport.exporter.fusion.kinds import CAUSAL, plain, spec_of
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -68,9 +66,6 @@ class Mask:
     def is_causal_only(self) -> bool:
         """Whether the upper-left causal mask is all there is."""
         return not self.biases and [factor.keep for factor in self.factors] == [CAUSAL]
-
-
-CAUSAL: Expr = Op("LessOrEqual", (Axis("j"), Axis("i")))
 
 
 class MaskReader:
@@ -125,10 +120,10 @@ class MaskReader:
     def read(self) -> Mask:
         """The mask of all terms so far."""
         factors = tuple({factor.keep: factor for factor in self.factors}.values())
-        return Mask(factors, tuple(self.biases), _spec(factors, self.biases))
+        return Mask(factors, tuple(self.biases), spec_of([factor.keep for factor in factors], biased=bool(self.biases)))
 
     def _keep(self, keep: Expr, origin: Origin | None) -> None:
-        self.factors.extend(Factor(_plain(part), origin) for part in conjuncts(keep))
+        self.factors.extend(Factor(plain(part), origin) for part in conjuncts(keep))
 
     def _where_bias(self, node: ir.Node) -> bool:
         """`Where(allowed, bias, -inf)` as a term that is added: a condition and a bias."""
@@ -206,86 +201,5 @@ def _is_nonzero(condition: Expr, expr: Expr) -> bool:
     return condition == op("Ne", expr, ZERO)
 
 
-def _plain(keep: Expr) -> Expr:
-    """Comparisons of indices as `j <= i`, `i - j <= w` and `j - i <= w`, however they were spelt."""
-    if not isinstance(keep, Op) or keep.name not in ("Less", "LessOrEqual") or reads_of(keep):
-        return keep
-    difference = linear(op("Sub", keep.args[0], keep.args[1]))
-    if difference is None or (set(difference) != {"", "i", "j"} and set(difference) != {"i", "j"}):
-        return keep
-    bound = -difference.get("", 0.0) - (1.0 if keep.name == "Less" else 0.0)
-    if not bound.is_integer() or {difference["i"], difference["j"]} != {1.0, -1.0}:
-        return keep
-    if difference["j"] == 1.0 and bound == 0:
-        return CAUSAL
-    first, second = (Axis("i"), Axis("j")) if difference["i"] == 1.0 else (Axis("j"), Axis("i"))
-    return Op("LessOrEqual", (Op("Sub", (first, second)), Const(int(bound))))
-
-
 def _is_low(expr: Expr) -> bool:
     return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value <= LARGE_NEGATIVE
-
-
-def linear(expr: Expr) -> dict[str, float] | None:
-    """`expr` as coefficients by index variable (`Size` dims by name, the constant under ""), or None if it is not."""
-    if isinstance(expr, Axis):
-        return {expr.name: 1.0}
-    if isinstance(expr, Size):
-        return {f"|{expr.dim}|": 1.0}
-    if isinstance(expr, Const):
-        return {"": float(expr.value)}
-    if not isinstance(expr, Op) or expr.name not in ("Add", "Sub", "Neg", "Mul"):
-        return None
-    parts = [linear(arg) for arg in expr.args]
-    if any(part is None for part in parts):
-        return None
-    known = [part for part in parts if part is not None]
-    if expr.name == "Neg":
-        return {name: -by for name, by in known[0].items()}
-    if expr.name == "Mul":
-        left, right = known
-        if set(left) - {""} and set(right) - {""}:
-            return None
-        number, rest = (left.get("", 0.0), right) if not set(left) - {""} else (right.get("", 0.0), left)
-        return {name: by * number for name, by in rest.items()}
-    sign = 1.0 if expr.name == "Add" else -1.0
-    total = dict(known[0])
-    for name, by in known[1].items():
-        total[name] = total.get(name, 0.0) + sign * by
-    return {name: by for name, by in total.items() if by or not name}
-
-
-def _spec(factors: tuple[Factor, ...], biases: list[ir.Value]) -> MaskSpec:
-    kinds: dict[str, None] = {}
-    source: str | None = None
-    alignment, window = "upper_left", 0
-    for factor in factors:
-        kind, detail = _kind(factor.keep)
-        kinds[kind] = None
-        if kind == "causal" and detail:
-            alignment = "lower_right"
-        if kind == "window":
-            window = detail
-        names = sorted({read.value.name or "" for read in reads_of(factor.keep) if read.value.is_graph_input()})
-        source = source or (names[0] if names else None)
-    if biases:
-        kinds["bias"] = None
-    return MaskSpec(tuple(kinds) or ("none",), source, "keep", alignment, window)
-
-
-def _kind(keep: Expr) -> tuple[str, int]:
-    """The kind of one factor, with 1 for a causal mask that is aligned lower right, or the window's width."""
-    axes = axes_of(keep)
-    if reads_of(keep):
-        return ("padding", 0) if axes <= {"b", "j"} else ("explicit", 0)
-    if isinstance(keep, Op) and keep.name in ("Less", "LessOrEqual"):
-        difference = linear(op("Sub", keep.args[0], keep.args[1]))
-        if difference is not None:
-            constant = difference.get("", 0.0) + (1.0 if keep.name == "Less" else 0.0)
-            sizes = [name for name in difference if name.startswith("|")]
-            lower_right = sorted(difference[name] for name in sizes) == [-1.0, 1.0]
-            if difference.get("j") == 1.0 and difference.get("i") == -1.0 and constant == 0.0:
-                return ("causal", int(bool(sizes))) if lower_right or not sizes else ("explicit", 0)
-            if not sizes and {difference.get("i"), difference.get("j")} == {1.0, -1.0} and -math.inf < constant <= 0:
-                return "window", int(-constant)
-    return "explicit", 0
