@@ -1,0 +1,90 @@
+"""The names that an exported graph keeps: the contract's dims, and the module path of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import IOContract
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""The one piece of the exporter's metadata that stays: the module path of each node."""
+
+
+def name_dims(model: ir.Model, contract: IOContract) -> None:
+    """Gives the graph's symbolic dims (`s18`) the contract's names (`batch`), on every value."""
+    import onnx_ir as ir
+
+    names: dict[str, str] = {}
+    for value, spec in zip(model.graph.inputs, contract.inputs, strict=True):
+        if value.shape is None:
+            continue
+        for axis, dim in enumerate(spec.dims):
+            symbol = value.shape[axis]
+            if isinstance(dim, str) and isinstance(symbol, ir.SymbolicDim) and symbol.value:
+                names[symbol.value] = dim
+    for value in all_values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([_named(dim, names) for dim in value.shape])
+    for value, spec in zip(model.graph.inputs, contract.inputs, strict=True):
+        value.shape = ir.Shape(list(spec.dims))
+    for value, spec in zip(model.graph.outputs, contract.outputs, strict=True):
+        value.shape = ir.Shape(list(spec.dims))
+
+
+def _named(dim: Any, names: dict[str, str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    symbol = dim.value
+    if not symbol:
+        return None
+    # Expressions such as "Min(512, s41)" are the tracer's private notes, and other readers take them as names: each
+    # gets a plain name, so that equal sizes are still known to be equal.
+    if symbol not in names:
+        number = len(names)
+        while f"size{number}" in names.values():
+            number += 1
+        names[symbol] = f"size{number}"
+    return names[symbol]
+
+
+def all_values(model: ir.Model) -> Iterator[ir.Value]:
+    """Every value: inputs, initializers and node outputs of the graph, its branches and the model's functions."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        yield from graph.inputs
+        yield from graph.initializers.values()
+    for function in model.functions.values():
+        yield from function.inputs
+    for node in all_nodes(model):
+        yield from node.outputs
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node of the graph, its branches and the model's functions."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def strip(model: ir.Model) -> None:
+    """Drops stack traces, source lines and builder paths; keeps each node's module path."""
+    model.metadata_props.clear()
+    model.doc_string = None
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph.metadata_props.clear()
+        graph.doc_string = None
+    for function in model.functions.values():
+        function.metadata_props.clear()
+        function.doc_string = None
+    for node in all_nodes(model):
+        scopes = node.metadata_props.get(SCOPES)
+        node.metadata_props.clear()
+        node.doc_string = None
+        if scopes:
+            node.metadata_props[SCOPES] = scopes
+    for value in all_values(model):
+        value.metadata_props.clear()
+        value.doc_string = None

@@ -1,0 +1,115 @@
+"""The tracing of a module by torch.export: quiet, with torch's own obstacles out of the way, its refusals explained."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attnport.artifacts import IOContract
+from attnport.errors import ExportError, first_line
+
+if TYPE_CHECKING:
+    import torch
+
+_PATCHED = threading.RLock()
+"""Held while torch is changed: two exports at once would put back each other's changes."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps torch's exporter from printing progress and warnings that are about itself."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def traceable() -> Iterator[None]:
+    """While a module is traced, what torch's own modules do that tracing cannot follow is replaced, then put back.
+
+    - `nn.TransformerEncoder` and `nn.TransformerDecoder` look into a mask to see whether it is causal, and no trace can
+      branch on a tensor's elements. Unless the caller says so, a mask is taken as it stands: the numbers are the same.
+    - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
+
+    Other threads that run such modules meanwhile get the same numbers, by the slower way.
+    """
+    import torch
+    from torch.nn.modules import transformer
+
+    with _PATCHED:
+        fast, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
+        torch.backends.mha.set_fastpath_enabled(False)
+        transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        try:
+            yield
+        finally:
+            transformer._detect_is_causal_mask = detect
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def trace(
+    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
+    """The module as torch's own graph, every named dim dynamic.
+
+    Raises:
+        ExportError: torch cannot trace the module, or a dim froze; names the dim and the inputs that have it.
+    """
+    import torch
+
+    dims = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in contract.dims}
+    dynamic = {
+        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+        for spec in contract.inputs
+    }
+    try:
+        with torch.no_grad(), traceable():
+            return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=False)
+    except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
+        frozen = _frozen_dims(contract, str(err)) if isinstance(err, torch._dynamo.exc.UserError) else ""
+        if frozen:
+            raise ExportError(
+                f"{frozen}.",
+                hint="Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size.",
+            ) from err
+        raise ExportError(
+            f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}",
+            hint="Run with --traceback for torch's full account.",
+        ) from err
+
+
+def _frozen_dims(contract: IOContract, refusal: str) -> str:
+    """The dims that torch.export says the code decided on, as `dim 'seq' of input 'x' (axis 1), ... froze: ...`, or "".
+
+    Its message is the only place: the refused program is not given out, and one traced with sizes that torch may
+    choose shows what became a constant, but not what the code branched on.
+    """
+    violated = re.search(r"Constraints violated \(([^)]*)\)", refusal)
+    known = {dim.name for dim in contract.dims}
+    found = [name.strip() for name in violated[1].split(",") if name.strip() in known] if violated else []
+    told = []
+    for name in found:
+        places = [f"{spec.name!r} (axis {spec.dims.index(name)})" for spec in contract.inputs if name in spec.dims]
+        constant = re.search(rf"You marked {name} as dynamic but your code specialized it .*?\((\d+)\)", refusal)
+        guard = re.search(rf"Not all values of {name} = .*? satisfy the generated guard (.*)", refusal)
+        why = "the module's code turns it into a constant"
+        if constant:
+            why = f"the module's code turns it into the constant {constant[1]}"
+        elif guard:
+            why = f"the module's code branches on it ({guard[1].strip().rstrip('.')})"
+        told.append(f"dim {name!r} of input {', '.join(places)} froze at the traced size: {why}")
+    return "; ".join(told)
