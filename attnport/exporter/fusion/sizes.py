@@ -1,0 +1,51 @@
+"""Sizes of axes as formulas: a dim that a Concat makes is the sum of its parts, `|past| + |seq|`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnport.exporter.fusion.formula import Const, Expr, Size, op
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def size_sum(value: ir.Value | None, axis: int) -> Expr | None:
+    """The size of one axis, of dims that the graph's inputs have where they are known to make it up; None = unknown.
+
+    A name that no input has stands for a sum that the exporter made up (its own private note of it is dropped at
+    capture), so the graph is asked which Concat first has it.
+    """
+    return _sum(value, axis, frozenset())
+
+
+def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None:
+    if value is None or value.shape is None:
+        return None
+    dim = value.shape[axis]
+    if isinstance(dim, int):
+        return Const(dim)
+    name = dim.value
+    if name is None:
+        return None
+    producer = value.producer()
+    graph = producer.graph if producer is not None else value.graph
+    if graph is None or name in seen or _is_input_dim(graph, name):
+        return Size(name)
+    for node in graph:
+        if node.op_type == "Concat" and node.domain == "" and node.outputs[0].shape is not None:
+            at = node.attributes["axis"].as_int()
+            joined = node.outputs[0].shape[at]
+            if not isinstance(joined, int) and joined.value == name:
+                parts = [_sum(part, at, seen | {name}) for part in node.inputs]
+                known = [part for part in parts if part is not None]
+                if len(known) == len(parts):
+                    total = known[0]
+                    for part in known[1:]:
+                        total = op("Add", total, part)
+                    return total
+    return Size(name)
+
+
+def _is_input_dim(graph: ir.Graph | ir.Function, name: str) -> bool:
+    return any(not isinstance(dim, int) and dim.value == name for value in graph.inputs for dim in value.shape or ())

@@ -1,0 +1,123 @@
+"""Masks in NumPy: the reference, each written as `masks.spec` defines it.
+
+A mask is a bool array that is True where a key may be attended, `[B|1,1,S|1,T]`. Letters: B batch, S query length,
+T key length. Query i stands at position i, or at i + T - S with alignment `lower_right`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attnport.errors import UsageError
+from attnport.masks.encoding import decode_mask
+from attnport.masks.spec import MaskSpec
+
+Array = np.ndarray[Any, Any]
+
+
+def positions(S: int, T: int, alignment: str = "upper_left") -> tuple[Array, Array]:
+    """Positions of the queries `[S,1]` and of the keys `[1,T]`."""
+    return np.arange(S)[:, None] + (T - S if alignment == "lower_right" else 0), np.arange(T)[None, :]
+
+
+def padding(keep: Array) -> Array:
+    """Of a keep-mask `[T]`, `[B,T]`, `[B,S,T]` or `[B,1|H,1|S,T]`: as bool of rank 4."""
+    keep = np.asarray(keep) != 0
+    if keep.ndim == 4:
+        return keep
+    if not 1 <= keep.ndim <= 3:
+        raise UsageError(f"padding: got a mask of shape {list(keep.shape)}; expected rank 1 to 4.")
+    return keep.reshape((keep.shape[0] if keep.ndim > 1 else 1, 1, keep.shape[1] if keep.ndim == 3 else 1, -1))
+
+
+def padding_lengths(lengths_B: Array, T: int) -> Array:
+    """Keys before each item's length, `[B,1,1,T]`."""
+    return np.asarray(np.arange(T) < np.asarray(lengths_B)[:, None, None, None])
+
+
+def causal(S: int, T: int, alignment: str = "upper_left") -> Array:
+    """Keys at or before the query, `[1,1,S,T]`."""
+    i, j = positions(S, T, alignment)
+    return np.asarray(j <= i)[None, None]
+
+
+def window(S: int, T: int, width: int, alignment: str = "upper_left") -> Array:
+    """Keys at most `width` away on either side, `[1,1,S,T]`; combined with `causal`, on one."""
+    i, j = positions(S, T, alignment)
+    return np.asarray(np.abs(i - j) <= width)[None, None]
+
+
+def prefix(prefix_B: Array, S: int, T: int, alignment: str = "upper_left") -> Array:
+    """Prefix-LM: keys at or before the query, and those of the item's prefix, `[B,1,S,T]`."""
+    return causal(S, T, alignment) | padding_lengths(prefix_B, T)
+
+
+def documents(ids_BT: Array, S: int, alignment: str = "upper_left") -> Array:
+    """Keys of the query's own document, `[B,1,S,T]`."""
+    return np.asarray(_of_queries(ids_BT, S, alignment)[:, None, :, None] == np.asarray(ids_BT)[:, None, None, :])
+
+
+def local_global(marks_BT: Array, S: int, width: int, alignment: str = "upper_left") -> Array:
+    """Keys at most `width` away, and all pairs of which one is marked global, `[B,1,S,T]`."""
+    marks_BT = np.asarray(marks_BT) != 0
+    near = window(S, marks_BT.shape[1], width, alignment)
+    return near | marks_BT[:, None, None, :] | _of_queries(marks_BT, S, alignment)[:, None, :, None]
+
+
+def combine(*keeps: Array) -> Array:
+    """Keys that every mask allows; without any mask, `[1,1,1,1]` of True."""
+    total = np.ones((1, 1, 1, 1), dtype=bool)
+    for keep in keeps:
+        total = total & keep
+    return total
+
+
+def build(mask: MaskSpec, value: Array | None, S: int, T: int) -> Array:
+    """The mask that `mask` means with `value` in its input, `[B|1,1|H,S|1,T]`.
+
+    Args:
+        value: What the input holds; None for a mask without an input. Biases are no part of the result.
+
+    Raises:
+        UsageError: the value is missing, or does not fit.
+    """
+    kinds, held = set(mask.kinds), mask.carries
+    named = kinds & {"padding", "prefix", "documents", "global", "explicit"}
+    if value is None and named:
+        raise UsageError(f"mask {mask}: {', '.join(sorted(named))} is made from an input's value, and none was given.")
+    if "global" in kinds and held == "marks" and "window" not in kinds:
+        raise UsageError(f"mask {mask}: global widens a window, and the window is not said.")
+    parts = []
+    if value is not None and held == "mask":
+        parts.append(padding(decode_mask(mask, value)))
+    if value is not None and held == "lengths":
+        parts.append(prefix(value, S, T, mask.alignment) if "prefix" in kinds else padding_lengths(value, T))
+    if value is not None and held == "ids":
+        parts.append(documents(value, S, mask.alignment))
+        if "padding" in kinds:
+            parts.append(padding(value))
+    if value is not None and held == "marks":
+        parts.append(local_global(value, S, mask.window, mask.alignment))
+    # A mask whose pairs an input gives has the widened causal mask or window in it already.
+    if "causal" in kinds and "prefix" not in kinds:
+        parts.append(causal(S, T, mask.alignment))
+    if "window" in kinds and "global" not in kinds:
+        parts.append(window(S, T, mask.window, mask.alignment))
+    keep = combine(*parts)
+    return np.broadcast_to(keep, (*keep.shape[:3], T))
+
+
+def additive(keep: Array) -> Array:
+    """Zero where a key is allowed, -inf elsewhere, float64."""
+    return np.where(keep, 0.0, -np.inf)
+
+
+def _of_queries(values_BT: Array, S: int, alignment: str) -> Array:
+    """The values at the queries' positions, `[B,S]`."""
+    T = np.asarray(values_BT).shape[1]
+    if S > T:
+        raise UsageError(f"got {S} queries and values for {T} positions; each query needs its own value.")
+    start = T - S if alignment == "lower_right" else 0
+    return np.asarray(values_BT)[:, start : start + S]
