@@ -1,93 +1,218 @@
-"""The kind of a mask that was read as formulas: padding, causal, window, ... as a MaskSpec names them."""
+"""The kinds of a mask that was read as formulas: padding, causal, window, ... as a MaskSpec names them.
+
+What is claimed is proved: the mask that the MaskSpec means, built from what its input holds, is the mask that the
+formulas are. What is left over is `explicit`.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Size, axes_of, op, reads_of
+from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear
+from attnport.exporter.fusion.comparisons import normal as plain
+from attnport.exporter.fusion.conditions import (
+    BATCH,
+    Bound,
+    Held,
+    Lengths,
+    always,
+    bound,
+    disjuncts,
+    is_of_keys,
+    length_of,
+    position,
+    truth_of,
+)
+from attnport.exporter.fusion.formula import ZERO, Axis, Expr, Op, Read, conjuncts, reads_of
 from attnport.masks.spec import MaskSpec
 
-CAUSAL: Expr = Op("LessOrEqual", (Axis("j"), Axis("i")))
+__all__ = ["CAUSAL", "plain", "spec_of"]
 
 
-def plain(keep: Expr) -> Expr:
-    """Comparisons of indices as `j <= i`, `i - j <= w` and `j - i <= w`, however they were spelt."""
-    if not isinstance(keep, Op) or keep.name not in ("Less", "LessOrEqual") or reads_of(keep):
-        return keep
-    difference = linear(op("Sub", keep.args[0], keep.args[1]))
-    if difference is None or (set(difference) != {"", "i", "j"} and set(difference) != {"i", "j"}):
-        return keep
-    bound = -difference.get("", 0.0) - (1.0 if keep.name == "Less" else 0.0)
-    if not bound.is_integer() or {difference["i"], difference["j"]} != {1.0, -1.0}:
-        return keep
-    if difference["j"] == 1.0 and bound == 0:
-        return CAUSAL
-    first, second = (Axis("i"), Axis("j")) if difference["i"] == 1.0 else (Axis("j"), Axis("i"))
-    return Op("LessOrEqual", (Op("Sub", (first, second)), Const(int(bound))))
+def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | None] = (None, None)) -> MaskSpec:
+    """The MaskSpec of a mask that allows a key where every formula of `keeps` holds.
 
-
-def linear(expr: Expr) -> dict[str, float] | None:
-    """`expr` as coefficients by index variable (`Size` dims by name, the constant under ""), or None if it is not."""
-    if isinstance(expr, Axis):
-        return {expr.name: 1.0}
-    if isinstance(expr, Size):
-        return {f"|{expr.dim}|": 1.0}
-    if isinstance(expr, Const):
-        return {"": float(expr.value)}
-    if not isinstance(expr, Op) or expr.name not in ("Add", "Sub", "Neg", "Mul"):
-        return None
-    parts = [linear(arg) for arg in expr.args]
-    if any(part is None for part in parts):
-        return None
-    known = [part for part in parts if part is not None]
-    if expr.name == "Neg":
-        return {name: -by for name, by in known[0].items()}
-    if expr.name == "Mul":
-        left, right = known
-        if set(left) - {""} and set(right) - {""}:
-            return None
-        number, rest = (left.get("", 0.0), right) if not set(left) - {""} else (right.get("", 0.0), left)
-        return {name: by * number for name, by in rest.items()}
-    sign = 1.0 if expr.name == "Add" else -1.0
-    total = dict(known[0])
-    for name, by in known[1].items():
-        total[name] = total.get(name, 0.0) + sign * by
-    return {name: by for name, by in total.items() if by or not name}
-
-
-def spec_of(keeps: Sequence[Expr], *, biased: bool) -> MaskSpec:
-    """The MaskSpec of a mask that allows a key where every formula of `keeps` holds."""
-    kinds: dict[str, None] = {}
-    source: str | None = None
-    alignment, window = "upper_left", 0
+    Args:
+        keeps: Over the axes b, h, i, j.
+        biased: Whether something is added to the scores as well.
+        lengths: Query and key length as formulas, without which `lower_right` cannot be proved; None = unknown.
+    """
+    query, key = (linear(each) if each is not None else None for each in lengths)
+    reading = _Reading(Lengths(query, key) if query is not None and key is not None else None)
     for keep in keeps:
-        kind, detail = _kind(keep)
-        kinds[kind] = None
-        if kind == "causal" and detail:
-            alignment = "lower_right"
-        if kind == "window":
-            window = detail
-        names = sorted({read.value.name or "" for read in reads_of(keep) if read.value.is_graph_input()})
-        source = source or (names[0] if names else None)
-    if biased:
-        kinds["bias"] = None
-    return MaskSpec(tuple(kinds) or ("none",), source, "keep", alignment, window)
+        for part in conjuncts(plain(keep)):
+            reading.take(part)
+    return reading.spec(biased=biased)
 
 
-def _kind(keep: Expr) -> tuple[str, int]:
-    """The kind of one factor, with 1 for a causal mask that is aligned lower right, or the window's width."""
-    axes = axes_of(keep)
-    if reads_of(keep):
-        return ("padding", 0) if axes <= {"b", "j"} else ("explicit", 0)
-    if isinstance(keep, Op) and keep.name in ("Less", "LessOrEqual"):
-        difference = linear(op("Sub", keep.args[0], keep.args[1]))
-        if difference is not None:
-            constant = difference.get("", 0.0) + (1.0 if keep.name == "Less" else 0.0)
-            sizes = [name for name in difference if name.startswith("|")]
-            lower_right = sorted(difference[name] for name in sizes) == [-1.0, 1.0]
-            if difference.get("j") == 1.0 and difference.get("i") == -1.0 and constant == 0.0:
-                return ("causal", int(bool(sizes))) if lower_right or not sizes else ("explicit", 0)
-            if not sizes and {difference.get("i"), difference.get("j")} == {1.0, -1.0} and -math.inf < constant <= 0:
-                return "window", int(-constant)
-    return "explicit", 0
+class _Reading:
+    """What the conditions have said so far."""
+
+    def __init__(self, lengths: Lengths | None) -> None:
+        self.lengths = lengths
+        self.held: dict[str, list[Held | None]] = {}
+        """By kind, in order of appearance, the inputs; None for what is computed. Bounds go by the name `distance`."""
+        self.bounds: list[Bound] = []
+        self.near: list[Bound] = []
+        """Bounds that hold between tokens of which none is global."""
+        self.alignments: set[str] = set()
+
+    def take(self, part: Expr) -> None:
+        """Adds a condition."""
+        if always(part, self.lengths):
+            return
+        found = bound(part, self.lengths)
+        if found is not None:
+            self.held.setdefault("distance", [])
+            self.bounds.append(found)
+            self.alignments.add(found.alignment)
+        elif reads_of(part) and is_of_keys(part):
+            self._hold("padding", _padding(part))
+        elif not (self._prefix(part) or self._documents(part) or self._global(part)):
+            self._hold("explicit", _pairs(part))
+
+    def _hold(self, kind: str, held: Held | None) -> None:
+        self.held.setdefault(kind, []).append(held)
+
+    def _prefix(self, part: Expr) -> bool:
+        """`j <= i or j < prefix[b]`; `i < prefix[b] and j < prefix[b]` says as much beside `j <= i`."""
+        alignments: set[str] = set()
+        inputs: set[str] = set()
+        causal = False
+        for each in disjuncts(part):
+            found = bound(each, self.lengths)
+            if found is not None and found.later and found.by == 0:
+                causal = True
+                alignments.add(found.alignment)
+                continue
+            keys = [length_of(inner, J, self.lengths) for inner in conjuncts(each)]
+            queries = [length_of(inner, I, self.lengths) for inner in conjuncts(each)]
+            if not any(keys) or not all(of_key or of_query for of_key, of_query in zip(keys, queries, strict=True)):
+                return False
+            inputs.update(of[0] for of in (*keys, *queries) if of)
+            alignments.update(of[1] for of in queries if of)
+        if not causal or len(alignments) != 1 or len(inputs) != 1:
+            return False
+        self._hold("prefix", Held(inputs.pop(), "lengths"))
+        self.alignments |= alignments
+        return True
+
+    def _documents(self, part: Expr) -> bool:
+        """`ids[b, i] == ids[b, j]`."""
+        if not isinstance(part, Op) or part.name != "Equal":
+            return False
+        reads = [arg for arg in part.args if isinstance(arg, Read) and arg.value.is_graph_input()]
+        found = [position(read.index, self.lengths) for read in reads]
+        places = {at[0]: at[1] for at in found if at is not None}
+        if set(places) != {I, J} or len({read.value for read in reads}) != 1:
+            return False
+        self._hold("documents", Held(str(reads[0].value.name), "ids"))
+        self.alignments.add(places[I])
+        return True
+
+    def _global(self, part: Expr) -> bool:
+        """`near, or marks[b, i], or marks[b, j]`."""
+        places: dict[Expr, str] = {}
+        inputs: set[str] = set()
+        near: list[Bound] | None = None
+        for each in disjuncts(part):
+            truth = truth_of(each)
+            at = position(truth[0].index, self.lengths) if truth is not None and truth[1] == "keep" else None
+            if truth is not None and at is not None:
+                places[at[0]] = at[1]
+                inputs.add(str(truth[0].value.name))
+                continue
+            bounds = [bound(inner, self.lengths) for inner in conjuncts(each)]
+            known = [found for found in bounds if found is not None]
+            if near is not None or len(known) != len(bounds):
+                return False
+            near = known
+        if set(places) != {I, J} or len(inputs) != 1 or not near:
+            return False
+        self._hold("global", Held(inputs.pop(), "marks"))
+        self.near += near
+        self.alignments |= {places[I], *(found.alignment for found in near)}
+        return True
+
+    def spec(self, *, biased: bool) -> MaskSpec:
+        """The MaskSpec of all conditions."""
+        held = dict(self.held)
+        later, before = _least(self.bounds)
+        causal, proved, width = later == 0, len(self.alignments) <= 1, before
+        if self.bounds:  # on one side, or on both alike
+            proved = proved and (before or 0) >= 0 and (causal or later == before)
+        if "global" in held:
+            far, width = _least(self.near)
+            # Where later keys are hidden anyway, it does not matter how many of them the window has.
+            same = far == width or (causal and (far is None or far >= 0))
+            proved = proved and before is None and (not self.bounds or causal) and width is not None and width >= 0
+            proved = proved and same and len(set(held["global"])) == 1
+        if causal and "prefix" in held:
+            del held["prefix"]  # `j <= i` alone is the narrower
+        if not proved:
+            placed = [kind for kind in held if kind in ("distance", "prefix", "documents", "global")]
+            for kind in placed:
+                del held[kind]
+            held["explicit"] = [*held.get("explicit", []), None]
+        kinds: dict[str, None] = {}
+        for kind in held:
+            distance = ["causal"] * causal + ["window"] * (before is not None)
+            named = {"distance": distance, "prefix": ["causal", kind], "global": ["window", kind]}.get(kind, [kind])
+            kinds.update(dict.fromkeys(named))
+        if biased:
+            kinds["bias"] = None
+        one = _one_input(held)
+        placed_by = next(iter(self.alignments)) if proved and self.alignments else "upper_left"
+        return MaskSpec(
+            tuple(kinds) or ("none",),
+            one.input if one else None,
+            one.polarity if one else "keep",
+            placed_by,
+            width or 0 if "window" in kinds else 0,
+            one.carries if one else "mask",
+        )
+
+
+def _least(bounds: Sequence[Bound]) -> tuple[int | None, int | None]:
+    """How far a key may stand after and before the query; None = any distance."""
+    later, before = ([found.by for found in bounds if found.later is side] for side in (True, False))
+    return min(later, default=None), min(before, default=None)
+
+
+def _one_input(held: dict[str, list[Held | None]]) -> Held | None:
+    """The input that carries all that an input has to; None where there are several, or it is computed."""
+    every = [each for of_kind in held.values() for each in of_kind]
+    known = {each for each in every if each is not None}
+    if None in every or len({each.input for each in known}) != 1:
+        return None
+    if len(known) == 1:
+        one = known.pop()
+        return None if one.carries == "lengths" and {"padding", "prefix"} <= set(held) else one
+    ids = next((each for each in known if each.carries == "ids"), None)
+    paddings = held.get("padding", [])
+    from_ids = set(held) - {"distance"} == {"documents", "padding"} and all(each and each.nonzero for each in paddings)
+    return ids if from_ids else None
+
+
+def _padding(part: Expr) -> Held | None:
+    """The input that carries a condition on keys: their lengths, or a mask."""
+    length = length_of(part, J, None)
+    if length is not None:
+        return Held(length[0], "lengths")
+    truth = truth_of(part)
+    index = truth[0].index if truth is not None else ()
+    if truth is None or index[-1:] != (J,) or len(index) > 4 or any(at not in (BATCH, ZERO) for at in index[:-1]):
+        return None
+    nonzero = isinstance(part, Op) and part.name == "Ne"
+    return Held(str(truth[0].value.name), "mask", truth[1], nonzero)
+
+
+def _pairs(part: Expr) -> Held | None:
+    """The input that carries a condition on pairs, `[B,S,T]` or `[B,H,S,T]`."""
+    truth = truth_of(part)
+    if truth is None or len(truth[0].index) < 3 or truth[0].index[-2:] != (I, J):
+        return None
+    leading = truth[0].index[:-2]
+    expected = ((BATCH, ZERO), (Axis("h"), ZERO))[: len(leading)]
+    fits = all(at in allowed for at, allowed in zip(leading, expected, strict=True))
+    return Held(str(truth[0].value.name), "mask", truth[1]) if fits else None

@@ -1,0 +1,204 @@
+"""Truth values over indices in one spelling, however they were written: `j <= i`, `i - j <= w`, `j < lengths[b]`.
+
+Whole numbers are compared by what is left of their difference: `Not(i < j)`, `j - i < 1` and `i + 1 > j` are one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attnport.exporter.fusion.formula import FALSE, TRUE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
+
+Linear = dict[Expr, int]
+"""A whole number as a sum: coefficients by Axis, Size, Read or Abs, Max and Min of such sums; the constant by `ONE`."""
+
+ONE: Expr = Const(1)
+I, J = Axis("i"), Axis("j")  # noqa: E741 - the names that formulas use
+CAUSAL: Expr = Op("LessOrEqual", (J, I))
+
+
+def normal(expr: Expr) -> Expr:
+    """A truth value in the one spelling; what has none is returned as it is."""
+    if not isinstance(expr, Op):
+        return expr
+    if expr.name in ("And", "Or", "Not") or (expr.name == "Where" and is_bool(expr.args[1]) and is_bool(expr.args[2])):
+        args = tuple(map(normal, expr.args))
+        return op(expr.name, *args) if expr.name != "Where" else _choice(*args)
+    if expr.name not in ("Less", "LessOrEqual", "Equal", "Ne"):
+        return expr
+    truth = _of_truths(expr)
+    if truth is not None:
+        return truth
+    bounded = at_most_zero(expr)
+    if bounded is not None:
+        return _comparison(bounded, expr)
+    if expr.name in ("Equal", "Ne"):
+        return _equality(expr)
+    return expr
+
+
+def linear(expr: Expr) -> Linear | None:
+    """`expr` as a sum with whole coefficients, without zeros; None where it is no such sum, or no whole number."""
+    if isinstance(expr, Const):
+        whole = not isinstance(expr.value, bool) and math.isfinite(expr.value) and expr.value == int(expr.value)
+        return ({ONE: int(expr.value)} if expr.value else {}) if whole else None
+    if isinstance(expr, Axis | Size):
+        return {expr: 1}
+    if isinstance(expr, Read):
+        # Unsigned differences wrap around, and a float is no whole number.
+        return {expr: 1} if expr.value.dtype is not None and expr.value.dtype.name in ("INT32", "INT64") else None
+    parts = [linear(arg) for arg in expr.args]
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts):
+        return None
+    if expr.name in ("Abs", "Max", "Min"):
+        return {expr: 1}
+    if expr.name == "Neg":
+        return scaled(known[0], -1)
+    if expr.name in ("Add", "Sub"):
+        return plus(known[0], known[1], 1 if expr.name == "Add" else -1)
+    if expr.name == "Mul":
+        for number, rest in (known, known[::-1]):
+            if not set(number) - {ONE}:
+                return scaled(rest, number.get(ONE, 0))
+    return None
+
+
+def plus(left: Linear, right: Linear, times: int = 1) -> Linear:
+    """`left + times * right`."""
+    total = {atom: left.get(atom, 0) + times * right.get(atom, 0) for atom in {**left, **right}}
+    return {atom: by for atom, by in total.items() if by}
+
+
+def scaled(sum_: Linear, by: int) -> Linear:
+    """`by * sum_`."""
+    return {atom: by * each for atom, each in sum_.items() if by}
+
+
+def at_most_zero(expr: Expr) -> Linear | None:
+    """The sum that is zero or less where the comparison `expr` of whole numbers holds; None where it is none."""
+    if not isinstance(expr, Op) or expr.name not in ("Less", "LessOrEqual"):
+        return None
+    strict = expr.name == "Less"
+    left, right = (_whole(arg, up=up is strict) for arg, up in zip(expr.args, (False, True), strict=True))
+    if left is None or right is None:
+        return None
+    return plus(plus(left, right, -1), {ONE: 1} if strict else {})
+
+
+def _whole(expr: Expr, *, up: bool) -> Linear | None:
+    """As `linear`; a fraction that bounds a whole number is taken to the next one."""
+    if isinstance(expr, Const) and isinstance(expr.value, float) and math.isfinite(expr.value):
+        return linear(Const(math.ceil(expr.value) if up else math.floor(expr.value)))
+    return linear(expr)
+
+
+def _comparison(bounded: Linear, expr: Expr) -> Expr:
+    """`bounded <= 0` in its spelling; `expr` is the one that was found."""
+    if bounded.get(ONE, 0) <= 0 and all(
+        by < 0 and isinstance(at, Axis | Size) for at, by in bounded.items() if at != ONE
+    ):
+        return TRUE  # what is never negative
+    if not set(bounded) - {ONE}:
+        return FALSE
+    for atom, by in bounded.items():
+        if isinstance(atom, Op) and abs(by) == 1:
+            rest = {other: each for other, each in bounded.items() if other != atom}
+            args = atom.args if atom.name != "Abs" else (atom.args[0], op("Neg", atom.args[0]))
+            every = (atom.name == "Min") is (by < 0)
+            found: Expr = TRUE if every else FALSE
+            for arg in args:
+                known = linear(arg)
+                assert known is not None  # or the atom would be none
+                found = op("And" if every else "Or", found, _comparison(plus(rest, known, by), expr))
+            return found
+    return _spelt(bounded) or _sums(bounded)
+
+
+def _spelt(bounded: Linear) -> Expr | None:
+    """The usual spellings of comparisons of two things."""
+    constant = -bounded.get(ONE, 0)
+    first = [atom for atom, by in bounded.items() if by == 1 and atom != ONE]
+    second = [atom for atom, by in bounded.items() if by == -1 and atom != ONE]
+    if len(first) != 1 or len(second) != 1 or len(bounded) - (ONE in bounded) != 2:
+        return None
+    if constant in (0, -1):
+        return op("Less" if constant else "LessOrEqual", first[0], second[0])
+    if {first[0], second[0]} == {I, J}:
+        return Op("LessOrEqual", (Op("Sub", (first[0], second[0])), Const(constant)))
+    return None
+
+
+def _sums(bounded: Linear) -> Expr:
+    """What is added on either side, `j + 3 <= i + |past|`."""
+    left, right = ({atom: by * sign for atom, by in bounded.items() if by * sign > 0} for sign in (1, -1))
+    return op("LessOrEqual", _written(left), _written(right))
+
+
+def _written(sum_: Linear) -> Expr:
+    total: Expr = ZERO
+    for atom, by in sorted(sum_.items(), key=lambda item: (item[0] == ONE, repr(item[0]))):
+        total = op("Add", total, Const(by) if atom == ONE else op("Mul", Const(by), atom))
+    return total
+
+
+def _equality(expr: Op) -> Expr:
+    """`a - b == 0` as `a == b`, with what belongs to the query first."""
+    left, right = map(linear, expr.args)
+    if left is None or right is None:
+        return expr
+    rest = plus(left, right, -1)
+    first = [atom for atom, by in rest.items() if by == 1]
+    second = [atom for atom, by in rest.items() if by == -1]
+    if len(rest) != 2 or len(first) != 1 or len(second) != 1 or ONE in rest:
+        return expr
+    return Op(expr.name, tuple(sorted((first[0], second[0]), key=repr)))
+
+
+def _of_truths(expr: Op) -> Expr | None:
+    """`a + b > 0`, `a * b != 0`, `max(a, b) >= 1` and the like, of truth values, as `Or` and `And`."""
+    low, high = expr.args
+    if expr.name in ("Equal", "Ne"):
+        found = _positive(low) if high == ZERO else _positive(high) if low == ZERO else None
+        return op("Not", found) if found is not None and expr.name == "Equal" else found
+    for number, other, above in ((low, high, True), (high, low, False)):
+        if isinstance(number, Const) and not isinstance(number.value, bool):
+            strict = (expr.name == "Less") is above
+            between = 0 <= number.value < 1 if strict else 0 < number.value <= 1
+            found = _positive(other) if between else None
+            if found is not None:
+                return found if above else op("Not", found)
+    return None
+
+
+def _positive(expr: Expr) -> Expr | None:
+    """`expr > 0`, for whole numbers made of truth values that are never negative; None for anything else."""
+    if is_bool(expr):
+        return normal(expr)
+    if isinstance(expr, Const):
+        return Const(expr.value >= 1) if expr.value == 0 or expr.value >= 1 else None
+    if not isinstance(expr, Op):
+        return None
+    if expr.name == "Sub" and expr.args[0] == ONE and is_bool(expr.args[1]):
+        return op("Not", normal(expr.args[1]))
+    if expr.name == "Where":
+        when_true, when_false = map(_positive, expr.args[1:])
+        if when_true is None or when_false is None:
+            return None
+        return _choice(normal(expr.args[0]), when_true, when_false)
+    joined = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}.get(expr.name)
+    parts = [_positive(arg) for arg in expr.args]
+    known_parts = [part for part in parts if part is not None]
+    if joined is None or len(known_parts) != len(parts):
+        return None
+    total = known_parts[0]
+    for part in known_parts[1:]:
+        total = op(joined, total, part)
+    return total
+
+
+def _choice(condition: Expr, when_true: Expr, when_false: Expr) -> Expr:
+    """`Where` of truth values."""
+    if TRUE in (when_true, when_false):
+        return op("Or", condition, when_false) if when_true == TRUE else op("Or", op("Not", condition), when_true)
+    return op("Or", op("And", condition, when_true), op("And", op("Not", condition), when_false))
