@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +15,20 @@ class Builder:
     """Adds nodes to `model`'s main graph; `before` says where, and is moved from attention to attention.
 
     Constants are shared by value; names are made unique.
+
+    Attributes:
+        sizes: The usual size of each named dim, as far as the model's contract tells; may be empty.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, sizes: Mapping[str, int] | None = None) -> None:
         import onnx_ir as ir
 
         self.model = model
+        self.sizes = dict(sizes or {})
         self.before: ir.Node | None = None
         self.scope = ""
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._once: dict[Hashable, ir.Value] = {}
         self._names = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             self._names |= {node.name, *(value.name for value in node.outputs)}
@@ -91,6 +96,17 @@ class Builder:
             return value
         shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
         return self.op("Cast", value, name=name, dtype=dtype, shape=shape, to=dtype)
+
+    def once(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
+        """What `make` writes; for a key that came before, what was written then."""
+        if key not in self._once:
+            self._once[key] = make()
+        return self._once[key]
+
+    def usual_size(self, value: ir.Value, axis: int) -> int | None:
+        """The size of one axis, or the usual one where its dim is named; None when neither is known."""
+        dim = value.shape[axis] if value.shape is not None else None
+        return dim if dim is None or isinstance(dim, int) else self.sizes.get(dim.value or "")
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of one axis, as int64[1]."""

@@ -1,0 +1,267 @@
+"""ONNX Runtime's own attention operators: `MultiHeadAttention` and `GroupQueryAttention` of the domain com.microsoft.
+
+They take q, k and v as `[B,S,H*D]`, so the transpositions around an attention go. Their schema (ContribOperators.md of
+ONNX Runtime) leaves open what matters most, so this was measured on the CPU kernels of 1.31.1:
+
+- An attention row with no allowed key gives the mean of v, or NaN where its bias is -inf: it is zeroed behind them.
+- `unidirectional` is the standard's causal mask only where S and T are equal.
+- `attention_bias` is `[B|1,H|1,S,T]`; S and T are not broadcast.
+- `GroupQueryAttention` without a cache takes S = T alone, D in multiples of 8, v as deep as k, and no length of zero.
+  It is causal. Its window counts differently from release to release, so it is left alone here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.decomposed import can_hide
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.comparisons import CAUSAL, J
+from attnport.exporter.fusion.conditions import BATCH, length_of
+from attnport.exporter.fusion.formula import reads_of
+from attnport.exporter.fusion.mask import Factor, Mask
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+DOMAIN = "com.microsoft"
+LOWEST = float(np.finfo(np.float32).min)
+SEQUENCE_FIRST, KEYS_LAST = (0, 2, 1, 3), (0, 3, 1, 2)
+"""Permutations that bring `[B,H,S,D]` and `[B,H,D,S]` to `[B,S,H,D]`."""
+
+
+def why_not_multi_head(attention: Attention) -> str:
+    """Why `MultiHeadAttention` cannot stand for an attention; "" when it can."""
+    heads, key_heads = attention.head_counts()
+    if heads is None or key_heads is None or heads % key_heads:
+        return f"MultiHeadAttention wants fixed head counts; got {heads} query and {key_heads} key/value heads"
+    if attention.softcap or attention.sink is not None:
+        return "MultiHeadAttention has no soft-cap and no sink"
+    return "" if attention.scale else "MultiHeadAttention takes a scale of zero for its default"
+
+
+def why_not_group_query(attention: Attention) -> str:
+    """Why `GroupQueryAttention` cannot stand for an attention; "" when it computes exactly its mask."""
+    heads, key_heads = attention.head_counts()
+    if heads is None or key_heads is None or heads % key_heads:
+        return f"GroupQueryAttention wants fixed head counts; got {heads} query and {key_heads} key/value heads"
+    keeps = [factor.keep for factor in attention.mask.factors if factor is not length_factor(attention.mask)]
+    if attention.mask.biases or keeps != [CAUSAL]:
+        return f"GroupQueryAttention is causal, with lengths at most; the mask is {attention.mask.spec}"
+    if not _same_lengths(attention):
+        return "GroupQueryAttention without a cache wants as many queries as keys"
+    depth, value_depth = (_dim(value, 3) for value in (attention.q, attention.v))
+    if not isinstance(depth, int) or depth % 8 or depth != value_depth:
+        return f"GroupQueryAttention wants one head dim, a multiple of 8; got {depth}, and {value_depth} for values"
+    if attention.sink is not None:
+        return "a sink is not given to GroupQueryAttention"
+    return "" if attention.scale else "GroupQueryAttention takes a scale of zero for its default"
+
+
+def length_factor(mask: Mask) -> Factor | None:
+    """The factor `j < lengths[b]` of a mask: right padding by contract; None where there is none, or several."""
+    found = [factor for factor in mask.factors if _lengths(factor) is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def multi_head_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
+    """Writes `MultiHeadAttention(q, k, v)` for an attention that `why_not_multi_head` has nothing against.
+
+    A causal mask is its attribute where S and T are one dim, lengths are its key padding; every other mask is an
+    attention bias, `[B|1,H|1,S,T]`. Grouped heads are repeated.
+
+    Returns:
+        The output, `[B,H,S,Dv]`, and the operator's node name.
+    """
+    heads, key_heads = attention.head_counts()
+    assert heads is not None
+    assert key_heads is not None
+    q, k, v = _rows_of(build, attention, heads // key_heads)
+    causal = attention.mask.is_causal_only and _same_lengths(attention)
+    padding, bias = None, None
+    options: dict[str, Any] = {"unidirectional": 1} if causal else {}
+    by_length = length_factor(attention.mask)
+    if by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
+        padding, options["mask_filter_value"] = _counted(build, by_length), LOWEST
+    elif not causal:
+        bias = _attention_bias(build, masks, attention)
+    output = _contrib(
+        build, "MultiHeadAttention", q, k, v, None, padding, bias, num_heads=heads, scale=attention.scale, **options
+    )
+    anchor = _node_name(output)
+    output = _heads_first(build, output, heads, attention.v)
+    return _guarded(build, masks, attention, output, bias), (anchor,)
+
+
+def group_query_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
+    """Writes `GroupQueryAttention(q, k, v)` for an attention that `why_not_group_query` has nothing against.
+
+    Returns:
+        The output, `[B,H,S,D]`, and the operator's node name.
+    """
+    heads, key_heads = attention.head_counts()
+    assert heads is not None
+    q, k, v = _rows_of(build, attention, 1)
+    by_length = length_factor(attention.mask)
+    total = build.once(("keys", _dim(attention.v, 2) or attention.v), lambda: _key_count(build, attention.v))
+    last = _last_keys(build, attention, total, by_length)
+    output = _contrib(
+        build, "GroupQueryAttention", q, k, v, None, None, last, total,
+        num_heads=heads, kv_num_heads=key_heads, scale=attention.scale, softcap=attention.softcap,
+    )  # fmt: skip
+    _add_cache_outputs(output)
+    anchor = _node_name(output)
+    output = _heads_first(build, output, heads, attention.v)
+    if by_length is None:
+        return output, (anchor,)
+    # Key 0 is every query's under the causal mask, so a row is empty where its length is zero.
+    only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
+    return _guarded(build, masks, only, output, None), (anchor,)
+
+
+def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length: Factor | None) -> ir.Value:
+    """The index of each item's last key, int32[B]; of an item without keys, 0."""
+    one, zero = (build.const([number], np.int32) for number in (1, 0))
+    if by_length is None:
+        batch = _dim(attention.q, 0) or attention.q
+        return build.once(
+            ("last keys", total, batch),
+            lambda: build.op("Expand", build.op("Sub", total, one), build.size(attention.q, 0), name="mask/last_key"),
+        )
+    lengths = _counted(build, by_length)
+    return build.once(
+        ("last keys", lengths), lambda: build.op("Max", build.op("Sub", lengths, one), zero, name="mask/last_key")
+    )
+
+
+def _add_cache_outputs(output: ir.Value) -> None:
+    """The cache's outputs are optional in the newest releases only; the kernels of those before write to all three."""
+    node = output.producer()
+    assert node is not None
+    node.resize_outputs(3)
+    for made, name in zip(node.outputs[1:], ("present_key", "present_value"), strict=True):
+        made.name = f"{node.name}/{name}"
+        if output.dtype is not None:
+            made.dtype = output.dtype
+
+
+def _contrib(build: Builder, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+    build.model.graph.opset_imports.setdefault(DOMAIN, 1)
+    given = list(inputs)
+    while given[-1] is None:
+        given.pop()
+    return build.op(op_type, *given, name=op_type, domain=DOMAIN, **attributes)
+
+
+def _rows_of(build: Builder, attention: Attention, times: int) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """q, k and v as `[B,S,H*D]`, the heads of k and v repeated `times`."""
+    q = _rows(build, attention.q, SEQUENCE_FIRST, 1, "q")
+    if attention.k is not None:
+        k = _rows(build, attention.k, SEQUENCE_FIRST, times, "k")
+    else:
+        assert attention.k_transposed is not None
+        k = _rows(build, attention.k_transposed, KEYS_LAST, times, "k")
+    return q, k, _rows(build, attention.v, SEQUENCE_FIRST, times, "v")
+
+
+def _rows(build: Builder, value: ir.Value, order: Sequence[int], times: int, name: str) -> ir.Value:
+    """A value as `[B,S,H*D]`; a transposition that stands before it is taken together with `order`."""
+    depth, heads = _dim(value, order[3]), _dim(value, 1)
+    source, perm = value, list(order)
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None and "perm" in node.attributes:
+        own = node.attributes["perm"].as_ints()
+        source, perm = node.inputs[0], [own[at] for at in order]
+    if perm != sorted(perm):
+        source = build.op("Transpose", source, name=f"{name}_BSHD", perm=perm)
+    if times > 1:
+        source = build.op("Unsqueeze", source, build.const([3], np.int64), name=f"{name}_group")
+        source = build.op("Expand", source, build.const([1, 1, 1, times, 1], np.int64), name=f"{name}_group_each")
+    width = heads * times * depth if isinstance(heads, int) and isinstance(depth, int) else -1
+    return build.op("Reshape", source, build.const([0, 0, width], np.int64), name=f"{name}_rows")
+
+
+def _heads_first(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.Value:
+    """`[B,S,H*Dv]` as `[B,H,S,Dv]`."""
+    depth = _dim(v, 3)
+    shape = build.const([0, 0, heads, depth if isinstance(depth, int) else -1], np.int64)
+    return build.op("Transpose", build.op("Reshape", rows, shape, name="out_BSHD"), name="out", perm=[0, 2, 1, 3])
+
+
+def _attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value | None:
+    """Biases and mask as one tensor that is added to the scores, `[B|1,H|1,S,T]`; None when there is neither."""
+    assert attention.q.dtype is not None
+    dtype = attention.q.dtype
+    bias = masks.bias(attention, dtype)
+    if bias is None:
+        full = masks.full(attention)
+        return None if full is None else masks.additive(full, dtype)
+    bias = masks.full_bias(attention, bias)
+    keep = masks.keep(attention)
+    if keep is None:
+        return bias
+    additive = masks.additive(keep, dtype)
+    return build.once(("sum", additive, bias), lambda: build.op("Add", additive, bias, name="mask/with_bias"))
+
+
+def _guarded(
+    build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value, bias: ir.Value | None
+) -> ir.Value:
+    """The output with zeros in the rows that have no allowed key."""
+    import onnx_ir as ir
+
+    zero = build.like(0.0, output)
+    keep = None if attention.mask.is_causal_only else masks.keep(attention)
+    if keep is not None:
+        output = build.op("Where", masks.any_key(keep), output, zero, name="guard", dtype=output.dtype)
+    if attention.mask.biases and bias is not None and can_hide(bias):
+        empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
+        output = build.op("Where", empty, zero, output, name="guard_bias", dtype=output.dtype)
+    return output
+
+
+def _lengths(factor: Factor) -> ir.Value | None:
+    """The integer input whose element b is the number of keys that the factor allows, from the first one on."""
+    if length_of(factor.keep, J, None) is None:
+        return None
+    (read,) = reads_of(factor.keep)
+    integers = read.value.dtype is not None and read.value.dtype.is_integer()
+    return read.value if integers and read.index == (BATCH,) else None
+
+
+def _counted(build: Builder, factor: Factor) -> ir.Value:
+    """The lengths of a factor as int32[B]."""
+    import onnx_ir as ir
+
+    lengths = _lengths(factor)
+    assert lengths is not None
+    return build.once(("lengths", lengths), lambda: build.cast(lengths, ir.DataType.INT32, "mask/lengths"))
+
+
+def _key_count(build: Builder, v: ir.Value) -> ir.Value:
+    import onnx_ir as ir
+
+    return build.cast(build.size(v, 2), ir.DataType.INT32, "mask/keys")
+
+
+def _dim(value: ir.Value, axis: int) -> int | str | None:
+    dim = value.shape[axis] if value.shape is not None else None
+    return dim if dim is None or isinstance(dim, int) else dim.value
+
+
+def _same_lengths(attention: Attention) -> bool:
+    """Whether the graph says that there are as many queries as keys."""
+    length = _dim(attention.q, 2)
+    return length is not None and length == _dim(attention.v, 2)
+
+
+def _node_name(value: ir.Value) -> str:
+    node = value.producer()
+    assert node is not None
+    return str(node.name)
