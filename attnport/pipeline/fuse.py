@@ -126,11 +126,8 @@ def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, F
     name = f"model.{key}.onnx"
     with change(folder) as changing:
         assert changing.manifest is not None
-        keeps = {mask.input for mask in changing.manifest.io.masks if mask.input and mask.polarity == "keep"}
         model = storage.load(folder / MODEL)
-        lowered = lowering.lower(
-            model, changing.manifest.attentions, keep_inputs={name for name in keeps if name}, plan=plan
-        )
+        lowered = lowering.lower(model, changing.manifest.attentions, masks=changing.manifest.io.masks, plan=plan)
         weights = f"model.{key}.bin"
         written = storage.save_form(lowered.model, changing.path(name), weights)
         if not written and weights in changing.manifest.files:

@@ -116,7 +116,6 @@ def _folder(folder: Path) -> Inspection:
     manifest = open_folder(folder)
     check_files(folder, manifest)
     model = folder / "model.onnx"
-    keep = [mask.input for mask in manifest.io.padding_masks() if mask.input and mask.polarity == "keep"]
     return Inspection(
         path=str(folder),
         kind="folder",
@@ -125,7 +124,7 @@ def _folder(folder: Path) -> Inspection:
         size_bytes=sum((folder / name).stat().st_size for name in manifest.files),
         source=manifest.source.text,
         io=manifest.io,
-        graph=graph_facts(model, keep) if model.is_file() else None,
+        graph=graph_facts(model, manifest.io.masks) if model.is_file() else None,
         files=manifest.files,
         verdicts=_verdicts(folder, manifest.files),
         versions=manifest.versions,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnport.dims import STRICT
 from attnport.errors import ArtifactError
+from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -65,12 +66,12 @@ class GraphFacts:
     __pydantic_config__ = STRICT
 
 
-def graph_facts(path: Path, keep_inputs: Collection[str] = ()) -> GraphFacts:
+def graph_facts(path: Path, masks: Collection[MaskSpec] = ()) -> GraphFacts:
     """Reads an ONNX file; weights beside it are looked at, not loaded.
 
     Args:
         path: The file.
-        keep_inputs: Inputs that are known to be masks in which 1 keeps.
+        masks: The mask contracts of the inputs, where they are known.
 
     Raises:
         ArtifactError: it is no ONNX model, is cut short or malformed, or its weights are missing, cut short or outside
@@ -87,7 +88,7 @@ def graph_facts(path: Path, keep_inputs: Collection[str] = ()) -> GraphFacts:
         opsets={_text(domain): version for domain, version in model.opset_imports.items()},
         producer=" ".join(_text(part) for part in (model.producer_name, model.producer_version) if part),
         operators=dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))),
-        attentions=tuple(_attentions(model, keep_inputs)),
+        attentions=tuple(_attentions(model, masks)),
         elements=sum(tensor.size for tensor in tensors),
         weights_bytes=sum(tensor.nbytes for tensor in tensors),
         external=_external_files(path, tensors),
@@ -196,12 +197,12 @@ def _dim(dim: int | ir.SymbolicDim) -> str:
     return str(dim) if isinstance(dim, int) else _text(dim.value or "?")
 
 
-def _attentions(model: ir.Model, keep_inputs: Collection[str]) -> list[GraphAttention]:
+def _attentions(model: ir.Model, masks: Collection[MaskSpec]) -> list[GraphAttention]:
     """Every attention operator, and every softmax whose result reaches a matrix product, recognised or not."""
     from attnport.exporter.fusion.attention import Context, NotRecognised
     from attnport.exporter.fusion.recognise import rule_modules
 
-    rules, context = {rule.OP_TYPE: rule for rule in rule_modules()}, Context(frozenset(keep_inputs))
+    rules, context = {rule.OP_TYPE: rule for rule in rule_modules()}, Context(tuple(masks))
     found = []
     for node in model.graph:
         name, operator, rule = _text(node.name), _operator(node), rules.get(_operator(node))

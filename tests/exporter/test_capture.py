@@ -72,7 +72,7 @@ def test_one_module_called_twice_is_two_attentions_and_both_are_found() -> None:
 
     found = capture(Shared().eval(), PLAIN)
     assert len(found.attentions) == len({each.name for each in found.attentions}) == 2
-    lowered = base.get("onnx").lower(found.model, found.attentions, keep_inputs=(), plan="fp32")
+    lowered = base.get("onnx").lower(found.model, found.attentions, plan="fp32")
     assert set(lowered.forms) == {each.name for each in found.attentions}
 
 

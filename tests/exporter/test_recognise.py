@@ -11,9 +11,10 @@ import pytest
 
 from attnport.artifacts import SourceAttention
 from attnport.exporter.capture import SCOPES
-from attnport.exporter.fusion.attention import Attention, module_of
+from attnport.exporter.fusion.attention import Recognised, module_of
 from attnport.exporter.fusion.recognise import Recognition, recognise, rule_modules
 from attnport.exporter.lowering import base
+from attnport.masks.spec import MaskSpec
 
 INPUTS = "float[B,2,S,4] q, float[B,2,T,4] k, float[B,2,T,4] v, int64[B,T] m, bool[B,1,1,T] ok, float[B,1,S,T] f"
 COUNTED = (SourceAttention("attn", "attn", "softmax"),)
@@ -46,13 +47,13 @@ def model(body: str, **more: Any) -> ir.Model:
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True))
 
 
-def read(body: str, keep_inputs: tuple[str, ...] = ("m",), **more: Any) -> Recognition:
-    found = recognise(model(body, **more), COUNTED, keep_inputs=keep_inputs)
+def read(body: str, masks: tuple[MaskSpec, ...] = (MaskSpec(("padding",), "m"),), **more: Any) -> Recognition:
+    found = recognise(model(body, **more), COUNTED, masks=masks)
     assert {each.name for each in found.attentions} ^ set(found.reasons) == {"attn"}
     return found
 
 
-def attention(middle: str, **options: Any) -> Attention:
+def attention(middle: str, **options: Any) -> Recognised:
     found = read(START + middle + " " + END, **options)
     assert not found.reasons, found.reasons
     return found.attentions[0]
@@ -71,7 +72,10 @@ MASKS = {
     "causal": (GRID + "c = LessOrEqual(j, ii) s = Where(c, s0, inf)", "causal"),
     "causal_from_greater": (GRID + "c = Greater(j, ii) s = Where(c, inf, s0)", "causal"),
     "causal_of_difference": (GRID + "d = Sub(ii, j) c = GreaterOrEqual(d, zero) s = Where(c, s0, inf)", "causal"),
-    "window": (GRID + "d = Sub(ii, j) c = LessOrEqual(d, two) s = Where(c, s0, inf)", "window"),
+    "window": (
+        GRID + "d = Sub(ii, j) c1 = LessOrEqual(d, two) e = Sub(j, ii) c2 = LessOrEqual(e, two) "
+        "c = And(c1, c2) s = Where(c, s0, inf)", "window"),
+    "one_sided": (GRID + "d = Sub(ii, j) c = LessOrEqual(d, two) s = Where(c, s0, inf)", "explicit"),
     "strictly_before": (GRID + "c = Less(j, ii) s = Where(c, s0, inf)", "explicit"),
     "causal_and_padding": (GRID + "c = LessOrEqual(j, ii) b = And(c, ok) s = Where(b, s0, inf)", "causal+padding(ok)"),
     "twice_the_same": ("s1 = Where(ok, s0, inf) s = Where(ok, s1, big)", "padding(ok)"),
@@ -100,7 +104,7 @@ def test_a_mask_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", BIASES)
 def test_what_is_added_and_hides_nothing_for_sure_stays_a_bias(name: str) -> None:
-    options = {"keep_inputs": ()} if "undeclared" in name else {}
+    options = {"masks": ()} if "undeclared" in name else {}
     found = attention(BIASES[name], **options)
     assert "bias" in found.mask.spec.kinds
     assert len(found.mask.biases) == 1
@@ -221,7 +225,7 @@ def test_an_attention_inside_a_branch_says_so() -> None:
     for attribute in proto.graph.node[0].attribute:
         entry = attribute.g.node[0].metadata_props.add()
         entry.key, entry.value = SCOPES, "['', 'attn', 'call']"
-    lowered = base.get("onnx").lower(ir.from_proto(proto), COUNTED, keep_inputs=(), plan="fp32")
+    lowered = base.get("onnx").lower(ir.from_proto(proto), COUNTED, plan="fp32")
     assert lowered.anchors == {}
     assert lowered.notes == {
         "attn": "it lies inside a branch of the control flow operator If, where nothing is lowered"

@@ -86,7 +86,7 @@ def test_every_target_has_a_form_of_every_attention(kind: str, folders: Path) ->
     for target in base.names():
         lowering = base.get(target)
         lowered = lowering.lower(
-            ir.from_proto(exported), captured.attentions, keep_inputs={"attention_mask"}, plan=lowering.plans[0]
+            ir.from_proto(exported), captured.attentions, masks=spec.io.masks, plan=lowering.plans[0]
         )
         assert len(lowered.anchors) == 2, (target, lowered.notes)
         onnx.checker.check_model(ir.to_proto(lowered.model), full_check=True)

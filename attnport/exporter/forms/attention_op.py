@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.moves import perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,16 +38,11 @@ def attention_op(
     on_q, scale = (attention.scale, 1.0) if compute != attention.q.dtype else (1.0, attention.scale)
     q = build.cast(scaled(build, attention.q, on_q), compute)
     k, v = (build.cast(value, compute) for value in (key_of(build, attention), attention.v))
-    one = build.const([1], np.int64)
-    if attention.rank == 3:
-        q, k, v = (build.op("Unsqueeze", value, one, name="one_head") for value in (q, k, v))
-    output = build.op(
-        "Attention", q, k, v, mask, name="Attention", dtype=compute, scale=scale,
-        is_causal=int(causal),
-    )  # fmt: skip
+    attributes: dict[str, Any] = {"scale": scale, "is_causal": int(causal)}
+    if attention.softcap:
+        attributes["softcap"] = attention.softcap
+    output = build.op("Attention", q, k, v, mask, name="Attention", dtype=compute, **attributes)
     anchor = _node_name(output)
-    if attention.rank == 3:
-        output = build.op("Squeeze", output, one, name="one_head_out")
     return build.cast(output, attention.q.dtype, "out_cast"), (anchor,)
 
 
@@ -65,18 +59,12 @@ def key_of(build: Builder, attention: Attention) -> ir.Value:
     assert transposed is not None
     node = transposed.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        perm = perm_of(node, attention.rank)
+        perm = perm_of(node, 4)
         perm[-1], perm[-2] = perm[-2], perm[-1]
         if perm == sorted(perm):
             return node.inputs[0]
         return build.op("Transpose", node.inputs[0], name="k", perm=perm)
-    perm = [*range(attention.rank - 2), attention.rank - 1, attention.rank - 2]
-    return build.op("Transpose", transposed, name="k", perm=perm)
-
-
-def perm_of(transpose: ir.Node, rank: int) -> list[int]:
-    """The permutation of a `Transpose`; without one it reverses the axes."""
-    return list(transpose.attributes["perm"].as_ints()) if "perm" in transpose.attributes else [*reversed(range(rank))]
+    return build.op("Transpose", transposed, name="k", perm=[0, 1, 3, 2])
 
 
 def _mask(

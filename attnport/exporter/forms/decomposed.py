@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import perm_of, scaled
+from attnport.exporter.forms.attention_op import scaled
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.moves import perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -58,15 +59,19 @@ def decomposed(
     anchors = [scores]
     if on_scores != 1.0:
         scores = build.op("Mul", scores, build.like(on_scores, scores), name="scale_scores")
+    if attention.softcap:
+        cap = build.like(attention.softcap, scores)
+        capped = build.op("Tanh", build.op("Div", scores, cap, name="softcap_in"), name="softcap_tanh")
+        scores = build.op("Mul", capped, cap, name="softcap")
     bias = masks.bias(attention, compute)
     if bias is not None:
-        scores = build.op("Add", scores, _like_scores(build, attention, bias), name="bias")
+        scores = build.op("Add", scores, bias, name="bias")
     keep = masks.keep(attention)
-    may_hide = any(map(can_hide, attention.mask.biases))
+    may_hide = any(can_hide(each.at.value) for each in attention.mask.biases)
     if keep is not None:
         # A bias of -inf lies below the lowest number: only -inf itself hides beside it.
         low = build.like(-np.inf if spelling == "tiled" or may_hide else _lowest(compute), scores)
-        scores = build.op("Where", _like_scores(build, attention, keep), scores, low, name="mask", dtype=compute)
+        scores = build.op("Where", keep, scores, low, name="mask", dtype=compute)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
     anchors.append(weights)
     if (keep is not None or may_hide) and spelling == "tiled":
@@ -78,8 +83,7 @@ def decomposed(
         empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
         output = build.op("Where", empty, build.like(0.0, output), output, name="guard", dtype=compute)
     elif keep is not None and spelling == "plain":
-        some = _like_scores(build, attention, masks.any_key(keep))
-        output = build.op("Where", some, output, build.like(0.0, output), name="guard", dtype=compute)
+        output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=compute)
     names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]
     return build.cast(output, dtype, "out_cast"), names
 
@@ -121,16 +125,9 @@ def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:
     if attention.k_transposed is not None:
         return attention.k_transposed
     assert attention.k is not None
-    perm = [*range(attention.rank - 2), attention.rank - 1, attention.rank - 2]
+    perm = [0, 1, 3, 2]
     node = attention.k.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        own = perm_of(node, attention.rank)
+        own = perm_of(node, 4)
         return build.op("Transpose", node.inputs[0], name="k_transposed", perm=[own[at] for at in perm])
     return build.op("Transpose", attention.k, name="k_transposed", perm=perm)
-
-
-def _like_scores(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
-    """A mask of rank 4 for scores of rank 3: the head axis, of size 1, goes."""
-    if attention.rank == 4 or (value.shape is not None and len(value.shape) < 4):
-        return value
-    return build.op("Squeeze", value, build.const([1], np.int64), name="mask/3d")

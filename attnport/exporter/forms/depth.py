@@ -28,9 +28,9 @@ def widened(build: Builder, attention: Attention, depth: int) -> Attention:
     """The attention with q, k and v of a known head dim padded to `depth` columns; its scale stays the old one."""
     own, _ = head_dims(attention)
     assert own is not None
-    ends = build.const([0] * (2 * attention.rank - 1) + [depth - own], np.int64)
+    ends = build.const([0] * 7 + [depth - own], np.int64)
     q, k, v = (
-        build.op("Pad", value, ends, name=f"{name}_wide", shape=_shape(attention, value, depth))
+        build.op("Pad", value, ends, name=f"{name}_wide", shape=_shape(value, depth))
         for name, value in (("q", attention.q), ("k", key_of(build, attention)), ("v", attention.v))
     )
     return replace(attention, q=q, k=k, k_transposed=None, v=v)
@@ -42,7 +42,7 @@ def narrowed(build: Builder, output: ir.Value, depth: int) -> ir.Value:
     return build.op("Slice", output, start, end, axis, name="narrow")
 
 
-def _shape(attention: Attention, value: ir.Value, depth: int) -> list[int | str | None]:
+def _shape(value: ir.Value, depth: int) -> list[int | str | None]:
     if value.shape is None:
-        return [*[None] * (attention.rank - 1), depth]
+        return [None, None, None, depth]
     return [*(dim if isinstance(dim, int) else dim.value for dim in value.shape[:-1]), depth]

@@ -24,7 +24,7 @@ def repeated(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
         CannotRepeat: the head counts do not say how often.
     """
     query_heads, key_heads = attention.head_counts()
-    if attention.rank == 3 or key_heads == 1 or (query_heads is not None and query_heads == key_heads):
+    if key_heads == 1 or (query_heads is not None and query_heads == key_heads):
         return value  # one key/value head for all is what a product broadcasts
     if query_heads is None or key_heads is None or query_heads % key_heads:
         q_dim, v_dim = (each.shape[1] if each.shape is not None else None for each in (attention.q, attention.v))

@@ -9,7 +9,8 @@ import numpy as np
 from attnport.exporter.builder import Builder
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, Size, axes_of, is_bool
-from attnport.exporter.fusion.mask import LARGE_NEGATIVE, Factor
+from attnport.exporter.fusion.layout import Located
+from attnport.exporter.fusion.mask import THRESHOLD, Factor
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,10 +31,7 @@ class MaskWriter:
         self._sizes: dict[tuple[str, object], ir.Value] = {}
 
     def keep(self, attention: Attention) -> ir.Value | None:
-        """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, each axis only where the mask depends on it; None = all.
-
-        A mask that is the graph's own tensor keeps its rank, of 2 to 4.
-        """
+        """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, each axis only where the mask depends on it; None = all."""
         total: ir.Value | None = None
         for factor in attention.mask.factors:
             part = self._factor(factor, attention)
@@ -96,12 +94,25 @@ class MaskWriter:
     def bias(self, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
         """The sum of the biases, in `dtype`, broadcastable to `[B,H,S,T]`; None when there is none."""
         total: ir.Value | None = None
-        for value in attention.mask.biases:
-            if attention.rank == 3 and value.shape is not None and len(value.shape) == 3:
-                value = self._shared("Unsqueeze", value, self.build.const([1], np.int64))
-            value = self.build.cast(value, dtype)
+        for bias in attention.mask.biases:
+            value = self._cast(self._brought(attention, bias.at), dtype)
+            if bias.times != 1.0:
+                value = self._shared("Mul", value, self.build.like(bias.times, value))
             total = value if total is None else self._shared("Add", total, value)
         return total
+
+    def _brought(self, attention: Attention, at: Located) -> ir.Value:
+        """A tensor of the graph as `[B|1,H|1,S|1,T|1]`, once for all layers."""
+        key = ("brought", at)
+        if key not in self._written:
+            self._written[key] = attention.bring(at)
+        return self._written[key]
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        key = ("cast", value, dtype)
+        if key not in self._written:
+            self._written[key] = self.build.cast(value, dtype)
+        return self._written[key]
 
     def _lengths(self, attention: Attention) -> tuple[ir.Value, ir.Value]:
         return self._size(attention, "i"), self._size(attention, "j")
@@ -109,7 +120,7 @@ class MaskWriter:
     def _size(self, attention: Attention, axis: str) -> ir.Value:
         """The run-time size of one index variable, int64[1]; shared between attentions whose dim has one name."""
         value = attention.v if axis == "j" else attention.q
-        at = {"b": 0, "h": 1, "i": attention.rank - 2, "j": attention.rank - 2}[axis]
+        at = {"b": 0, "h": 1, "i": 2, "j": 2}[axis]
         dim = value.shape[at] if value.shape is not None else None
         name = dim if isinstance(dim, int) else dim.value if dim is not None else None
         key = (axis, value if name is None else name)
@@ -145,11 +156,9 @@ class MaskWriter:
         import onnx_ir as ir
 
         assert factor.origin is not None
-        value = factor.origin.value
-        if attention.rank == 3 and value.shape is not None and len(value.shape) == 3:
-            value = self._shared("Unsqueeze", value, self.build.const([1], np.int64))
+        value = self._brought(attention, factor.origin.at)
         if factor.origin.additive:
-            low = self.build.like(LARGE_NEGATIVE / 2, value)
+            low = self.build.like(THRESHOLD, value)
             return self.build.op("Greater", value, low, name="mask/keep", dtype=ir.DataType.BOOL)
         return self._shared("Not", value) if factor.origin.hides else value
 

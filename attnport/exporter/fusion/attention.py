@@ -3,54 +3,94 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.exporter.capture import SCOPES
+from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.mask import Mask
+from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 @dataclass(frozen=True)
-class Attention:
-    """softmax(scale q k^T + mask) v, found in a graph.
+class Multiplier:
+    """A tensor, the same for every key, that the scores are multiplied with (`divides`: divided by)."""
+
+    at: Located
+    divides: bool = False
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """softmax(softcap(scale q k^T) + mask) v, found in a graph, its tensors as they lie there.
 
     Attributes:
         name: Of the attention counted at export that it is.
-        node: The softmax or the attention operator; new nodes go before `last`.
-        last: The node that computes `output`.
-        q: `[B,H,S,D]`, or `[B,S,D]` for one head.
-        k: `[B,G,T,D]` or `[B,T,D]`; None when the graph only has it transposed, in `k_transposed`.
-        k_transposed: `[B,G,D,T]` or `[B,D,T]`; None when the graph only has `k`.
-        v: `[B,G,T,D]` or `[B,T,D]`.
+        node: The softmax or the attention operator.
+        last: The node that computes `output`; new nodes go before it.
+        layout: Which leading axes are batch and which are heads.
+        q: Queries, over the leading axes, `i` and `d`.
+        k: Keys, over the leading axes, `j` and `d`, in any order.
+        v: Values, over the leading axes, `j` and `d`.
         scale: What q k^T is multiplied with.
-        output: The value that a lowered form replaces, shaped as `q` with v's last dim.
+        mask: What hides keys and what is added to the scores.
+        output: What a lowered form replaces; its index over the leading axes, `i` and `d`.
+        softcap: c in `c tanh(s / c)`, which the scaled scores pass through before the mask; 0 = none.
+        sink: The score of one more key that has no value, over the leading axes; None = none.
+        factors: Tensors that q is multiplied with, over the leading axes and `i`.
     """
 
     name: str
     node: ir.Node
     last: ir.Node
+    layout: Layout
+    q: Located
+    k: Located
+    v: Located
+    scale: float
+    mask: Mask
+    output: Located
+    softcap: float = 0.0
+    sink: Located | None = None
+    factors: tuple[Multiplier, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention on its way into a lowered form: every tensor of rank 4, whatever rank the graph had.
+
+    Attributes:
+        name: Of the attention counted at export that it is.
+        last: New nodes go before this one.
+        bring: Gives a tensor that lies as the scores do in the graph as `[B|1,H|1,S|1,T|1]`.
+        q: `[B,H,S,D]`.
+        k: `[B,G,T,D]`; None when the graph only has it transposed, in `k_transposed`.
+        k_transposed: `[B,G,D,T]`; None when the graph only has `k`.
+        v: `[B,G,T,Dv]`.
+        scale: What q k^T is multiplied with.
+        mask: What hides keys and what is added to the scores, over the axes b, h, i, j.
+        softcap: c in `c tanh(s / c)`, which the scaled scores pass through before the mask; 0 = none.
+        sink: The score of one more key that has no value and that no mask hides, `[1|B,H,1|S,1]`; None = none.
+    """
+
+    name: str
+    last: ir.Node
+    bring: Callable[[Located], ir.Value]
     q: ir.Value
     k: ir.Value | None
     k_transposed: ir.Value | None
     v: ir.Value
     scale: float
     mask: Mask
-    output: ir.Value
-
-    @property
-    def rank(self) -> int:
-        """3 or 4."""
-        assert self.q.shape is not None
-        return len(self.q.shape)
+    softcap: float = 0.0
+    sink: ir.Value | None = None
 
     def head_counts(self) -> tuple[int | None, int | None]:
         """Query heads H and key/value heads G; None where the graph does not fix them."""
-        if self.rank == 3:
-            return 1, 1
         heads = []
         for value in (self.q, self.v):
             dim = value.shape[1] if value.shape is not None else None
@@ -73,9 +113,13 @@ class NotRecognised(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may know beside the graph: the inputs whose MaskSpec declares that 1 keeps."""
+    """What a rule may know beside the graph.
 
-    keep_inputs: Collection[str] = ()
+    Attributes:
+        masks: The mask contracts of the graph's inputs.
+    """
+
+    masks: Collection[MaskSpec] = ()
 
 
 def module_of(node: ir.Node) -> str | None:

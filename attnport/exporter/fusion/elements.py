@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
+from attnport.exporter.fusion.moves import broadcast_index, const_value, dims_of, source_of
+from attnport.exporter.fusion.sizes import size_sum
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,16 +42,6 @@ class Walk:
         return self.depth >= MAX_DEPTH or self.steps >= MAX_STEPS
 
 
-def const_value(value: ir.Value | None) -> Any | None:
-    """The NumPy array of a constant value of at most 4096 elements, else None."""
-    from onnx_ir.convenience import get_const_tensor
-
-    if value is None:
-        return None
-    tensor = get_const_tensor(value)
-    return tensor.numpy() if tensor is not None and tensor.size <= 4096 else None
-
-
 def scalar(value: ir.Value | None) -> float | int | bool | None:
     """The one element of a constant of one element, else None."""
     array = const_value(value)
@@ -69,7 +61,10 @@ def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None =
     if node is not None and not walk.ends():
         with walk:
             found: Expr | None = None
-            if rule is not None:
+            moved = source_of(node, index)
+            if moved is not None:
+                found = element(*moved, walk)
+            elif rule is not None:
                 found = rule(node, index, walk)
             elif node.op_type in ELEMENTWISE and node.domain == "":
                 found = op(node.op_type, *(broadcast_element(arg, index, walk) for arg in node.inputs))
@@ -101,22 +96,15 @@ def _constant(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
     return None
 
 
-def dims_of(value: ir.Value | None) -> list[int | str | None] | None:
-    """A value's shape as sizes, dim names and None, or None when its rank is unknown."""
-    if value is None or value.shape is None:
-        return None
-    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-
-
 def broadcast_element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None = None) -> Expr:
     """The element that takes part when `value` is broadcast to a tensor indexed by `index`."""
-    dims = dims_of(value)
-    if dims is None or value is None:
-        return Const(math.nan) if value is None else Read(value, index)
-    own = index[len(index) - len(dims) :]
-    if None in dims:  # its size may be 1, and then the index does not move along
-        return Read(value, own)
-    return element(value, tuple(ZERO if dim == 1 else at for dim, at in zip(dims, own, strict=True)), walk)
+    if value is None:
+        return Const(math.nan)
+    own = broadcast_index(value, index)
+    if own is None:
+        dims = dims_of(value)
+        return Read(value, index if dims is None else index[len(index) - len(dims) :])
+    return element(value, own, walk)
 
 
 def _cast(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
@@ -134,58 +122,6 @@ def _cast(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     return inner if keeps and before.name != "UINT64" else None
 
 
-def _identity(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
-    return element(node.inputs[0], index, walk)
-
-
-def _expand(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
-    return broadcast_element(node.inputs[0], index, walk)
-
-
-def _unsqueeze(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
-    axes = const_value(node.inputs[1])
-    if axes is None:
-        return None
-    removed = {int(axis) % len(index) for axis in axes.reshape(-1)}
-    return element(node.inputs[0], tuple(at for axis, at in enumerate(index) if axis not in removed), walk)
-
-
-def _squeeze(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
-    dims = dims_of(node.inputs[0])
-    if dims is None:
-        return None
-    axes = const_value(node.inputs[1]) if len(node.inputs) > 1 else None
-    gone = (
-        {int(a) % len(dims) for a in axes.reshape(-1)}
-        if axes is not None
-        else {a for a, d in enumerate(dims) if d == 1}
-    )
-    rest = iter(index)
-    if len(dims) - len(gone) != len(index):
-        return None
-    return element(node.inputs[0], tuple(ZERO if axis in gone else next(rest) for axis in range(len(dims))), walk)
-
-
-def _reshape(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
-    """Only reshapes that insert or remove axes of size 1."""
-    before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
-    if before is None or after is None or len(after) != len(index):
-        return None
-    kept = [(dim, at) for dim, at in zip(after, index, strict=True) if dim != 1]
-    if [dim for dim, _ in kept] != [dim for dim in before if dim != 1] or any(dim is None for dim, _ in kept):
-        return None
-    rest = iter(at for _, at in kept)
-    return element(node.inputs[0], tuple(ZERO if dim == 1 else next(rest) for dim in before), walk)
-
-
-def _transpose(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
-    perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else tuple(reversed(range(len(index))))
-    moved: list[Expr] = [ZERO] * len(index)
-    for axis, source in enumerate(perm):
-        moved[source] = index[axis]
-    return element(node.inputs[0], tuple(moved), walk)
-
-
 def _range(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
     start, delta = element(node.inputs[0], (), walk), element(node.inputs[2], (), walk)
     return op("Add", op("Mul", index[0], delta), start) if start != ZERO else op("Mul", index[0], delta)
@@ -197,26 +133,7 @@ def _shape(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
         return None
     start = node.attributes["start"].as_int() if "start" in node.attributes else 0
     start = max(start + len(dims), 0) if start < 0 else start
-    dim = dims[start + int(index[0].value)]
-    if dim is None:
-        return None
-    return Const(dim) if isinstance(dim, int) else Size(dim)
-
-
-def _slice(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
-    starts = const_value(node.inputs[1])
-    given = [*node.inputs, None, None]
-    axes, steps = const_value(given[3]), const_value(given[4])
-    if any(value is not None and found is None for value, found in ((given[3], axes), (given[4], steps))):
-        return None
-    if starts is None or (starts < 0).any() or (steps is not None and (steps < 1).any()):
-        return None
-    moved = list(index)
-    for at, start in enumerate(starts.reshape(-1)):
-        axis = int(axes.reshape(-1)[at]) % len(index) if axes is not None else at
-        step = int(steps.reshape(-1)[at]) if steps is not None else 1
-        moved[axis] = op("Add", op("Mul", moved[axis], Const(step)), Const(int(start)))
-    return element(node.inputs[0], tuple(moved), walk)
+    return size_sum(node.inputs[0], start + int(index[0].value))
 
 
 def _gather(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
@@ -234,7 +151,7 @@ def _never_negative(index: Expr) -> bool:
     """Whether an index is proved to count from the start; a negative one counts from the end."""
     if isinstance(index, Const):
         return index.value >= 0
-    if isinstance(index, Op) and index.name in ("Add", "Mul", "Min"):
+    if isinstance(index, Op) and index.name in ("Add", "Mul", "Min", "Join", "FloorDiv", "FloorMod"):
         return all(map(_never_negative, index.args))
     if isinstance(index, Op) and index.name == "Max":
         return any(map(_never_negative, index.args))
@@ -288,16 +205,9 @@ _RULES: dict[str, Callable[[Any, tuple[Expr, ...], Walk], Expr | None]] = {
     "Cast": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
-    "Expand": _expand,
     "Gather": _gather,
     "GatherND": _gather_nd,
-    "Identity": _identity,
     "Range": _range,
-    "Reshape": _reshape,
     "Shape": _shape,
-    "Slice": _slice,
-    "Squeeze": _squeeze,
-    "Transpose": _transpose,
     "Trilu": _trilu,
-    "Unsqueeze": _unsqueeze,
 }

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnport.exporter.fusion.elements import broadcast_element, scalar
+from attnport.exporter.fusion.elements import element, scalar
 from attnport.exporter.fusion.formula import (
     TRUE,
     ZERO,
@@ -24,7 +24,11 @@ from attnport.exporter.fusion.formula import (
     is_bool,
     op,
 )
+from attnport.exporter.fusion.indices import Index
 from attnport.exporter.fusion.kinds import CAUSAL, plain, spec_of
+from attnport.exporter.fusion.layout import Layout, Located
+from attnport.exporter.fusion.moves import broadcast_index, relaid
+from attnport.exporter.fusion.sizes import size_along
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -32,26 +36,36 @@ if TYPE_CHECKING:
 
 LARGE_NEGATIVE = -1e4
 """A score of this much below the others counts as hidden; above it, the number is a bias."""
+THRESHOLD = LARGE_NEGATIVE / 2
+"""What a float mask is compared with, where it is known to hide keys and to add nothing else."""
 
-AXES = {3: (Axis("b"), Axis("i"), Axis("j")), 4: (Axis("b"), Axis("h"), Axis("i"), Axis("j"))}
-"""Index variables of the scores, by rank: batch, head, query, key."""
+SCORES = (Axis("b"), Axis("h"), Axis("i"), Axis("j"))
+"""Index variables of the scores: batch, head, query, key."""
 
 
 @dataclass(frozen=True)
 class Origin:
     """The graph value that a factor was read from: allowed where it is true (`hides`: false), or zero (additive)."""
 
-    value: ir.Value
+    at: Located
     hides: bool = False
     additive: bool = False
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One condition that a key must meet to be allowed, over the score's index variables."""
+    """One condition that a key must meet to be allowed, over the axes of `SCORES`."""
 
     keep: Expr
     origin: Origin | None
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A tensor that is added to the scores, times a number."""
+
+    at: Located
+    times: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,7 @@ class Mask:
     """A mask read from the graph: a key is allowed where every factor holds; each bias is added to the scores."""
 
     factors: tuple[Factor, ...]
-    biases: tuple[ir.Value, ...]
+    biases: tuple[Bias, ...]
     spec: MaskSpec
 
     @property
@@ -72,96 +86,138 @@ class MaskReader:
     """Collects the terms of one attention's scores, from the softmax up, and reads them as a mask.
 
     Args:
-        rank: Of the scores, 3 or 4.
-        declared: Names of the inputs whose MaskSpec says that they hold a keep-mask (1 keeps).
+        layout: Of the attention whose scores they are.
+        masks: The mask contracts of the graph's inputs.
     """
 
-    def __init__(self, rank: int, declared: Collection[str] = ()) -> None:
-        self.axes = AXES[rank]
-        self.declared = declared
+    def __init__(self, layout: Layout, masks: Collection[MaskSpec] = ()) -> None:
+        self.layout = layout
+        self.declared = {spec.input: spec for spec in masks if spec.input}
         self.factors: list[Factor] = []
-        self.biases: list[ir.Value] = []
+        self.biases: list[Bias] = []
 
-    def where(self, condition: ir.Value, *, hides: bool) -> None:
+    def element(self, at: Located) -> Expr:
+        """The formula of a value's element, over the axes of `SCORES`."""
+        return element(at.value, self.layout.canonical(at.index))
+
+    def where(self, condition: Located, *, hides: bool) -> None:
         """Scores are replaced by a large negative constant where `condition` is true (`hides`) or false."""
-        found = broadcast_element(condition, self.axes)
+        found = self.element(condition)
         self._keep(op("Not", found) if hides else found, Origin(condition, hides=hides))
 
-    def add(self, term: ir.Value) -> None:
-        """`term` is added to the scores."""
-        keep = self._two_valued(broadcast_element(term, self.axes))
+    def add(self, term: Located, times: float = 1.0) -> None:
+        """`term` times a number is added to the scores."""
+        found = self.element(term)
+        keep = self._two_valued(found, times)
+        if keep is None:
+            keep = self._declared_additive(found)
         if keep is not None:
             self._keep(keep, Origin(term, additive=True))
-            return
-        node = term.producer()
-        if node is not None and node.op_type == "Add":
-            for part in node.inputs:
-                assert part is not None
-                self.add(part)
-        elif node is not None and node.op_type == "Where" and self._where_bias(node):
-            pass
-        elif scalar(term) != 0:
-            self.biases.append(term)
-
-    def add_mask(self, term: ir.Value, scale: float) -> bool:
-        """`term` is added to the scores and scaled with them; taken, and True, where it hides keys and nothing else."""
-        found = broadcast_element(term, self.axes)
-        keep = self._two_valued(found)
-        large = [abs(number) for number in _numbers(found) if abs(number) >= -LARGE_NEGATIVE]
-        if keep is None or not scale > 0 or any(number * scale < -LARGE_NEGATIVE for number in large):
-            return False
-        self._keep(keep, Origin(term, additive=True))
-        return True
+        elif not self._parts(term, times) and scalar(term.value) != 0:
+            self.biases.append(Bias(term, times))
 
     def causal(self) -> None:
         """The operator's own `is_causal`: query i sees keys 0..i."""
         self._keep(CAUSAL, None)
 
-    def read(self) -> Mask:
-        """The mask of all terms so far."""
+    def implies(self, condition: Located, *, hides: bool) -> bool:
+        """Whether every key that the mask so far allows has `condition` true (`hides`: false)."""
+        found = self.element(condition)
+        kept = {factor.keep for factor in self.factors}
+        return kept.issuperset(conjuncts(plain(op("Not", found) if hides else found)))
+
+    def keeps(self, number: Located) -> bool:
+        """As `implies`, for a number that is one or zero."""
+        truth = self._truth(self.element(number))
+        return truth is not None and set(conjuncts(plain(truth))) <= {f.keep for f in self.factors}
+
+    def read(self, q: Located, k: Located) -> Mask:
+        """The mask of all terms so far, over the queries of `q` and the keys of `k`."""
         factors = tuple({factor.keep: factor for factor in self.factors}.values())
-        return Mask(factors, tuple(self.biases), spec_of([factor.keep for factor in factors], biased=bool(self.biases)))
+        lengths = [size_along(q.value, q.index, Axis("i")), size_along(k.value, k.index, Axis("j"))]
+        spec = spec_of([factor.keep for factor in factors], biased=bool(self.biases), lengths=lengths)
+        return Mask(factors, tuple(self.biases), spec)
 
     def _keep(self, keep: Expr, origin: Origin | None) -> None:
-        self.factors.extend(Factor(plain(part), origin) for part in conjuncts(keep))
+        self.factors.extend(Factor(part, origin) for part in conjuncts(plain(keep)))
 
-    def _where_bias(self, node: ir.Node) -> bool:
-        """`Where(allowed, bias, -inf)` as a term that is added: a condition and a bias."""
-        condition, when_true, when_false = node.inputs
-        if condition is None or when_true is None or when_false is None:
+    def _declared_additive(self, found: Expr) -> Expr | None:
+        """A float input whose contract says that it hides keys and adds nothing else: compared with the threshold."""
+        spec = self.declared.get(str(found.value.name)) if isinstance(found, Read) else None
+        if spec is None or spec.polarity != "additive" or {"bias", "none"} & set(spec.kinds):
+            return None
+        return op("Less", Const(THRESHOLD), found)
+
+    def _parts(self, term: Located, times: float) -> bool:
+        """Takes a sum, or `Where(allowed, bias, -inf)`, apart; False where the term is one tensor."""
+        at: tuple[ir.Value, Index] | None = (term.value, term.index)
+        while at is not None:
+            value, index = at
+            node = value.producer()
+            if node is not None and node.domain == "" and node.op_type in ("Add", "Sub", "Where", "Cast"):
+                return self._sum(node, index, times)
+            at = relaid(value, index)
+        return False
+
+    def _sum(self, node: ir.Node, index: Index, times: float) -> bool:
+        parts = [self._located(value, index) for value in node.inputs]
+        if any(part is None for part in parts):
             return False
+        known = [part for part in parts if part is not None]
+        if node.op_type == "Cast":
+            floats = known[0].value.dtype is not None and known[0].value.dtype.is_floating_point()
+            return floats and self._parts(known[0], times)
+        if node.op_type == "Where":
+            return self._where_bias(known, times)
+        before = len(self.factors), len(self.biases)
+        self.add(known[0], times)
+        self.add(known[1], times if node.op_type == "Add" else -times)
+        if len(self.factors) == before[0]:  # no mask among the parts: one tensor is simpler than two
+            del self.biases[before[1] :]
+            return False
+        return True
+
+    def _located(self, value: ir.Value | None, index: Index) -> Located | None:
+        own = broadcast_index(value, index) if value is not None else None
+        return Located(value, own) if value is not None and own is not None else None
+
+    def _where_bias(self, parts: list[Located], times: float) -> bool:
+        """`Where(allowed, bias, -inf)` as a term that is added: a condition and a bias."""
+        condition, when_true, when_false = parts
         for hides, fill, rest in ((True, when_true, when_false), (False, when_false, when_true)):
-            low = scalar(fill)
-            if low is not None and low <= LARGE_NEGATIVE:
+            low = scalar(fill.value)
+            if low is not None and low * times <= LARGE_NEGATIVE:
                 self.where(condition, hides=hides)
-                self.add(rest)
+                self.add(rest, times)
                 return True
         return False
 
-    def _two_valued(self, expr: Expr) -> Expr | None:
-        """The condition under which `expr` is zero, when it is a large negative constant otherwise."""
+    def _two_valued(self, expr: Expr, times: float) -> Expr | None:
+        """The condition under which `expr` is zero, when it times a number is a large negative constant otherwise."""
         if isinstance(expr, Const):
             return TRUE if expr.value == 0 else None
         if not isinstance(expr, Op):
             return None
         if expr.name == "Where":
             condition, when_true, when_false = expr.args
-            if _is_low(when_false):
-                rest = self._two_valued(when_true)
+            if _is_low(when_false, times):
+                rest = self._two_valued(when_true, times)
                 return None if rest is None else op("And", condition, rest)
-            if _is_low(when_true):
+            if _is_low(when_true, times):
                 if _is_nonzero(condition, when_false):  # `x.masked_fill(x != 0, low)`
                     return op("Not", self._truth(when_false) or condition)
-                rest = self._two_valued(when_false)
+                rest = self._two_valued(when_false, times)
                 return None if rest is None else op("And", op("Not", condition), rest)
             return None
         if expr.name == "Add":
-            left, right = map(self._two_valued, expr.args)
+            left, right = (self._two_valued(arg, times) for arg in expr.args)
             return None if left is None or right is None else op("And", left, right)
+        if expr.name == "Neg":
+            return self._two_valued(expr.args[0], -times)
         if expr.name == "Mul":
             for factor, number in (expr.args, expr.args[::-1]):
                 if isinstance(number, Const):
-                    return self._scaled(factor, float(number.value))
+                    return self._scaled(factor, float(number.value) * times)
         return None
 
     def _scaled(self, factor: Expr, number: float) -> Expr | None:
@@ -181,19 +237,13 @@ class MaskReader:
         """`expr` as a truth value, where the graph or the declared contract proves that it is one."""
         if is_bool(expr):
             return expr
-        if isinstance(expr, Read) and expr.value.is_graph_input() and expr.value.name in self.declared:
-            return op("Ne", expr, ZERO)
+        if isinstance(expr, Read) and expr.value.is_graph_input():
+            spec = self.declared.get(str(expr.value.name))
+            return op("Ne", expr, ZERO) if spec is not None and spec.polarity in ("keep", "hide") else None
         if isinstance(expr, Op) and expr.name == "Sub" and expr.args[0] == Const(1):
             inner = self._truth(expr.args[1])
             return None if inner is None else op("Not", inner)
         return None
-
-
-def _numbers(expr: Expr) -> list[float]:
-    """Every constant in a formula that is a number of scores (not inside an index)."""
-    if isinstance(expr, Const):
-        return [float(expr.value)]
-    return [number for arg in expr.args for number in _numbers(arg)] if isinstance(expr, Op) else []
 
 
 def _is_nonzero(condition: Expr, expr: Expr) -> bool:
@@ -201,5 +251,5 @@ def _is_nonzero(condition: Expr, expr: Expr) -> bool:
     return condition == op("Ne", expr, ZERO)
 
 
-def _is_low(expr: Expr) -> bool:
-    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value <= LARGE_NEGATIVE
+def _is_low(expr: Expr, times: float) -> bool:
+    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value * times <= LARGE_NEGATIVE

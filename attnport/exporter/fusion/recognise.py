@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from attnport import registry
 from attnport.artifacts import SourceAttention
-from attnport.exporter.fusion.attention import Attention, Context, Miss, NotRecognised, module_of
+from attnport.exporter.fusion.attention import Context, Miss, NotRecognised, Recognised, module_of
+from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -19,27 +20,27 @@ if TYPE_CHECKING:
 class Recognition:
     """Attentions by graph order, and for each counted one that is not among them the reason."""
 
-    attentions: tuple[Attention, ...]
+    attentions: tuple[Recognised, ...]
     reasons: dict[str, str]
 
 
 def rule_modules() -> list[ModuleType]:
-    """Every rule: a file in `rules/` with `OP_TYPE` and `match(node, context) -> Attention` (or NotRecognised)."""
+    """Every rule: a file in `rules/` with `OP_TYPE` and `match(node, context) -> Recognised` (or NotRecognised)."""
     package = "attnport.exporter.fusion.rules"
     return [registry.module(package, name, "rule") for name in registry.names(package)]
 
 
-def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, keep_inputs: Collection[str] = ()) -> Recognition:
+def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Collection[MaskSpec] = ()) -> Recognition:
     """Recognises the attentions of `model`; every one of `counted` ends in exactly one row.
 
     Args:
         model: As exported; shapes of the values are used.
         counted: The attentions counted in the torch graph.
-        keep_inputs: Inputs that are keep-masks by contract.
+        masks: The mask contracts of the graph's inputs.
     """
     rules = {rule.OP_TYPE: rule for rule in rule_modules()}
-    context = Context(frozenset(keep_inputs))
-    found: list[tuple[str | None, Attention | Miss]] = []
+    context = Context(tuple(masks))
+    found: list[tuple[str | None, Recognised | Miss]] = []
     for node in model.graph:
         rule = rules.get(node.op_type) if node.domain == "" else None
         if rule is None or not rule.applies(node):
@@ -67,13 +68,13 @@ def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
 
 
 def _assign(
-    found: list[tuple[str | None, Attention | Miss]],
+    found: list[tuple[str | None, Recognised | Miss]],
     counted: Sequence[SourceAttention],
     branches: dict[str, str],
 ) -> Recognition:
     """Matches by module path and order within it; what lost its path is matched by order over what is left."""
     open_names = {attention.name: attention.module for attention in counted}
-    attentions: list[Attention] = []
+    attentions: list[Recognised] = []
     reasons: dict[str, str] = {}
     counted_modules = set(open_names.values())
     for with_path in (True, False):

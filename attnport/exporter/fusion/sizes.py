@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnport.exporter.fusion.formula import Const, Expr, Size, op
+from attnport.exporter.fusion.formula import Axis, Const, Expr, Size, op
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+def size_along(value: ir.Value, index: Sequence[Expr], axis: Axis) -> Expr | None:
+    """As `size_sum`, of the axis of `value` at which `index` has the index variable `axis`."""
+    return size_sum(value, list(index).index(axis)) if axis in index else None
 
 
 def size_sum(value: ir.Value | None, axis: int) -> Expr | None:

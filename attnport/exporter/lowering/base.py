@@ -12,9 +12,12 @@ from attnport import registry
 from attnport.artifacts import SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.builder import Builder
+from attnport.exporter.forms.canonical import Layouts, attention_of
 from attnport.exporter.forms.heads import CannotRepeat
 from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.attention import Attention, Recognised
+from attnport.exporter.fusion.layout import Located
+from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -84,14 +87,14 @@ class Lowering(abc.ABC):
         return self.name if plan == self.plans[0] else f"{self.name}.{plan}"
 
     def lower(
-        self, model: ir.Model, counted: Sequence[SourceAttention], *, keep_inputs: Collection[str], plan: str
+        self, model: ir.Model, counted: Sequence[SourceAttention], *, masks: Collection[MaskSpec] = (), plan: str
     ) -> Lowered:
         """Lowers a graph, in place.
 
         Args:
             model: As exported (a copy: it is changed).
             counted: The attentions counted at export.
-            keep_inputs: Inputs that are keep-masks by contract.
+            masks: The mask contracts of the graph's inputs.
             plan: One of `plans`.
 
         Raises:
@@ -106,26 +109,28 @@ class Lowering(abc.ABC):
         if plan not in self.plans:
             raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
         inline_functions(model)
-        recognition = recognise(model, counted, keep_inputs=keep_inputs)
+        recognition = recognise(model, counted, masks=masks)
         build = Builder(model)
-        masks = MaskWriter(build)
+        writer = MaskWriter(build)
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
         replaced: dict[ir.Value, ir.Value] = {}
         for found in recognition.attentions:
-            attention = _current(found, replaced)
-            build.before, build.scope = attention.last, attention.name
+            current = _current(found, replaced)
+            build.before, build.scope = current.last, current.name
             try:
-                written = self.write(build, masks, attention, plan)
+                written = self.write(build, writer, attention_of(build, current), plan)
             except CannotRepeat as err:
-                result.notes[attention.name] = f"{err}; it stays as it is"
+                result.notes[current.name] = f"{err}; it stays as it is"
                 continue
-            _replace(attention, written.output)
-            replaced[attention.output] = written.output
-            result.anchors[attention.name] = written.anchors
-            result.forms[attention.name] = written.form
-            result.masks[attention.name] = str(attention.mask.spec)
+            layouts = Layouts(build, current.layout, (current.q, current.k, current.v))
+            output = layouts.back(written.output, current.output)
+            _replace(current.output.value, output)
+            replaced[current.output.value] = output
+            result.anchors[current.name] = written.anchors
+            result.forms[current.name] = written.form
+            result.masks[current.name] = str(current.mask.spec)
             if written.note:
-                result.notes[attention.name] = written.note
+                result.notes[current.name] = written.note
         clean_up(model)
         precision.apply(model, plan)
         to_opset(model, self.opset)
@@ -133,23 +138,21 @@ class Lowering(abc.ABC):
         return result
 
 
-def _current(attention: Attention, replaced: Mapping[ir.Value, ir.Value]) -> Attention:
+def _current(found: Recognised, replaced: Mapping[ir.Value, ir.Value]) -> Recognised:
     """An attention whose inputs are outputs of attentions before it reads what these were replaced with."""
-    q, k, k_transposed, v = (
-        None if value is None else replaced.get(value, value)
-        for value in (attention.q, attention.k, attention.k_transposed, attention.v)
-    )
-    assert q is not None
-    assert v is not None
-    biases = tuple(replaced.get(value, value) for value in attention.mask.biases)
-    mask = dataclasses.replace(attention.mask, biases=biases)
-    return dataclasses.replace(attention, q=q, k=k, k_transposed=k_transposed, v=v, mask=mask)
+
+    def now(at: Located) -> Located:
+        return Located(replaced.get(at.value, at.value), at.index)
+
+    biases = tuple(dataclasses.replace(bias, at=now(bias.at)) for bias in found.mask.biases)
+    mask = dataclasses.replace(found.mask, biases=biases)
+    factors = tuple(dataclasses.replace(factor, at=now(factor.at)) for factor in found.factors)
+    return dataclasses.replace(found, q=now(found.q), k=now(found.k), v=now(found.v), mask=mask, factors=factors)
 
 
-def _replace(attention: Attention, output: ir.Value) -> None:
+def _replace(old: ir.Value, output: ir.Value) -> None:
     import onnx_ir as ir
 
-    old = attention.output
     if old.dtype is not None:
         output.dtype = old.dtype
     output.shape = old.shape

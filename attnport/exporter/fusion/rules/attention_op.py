@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from attnport.exporter.fusion.attention import Attention, Context, NotRecognised
+from attnport.exporter.fusion.attention import Context, NotRecognised, Recognised
+from attnport.exporter.fusion.formula import Axis
+from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located
 from attnport.exporter.fusion.mask import MaskReader
+from attnport.exporter.fusion.moves import broadcast_index, dims_of
+from attnport.exporter.fusion.operands import bringable, key_and_value, query
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -20,37 +24,62 @@ def applies(node: ir.Node) -> bool:
     return True
 
 
-def match(node: ir.Node, context: Context) -> Attention:
+def match(node: ir.Node, context: Context) -> Recognised:
     """Reads an `Attention` node.
 
     Raises:
-        NotRecognised: it uses a cache, soft-cap or a second output, or its inputs are not `[B,H,S,D]`.
+        NotRecognised: it uses a cache or a second output, or its inputs are not `[B,H,S,D]`.
     """
     for at, name in _OPTIONAL_INPUTS.items():
         if len(node.inputs) > at and node.inputs[at] is not None:
             raise NotRecognised(f"the Attention operator uses {name}; it stays as it is")
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         raise NotRecognised("a second output of the Attention operator is used; it stays as it is")
-    if _number(node, "softcap", 0.0):
-        raise NotRecognised("the Attention operator has a soft-cap; it stays as it is")
-    q, k, v = node.inputs[:3]
-    if q is None or k is None or v is None or q.shape is None or len(q.shape) != 4:
+    q_dims, k_dims, v_dims = (dims_of(value) for value in node.inputs[:3])
+    if not (q_dims and k_dims and v_dims) or not len(q_dims) == len(k_dims) == len(v_dims) == 4:
         raise NotRecognised("the inputs of the Attention operator are not of rank 4; it stays as it is")
-    depth = q.shape[3]
-    default = 1.0 / math.sqrt(depth) if isinstance(depth, int) else math.nan
+    default = 1.0 / math.sqrt(q_dims[3]) if isinstance(q_dims[3], int) else math.nan
     scale = _number(node, "scale", default)
     if math.isnan(scale):
         raise NotRecognised("the head dim is not fixed, so the default scale is not known; it stays as it is")
-    reader = MaskReader(4, context.keep_inputs)
+    batch, head = Lead(Axis("l0"), q_dims[0]), Lead(Axis("l1"), q_dims[1])
+    layout = Layout((batch,), (head,), (batch.axis, head.axis))
+    q = Located(node.inputs[0], (batch.axis, head.axis, ROW, DEPTH))  # type: ignore[arg-type]
+    k, v = (_keys(layout, value, dims) for value, dims in zip(node.inputs[1:3], (k_dims, v_dims), strict=True))
+    k, v = key_and_value(layout, k, v)
+    reader = MaskReader(layout, context.masks)
+    _read_mask(node, layout, reader)
+    output = Located(node.outputs[0], (batch.axis, head.axis, ROW, DEPTH))
+    return Recognised(
+        "", node, node, layout, query(layout, q), k, v, scale, reader.read(q, k), output, _number(node, "softcap", 0.0)
+    )
+
+
+def _keys(layout: Layout, value: ir.Value | None, dims: list[int | str | None]) -> Located:
+    """k or v of an operator, whose heads may be fewer than the queries'."""
+    from attnport.exporter.fusion.formula import Const
+    from attnport.exporter.fusion.indices import split
+
+    assert value is not None
+    heads, groups = layout.head_count, dims[1]
+    head = layout.head_index
+    if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups == 0:
+        head = split(head, Const(heads // groups))[0]
+    return Located(value, (layout.batch_index, head, KEY, DEPTH))
+
+
+def _read_mask(node: ir.Node, layout: Layout, reader: MaskReader) -> None:
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     if mask is not None:
+        index = broadcast_index(mask, (*layout.raw, ROW, KEY))
+        if index is None or not bringable(layout, Located(mask, index), ROW, KEY):
+            raise NotRecognised("the sizes of the mask of the Attention operator are not known; it stays as it is")
         if mask.dtype is not None and mask.dtype.name == "BOOL":
-            reader.where(mask, hides=False)
+            reader.where(Located(mask, index), hides=False)
         else:
-            reader.add(mask)
+            reader.add(Located(mask, index))
     if _number(node, "is_causal", 0):
         reader.causal()
-    return Attention("", node, node, q, k, None, v, scale, reader.read(), node.outputs[0])
 
 
 def _number(node: ir.Node, name: str, default: float) -> float:

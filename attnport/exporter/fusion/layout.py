@@ -1,0 +1,168 @@
+"""How an attention's own tensors lie: which of their leading axes count batch items, and which count heads.
+
+Attention is written over tensors of many ranks: `[S,D]`, `[B,S,D]` for one head, `[B H,S,D]` with both merged,
+`[B,H,S,D]`, `[B,G,R,S,D]` for grouped heads, `[B,W,H,S,D]` for windows. Each leading axis gets an index variable of its
+own (`l0`, `l1`, ...); the canonical axes `b` and `h`, over which masks are read, are made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnport.exporter.fusion.formula import ZERO, Axis, Expr, Op
+from attnport.exporter.fusion.indices import Index, join, size_of, split
+from attnport.exporter.fusion.moves import dims_of, relaid
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+ROW, KEY, DEPTH = Axis("i"), Axis("j"), Axis("d")
+"""Index variables of queries, keys and the head dim."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A graph value, and for each of its axes the index variable (or zero) at which an attention reads it."""
+
+    value: ir.Value
+    index: Index
+
+
+@dataclass(frozen=True)
+class Lead:
+    """One leading axis: its index variable and its size or the name of it."""
+
+    axis: Axis
+    dim: int | str | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The leading axes of an attention.
+
+    Attributes:
+        batch: Those that count batch items, slowest first; none for an attention without a batch.
+        heads: Those that count heads, slowest first; none for one head.
+        raw: The index of the product with v, over its own leading axes.
+    """
+
+    batch: tuple[Lead, ...]
+    heads: tuple[Lead, ...]
+    raw: Index
+
+    @property
+    def batch_index(self) -> Expr:
+        """The index of a batch item, all batch axes merged."""
+        return _merged(self.batch)
+
+    @property
+    def head_index(self) -> Expr:
+        """The index of a head, all head axes merged."""
+        return _merged(self.heads)
+
+    @property
+    def head_count(self) -> int | str | None:
+        """How many heads there are, or the name of that size; None where it is not known."""
+        count = 1
+        for lead in self.heads:
+            if not isinstance(lead.dim, int):
+                return lead.dim if len(self.heads) == 1 else None
+            count *= lead.dim
+        return count
+
+    def canonical(self, index: Index) -> Index:
+        """An index over the leading axes, as one over `b` and `h`."""
+        meaning: dict[Axis, Expr] = {}
+        for name, leads in (("b", self.batch), ("h", self.heads)):
+            rest: Expr = Axis(name)
+            for lead in reversed(leads[1:]):
+                rest, meaning[lead.axis] = split(rest, size_of(lead.dim))
+            if leads:
+                meaning[leads[0].axis] = rest
+        return tuple(_replaced(at, meaning) for at in index)
+
+
+def _merged(leads: tuple[Lead, ...]) -> Expr:
+    total: Expr = leads[0].axis if leads else ZERO
+    for lead in leads[1:]:
+        total = join(total, lead.axis, size_of(lead.dim))
+    return total
+
+
+def _replaced(at: Expr, meaning: dict[Axis, Expr]) -> Expr:
+    if isinstance(at, Axis):
+        return meaning.get(at, at)
+    if isinstance(at, Op) and at.name == "Join":
+        return join(_replaced(at.args[0], meaning), _replaced(at.args[1], meaning), at.args[2])
+    if isinstance(at, Op) and at.name in ("FloorDiv", "FloorMod"):
+        quotient, remainder = split(_replaced(at.args[0], meaning), at.args[1])
+        return quotient if at.name == "FloorDiv" else remainder
+    return at
+
+
+def layout_of(output: ir.Value, v: ir.Value) -> Layout | None:
+    """The layout of an attention from the output of its product with v; None where a leading size is not known."""
+    dims = dims_of(output)
+    if dims is None or len(dims) < 2 or None in dims[:-2]:
+        return None
+    leads = tuple(Lead(Axis(f"l{at}"), dim) for at, dim in enumerate(dims[:-2]))
+    raw: Index = tuple(lead.axis for lead in leads)
+    if len(leads) == 1:
+        heads = _merged_heads(v)
+        if heads is not None:
+            batch, head = Lead(Axis("l0"), None), Lead(Axis("l1"), heads)
+            return Layout((batch,), (head,), (join(batch.axis, head.axis, size_of(heads)),))
+        return Layout(leads, (), raw)
+    if len(leads) > 2:
+        repeated = _repeats_over(v, leads)
+        if repeated is not None:
+            grouped = tuple(lead for lead in leads[-2:] if lead is not repeated)
+            return Layout(leads[:-2], (*grouped, repeated), raw)
+    return Layout(leads[:-1], leads[-1:], raw)
+
+
+def _merged_heads(v: ir.Value) -> int | str | None:
+    """The number of heads, where the one leading axis of v was made of a batch axis and a head axis."""
+    if dims_of(v) is None or len(dims_of(v) or ()) != 3:
+        return None
+    at: tuple[ir.Value, Index] | None = (v, (Axis("l0"), KEY, DEPTH))
+    while at is not None:
+        for entry in at[1]:
+            found = _modulus(entry)
+            if found is not None:
+                return found
+        at = relaid(*at)
+    return None
+
+
+def _modulus(entry: Expr) -> int | str | None:
+    """The n of `l0 mod n`, anywhere in an index entry."""
+    if not isinstance(entry, Op):
+        return None
+    if entry.name == "FloorMod" and entry.args[0] == Axis("l0"):
+        size = entry.args[1]
+        return getattr(size, "value", None) or getattr(size, "dim", None)
+    return next((found for found in map(_modulus, entry.args) if found is not None), None)
+
+
+def _repeats_over(v: ir.Value, leads: tuple[Lead, ...]) -> Lead | None:
+    """The one of the last two leading axes over which v is the same, as grouped key/value heads are."""
+    dims = dims_of(v)
+    if dims is None or len(dims) < 3:
+        return None
+    index: Index = (*(lead.axis for lead in leads), KEY, DEPTH)[-len(dims) :]
+    at: tuple[ir.Value, Index] | None = (
+        v,
+        tuple(ZERO if dim == 1 else entry for dim, entry in zip(dims, index, strict=True)),
+    )
+    last = at
+    while at is not None:
+        last, at = at, relaid(*at)
+    assert last is not None
+    found = [lead for lead in leads[-2:] if lead.dim != 1 and not any(_uses(entry, lead.axis) for entry in last[1])]
+    return found[0] if len(found) == 1 else None
+
+
+def _uses(entry: Expr, axis: Axis) -> bool:
+    return entry == axis or (isinstance(entry, Op) and any(_uses(arg, axis) for arg in entry.args))

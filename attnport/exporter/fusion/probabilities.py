@@ -1,0 +1,182 @@
+"""Between a softmax and the product with v: steps that change no probability of a key that the mask allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnport.exporter.fusion.attention import NotRecognised
+from attnport.exporter.fusion.elements import scalar
+from attnport.exporter.fusion.indices import Index
+from attnport.exporter.fusion.layout import Located
+from attnport.exporter.fusion.moves import broadcast_index, const_value, dims_of, relaid, source_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_PASSED = {"Cast", "Identity", "Dropout", "Where", "Mul", "Slice", "Reshape", "Transpose", "Unsqueeze", "Squeeze"}
+_FAR = 12
+
+
+@dataclass(frozen=True)
+class Zeroed:
+    """Probabilities that become zero where `at` is true (`hides`), or false, or, as a number, zero."""
+
+    at: Located
+    hides: bool
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """What stands between a softmax and the product with v.
+
+    Attributes:
+        index: Of the softmax's element, over the product's leading axes, queries and keys.
+        zeroed: Conditions under which probabilities are set to zero; harmless where the mask hides these keys.
+        drops_last: Whether the last key's probability is dropped, as that of a sink.
+    """
+
+    index: Index
+    zeroed: tuple[Zeroed, ...]
+    drops_last: bool
+
+
+def product_of(softmax: ir.Node) -> ir.Node:
+    """The one product with v that the probabilities reach.
+
+    Raises:
+        NotRecognised: there is none, or there are several.
+    """
+    found: dict[ir.Node, None] = {}
+    others: dict[str, None] = {}
+    pending, seen = [softmax.outputs[0]], set()
+    while pending:
+        value = pending.pop(0)
+        for user in value.consumers():
+            if user in seen:
+                continue
+            seen.add(user)
+            if user.op_type == "MatMul" and user.inputs[0] is value:
+                found[user] = None
+            elif user.op_type in _PASSED and user.domain == "" and not _is_condition(user, value):
+                pending.extend(user.outputs)
+            elif user.op_type not in ("IsNaN", "IsInf", "Shape"):
+                others[user.op_type] = None
+    if len(found) == 1:
+        return next(iter(found))
+    if found:
+        raise NotRecognised("the probabilities enter several products")
+    raise NotRecognised(f"after the softmax comes {', '.join(sorted(others)) or 'nothing'}, not the product with v")
+
+
+def _is_condition(user: ir.Node, value: ir.Value) -> bool:
+    return user.op_type == "Where" and user.inputs[0] is value
+
+
+def read_probabilities(product: ir.Node, index: Index, softmax: ir.Node) -> Probabilities:
+    """Walks from the product with v up to the softmax.
+
+    Args:
+        index: Of the product's left operand, over its leading axes, queries and keys.
+
+    Raises:
+        NotRecognised: a step between them changes probabilities.
+    """
+    value = product.inputs[0]
+    assert value is not None
+    zeroed: list[Zeroed] = []
+    drops_last = False
+    for _ in range(_FAR):
+        node = value.producer()
+        assert node is not None
+        if node is softmax:
+            return Probabilities(index, tuple(zeroed), drops_last)
+        moved = relaid(value, index)
+        if moved is not None and node.op_type != "Expand":
+            value, index = moved
+        elif node.op_type in ("Cast", "Dropout"):
+            value = _unchanged(node)
+        elif node.op_type == "Slice":
+            moved = source_of(node, index)
+            if moved is None or moved[1] != index or not _drops_last(node, softmax):
+                raise NotRecognised("after the softmax comes Slice, not the product with v")
+            value, drops_last = moved[0], True
+        elif node.op_type in ("Where", "Mul"):
+            value, step = _guard(node, index, softmax)
+            zeroed.extend(step)
+        else:
+            raise NotRecognised(f"after the softmax comes {node.op_type}, not the product with v")
+    raise NotRecognised("the product with v is too far from the softmax")
+
+
+def _unchanged(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None and scalar(node.inputs[2]):
+        raise NotRecognised("the probabilities pass through Dropout in training mode")
+    if node.op_type == "Cast" and node.outputs[0].dtype is not None and not node.outputs[0].dtype.is_floating_point():
+        raise NotRecognised(f"the probabilities are cast to {node.outputs[0].dtype.name.lower()}")
+    return value
+
+
+def _drops_last(node: ir.Node, softmax: ir.Node) -> bool:
+    """Whether a slice takes all but the last probability of each row."""
+    ends, axes = const_value(node.inputs[2]), const_value(node.inputs[3]) if len(node.inputs) > 3 else None
+    rank = len(dims_of(softmax.outputs[0]) or ())
+    if ends is None or axes is None or ends.size != 1 or int(axes.reshape(-1)[0]) % rank != rank - 1:
+        return False
+    return int(ends.reshape(-1)[0]) == -1
+
+
+def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, list[Zeroed]]:
+    """`Where(c, 0, p)`, `Where(c, p, 0)` or `p m`: the probabilities, and where they become zero."""
+    if node.op_type == "Mul":
+        first, second = node.inputs
+        on, by = (first, second) if _comes_from(first, softmax) else (second, first)
+        assert on is not None
+        if scalar(by) is not None:
+            raise NotRecognised("after the softmax comes Mul by a number, not the product with v")
+        return on, [Zeroed(_located(by, index), hides=False, number=True)]
+    condition, when_true, when_false = node.inputs
+    for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):
+        if on is not None and _comes_from(on, softmax):
+            if _tests_finite(condition, on):
+                return on, []  # of a softmax nothing but a row with no allowed key is NaN, and that gives zero
+            if scalar(zero) == 0:
+                return on, [Zeroed(_located(condition, index), hides=hides)]
+    raise NotRecognised("after the softmax comes Where, not the product with v")
+
+
+def _tests_finite(condition: ir.Value | None, value: ir.Value) -> bool:
+    """Whether a condition asks if the probabilities are NaN or infinite."""
+    node = condition.producer() if condition is not None else None
+    if node is None:
+        return False
+    if node.op_type in ("IsNaN", "IsInf"):
+        return node.inputs[0] is value
+    if node.op_type == "Equal":
+        number = scalar(node.inputs[1])
+        return node.inputs[0] is value and isinstance(number, float) and abs(number) == float("inf")
+    return False
+
+
+def _located(value: ir.Value | None, index: Index) -> Located:
+    own = broadcast_index(value, index) if value is not None else None
+    if value is None or own is None:
+        raise NotRecognised("after the softmax comes a tensor of unknown size")
+    return Located(value, own)
+
+
+def _comes_from(value: ir.Value | None, softmax: ir.Node) -> bool:
+    for _ in range(_FAR):
+        node = value.producer() if value is not None else None
+        if node is None or node is softmax:
+            return node is softmax
+        if node.op_type == "Where":
+            value = node.inputs[2] if _comes_from(node.inputs[2], softmax) else node.inputs[1]
+        elif node.op_type in _PASSED:
+            value = node.inputs[0] if node.op_type != "Mul" or _comes_from(node.inputs[0], softmax) else node.inputs[1]
+        else:
+            return False
+    return False

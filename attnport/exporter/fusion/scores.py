@@ -1,0 +1,247 @@
+"""Walks from a softmax up to the product of q and k, and reads everything between as algebra."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from attnport.exporter.fusion.attention import Multiplier, NotRecognised
+from attnport.exporter.fusion.elements import scalar
+from attnport.exporter.fusion.formula import ZERO, axes_of
+from attnport.exporter.fusion.indices import Index
+from attnport.exporter.fusion.layout import KEY, Located
+from attnport.exporter.fusion.mask import LARGE_NEGATIVE, MaskReader
+from attnport.exporter.fusion.moves import LAYOUT, broadcast_index, const_value, relaid
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_STEPS = {"Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Tanh", "Max", "Clip", "Concat"}
+_FAR = 48
+
+
+@dataclass
+class Scores:
+    """What stands between q k^T and a softmax.
+
+    Attributes:
+        product: The product of q and k.
+        index: Of its element, over the attention's leading axes, queries and keys.
+        scale: What it is multiplied with.
+        softcap: c in `c tanh(s / c)`; 0 = none.
+        sink: One more score, that of a key without a value.
+        factors: Tensors that it is multiplied with, the same for every key.
+    """
+
+    product: ir.Node
+    index: Index
+    scale: float = 1.0
+    softcap: float = 0.0
+    sink: Located | None = None
+    factors: list[Multiplier] = field(default_factory=list)
+
+
+def read_scores(softmax: ir.Node, index: Index, reader: MaskReader) -> Scores:
+    """Reads the scores above a softmax; masks and biases go to `reader`.
+
+    Args:
+        index: Of the softmax's element, over the attention's leading axes, queries and keys.
+
+    Raises:
+        NotRecognised: with the step at which they are no attention's.
+    """
+    value = softmax.inputs[0]
+    assert value is not None
+    walk = _Walk(reader)
+    for _ in range(_FAR):
+        node = value.producer()
+        if node is None or node.domain != "":
+            raise NotRecognised("the scores do not come from a product of q and k")
+        if node.op_type == "MatMul":
+            if is_constant(node.inputs[1]):
+                raise NotRecognised("the scores are a product with a constant, as of a linear layer, not of q and k")
+            return walk.done(node, index)
+        moved = relaid(value, index)
+        if moved is not None and node.op_type != "Expand":
+            value, index = moved
+            continue
+        if node.op_type not in _STEPS:
+            raise NotRecognised(f"the scores pass through {node.op_type}, which no fused kernel computes")
+        value = walk.step(node, index)
+    raise NotRecognised("the product of q and k is too far from the softmax")
+
+
+class _Walk:
+    def __init__(self, reader: MaskReader) -> None:
+        self.reader = reader
+        self.scale = 1.0
+        self.outer = 0.0
+        self.sink: Located | None = None
+        self.factors: list[Multiplier] = []
+        self.below_tanh = False
+
+    def done(self, product: ir.Node, index: Index) -> Scores:
+        scale, softcap = self.scale, 0.0
+        if self.below_tanh:
+            scale, softcap = self.scale * self.outer, self.outer
+        return Scores(product, index, scale, softcap, self.sink, self.factors)
+
+    def step(self, node: ir.Node, index: Index) -> ir.Value:
+        """One operator above the scores; returns the value that goes on to q k^T."""
+        first = node.inputs[0]
+        assert first is not None
+        if node.op_type in ("Cast", "Identity"):
+            if node.outputs[0].dtype is not None and not node.outputs[0].dtype.is_floating_point():
+                raise NotRecognised(f"the scores are cast to {node.outputs[0].dtype.name.lower()}")
+            return first
+        if node.op_type == "Tanh":
+            return self._tanh(first)
+        if node.op_type == "Concat":
+            return self._concat(node, index)
+        if node.op_type in ("Max", "Clip"):
+            return _clamped(node)
+        second = node.inputs[1]
+        assert second is not None
+        if node.op_type in ("Mul", "Div"):
+            return self._multiply(node.op_type, first, second, index)
+        if node.op_type in ("Add", "Sub"):
+            return self._add(node.op_type, first, second, index)
+        return self._where(node, index)
+
+    def _tanh(self, first: ir.Value) -> ir.Value:
+        if self.below_tanh or self.scale <= 0 or self.factors:
+            raise NotRecognised("the scores pass through Tanh, and not as a soft-cap")
+        self.below_tanh, self.outer, self.scale = True, self.scale, 1.0
+        return first
+
+    def _multiply(self, operator: str, first: ir.Value, second: ir.Value, index: Index) -> ir.Value:
+        for on, by in ((first, scalar(second)), (second, scalar(first) if operator == "Mul" else None)):
+            if by == 0:
+                raise NotRecognised(f"the scores are combined with zero by {operator}")
+            if by is not None:
+                self.scale *= float(by) if operator == "Mul" else 1.0 / float(by)
+                return on
+        on, term = (first, second) if leads_to_product(first) else (second, first)
+        if not leads_to_product(on) or (operator == "Div" and on is second):
+            raise NotRecognised(f"the scores are combined with a tensor by {operator}")
+        located = self._located(term, index)
+        found = self.reader.element(located)
+        if operator == "Mul" and self.reader.keeps(located):
+            return on  # `s m - 1e9 (1 - m)`: where the mask m is zero, the key is hidden anyway
+        if "j" in axes_of(found) or self.below_tanh:
+            raise NotRecognised(f"the scores are combined with a tensor by {operator}")
+        self.factors.append(Multiplier(located, divides=operator == "Div"))
+        return on
+
+    def _add(self, operator: str, first: ir.Value, second: ir.Value, index: Index) -> ir.Value:
+        if operator == "Sub" and _is_row_maximum(first, second):
+            return first  # a softmax does not change when all its scores are moved alike
+        on, term = (first, second) if leads_to_product(first) else (second, first)
+        if not leads_to_product(on) or (operator == "Sub" and on is second):
+            raise NotRecognised("neither side of an addition to the scores is a product of q and k")
+        if self.below_tanh:
+            raise NotRecognised("a term is added to the scores before their soft-cap")
+        if self.factors:
+            raise NotRecognised("a term is added to the scores before they are multiplied with a tensor")
+        self.reader.add(self._located(term, index), self.scale if operator == "Add" else -self.scale)
+        return on
+
+    def _where(self, node: ir.Node, index: Index) -> ir.Value:
+        condition, second, third = node.inputs
+        assert condition is not None
+        assert second is not None
+        assert third is not None
+        for hides, fill, rest in ((True, second, third), (False, third, second)):
+            low = scalar(fill)
+            if low is not None:
+                low = low * self.scale
+                if self.below_tanh:
+                    raise NotRecognised("scores are masked before their soft-cap")
+                if not low <= LARGE_NEGATIVE:
+                    raise NotRecognised(
+                        f"masked scores are set to {low:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)"
+                    )
+                if self.factors and low != -math.inf:
+                    raise NotRecognised("the masked scores are multiplied with a tensor")
+                self.reader.where(self._located(condition, index), hides=hides)
+                return rest
+        raise NotRecognised("the scores are chosen from two tensors")
+
+    def _concat(self, node: ir.Node, index: Index) -> ir.Value:
+        """`[scores, sink]`: one more score for each row, which the probabilities lose again."""
+        first, *rest = node.inputs
+        axis = node.attributes["axis"].as_int() % len(index)
+        last = rest[0] if len(rest) == 1 else None
+        if first is None or last is None or index[axis] != KEY or not leads_to_product(first):
+            raise NotRecognised("the scores are concatenated, and not with one more key at their end")
+        if self.sink is not None or last.shape is None or last.shape[axis] != 1:
+            raise NotRecognised("the scores are concatenated with more than one key")
+        if self.scale != 1.0 or self.factors or self.below_tanh or self.reader.factors or self.reader.biases:
+            raise NotRecognised("the scores are scaled or masked together with a sink")
+        self.sink = Located(last, tuple(ZERO if at == axis or last.shape[at] == 1 else e for at, e in enumerate(index)))
+        return first
+
+    def _located(self, term: ir.Value, index: Index) -> Located:
+        own = broadcast_index(term, index)
+        if own is None:
+            raise NotRecognised(f"the sizes of {term.name}, which meets the scores, are not known")
+        return Located(term, own)
+
+
+def _clamped(node: ir.Node) -> ir.Value:
+    """`max(scores, lowest number)`, which changes no score."""
+    import ml_dtypes
+
+    first, *bounds = node.inputs
+    dtype = node.outputs[0].dtype
+    on = first
+    if node.op_type == "Max" and len(bounds) == 1 and scalar(first) is not None:
+        on, bounds = bounds[0], [first]
+    lowest = scalar(bounds[0]) if bounds and bounds[0] is not None else None
+    highest = scalar(bounds[1]) if len(bounds) > 1 and bounds[1] is not None else None
+    limit = float(ml_dtypes.finfo(dtype.numpy()).max) if dtype is not None else math.inf  # type: ignore[no-untyped-call]
+    unbounded_above = len(bounds) < 2 or bounds[1] is None or (highest is not None and highest >= limit)
+    if on is None or lowest is None or lowest > -limit or not unbounded_above:
+        raise NotRecognised(f"the scores are clamped by {node.op_type}")
+    return on
+
+
+def _is_row_maximum(scores: ir.Value, value: ir.Value) -> bool:
+    """Whether `value` is the largest of each row of `scores`."""
+    node = value.producer()
+    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not scores or scores.shape is None:
+        return False
+    axes = const_value(node.inputs[1]) if len(node.inputs) > 1 else None
+    if axes is None and "axes" in node.attributes:
+        axes = node.attributes["axes"].as_ints()
+    keeps = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
+    return axes is not None and keeps and [int(axis) % len(scores.shape) for axis in axes] == [len(scores.shape) - 1]
+
+
+def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
+    """Whether a value is a product of two computed tensors, scaled, masked or laid out anew."""
+    node = value.producer() if value is not None else None
+    if node is None or depth > _FAR or node.domain != "":
+        return False
+    if node.op_type == "MatMul":
+        return not is_constant(node.inputs[1])
+    if node.op_type in _STEPS:
+        return any(leads_to_product(part, depth + 1) for part in node.inputs)
+    if node.op_type in ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten"):
+        return leads_to_product(node.inputs[0], depth + 1)
+    return False
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether a value is a constant, laid out anew or not."""
+    for _ in range(_FAR):
+        node = value.producer() if value is not None else None
+        if value is None or value.const_value is not None or node is None:
+            return value is not None and value.const_value is not None
+        if node.op_type == "Constant":
+            return True
+        if node.op_type not in (*LAYOUT, "Cast"):
+            return False
+        value = node.inputs[0]
+    return False
