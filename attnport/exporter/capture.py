@@ -75,7 +75,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     sizes = example_sizes(contract)
     masks = {mask.input for mask in contract.masks}
     feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
-    with quiet():
+    with quiet(), torch.no_grad():
         program = trace(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
         add_head_axis(program)

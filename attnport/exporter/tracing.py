@@ -1,4 +1,4 @@
-"""The tracing of a module by torch.export: quiet, with torch's own obstacles out of the way, its refusals explained."""
+"""Traces a module with torch.export: quietly, without the obstacles that torch itself puts up, refusals explained."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import io
 import logging
 import re
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnport.artifacts import IOContract
@@ -39,24 +41,28 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def traceable() -> Iterator[None]:
-    """While a module is traced, what torch's own modules do that tracing cannot follow is replaced, then put back.
+    """While a module is traced, what in torch itself stands in the way is replaced, then put back.
 
     - `nn.TransformerEncoder` and `nn.TransformerDecoder` look into a mask to see whether it is causal, and no trace can
       branch on a tensor's elements. Unless the caller says so, a mask is taken as it stands: the numbers are the same.
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
+    - torch.export prints the whole graph so far when it cannot go on.
 
     Other threads that run such modules meanwhile get the same numbers, by the slower way.
     """
     import torch
+    from torch.export import _trace
     from torch.nn.modules import transformer
 
     with _PATCHED:
         fast, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
         torch.backends.mha.set_fastpath_enabled(False)
         transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        vars(_trace)["print"] = lambda *args, **kwargs: None
         try:
             yield
         finally:
+            del vars(_trace)["print"]
             transformer._detect_is_causal_mask = detect
             torch.backends.mha.set_fastpath_enabled(fast)
 
@@ -87,7 +93,7 @@ def trace(
                 hint="Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size.",
             ) from err
         raise ExportError(
-            f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}",
+            f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}{_place(err)}",
             hint="Run with --traceback for torch's full account.",
         ) from err
 
@@ -113,3 +119,14 @@ def _frozen_dims(contract: IOContract, refusal: str) -> str:
             why = f"the module's code branches on it ({guard[1].strip().rstrip('.')})"
         told.append(f"dim {name!r} of input {', '.join(places)} froze at the traced size: {why}")
     return "; ".join(told)
+
+
+def _place(err: BaseException) -> str:
+    """The last line of code outside torch that was running, as ` (model.py, line 7: y = x.view(n))`, or ""."""
+    import torch
+
+    inside = str(Path(torch.__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(err.__traceback__) if not frame.filename.startswith(inside)]
+    # The first frame is the call in this file.
+    last = frames[-1] if len(frames) > 1 else None
+    return f" ({Path(last.filename).name}, line {last.lineno}: {last.line})" if last is not None else ""
