@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract
+from attnport.compare.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
 from attnport.dims import Dim, TensorSpec, check_feeds
-from attnport.masks.spec import MaskSpec
+from attnport.masks.encoding import compared_rows, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
 # Small sizes: an evaluator that computes in half precision without hardware for it has to finish too.
 _BATCH, _LENGTH = 4, 32
-# Every customary spelling of "hidden" in an additive mask lies below: -inf, finfo.min, -1e9, -1e4.
-_HIDDEN = -9e3
 _PRIMES = (37, 41, 43, 47, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 
 
@@ -50,7 +49,7 @@ def batch_dim(io: IOContract) -> str | None:
 
 
 def cases(io: IOContract, seed: int = 0) -> list[Case]:
-    """The cases of a contract: padding layouts (models with a mask input only), then sizes.
+    """The cases of a contract: layouts of its mask inputs, then sizes, those around a window's width among them.
 
     Token ids are random below `TensorSpec.high`, float inputs standard normal; padded places hold random values too,
     because a mask that leaks shows only there. The same contract and seed give the same arrays.
@@ -59,15 +58,16 @@ def cases(io: IOContract, seed: int = 0) -> list[Case]:
     shortest = _sizes(io, 2, lambda dim: dim.min)
     batch = batch_dim(io)
     plans: list[tuple[str, str, dict[str, int], str]] = []
-    if any(mask.input for mask in io.masks):
-        for layout in ("no padding", "right padding", "left padding", "interior padding", "one row fully masked"):
-            plans.append((layout, "masks", usual, layout))
-    else:
-        plans.append(("usual sizes", "sizes", usual, "no padding"))
+    carried = [mask for mask in io.masks if mask.input]
+    for layout in dict.fromkeys(layout for mask in carried for layout in layouts_of(mask)):
+        plans.append((layout, "masks", usual, layout))
+    if not carried:
+        plans.append(("usual sizes", "sizes", usual, NO_PADDING))
     ones = all(size == 1 for name, size in shortest.items() if name != batch)
-    plans.append(("sequence 1" if ones else "shortest", "sizes", shortest, "no padding"))
+    plans.append(("sequence 1" if ones else "shortest", "sizes", shortest, NO_PADDING))
     plans.append(("longest", "sizes", _sizes(io, 2, lambda dim: dim.max), "right padding"))
     plans.append(("primes", "sizes", _prime_sizes(io), "right padding"))
+    plans += [(name, "sizes", sizes, NO_PADDING) for name, sizes in _window_sizes(io).items()]
     made = []
     for name, group, sizes, layout in plans:
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -93,12 +93,8 @@ def case(io: IOContract, name: str, group: str, feeds: Mapping[str, Array]) -> C
 
 def keeps(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """For each padding mask input, which keys each batch item has: bool [B, T] (or [T])."""
-    found: dict[str, Array] = {}
-    for mask in io.padding_masks():
-        allowed = _decode(mask, feeds[str(mask.input)])
-        inner = tuple(range(1, allowed.ndim - 1))
-        found[str(mask.input)] = np.asarray(allowed.any(axis=inner)) if inner else allowed
-    return found
+    sizes = check_feeds(io.inputs, io.dims, feeds)
+    return {str(mask.input): keep_of(io, mask, feeds[str(mask.input)], sizes) for mask in io.padding_masks()}
 
 
 def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -115,11 +111,12 @@ def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
         compared = np.ones(shape[:1], dtype=bool)
         for mask in io.padding_masks():
             spec = _spec(io, str(mask.input))
-            keys, batch = spec.dims[-1], spec.dims[0] if len(spec.dims) > 1 else None
+            batch = spec.dims[0] if len(spec.dims) > 1 or mask.carries == "lengths" else None
+            keys = keys_dim(io, mask)
             if not isinstance(keys, str) or keys not in output.dims or (batch and batch not in output.dims):
                 continue
             keep = kept[spec.name]
-            rows = keep | ~keep.any(axis=-1, keepdims=True)
+            rows = compared_rows(keep)
             axes = ([output.dims.index(batch)] if batch else []) + [output.dims.index(keys)]
             lead = max(axes) + 1
             if axes != sorted(axes):
@@ -141,30 +138,6 @@ def real_tokens(io: IOContract, feeds: Mapping[str, Array]) -> int:
     first = io.inputs[0]
     named = [size for size, dim in zip(feeds[first.name].shape, first.dims, strict=True) if isinstance(dim, str)]
     return int(np.prod(named, dtype=np.int64)) if named else 1
-
-
-def encode_mask(mask: MaskSpec, dtype: str, allowed: Array) -> Array:
-    """A mask array of the input's dtype from a bool array that is True where a key may be attended."""
-    if mask.polarity == "additive":
-        # -inf, not a large finite number: at -1e4 nothing is really masked, and fully masked rows must show.
-        return np.where(allowed, 0.0, -np.inf).astype(numpy_dtype(dtype))
-    return (allowed if mask.polarity == "keep" else ~allowed).astype(numpy_dtype(dtype))
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy dtype of a contract's dtype name; bfloat16 is ml_dtypes'."""
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        dtype = ml_dtypes.bfloat16
-    return np.dtype(dtype)
-
-
-def _decode(mask: MaskSpec, array: Array) -> Array:
-    """True where a key may be attended."""
-    if mask.polarity == "additive":
-        return np.asarray(array.astype(np.float64) > _HIDDEN)
-    return np.asarray(array != 0 if mask.polarity == "keep" else array == 0)
 
 
 def _spec(io: IOContract, name: str) -> TensorSpec:
@@ -192,46 +165,12 @@ def _prime_sizes(io: IOContract) -> dict[str, int]:
     return sizes
 
 
-def _layout(layout: str, B: int, T: int) -> Array:
-    """Which keys each batch item has, bool [B, T]."""
-    position_T = np.arange(T)
-    # Item 0 is full, the others shorter and shorter, the last of them down to about T / B.
-    length_B1 = np.maximum(1, np.round(T * (1 - np.arange(B) / max(B, 2)))).astype(int)[:, None]
-    if B == 1:
-        length_B1 = np.array([[max(1, (2 * T) // 3)]])
-    if layout == "no padding":
-        return np.ones((B, T), dtype=bool)
-    if layout == "left padding":
-        return np.asarray(position_T >= T - length_B1)
-    if layout == "interior padding":
-        hidden_T = (position_T > T // 4) & (position_T < T - 1 - T // 4)
-        return np.asarray(~(hidden_T & ((position_T + np.arange(B)[:, None]) % 3 > 0)))
-    keep = np.asarray(position_T < length_B1)
-    if layout == "one row fully masked":
-        keep[-1] = False
-    return keep
-
-
-def _mask(spec: TensorSpec, mask: MaskSpec, shape: tuple[int, ...], layout: str, rng: np.random.Generator) -> Array:
-    """A mask input of `shape`; keys are its last axis, queries the one before where there are over two."""
-    B, T = (shape[0] if len(shape) > 1 else 1), shape[-1]
-    allowed = np.ones(shape, dtype=bool)
-    if "padding" in mask.kinds:
-        keep_BT = _layout(layout, B, T)
-        allowed &= keep_BT.reshape((B, *(1,) * (len(shape) - 2), T) if len(shape) > 1 else (T,))
-    if len(shape) > 2 and shape[-2] > 1:
-        query_S1, key_T = np.arange(shape[-2])[:, None], np.arange(T)
-        if "causal" in mask.kinds:
-            allowed &= key_T <= query_S1 + (T - shape[-2] if mask.alignment == "lower_right" else 0)
-        if "window" in mask.kinds:
-            allowed &= np.abs(query_S1 - key_T) <= mask.window
-        if "explicit" in mask.kinds and layout != "no padding":
-            allowed &= rng.random(shape) < 0.7
-            allowed[..., 0, :] = allowed[..., 0, :] & (layout != "one row fully masked")
-    encoded = encode_mask(mask, spec.dtype, allowed)
-    if "bias" in mask.kinds and mask.polarity == "additive":
-        encoded = (encoded.astype(np.float64) + rng.standard_normal(shape)).astype(encoded.dtype)
-    return encoded
+def _window_sizes(io: IOContract) -> dict[str, dict[str, int]]:
+    """Lengths around the widths of windows, where a bound that is off by one shows; those that the dims allow."""
+    widths = dict.fromkeys(mask.window for mask in io.masks if mask.window)
+    lengths = dict.fromkeys(length for w in widths for length in (w - 1, w, w + 1, 2 * w) if length > 0)
+    found = {f"length {length}": _sizes(io, 2, lambda dim, length=length: length) for length in lengths}
+    return {name: sizes for name, sizes in found.items() if int(name.split()[1]) in sizes.values()}
 
 
 def _feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random.Generator) -> dict[str, Array]:
@@ -240,7 +179,7 @@ def _feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random
     for spec in io.inputs:
         shape, dtype = spec.shape(sizes), numpy_dtype(spec.dtype)
         if spec.name in masks:
-            feeds[spec.name] = _mask(spec, masks[spec.name], shape, layout, rng)
+            feeds[spec.name] = mask_value(io, spec, masks[spec.name], sizes, layout, rng)
         elif spec.dtype == "bool":
             feeds[spec.name] = rng.random(shape) < 0.5
         elif spec.dtype.startswith("int"):

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attnport.artifacts import IOContract
-from attnport.compare.inputs import Array, Case, batch_dim, encode_mask, keeps
+from attnport.compare.inputs import Array, Case, batch_dim, keeps
 from attnport.dims import TensorSpec
+from attnport.masks.encoding import encode_mask
 from attnport.masks.spec import MaskSpec
 
 MORE = 17

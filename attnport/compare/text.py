@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract
-from attnport.compare.inputs import Array, Case, case, encode_mask
+from attnport.compare.inputs import Array, Case, case
 from attnport.errors import ArtifactError, UsageError
+from attnport.masks.encoding import encode_mask
 from attnport.optional import require
 
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")

@@ -41,6 +41,15 @@ def decode_mask(mask: MaskSpec, array: Array) -> Array:
     return np.asarray(array != 0 if mask.polarity == "keep" else array == 0)
 
 
+def check_value(mask: MaskSpec, *, given: bool) -> None:
+    """Raises UsageError where a mask cannot be built: it takes an input's value, or a width, that is not there."""
+    named = [kind for kind in mask.kinds if kind in ("padding", "prefix", "documents", "global", "explicit")]
+    if named and not given:
+        raise UsageError(f"mask {mask}: {', '.join(named)} is made from an input's value, and none was given.")
+    if mask.carries == "marks" and "window" not in mask.kinds:
+        raise UsageError(f"mask {mask}: global tokens widen a window, and its width is not said.")
+
+
 def empty_rows(keep: Array) -> Array:
     """Attention rows without an allowed key, whose output is zero: bool `[B|1,H|1,S|1]` of a keep `[B|1,H|1,S|1,T]`."""
     return np.asarray(~keep.any(axis=-1))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attnport.errors import UsageError
-from attnport.masks.encoding import decode_mask
+from attnport.masks.encoding import check_value, decode_mask
 from attnport.masks.spec import MaskSpec
 
 Array = np.ndarray[Any, Any]
@@ -84,11 +84,7 @@ def build(mask: MaskSpec, value: Array | None, S: int, T: int) -> Array:
         UsageError: the value is missing, or does not fit.
     """
     kinds, held = set(mask.kinds), mask.carries
-    named = kinds & {"padding", "prefix", "documents", "global", "explicit"}
-    if value is None and named:
-        raise UsageError(f"mask {mask}: {', '.join(sorted(named))} is made from an input's value, and none was given.")
-    if "global" in kinds and held == "marks" and "window" not in kinds:
-        raise UsageError(f"mask {mask}: global widens a window, and the window is not said.")
+    check_value(mask, given=value is not None)
     parts = []
     if value is not None and held == "mask":
         parts.append(padding(decode_mask(mask, value)))

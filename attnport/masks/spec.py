@@ -100,6 +100,11 @@ class MaskSpec:
         said = [kind for kind in self.kinds if kind in CARRIES[self.carries]]
         if len(said) != 1:
             return f"got {self.carries} for {len(said)} kinds; expected one of {', '.join(CARRIES[self.carries])}"
+        others = set(self.kinds) - {*said, "causal", "window", "bias", *["padding"] * (self.carries == "ids")}
+        if others:
+            return (
+                f"{self.carries} of {said[0]} cannot say {', '.join(sorted(others))} as well; another input carries it"
+            )
         if self.polarity != "keep":
             return f"got polarity {self.polarity} for {self.carries}; only a mask has one"
         if self.keys is not None and self.carries != "lengths":

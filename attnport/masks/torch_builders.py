@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnport.errors import UsageError
-from attnport.masks.encoding import HIDDEN
+from attnport.masks.encoding import HIDDEN, check_value
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -89,11 +89,7 @@ def build(mask: MaskSpec, value: Tensor | None, S: int, T: int, device: Any = No
     import torch
 
     kinds, held = set(mask.kinds), mask.carries
-    named = kinds & {"padding", "prefix", "documents", "global", "explicit"}
-    if value is None and named:
-        raise UsageError(f"mask {mask}: {', '.join(sorted(named))} is made from an input's value, and none was given.")
-    if "global" in kinds and held == "marks" and "window" not in kinds:
-        raise UsageError(f"mask {mask}: global widens a window, and the window is not said.")
+    check_value(mask, given=value is not None)
     device = device if value is None else value.device
     parts = []
     if value is not None and held == "mask":

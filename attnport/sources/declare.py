@@ -12,6 +12,7 @@ from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.masks.spec import MaskSpec
+from attnport.sources.marks import mask_of
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ _INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](
 def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
     """Reads `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
 
-    Marks after the shape: a mask kind (`padding`), a polarity (`keep`, `hide`), `high=N` (values below N).
+    Marks after the shape: `high=N` (values below N), and those of a mask (`sources.marks`).
 
     Raises:
         UsageError: it cannot be read; shows the part.
@@ -40,18 +41,14 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
         if (isinstance(dim, str) and not dim.isidentifier()) or dim == 0:
             raise UsageError(f"--input {text!r}: dim {dim!r} is neither a name nor a size.")
     high: int | None = None
-    kind, polarity = "", "keep"
+    marks = []
     for mark in filter(None, match["marks"].split(":")):
         if mark.startswith("high=") and mark[5:].isdigit():
             high = int(mark[5:])
-        elif mark == "padding":
-            kind = mark
-        elif mark in ("keep", "hide"):
-            polarity = mark
         else:
-            raise UsageError(f"--input {text!r}: got mark {mark!r}; expected padding, keep, hide or high=N.")
+            marks.append(mark)
     spec = TensorSpec(match["name"], match["dtype"], dims, high)
-    return spec, MaskSpec((kind,), spec.name, polarity) if kind else None
+    return spec, mask_of(spec, marks)
 
 
 def parse_dim(text: str) -> Dim:
