@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class OnnxReference(Runtime):
-    """The reference evaluator of the `onnx` package, with faster and truer half-precision operators."""
+    """The reference evaluator of the `onnx` package, with faster and truer half-precision operators, and with ONNX
+    Runtime's attention operators."""
 
     name: ClassVar[str] = "onnx_reference"
     opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
@@ -55,6 +56,7 @@ class OnnxReference(Runtime):
         from onnx.external_data_helper import load_external_data_for_model
         from onnx.reference import ReferenceEvaluator
 
+        from attnport.runtimes._contrib_ops import contrib_ops
         from attnport.runtimes._reference_ops import replacements
 
         path, model = checked_model(self.name, opening)
@@ -63,7 +65,7 @@ class OnnxReference(Runtime):
             if half_types(model):
                 model = _expanded(model)
             load_external_data_for_model(model, str(path.parent))
-            evaluator = ReferenceEvaluator(model, new_ops=replacements(opset))
+            evaluator = ReferenceEvaluator(model, new_ops=[*replacements(opset), *contrib_ops()])
         except Exception as err:  # a runtime's own exceptions share no base
             raise broken(path, err) from err
         types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}

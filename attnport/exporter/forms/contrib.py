@@ -96,7 +96,7 @@ def multi_head_attention(build: Builder, masks: MaskWriter, attention: Attention
     )
     anchor = _node_name(output)
     output = _heads_first(build, output, heads, attention.v)
-    return _guarded(build, masks, attention, output, bias), (anchor,)
+    return _guarded(build, masks, attention, output), (anchor,)
 
 
 def group_query_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
@@ -122,7 +122,7 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
         return output, (anchor,)
     # Key 0 is every query's under the causal mask, so a row is empty where its length is zero.
     only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
-    return _guarded(build, masks, only, output, None), (anchor,)
+    return _guarded(build, masks, only, output), (anchor,)
 
 
 def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length: Factor | None) -> ir.Value:
@@ -210,9 +210,7 @@ def _attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> 
     return build.once(("sum", additive, bias), lambda: build.op("Add", additive, bias, name="mask/with_bias"))
 
 
-def _guarded(
-    build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value, bias: ir.Value | None
-) -> ir.Value:
+def _guarded(build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value) -> ir.Value:
     """The output with zeros in the rows that have no allowed key."""
     import onnx_ir as ir
 
@@ -220,7 +218,7 @@ def _guarded(
     keep = None if attention.mask.is_causal_only else masks.keep(attention)
     if keep is not None:
         output = build.op("Where", masks.any_key(keep), output, zero, name="guard", dtype=output.dtype)
-    if attention.mask.biases and bias is not None and can_hide(bias):
+    if any(can_hide(bias.at.value) for bias in attention.mask.biases):
         empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
         output = build.op("Where", empty, zero, output, name="guard_bias", dtype=output.dtype)
     return output

@@ -1,0 +1,95 @@
+"""ONNX Runtime's attention operators for ONNX's reference evaluator, as far as lowered forms use them.
+
+What the kernels leave to each other is done as the worst of them does it: in half precision the scores and the
+probabilities are rounded, so that scores which overflow do so here. Source: the operators' schema, ContribOperators.md
+of ONNX Runtime; rows with no allowed key come out as its CPU kernels give them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+_LOW = -10000.0
+"""The schema's default of mask_filter_value."""
+
+
+def contrib_ops() -> list[type[OpRun]]:
+    """Classes for `ReferenceEvaluator(new_ops=...)`."""
+    return [MultiHeadAttention, GroupQueryAttention]
+
+
+class MultiHeadAttention(OpRun):
+    """Inputs `[B,S,H*D]`, one mask of keys by length or by item, one attention bias; no packing, no cache."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, q: Any, k: Any, v: Any, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
+        bias, padding, added, *more = (*rest, None, None, None)
+        _refuse("MultiHeadAttention", bias, *more)
+        heads, low = attributes["num_heads"], attributes.get("mask_filter_value") or _LOW
+        q, k, v = (_split(value, heads) for value in (q, k, v))
+        extra = np.zeros((1, 1, 1, 1), np.float32) if added is None else added.astype(np.float32)
+        keep = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
+        if attributes.get("unidirectional"):
+            if q.shape[2] != k.shape[2]:
+                raise ValueError(f"unidirectional with {q.shape[2]} queries and {k.shape[2]} keys has no one meaning.")
+            keep = np.tril(keep)
+        if padding is not None:
+            by_key = np.arange(k.shape[2]) < padding[:, None] if padding.ndim == 1 else padding != 0
+            keep = keep & by_key[:, None, None, :]
+        with np.errstate(over="ignore"):
+            extra = extra + np.where(keep, np.float32(0), np.float32(low))
+        return (_attend(q, k, v, attributes, extra),)
+
+
+class GroupQueryAttention(OpRun):
+    """Inputs `[B,S,H*D]` and `[B,S,G*D]`, lengths, soft-cap; causal; no cache, no rotation, no window."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, q: Any, k: Any, v: Any, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
+        past_key, past_value, last, total, *more = rest
+        _refuse("GroupQueryAttention", past_key, past_value, *more)
+        if attributes.get("causal", 1) != 1 or attributes.get("local_window_size", -1) != -1:
+            raise NotImplementedError("GroupQueryAttention: only causal, without a window, is known here.")
+        q, heads = _split(q, attributes["num_heads"]), attributes["num_heads"]
+        groups = attributes["kv_num_heads"]
+        k, v = (_split(value, groups) for value in (k, v))
+        length = int(np.asarray(total).reshape(-1)[0])
+        if not (q.shape[2] == k.shape[2] == length and ((last >= 0) & (last < length)).all()):
+            raise ValueError(
+                f"GroupQueryAttention: {q.shape[2]} queries, {k.shape[2]} keys, total {length}, last keys {last}."
+            )
+        keep = np.tril(np.ones((length, length), bool)) & (np.arange(length) <= last[:, None, None, None])
+        wide_k, wide_v = (np.repeat(value, heads // groups, axis=1) for value in (k, v))
+        extra = np.where(keep, np.float32(0), -np.float32(np.inf))
+        return _attend(q, wide_k, wide_v, attributes, extra), k, v
+
+
+def _refuse(name: str, *given: Any) -> None:
+    if any(value is not None for value in given):
+        raise NotImplementedError(f"{name}: an input that no lowered form has is not known here.")
+
+
+def _split(value: Any, heads: int) -> Any:
+    """`[B,S,H*D]` as `[B,H,S,D]`."""
+    return value.reshape(*value.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def _attend(q: Any, k: Any, v: Any, attributes: Any, extra: Any) -> Any:
+    """softmax(softcap(scale q k^T) + extra) v as `[B,S,H*Dv]`, in float32, rounded to q's type at each product."""
+    kind, wide = q.dtype, np.float32
+    scale = attributes.get("scale") or 1 / math.sqrt(q.shape[-1])
+    cap = attributes.get("softcap") or 0.0
+    with np.errstate(all="ignore"):  # infinite scores are answers here, not accidents
+        scores = (q.astype(wide) @ k.astype(wide).swapaxes(-1, -2) * wide(scale)).astype(kind).astype(wide)
+        scores = np.tanh(scores / wide(cap)) * wide(cap) if cap else scores
+        scores = scores + extra
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = (weights / weights.sum(-1, keepdims=True)).astype(kind).astype(wide)
+        mixed = (weights @ v.astype(wide)).astype(kind)
+    return mixed.transpose(0, 2, 1, 3).reshape(mixed.shape[0], mixed.shape[2], -1)

@@ -1,0 +1,202 @@
+"""What ONNX Runtime's sessions have in common, whatever execution provider they run on."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import Evidence, IOContract, Ran
+from attnport.errors import ArtifactError, UnavailableError, first_line
+from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
+from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes.base import physical_cores
+
+if TYPE_CHECKING:
+    import onnx
+
+FUSED_OPS = {
+    ("", "Attention"),
+    ("com.microsoft", "Attention"),
+    ("com.microsoft", "MultiHeadAttention"),
+    ("com.microsoft", "GroupQueryAttention"),
+}
+"""Operators whose one kernel covers an attention from QK^T to PV. Anything else is several kernels."""
+
+_FLOATS = ("float", "double", "float16", "bfloat16")
+# They read a tensor's shape and none of its elements.
+_OF_SHAPES = ("Shape", "Size")
+
+Provider = str | tuple[str, Mapping[str, str]]
+"""An execution provider's name, with its options where it is given some."""
+
+
+def options(threads: int | None) -> Any:
+    """Session options for `threads` compute threads (None = physical cores): all optimisations, no spinning."""
+    import onnxruntime as ort
+
+    made = ort.SessionOptions()
+    made.intra_op_num_threads = threads or physical_cores()
+    made.inter_op_num_threads = 1
+    made.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    made.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    made.log_severity_level = 4
+    # A waiting pool that spins takes the cores from whatever runs beside it, and makes that look slow.
+    made.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return made
+
+
+def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
+    """A session on one provider; ONNX Runtime adds its CPU provider behind any other for what that cannot run.
+
+    Raises:
+        ArtifactError: a model that cannot be read.
+        UnavailableError: it fell back to another provider.
+    """
+    import onnxruntime as ort
+
+    name = provider if isinstance(provider, str) else provider[0]
+    given = provider if isinstance(provider, str) else (name, dict(provider[1]))
+    try:
+        session = ort.InferenceSession(model if isinstance(model, bytes) else str(model), settings, providers=[given])
+    except Exception as err:  # a runtime's own exceptions share no base
+        raise broken(model if isinstance(model, Path) else Path("the model"), err) from err
+    if session.get_providers()[0] != name:
+        raise UnavailableError(f"{name} was asked for; the session runs on {', '.join(session.get_providers())}.")
+    return session
+
+
+def refusal(text: str, provider: Provider) -> str:
+    """Empty if a model (in ONNX's text form) opens and runs on this version, else what it answered."""
+    import onnx.parser
+
+    model = onnx.parser.parse_model(text)
+    try:
+        open_session(model.SerializeToString(), options(1), provider).run(None, small_feeds(model))
+    except Exception as err:  # a runtime's own exceptions share no base
+        said = err.__cause__ or err
+        # Behind "Status Message:" come a source file, a C++ signature and a condition; what it says stands last.
+        return first_line(RuntimeError(str(said).rsplit(" was false. ", 1)[-1]))
+    return ""
+
+
+def max_opset(provider: Provider) -> int | None:
+    """The newest opset of the installed onnx that this version opens."""
+    import onnx
+
+    text = '<ir_version: 10, opset_import: ["" : {}]> g (float[B] x) => (float[B] y) {{ y = Relu(x) }}'
+    versions = range(onnx.defs.onnx_opset_version(), 17, -1)
+    return next((version for version in versions if not refusal(text.format(version), provider)), None)
+
+
+def attention_form(mask: str, declared: str, provider: Provider) -> str:
+    """`fused` if a tiny Attention with such a mask runs on this version, else what it answered."""
+    inputs = ", ".join(filter(None, ("float[B,H,S,D] q", declared)))
+    answer = refusal(
+        f'<ir_version: 10, opset_import: ["" : 23]> g ({inputs}) => (float[B,H,S,D] y) '
+        f"{{ y = Attention(q, q, q{mask}) }}",
+        provider,
+    )
+    return f"refused: {answer}" if answer else "fused"
+
+
+def profiled(model: Path, provider: Provider) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
+    """One run on small inputs: the profile's event of each node that ran, and the model as the session optimised it.
+
+    Raises:
+        ArtifactError: not a model that it can read or run.
+        UnavailableError: the session fell back to another provider.
+    """
+    graph = read_graph(model)
+    with tempfile.TemporaryDirectory(prefix="attnport-") as scratch:
+        settings = options(1)
+        # Weights in a file beside the model stay there: the optimised model then refers to them.
+        settings.optimized_model_filepath = str(Path(scratch, "optimised.onnx"))
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(Path(scratch, "profile"))
+        session = open_session(model, settings, provider)
+        feeds = small_feeds(graph)
+        try:
+            session.run(None, feeds)
+        except Exception as err:  # a runtime's own exceptions share no base
+            shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
+            raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
+        events = json.loads(Path(session.end_profiling()).read_text())
+        ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
+        return ran, read_graph(Path(settings.optimized_model_filepath))
+
+
+def misplaced(events: Iterable[Mapping[str, Any]], provider: str) -> list[str]:
+    """The nodes that computed on floating-point tensors of more than one element outside `provider`, with where."""
+    found = []
+    for event in events:
+        ran = event["args"]
+        tensors = [*ran.get("input_type_shape", ()), *ran.get("output_type_shape", ())]
+        large = any(kind in _FLOATS and math.prod(shape) > 1 for tensor in tensors for kind, shape in tensor.items())
+        if ran["provider"] != provider and large and ran["op_name"] not in _OF_SHAPES:
+            found.append(f"{event['name'].removesuffix('_kernel_time')} ({ran['op_name']}, {ran['provider']})")
+    return found
+
+
+def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Provider) -> dict[str, Evidence]:
+    """Attentions whose one operator stands in the session's own optimised model and ran as one kernel.
+
+    A decomposed attention (three anchors) is never fused here: no optimisation of this runtime joins its two
+    products into one kernel under a name that could be traced back.
+
+    Raises:
+        ArtifactError, UnavailableError: see `profiled`.
+    """
+    events, optimised = profiled(model, provider)
+    name = provider if isinstance(provider, str) else provider[0]
+    nodes = {node.name: node for node in optimised.graph.node}
+    kernels = {event["name"]: event for event in events}
+    found = {}
+    for attention, names in anchors.items():
+        node, event = nodes.get(names[0]), kernels.get(f"{names[0]}_kernel_time")
+        if len(names) != 1 or node is None or event is None:
+            continue
+        ran = event["args"]
+        if (node.domain, node.op_type) in FUSED_OPS and (ran["op_name"], ran["provider"]) == (node.op_type, name):
+            domain = node.domain or "ai.onnx"
+            found[attention] = Evidence(
+                node.op_type,
+                f"optimised model: node {node.name} is {domain}.{node.op_type}; "
+                f"profile: {event['name']} on {ran['provider']}, {event['dur']} us",
+            )
+    return found
+
+
+class OrtSession(CheckedSession):
+    """A session of ONNX Runtime behind the contract's checks.
+
+    Args:
+        ran: As the session tells.
+    """
+
+    def __init__(self, io: IOContract, session: Any, ran: Ran) -> None:
+        super().__init__(io, ran)
+        self._session = session
+        self._names = [spec.name for spec in io.outputs]
+        self._floats = _half_inputs(session.get_inputs())
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        with refused("ONNX Runtime", feeds):
+            cast = {name: feeds[name].astype(dtype, copy=False) for name, dtype in self._floats.items()}
+            outputs = self._session.run(self._names, {**feeds, **cast})
+        return dict(zip(self._names, outputs, strict=True))
+
+    def _free(self) -> None:
+        self._session = None
+
+
+def _half_inputs(inputs: Sequence[Any]) -> dict[str, Any]:
+    """NumPy types of the half-precision inputs: where the contract says float32, a half-precision form says float16."""
+    import ml_dtypes
+    import numpy as np
+
+    kinds: dict[str, Any] = {"tensor(float16)": np.float16, "tensor(bfloat16)": ml_dtypes.bfloat16}
+    return {each.name: kinds[each.type] for each in inputs if each.type in kinds}

@@ -1,0 +1,103 @@
+"""ONNX Runtime on CUDA, in process, and nothing that computes beside it on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from attnport.artifacts import Capabilities, Evidence, Ran, Session
+from attnport.errors import UnavailableError, first_line
+from attnport.optional import require
+from attnport.runtimes import _ort
+from attnport.runtimes._cuda import load_driver
+from attnport.runtimes._onnx_file import checked_model
+from attnport.runtimes.base import Opening, Runtime, available
+
+PROVIDER = "CUDAExecutionProvider"
+# TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
+_OPTIONS = {"use_tf32": "0"}
+_PIP = 'pip uninstall -y onnxruntime && pip install "attnport[gpu]"'
+_TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
+
+
+class OrtCuda(Runtime):
+    """ONNX Runtime with the CUDA execution provider."""
+
+    name: ClassVar[str] = "ort_cuda"
+    opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
+    form: ClassVar[str] = "ort_cuda"
+
+    def probe(self) -> Capabilities:
+        """What the installed version can do here; never raises.
+
+        That a provider is built in says nothing about this machine, so a tiny model has to run on it.
+        """
+        try:
+            ort = require("onnxruntime")
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, _PIP)
+        try:
+            if PROVIDER not in ort.get_available_providers():
+                return Capabilities(self.name, False, f"this onnxruntime is built without {PROVIDER}.", _PIP)
+            load_driver()
+            if answer := _ort.refusal(_TINY, (PROVIDER, _OPTIONS)):
+                return Capabilities(
+                    self.name, False, f"{PROVIDER} does not work here: {answer}", "It wants CUDA and cuDNN libraries."
+                )
+            return Capabilities(
+                self.name,
+                True,
+                version=str(ort.__version__),
+                devices=("CUDA",),
+                plans=("fp32", "fp16", "bf16"),
+                max_opset=_ort.max_opset((PROVIDER, _OPTIONS)),
+            )
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, err.hint)
+        except Exception as err:  # a half-installed wheel fails anywhere
+            return Capabilities(self.name, False, f"onnxruntime does not work: {first_line(err)}", _PIP)
+
+    def open(self, opening: Opening) -> Session:
+        """Opens a form of `ort_cuda`; a run on small inputs has to show that nothing fell back to the CPU.
+
+        Raises:
+            UnavailableError: no device, or nodes that compute on floating-point tensors run on another provider.
+            ArtifactError: the file is not a model that it can read and run, or not the contract's or the plan's.
+            IntegrityError: external data outside the model's folder.
+        """
+        found = available(self)
+        if opening.plan not in found.plans:
+            raise UnavailableError(f"ort_cuda computes in {', '.join(found.plans)}; {opening.plan} was asked for.")
+        path, _ = checked_model(self.name, opening)
+        refuse_fallback(path, PROVIDER, _OPTIONS)
+        session = _ort.open_session(path, _ort.options(opening.threads), (PROVIDER, _OPTIONS))
+        return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
+
+    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+        """As for ort_cpu, on the CUDA provider.
+
+        Raises:
+            UnavailableError: not installed, no device.
+            ArtifactError: not a model that it can read or run.
+        """
+        available(self)
+        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS))
+
+
+def refuse_fallback(model: Path, provider: str, options: Mapping[str, str]) -> None:
+    """Runs a model once on small inputs.
+
+    Raises:
+        UnavailableError: nodes on floating-point tensors of more than one element ran outside `provider`; names them.
+        ArtifactError: it cannot be read or run.
+    """
+    events, _ = _ort.profiled(model, (provider, options))
+    if found := _ort.misplaced(events, provider):
+        raise UnavailableError(
+            f"{model.name}: {len(found)} nodes did not run on {provider}: {', '.join(found[:5])}.",
+            hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
+        )
+
+
+RUNTIME = OrtCuda()
