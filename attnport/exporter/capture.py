@@ -14,7 +14,6 @@ from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
 from attnport.exporter.counting import count_attentions
-from attnport.exporter.naming import SCOPES as SCOPES
 from attnport.exporter.naming import name_dims, strip
 from attnport.exporter.one_head import add_head_axis
 from attnport.exporter.passes.rotary import write_out as write_out_rotary

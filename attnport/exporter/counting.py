@@ -1,29 +1,45 @@
-"""Counts the attentions of a torch graph: the number that recognition, and every report, is held against.
+"""Counts the attentions of a torch graph or an ONNX graph: the number that every report is held against.
 
-Nothing here is shared with recognition, so that what it does not see is missed by name and not in silence.
+Nothing here is shared with recognition, so that what recognition does not see is missed by name and not in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import SourceAttention
+from attnport.exporter.naming import module_of
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import torch
 
-# Between a softmax and the product that uses it, these change layout, type or a few elements, not the meaning.
-_LAYOUT = (
-    *("view", "reshape", "unsafe_view", "view_as", "flatten", "unflatten", "as_strided", "contiguous", "clone"),
-    *("transpose", "permute", "movedim", "swapaxes", "t", "unsqueeze", "squeeze", "alias", "detach", "lift_fresh_copy"),
-    *("expand", "expand_as", "repeat", "slice", "select", "narrow", "getitem", "split", "split_with_sizes", "chunk"),
-    *("unbind", "cat", "stack", "pad", "constant_pad_nd", "roll", "index", "index_select", "gather", "unfold"),
-    *("to", "to_copy", "type", "type_as", "half", "float", "double", "dropout", "native_dropout", "feature_dropout"),
-)
-_ARITHMETIC = ("masked_fill", "where", "nan_to_num", "mul", "div", "add", "sub", "neg", "clamp", "tril", "triu")
-_PRODUCTS = ("matmul", "bmm", "baddbmm", "addbmm", "mm", "addmm", "mv", "dot", "einsum", "tensordot")
-_SOFTMAXES = ("softmax", "special_softmax", "safe_softmax", "log_softmax", "special_log_softmax")
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """How one kind of graph spells what stands between a softmax and the product that uses it.
+
+    Attributes:
+        operator: A node's operator, as it stands in the tables.
+        users: The nodes that a node's result goes to.
+        width: The size of a result's last axis as text; "" where it is not known.
+        layout: What changes layout, type or a few elements, not the meaning.
+        arithmetic: What changes the numbers one by one.
+        products: Products of two computed tensors.
+        linear: Products with a weight.
+        exponential: Makes probabilities of a log-softmax.
+    """
+
+    operator: Callable[[Any], str]
+    users: Callable[[Any], Iterable[Any]]
+    width: Callable[[Any], str]
+    layout: frozenset[str]
+    arithmetic: frozenset[str]
+    products: frozenset[str]
+    linear: frozenset[str]
+    exponential: str
 
 
 def count_attentions(program: torch.fx.GraphModule) -> tuple[SourceAttention, ...]:
@@ -36,15 +52,42 @@ def count_attentions(program: torch.fx.GraphModule) -> tuple[SourceAttention, ..
     found: list[tuple[str, str]] = []
     graphs = [each.graph for each in program.modules() if isinstance(each, torch.fx.GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes):
-        operator = _operator(node)
+        operator = _call(node)
         if "scaled_dot_product" in operator and "attention" in operator:
             found.append((module_path(node), "scaled_dot_product_attention"))
-        elif operator in _SOFTMAXES and _reaches_product(node):
+        elif operator.removeprefix("special_") in _SOFTMAXES and _reaches_product(node, _TORCH, "log" in operator):
             found.append((module_path(node), "softmax"))
-    return named(found)
+    return _named(found)
 
 
-def named(found: Iterable[tuple[str, str]]) -> tuple[SourceAttention, ...]:
+def count_in_graph(model: ir.Model) -> tuple[SourceAttention, ...]:
+    """The same for an ONNX graph that was made elsewhere: attention operators, and softmaxes that reach a product.
+
+    Args:
+        model: Without functions of its own (see `passes.foreign.prepare`); branches are counted after the main graph.
+            The names are the module paths that the exporter left in the nodes' metadata or names.
+    """
+    import onnx_ir as ir
+
+    found: list[tuple[str, str]] = []
+    main = list(model.graph)
+    inner = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.graph is not model.graph]
+    for node in (*main, *inner):
+        if node.op_type in _ATTENTIONS.get(node.domain, ()):
+            found.append((module_of(node) or "", "scaled_dot_product_attention"))
+        elif _onnx_call(node) in _SOFTMAX_NODES and _reaches_product(node, _ONNX, "Log" in node.op_type):
+            found.append((module_of(node) or "", "softmax"))
+    return _named(found)
+
+
+def module_path(node: torch.fx.Node) -> str:
+    """The path of the module whose forward made the call, as in `named_modules`; "" for the outermost."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] if isinstance(entry, tuple) else "" for entry in stack.values()]
+    return str(paths[-1]) if paths else ""
+
+
+def _named(found: Iterable[tuple[str, str]]) -> tuple[SourceAttention, ...]:
     """Module paths and calls, in order, as attentions of which no two have one name."""
     seen: dict[str, int] = {}
     attentions = []
@@ -55,44 +98,111 @@ def named(found: Iterable[tuple[str, str]]) -> tuple[SourceAttention, ...]:
     return tuple(attentions)
 
 
-def module_path(node: torch.fx.Node) -> str:
-    """The path of the module whose forward made the call, as in `named_modules`; "" for the outermost."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [entry[0] if isinstance(entry, tuple) else "" for entry in stack.values()]
-    return str(paths[-1]) if paths else ""
-
-
-def _operator(node: Any) -> str:
-    """`softmax` for `aten.softmax.int` and for `aten._softmax.default`; "" for what is no call."""
-    if node.op != "call_function":
-        return ""
-    return str(getattr(node.target, "__name__", node.target)).split(".")[0].strip("_")
-
-
-def _reaches_product(softmax: Any) -> bool:
+def _reaches_product(softmax: Any, spelt: _Vocabulary, logarithm: bool) -> bool:
     """Whether the probabilities enter a product; those of a log-softmax are none before their exponential is taken."""
-    pending = [(softmax, user, "log" in _operator(softmax), False) for user in softmax.users]
+    pending = [(softmax, user, logarithm, False) for user in spelt.users(softmax)]
     seen = set()
     while pending:
         source, node, logarithm, changed = pending.pop()
         if (node, logarithm, changed) in seen:
             continue
         seen.add((node, logarithm, changed))
-        operator = _operator(node)
+        operator = spelt.operator(node)
         # A gate (x * softmax(x)) feeds a linear layer as well: that one counts for probabilities as they are alone.
-        if not logarithm and (operator in _PRODUCTS or (operator == "linear" and not changed)):
+        if not logarithm and (operator in spelt.products or (operator in spelt.linear and not changed)):
             return True
-        if operator == "exp" and logarithm:
+        if operator == spelt.exponential and logarithm:
             logarithm = False
-        elif operator in _ARITHMETIC and _is_as_wide(source, node):
+        elif operator in spelt.arithmetic and _is_as_wide(source, node, spelt):
             changed = True
-        elif operator not in _LAYOUT:
+        elif operator not in spelt.layout:
             continue
-        pending.extend((node, user, logarithm, changed) for user in node.users)
+        pending.extend((node, user, logarithm, changed) for user in spelt.users(node))
     return False
 
 
-def _is_as_wide(source: Any, node: Any) -> bool:
+def _is_as_wide(source: Any, node: Any, spelt: _Vocabulary) -> bool:
     """Whether arithmetic left the last axis its size; a gate `[B,S,1]` that scales features spreads over theirs."""
-    before, after = (getattr(each.meta.get("val"), "shape", None) for each in (source, node))
-    return not before or not after or str(before[-1]) == str(after[-1])
+    before, after = spelt.width(source), spelt.width(node)
+    return not before or not after or before == after
+
+
+def _call(node: Any) -> str:
+    """`softmax` for `aten.softmax.int` and for `aten._softmax.default`; "" for what is no call."""
+    if node.op != "call_function":
+        return ""
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0].strip("_")
+
+
+def _fx_width(node: Any) -> str:
+    shape = getattr(node.meta.get("val"), "shape", None)
+    return str(shape[-1]) if shape else ""
+
+
+def _onnx_call(node: ir.Node) -> str:
+    """The operator; a product with a weight is `linear`."""
+    if node.domain != "":
+        return ""
+    weighted = node.op_type in ("MatMul", "Gemm") and any(map(_is_weight, node.inputs[:2]))
+    return "linear" if weighted else node.op_type
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in ("Transpose", "Cast", "Identity", "Reshape"):
+        value, node = node.inputs[0], node.inputs[0].producer() if node.inputs[0] is not None else None
+    return (value is not None and value.const_value is not None) or (node is not None and node.op_type == "Constant")
+
+
+def _onnx_users(node: ir.Node) -> list[ir.Node]:
+    return [user for value in node.outputs for user in value.consumers()]
+
+
+def _onnx_width(node: ir.Node) -> str:
+    shape = node.outputs[0].shape
+    dim = shape[-1] if shape is not None and len(shape) else None
+    return str(dim if isinstance(dim, int) else dim.value or "") if dim is not None else ""
+
+
+_SOFTMAXES = frozenset(("softmax", "safe_softmax", "log_softmax"))
+_SOFTMAX_NODES = frozenset(("Softmax", "LogSoftmax"))
+_ATTENTIONS = {
+    "": ("Attention",),
+    "com.microsoft": ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"),
+}
+_TORCH = _Vocabulary(
+    _call,
+    lambda node: node.users,
+    _fx_width,
+    layout=frozenset(
+        (
+            *("view", "reshape", "unsafe_view", "view_as", "flatten", "unflatten", "as_strided", "contiguous", "clone"),
+            *("transpose", "permute", "movedim", "swapaxes", "t", "unsqueeze", "squeeze", "alias", "detach", "expand"),
+            *("expand_as", "repeat", "slice", "select", "narrow", "getitem", "split", "split_with_sizes", "chunk"),
+            *("unbind", "cat", "stack", "pad", "constant_pad_nd", "roll", "index", "index_select", "gather", "unfold"),
+            *("to", "to_copy", "type", "type_as", "half", "float", "double", "lift_fresh_copy"),
+            *("dropout", "native_dropout", "feature_dropout"),
+        )
+    ),
+    arithmetic=frozenset(
+        ("masked_fill", "where", "nan_to_num", "mul", "div", "add", "sub", "neg", "clamp", "tril", "triu")
+    ),
+    products=frozenset(("matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "dot", "einsum", "tensordot")),
+    linear=frozenset(("linear", "addmm")),
+    exponential="exp",
+)
+_ONNX = _Vocabulary(
+    _onnx_call,
+    _onnx_users,
+    _onnx_width,
+    layout=frozenset(
+        (
+            *("Reshape", "Transpose", "Flatten", "Unsqueeze", "Squeeze", "Expand", "Tile", "Slice", "Split", "Concat"),
+            *("Pad", "Gather", "GatherElements", "GatherND", "Cast", "CastLike", "Identity", "Dropout"),
+        )
+    ),
+    arithmetic=frozenset(("Where", "Mul", "Div", "Add", "Sub", "Sum", "Neg", "Clip", "Trilu")),
+    products=frozenset(("MatMul", "Gemm", "Einsum")),
+    linear=frozenset(("linear",)),
+    exponential="Exp",
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The one piece of the exporter's metadata that stays: the module path of each node."""
+
+
+def module_of(node: ir.Node) -> str | None:
+    """The module path that the exporter left on a node; "" for the outermost module, None where it left none."""
+    scopes = node.metadata_props.get(SCOPES)
+    if not scopes:
+        return None
+    try:
+        path = ast.literal_eval(scopes)
+    except (ValueError, SyntaxError):
+        return None
+    return str(path[-2]) if isinstance(path, list) and len(path) > 1 else ""
 
 
 def name_dims(model: ir.Model, contract: IOContract) -> None:

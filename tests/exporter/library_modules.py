@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from handwritten import BATCH, MEM, MEMORY, SEQ, E, X, Y
 from torch import nn
 
 from attnport.artifacts import IOContract
 from attnport.dims import TensorSpec
 from attnport.masks.spec import MaskSpec
-
-from handwritten import BATCH, MEM, MEMORY, SEQ, E, X, Y
 
 H = 4
 SDPA, SOFTMAX = "scaled_dot_product_attention", "softmax"

@@ -17,7 +17,9 @@ from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
 from attnport.exporter import storage
-from attnport.exporter.capture import SCOPES, capture, count_attentions, example_sizes, example_tensor
+from attnport.exporter.capture import capture, example_sizes, example_tensor
+from attnport.exporter.counting import count_attentions
+from attnport.exporter.naming import SCOPES
 
 PLAIN = contract(X)
 

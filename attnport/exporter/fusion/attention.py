@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnport.exporter.capture import SCOPES
 from attnport.exporter.fusion.layout import Layout, Located
 from attnport.exporter.fusion.mask import Mask
 from attnport.masks.spec import MaskSpec
@@ -120,15 +118,3 @@ class Context:
     """
 
     masks: Collection[MaskSpec] = ()
-
-
-def module_of(node: ir.Node) -> str | None:
-    """The module path that the exporter left on a node; None where it left none."""
-    scopes = node.metadata_props.get(SCOPES)
-    if not scopes:
-        return None
-    try:
-        path = ast.literal_eval(scopes)
-    except (ValueError, SyntaxError):
-        return None
-    return str(path[-2]) if isinstance(path, list) and len(path) > 1 else ""

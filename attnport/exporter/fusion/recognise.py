@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from attnport import registry
 from attnport.artifacts import SourceAttention
-from attnport.exporter.fusion.attention import Context, Miss, NotRecognised, Recognised, module_of
+from attnport.exporter.fusion.attention import Context, Miss, NotRecognised, Recognised
+from attnport.exporter.naming import module_of
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
