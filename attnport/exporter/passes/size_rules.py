@@ -1,0 +1,278 @@
+"""What single operators do to sizes: the shapes that values decide, and the integer tensors that shapes are made of.
+
+A rule takes the inference (`sizes.Inference`) and a node; None means that it does not know.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from attnport.exporter.passes.sizes import Inference
+
+FAR = 2**31 - 1
+"""A bound at or above this means "to the end"."""
+Size = Any
+"""A sympy expression that is an integer."""
+Sizes = tuple[Size, ...]
+Content = np.ndarray[Any, Any]
+
+
+def _of_shape(run: Inference, node: ir.Node) -> Content | None:
+    sizes = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
+    if sizes is None:
+        return None
+    start, end = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
+    return _array(sizes[start:end])
+
+
+def _of_size(run: Inference, node: ir.Node) -> Content | None:
+    sizes = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
+    return None if sizes is None else _array(reduce(operator.mul, sizes, run.sympy.Integer(1)))
+
+
+def _of_gather(run: Inference, node: ir.Node) -> Content | None:
+    data, indices = run.content(node, 0), run.ints(node, 1)
+    if data is None or indices is None or data.ndim != 1:
+        return None
+    shape = run.contents[node.inputs[1]].shape if node.inputs[1] is not None else ()
+    return data[np.asarray(indices, int).reshape(shape)] if shape else _array(data[indices[0]])
+
+
+def _of_concat(run: Inference, node: ir.Node) -> Content | None:
+    parts = [run.content(node, at) for at in range(len(node.inputs))]
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if len(known) == len(parts) and all(part.ndim == 1 for part in known) else None
+
+
+def _of_same(run: Inference, node: ir.Node) -> Content | None:
+    """Casts, and what adds or removes axes of size 1 of a tensor of one axis at most."""
+    content, kind = run.content(node, 0), node.outputs[0].dtype
+    sizes = run.sizes.get(node.outputs[0]) or _shape_of(run, node)
+    if content is None or kind is None or not (kind.is_integer() or node.op_type != "Cast"):
+        return None
+    if node.op_type in ("Cast", "Identity"):
+        return content
+    return content.reshape([int(size) for size in sizes]) if sizes is not None and _numbers(sizes) else None
+
+
+def _shape_of(run: Inference, node: ir.Node) -> Sizes | None:
+    if node.op_type == "Reshape":
+        return _reshape(run, node)
+    found = run.by_standard(node)
+    return tuple(found[0]) if found and found[0] is not None else None
+
+
+def _of_slice(run: Inference, node: ir.Node) -> Content | None:
+    data = run.content(node, 0)
+    starts, ends, steps = run.ints(node, 1), run.ints(node, 2), run.ints(node, 4)
+    if data is None or data.ndim != 1 or starts is None or ends is None or (steps is None and len(node.inputs) > 4):
+        return None
+    return data[slice(starts[0], ends[0], steps[0] if steps else 1)]
+
+
+def _of_constant_of_shape(run: Inference, node: ir.Node) -> Content | None:
+    shape = run.ints(node, 0)
+    fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0] if "value" in node.attributes else np.float32(0)
+    if shape is None or not np.issubdtype(fill.dtype, np.integer):
+        return None
+    return run.exact(np.full(shape, fill)) if np.prod(shape) <= run.MAX_CONTENT else None
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Inference, ir.Node], Content | None]:
+    def rule(run: Inference, node: ir.Node) -> Content | None:
+        left, right = run.content(node, 0), run.content(node, 1)
+        return None if left is None or right is None else _array(function(left, right))
+
+    return rule
+
+
+def _divided(run: Inference, node: ir.Node) -> Content | None:
+    """Integer division goes towards zero; sizes are not negative, so that is the floor."""
+    left, right = run.content(node, 0), run.content(node, 1)
+    if left is None or right is None or any(size.is_nonnegative is not True for size in (*left.flat, *right.flat)):
+        return None
+    return _array(np.frompyfunc(lambda a, b: run.sympy.floor(a / b), 2, 1)(left, right))
+
+
+def _extreme(name: str) -> Callable[[Inference, ir.Node], Content | None]:
+    def rule(run: Inference, node: ir.Node) -> Content | None:
+        parts = [run.content(node, at) for at in range(len(node.inputs))]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return _array(reduce(np.frompyfunc(getattr(run.sympy, name), 2, 1), known))
+
+    return rule
+
+
+def _of_equal(run: Inference, node: ir.Node) -> Content | None:
+    left, right = run.content(node, 0), run.content(node, 1)
+    if left is None or right is None:
+        return None
+    answers = np.frompyfunc(lambda a, b: (a - b).is_zero, 2, 1)(left, right)
+    decided = _array(answers)
+    return None if any(answer is None for answer in decided.flat) else decided
+
+
+def _of_where(run: Inference, node: ir.Node) -> Content | None:
+    parts = [run.content(node, at) for at in range(3)]
+    condition, left, right = parts
+    if condition is None or left is None or right is None:
+        return None
+    return _array(np.where(condition.astype(bool), left, right))
+
+
+def _of_product(run: Inference, node: ir.Node) -> Content | None:
+    content = run.content(node, 0)
+    keeps = "keepdims" not in node.attributes or bool(node.attributes["keepdims"].as_int())
+    if content is None or content.ndim != 1:
+        return None
+    product = reduce(operator.mul, content, run.sympy.Integer(1))
+    return _array([product]) if keeps else _array(product)
+
+
+def _reshape(run: Inference, node: ir.Node) -> Sizes | None:
+    before = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
+    target = run.content(node, 1)
+    if target is None:
+        rank = run.sizes.get(node.inputs[1]) if node.inputs[1] is not None else None
+        known = rank is not None and rank[0].is_Integer
+        return tuple(run.unknown() for _ in range(int(rank[0]))) if rank is not None and known else None
+    zero = bool(node.attributes["allowzero"].as_int()) if "allowzero" in node.attributes else False
+    after = [before[at] if size == 0 and not zero and before is not None and at < len(before) else size
+             for at, size in enumerate(target)]  # fmt: skip
+    open_axes = [at for at, size in enumerate(after) if size == -1]
+    if open_axes:
+        rest = reduce(operator.mul, (size for size in after if size != -1), run.sympy.Integer(1))
+        whole = reduce(operator.mul, before or (), run.sympy.Integer(1))
+        size = run.sympy.cancel(whole / rest) if before is not None and rest != 0 else None
+        after[open_axes[0]] = size if size is not None and _is_whole(size) else run.unknown()
+    return tuple(after)
+
+
+def _is_whole(size: Size) -> bool:
+    """Whether a quotient of sizes is a product of sizes: 4*batch/2 is, batch/4 may not be one."""
+    numerator, denominator = size.as_numer_denom()
+    return bool(denominator == 1 and numerator.is_integer)
+
+
+def _expand(run: Inference, node: ir.Node) -> Sizes | None:
+    before = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
+    target = run.content(node, 1)
+    return None if before is None or target is None else run.broadcast([before, tuple(target)])
+
+
+def _slice(run: Inference, node: ir.Node) -> Sizes | None:
+    sizes = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
+    given = [value is not None for value in (*node.inputs[3:5], None, None)]
+    axes, steps = run.ints(node, 3), run.ints(node, 4)
+    starts, ends = run.content(node, 1), run.content(node, 2)
+    if sizes is None:
+        return None
+    if given[0] and axes is None:
+        return tuple(run.unknown() for _ in sizes)
+    bounds = next((bound for bound in (starts, ends) if bound is not None), None)
+    axes = list(range(len(bounds) if bounds is not None else len(sizes))) if axes is None else axes
+    after = list(sizes)
+    for at, axis in enumerate(axes):
+        found = None
+        if starts is not None and ends is not None and (steps is not None or not given[1]):
+            found = _slice_size(run, sizes[axis], starts[at], ends[at], steps[at] if steps else 1)
+        after[axis] = run.unknown() if found is None else found
+    return tuple(after)
+
+
+def _slice_size(run: Inference, size: Size, start: Size, end: Size, step: int) -> Size | None:
+    if step < 1:
+        return None
+    start = size + start if start.is_negative else start
+    if end.is_Integer and int(end) >= FAR:
+        end = size
+    end = size + end if end.is_negative else run.sympy.Min(end, size)
+    length = run.sympy.simplify(end - start)
+    if step > 1:
+        length = run.sympy.ceiling(length / step)
+    return length if length.is_positive else None
+
+
+def _range(run: Inference, node: ir.Node) -> Sizes | None:
+    start, limit, delta = (run.content(node, at) for at in range(3))
+    if start is None or limit is None or delta is None or not delta.item().is_positive:
+        return (run.unknown(),)
+    length = run.sympy.ceiling((limit.item() - start.item()) / delta.item())
+    return (length,) if length.is_positive else (run.unknown(),)
+
+
+def _constant_of_shape(run: Inference, node: ir.Node) -> Sizes | None:
+    content = run.content(node, 0)
+    return None if content is None else tuple(content)
+
+
+def _tile(run: Inference, node: ir.Node) -> Sizes | None:
+    sizes, times = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None, run.content(node, 1)
+    return None if sizes is None or times is None else tuple(a * b for a, b in zip(sizes, times, strict=True))
+
+
+def _matmul(run: Inference, node: ir.Node) -> Sizes | None:
+    left, right = (run.sizes.get(value) if value is not None else None for value in node.inputs[:2])
+    if left is None or right is None or len(left) < 2 or len(right) < 2:
+        return None
+    return (*run.broadcast([left[:-2], right[:-2]]), left[-2], right[-1])
+
+
+def _array(values: Any) -> Content:
+    """An array of objects, whatever NumPy would make of them."""
+    if isinstance(values, np.ndarray):
+        return values.astype(object)
+    if isinstance(values, tuple | list):
+        made = np.empty(len(values), object)
+        made[:] = values
+        return made
+    made = np.empty((), object)
+    made[()] = values
+    return made
+
+
+def _numbers(sizes: Sizes) -> bool:
+    return all(size.is_Integer for size in sizes)
+
+
+CONTENTS: dict[str, Callable[[Inference, ir.Node], Content | None]] = {
+    "Add": _arithmetic(operator.add),
+    "Cast": _of_same,
+    "Concat": _of_concat,
+    "ConstantOfShape": _of_constant_of_shape,
+    "Div": _divided,
+    "Equal": _of_equal,
+    "Gather": _of_gather,
+    "Identity": _of_same,
+    "Max": _extreme("Max"),
+    "Min": _extreme("Min"),
+    "Mul": _arithmetic(operator.mul),
+    "ReduceProd": _of_product,
+    "Reshape": _of_same,
+    "Shape": _of_shape,
+    "Size": _of_size,
+    "Slice": _of_slice,
+    "Squeeze": _of_same,
+    "Sub": _arithmetic(operator.sub),
+    "Unsqueeze": _of_same,
+    "Where": _of_where,
+}
+SHAPES: dict[str, Callable[[Inference, ir.Node], Sizes | None]] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "MatMul": _matmul,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Tile": _tile,
+}
