@@ -137,8 +137,6 @@ def additive(keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _of_queries(values_BT: Tensor, S: int, alignment: str) -> Tensor:
     """The values at the queries' positions, `[B,S]`."""
-    import torch
-
-    if alignment == "upper_left":
-        return values_BT[:, :S]
-    return values_BT[:, torch.arange(S, device=values_BT.device) + (values_BT.shape[1] - S)]
+    at, _ = positions(S, values_BT.shape[1], alignment, values_BT.device)
+    # By index: torch.export cannot know that a slice of S elements has S of them.
+    return values_BT[:, at[:, 0]]
