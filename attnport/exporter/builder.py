@@ -114,6 +114,19 @@ class Builder:
 
         return self.op("Shape", value, name=f"size{axis}", dtype=ir.DataType.INT64, shape=[1], start=axis, end=axis + 1)
 
+    def replace(self, old: ir.Value, made: ir.Value) -> None:
+        """Puts `made` wherever `old` was used; a graph output keeps its name, type and shape stay."""
+        import onnx_ir as ir
+
+        if old.dtype is not None:
+            made.dtype = old.dtype
+        made.shape = old.shape
+        if old.is_graph_output():
+            name = old.name
+            old.name = f"{name}/replaced"
+            made.name = name
+        ir.convenience.replace_all_uses_with(old, made, replace_graph_outputs=True)
+
     def _unique(self, name: str) -> str:
         made, number = name, 0
         while made in self._names:

@@ -78,6 +78,10 @@ class Lowering(abc.ABC):
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """Writes one attention in the target's form, before `build.before`."""
 
+    def mask_writer(self, build: Builder) -> MaskWriter:
+        """What writes the masks of one graph."""
+        return MaskWriter(build)
+
     def form_key(self, plan: str) -> str:
         """The key of a form in manifests: the target, with the plan where the target has several."""
         return self.name if self.plans == ("fp32",) else f"{self.name}.{plan}"
@@ -102,6 +106,7 @@ class Lowering(abc.ABC):
             ExportError: the graph does not fit the plan or the target's opset.
         """
         from attnport.exporter import precision
+        from attnport.exporter.fusion import rewrites
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
         from attnport.exporter.passes.opset import to_opset
@@ -109,9 +114,10 @@ class Lowering(abc.ABC):
         if plan not in self.plans:
             raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
         inline_functions(model)
+        rewrites.apply_all(model)
         recognition = recognise(model, counted, masks=masks)
         build = Builder(model)
-        writer = MaskWriter(build)
+        writer = self.mask_writer(build)
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
         replaced: dict[ir.Value, ir.Value] = {}
         for found in recognition.attentions:
@@ -124,7 +130,7 @@ class Lowering(abc.ABC):
                 continue
             layouts = Layouts(build, current.layout, (current.q, current.k, current.v))
             output = layouts.back(written.output, current.output)
-            _replace(current.output.value, output)
+            build.replace(current.output.value, output)
             replaced[current.output.value] = output
             result.anchors[current.name] = written.anchors
             result.forms[current.name] = written.form
@@ -148,19 +154,6 @@ def _current(found: Recognised, replaced: Mapping[ir.Value, ir.Value]) -> Recogn
     mask = dataclasses.replace(found.mask, biases=biases)
     factors = tuple(dataclasses.replace(factor, at=now(factor.at)) for factor in found.factors)
     return dataclasses.replace(found, q=now(found.q), k=now(found.k), v=now(found.v), mask=mask, factors=factors)
-
-
-def _replace(old: ir.Value, output: ir.Value) -> None:
-    import onnx_ir as ir
-
-    if old.dtype is not None:
-        output.dtype = old.dtype
-    output.shape = old.shape
-    if old.is_graph_output():
-        name = old.name
-        old.name = f"{name}/replaced"
-        output.name = name
-    ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
 
 
 def names() -> list[str]:

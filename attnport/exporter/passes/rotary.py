@@ -23,20 +23,13 @@ def write_out(model: ir.Model) -> int:
     Source: the definition of RotaryEmbedding in the ONNX standard, opset 23: the halves (or, interleaved, the pairs) of
     x turned by the angle of each position.
     """
-    import onnx_ir as ir
-
     build = Builder(model)
     replaced = 0
     for node in [node for node in model.graph if node.op_type == "RotaryEmbedding" and node.domain == ""]:
         if not _must_go(node):
             continue
         build.before, build.scope = node, node.name or "rotary"
-        output = node.outputs[0]
-        made = _rotated(build, node)
-        if output.dtype is not None:
-            made.dtype = output.dtype
-        made.shape = output.shape
-        ir.convenience.replace_all_uses_with(output, made, replace_graph_outputs=True)
+        build.replace(node.outputs[0], _rotated(build, node))
         model.graph.remove(node, safe=True)
         replaced += 1
     return replaced

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.attention import Context, NotRecognised, Recognised
+from attnport.exporter.fusion.formula import ZERO
 from attnport.exporter.fusion.indices import Index, reshaped
 from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Located, layout_of
 from attnport.exporter.fusion.mask import MaskReader
@@ -98,6 +99,8 @@ def _check_zeroed(zeroed: tuple[Zeroed, ...], reader: MaskReader) -> None:
 def _operands(scores: Scores) -> tuple[Located, Located]:
     """q and k at the product, whichever stands left; over the leading axes."""
     *leads, row, column = scores.index
+    # A product of one row, as of one token with its cache, is often squeezed away.
+    row, column = (ROW if column == KEY and row == ZERO else row), (ROW if row == KEY and column == ZERO else column)
     left, right = scores.product.inputs
     if (row, column) == (ROW, KEY):
         q, k = at_product(left, tuple(leads), ROW, DEPTH), at_product(right, tuple(leads), DEPTH, KEY)

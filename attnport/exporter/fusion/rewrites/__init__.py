@@ -1,0 +1,24 @@
+"""Rewrites that make attention visible before it is looked for: each file defines `apply(model) -> int`.
+
+Each is true of any graph, attention or not, so that what is not recognised afterwards still computes the same.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from attnport import registry
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def modules() -> list[ModuleType]:
+    """Every rewrite: a file of this folder."""
+    return [registry.module(__name__, name, "rewrite") for name in registry.names(__name__)]
+
+
+def apply_all(model: ir.Model) -> int:
+    """Applies every rewrite in name order, in place; returns how many places were changed."""
+    return sum(module.apply(model) for module in modules())
