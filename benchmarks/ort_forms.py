@@ -5,8 +5,9 @@
 
 Each graph holds a few attentions in a row between tensors `[B,S,H*D]`, as a transformer has them, with what a form
 needs beside its operator: transpositions, repeated heads, and the mask, which is made once from int64 `[B,T]` for all
-layers. All forms of a case are sessions of one process, one thread each, run in turns in random order, so that a slow
-moment of the machine hits all; printed are medians and their ratios to the first form.
+layers. All forms of a case are sessions of one process, run in turns in random order, so that a slow moment of the
+machine hits all. A session of one thread computes in the thread that calls it, so samples are that thread's CPU time:
+what other processes take away does not count. Printed are medians and their ratios to the first form.
 """
 
 from __future__ import annotations
@@ -242,9 +243,9 @@ def measure(case: Case, seconds: float) -> dict[str, dict[str, Any]]:
         for name in order.sample(list(opened), len(opened)):
             used = {each.name for each in opened[name].get_inputs()}
             given_now = {key: value for key, value in given.items() if key in used}
-            start = time.perf_counter_ns()
+            start = time.thread_time_ns()
             opened[name].run(None, given_now)
-            samples[name].append((time.perf_counter_ns() - start) // case.layers)
+            samples[name].append((time.thread_time_ns() - start) // case.layers)
     first = next(iter(results.values()))
     return {
         name: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import tempfile
@@ -120,7 +121,7 @@ def profiled(model: Path, provider: Provider) -> tuple[list[dict[str, Any]], onn
         session = open_session(model, settings, provider)
         feeds = small_feeds(graph)
         try:
-            session.run(None, feeds)
+            _run(session, [each.name for each in session.get_outputs()], feeds)
         except Exception as err:  # a runtime's own exceptions share no base
             shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
             raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
@@ -181,16 +182,20 @@ class OrtSession(CheckedSession):
         super().__init__(io, ran)
         self._session = session
         self._names = [spec.name for spec in io.outputs]
-        self._floats = _half_inputs(session.get_inputs())
+        self._halves = _half_inputs(session.get_inputs())
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("ONNX Runtime", feeds):
-            cast = {name: feeds[name].astype(dtype, copy=False) for name, dtype in self._floats.items()}
-            outputs = self._session.run(self._names, {**feeds, **cast})
+            halves = {name: feeds[name].astype(kind, copy=False) for name, kind in self._halves.items()}
+            outputs = _run(self._session, self._names, {**feeds, **halves})
         return dict(zip(self._names, outputs, strict=True))
 
     def _free(self) -> None:
         self._session = None
+
+
+_BFLOAT16 = "tensor(bfloat16)"
+"""A type that ONNX Runtime's Python interface has, but not as NumPy arrays."""
 
 
 def _half_inputs(inputs: Sequence[Any]) -> dict[str, Any]:
@@ -198,5 +203,37 @@ def _half_inputs(inputs: Sequence[Any]) -> dict[str, Any]:
     import ml_dtypes
     import numpy as np
 
-    kinds: dict[str, Any] = {"tensor(float16)": np.float16, "tensor(bfloat16)": ml_dtypes.bfloat16}
+    kinds: dict[str, Any] = {"tensor(float16)": np.float16, _BFLOAT16: ml_dtypes.bfloat16}
     return {each.name: kinds[each.type] for each in inputs if each.type in kinds}
+
+
+def _run(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> Sequence[Array]:
+    if all(each.type != _BFLOAT16 for each in (*session.get_inputs(), *session.get_outputs())):
+        outputs: Sequence[Array] = session.run(names, dict(feeds))
+        return outputs
+    values = session.run_with_ort_values(names, {name: _to_value(array) for name, array in feeds.items()})
+    return [_to_array(value) for value in values]
+
+
+def _to_value(array: Array) -> Any:
+    import ml_dtypes
+    import numpy as np
+    import onnx
+    import onnxruntime as ort
+
+    whole = np.ascontiguousarray(array)
+    if array.dtype != ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy(whole)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(whole.view(np.uint16), onnx.TensorProto.BFLOAT16)
+
+
+def _to_array(value: Any) -> Array:
+    """A copy of a value in the CPU's memory."""
+    import ml_dtypes
+    import numpy as np
+
+    if value.data_type() != _BFLOAT16:
+        return np.array(value.numpy())
+    shape = tuple(value.shape())
+    raw = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
+    return np.frombuffer(raw, ml_dtypes.bfloat16).reshape(shape)

@@ -1,0 +1,405 @@
+"""ONNX Runtime's own operators compute the attention that was recognised, and are taken only where they do."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import handwritten
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from attnport.artifacts import SourceAttention
+from attnport.dims import TensorSpec
+from attnport.exporter.builder import Builder
+from attnport.exporter.capture import capture
+from attnport.exporter.forms import contrib
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.lowering import base
+from attnport.exporter.lowering.base import Lowered, Lowering, Written
+from attnport.exporter.lowering.ort_cpu import LONG, LONG_MASKED
+from attnport.masks.spec import MaskSpec
+
+pytest.importorskip("onnxruntime")
+
+H, G, D = 4, 2, 8
+Arrays = dict[str, np.ndarray[Any, Any]]
+Mask = Callable[..., np.ndarray[Any, Any]]
+SIZES = ({"batch": 2, "seq": 5, "mem": 7}, {"batch": 3, "seq": 1, "mem": 2}, {"batch": 1, "seq": 9, "mem": 4})
+MASK = TensorSpec("mask", "int64", ("batch", "seq"))
+BIAS = TensorSpec("bias", "float32", (1, H, "seq", "seq"))
+LENGTHS = TensorSpec("lengths", "int64", ("batch",))
+
+
+def _heads(name: str, count: int, length: str) -> TensorSpec:
+    return TensorSpec(name, "float32", ("batch", count, length, D))
+
+
+def _all(i: Any, j: Any, given: Arrays) -> Any:
+    return np.ones((1, 1, *np.broadcast_shapes(i.shape, j.shape)), bool)
+
+
+def _causal(i: Any, j: Any, given: Arrays) -> Any:
+    return (j <= i)[None, None]
+
+
+def _window(i: Any, j: Any, given: Arrays) -> Any:
+    return ((j <= i) & (i - j <= 2))[None, None]
+
+
+def _padding(i: Any, j: Any, given: Arrays) -> Any:
+    return (given["mask"] != 0)[:, None, None, :]
+
+
+def _lengths(i: Any, j: Any, given: Arrays) -> Any:
+    return (j < given["lengths"][:, None, None])[:, None]
+
+
+def _both(one: Mask, other: Mask) -> Mask:
+    return lambda i, j, given: one(i, j, given) & other(i, j, given)
+
+
+class Attend(torch.nn.Module):
+    """An attention between the graph's inputs and its output, with a mask made in the graph."""
+
+    def __init__(self, mask: str, cap: float = 0.0) -> None:
+        super().__init__()
+        self.mask, self.cap = mask, cap
+
+    def forward(self, q: Any, k: Any, v: Any, mask: Any = None, bias: Any = None, lengths: Any = None) -> Any:
+        i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
+        if self.mask == "is_causal":
+            return sdpa(q, k, v, is_causal=True, enable_gqa=k.shape[1] != H)
+        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+        if "causal" in self.mask or "window" in self.mask:
+            keep = keep & (j <= i)
+        if "window" in self.mask:
+            keep = keep & (i - j <= 2)
+        if mask is not None:
+            keep = keep & mask.bool()[:, None, None, :]
+        if lengths is not None:
+            keep = keep & (j < lengths[:, None, None])[:, None]
+        if self.cap:
+            scores = torch.tanh(q @ k.transpose(-1, -2) / math.sqrt(D) / self.cap) * self.cap
+            return scores.masked_fill(~keep, -math.inf).softmax(-1) @ v
+        if self.mask == "none":
+            return sdpa(q, k, v)
+        added = keep if bias is None else torch.where(keep, bias, -math.inf) if mask is not None else bias
+        return sdpa(q, k, v, attn_mask=added, enable_gqa=k.shape[1] != H)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mask, its meaning, and whether GroupQueryAttention computes it."""
+
+    mask: str
+    keep: Mask
+    inputs: tuple[TensorSpec, ...] = ()
+    key: str = "seq"
+    groups: int = H
+    cap: float = 0.0
+    grouped_operator: bool = False
+
+    @property
+    def io(self) -> Any:
+        given = (_heads("q", H, "seq"), _heads("k", self.groups, self.key), _heads("v", self.groups, self.key))
+        masks = (MaskSpec(("padding",), "mask"),) if MASK in self.inputs else ()
+        return handwritten.contract(*given, *self.inputs, outputs=(_heads("y", H, "seq"),), masks=masks)
+
+    def feeds(self, sizes: dict[str, int], *, empty: bool = False) -> Arrays:
+        random = np.random.default_rng(sum(sizes.values()))
+        made = {spec.name: random.standard_normal(spec.shape(sizes)) for spec in self.io.inputs}
+        if "mask" in made:
+            made["mask"] = (made["mask"] < 0.7).astype(int)
+            made["mask"][:, 0] = 1
+            made["mask"][0] = not empty
+        if "lengths" in made:
+            made["lengths"] = random.integers(1, sizes["seq"] + 1, sizes["batch"])
+            made["lengths"][0] = 0 if empty else sizes["seq"]
+        return {spec.name: made[spec.name].astype(spec.dtype) for spec in self.io.inputs}
+
+    def reference(self, given: Arrays) -> Any:
+        """In float64, by definition: a row with no allowed key gives zero."""
+        q, k, v = (given[name].astype(np.float64) for name in "qkv")
+        k, v = (np.repeat(value, H // self.groups, axis=1) for value in (k, v))
+        scores = q @ k.swapaxes(-1, -2) / math.sqrt(D)
+        scores = np.tanh(scores / self.cap) * self.cap if self.cap else scores
+        i, j = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])[None, :]
+        scores = np.where(self.keep(i, j, given), scores + given.get("bias", 0.0), -np.inf)
+        with np.errstate(invalid="ignore"):
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights = np.nan_to_num(weights / weights.sum(-1, keepdims=True))
+        return weights @ v
+
+
+CASES = {
+    "none": Case("none", _all),
+    "cross": Case("none", _all, key="mem"),
+    "padding": Case("padding", _padding, (MASK,)),
+    "causal": Case("is_causal", _causal, grouped_operator=True),
+    "causal_cross": Case("is_causal", _causal, key="mem"),
+    "causal_padding": Case("causal", _both(_causal, _padding), (MASK,)),
+    "window": Case("window", _window),
+    "bias": Case("bias", _all, (BIAS,)),
+    "bias_padding": Case("padding", _padding, (MASK, BIAS)),
+    "lengths": Case("lengths", _lengths, (LENGTHS,)),
+    "causal_lengths": Case("causal", _both(_causal, _lengths), (LENGTHS,), grouped_operator=True),
+    "grouped": Case("padding", _padding, (MASK,), groups=G),
+    "grouped_causal": Case("is_causal", _causal, groups=G, grouped_operator=True),
+    "softcap": Case("causal", _causal, cap=2.0, grouped_operator=True),
+}
+MULTI_HEAD = [name for name in CASES if name != "softcap"]
+GROUP_QUERY = [name for name in CASES if CASES[name].grouped_operator]
+WITH_EMPTY_ROWS = [name for name in CASES if {MASK, LENGTHS} & set(CASES[name].inputs)]
+
+
+class Forced(Lowering):
+    """One operator, wherever it can stand for the attention."""
+
+    name = "forced"
+    opset = 23
+    plans = ("fp32", "fp16")
+
+    def __init__(self, operator: str) -> None:
+        self.grouped = operator == "GroupQueryAttention"
+
+    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+        assert not (contrib.why_not_group_query if self.grouped else contrib.why_not_multi_head)(attention)
+        write = contrib.group_query_attention if self.grouped else contrib.multi_head_attention
+        output, anchors = write(build, masks, attention)
+        return Written(output, "forced", anchors)
+
+
+@functools.cache
+def captured(name: str) -> tuple[bytes, tuple[SourceAttention, ...]]:
+    found = capture(Attend(CASES[name].mask, CASES[name].cap).eval(), CASES[name].io)
+    return ir.to_proto(found.model).SerializeToString(), found.attentions
+
+
+def lowered(name: str, lowering: Lowering, plan: str = "fp32") -> Lowered:
+    data, counted = captured(name)
+    model = ir.from_proto(onnx.load_model_from_string(data))
+    result = lowering.lower(model, counted, masks=CASES[name].io.masks, plan=plan)
+    onnx.checker.check_model(ir.to_proto(result.model), full_check=True)
+    return result
+
+
+def operators(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph if node.domain == contrib.DOMAIN]
+
+
+def on_ort(model: ir.Model, feeds: Arrays) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    data = ir.to_proto(model).SerializeToString()
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+
+
+def on_reference(model: ir.Model, feeds: Arrays) -> Any:
+    from onnx.reference import ReferenceEvaluator
+
+    from attnport.runtimes._contrib_ops import contrib_ops
+    from attnport.runtimes._reference_ops import replacements
+
+    kinds = {value.name: value.dtype.numpy() for value in model.graph.inputs if value.dtype is not None}
+    given = {name: array.astype(kinds[name]) for name, array in feeds.items()}
+    evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=[*replacements(23), *contrib_ops()])
+    outputs: Any = evaluator.run(None, given)
+    return outputs[0].astype(np.float64)
+
+
+def error(name: str, model: ir.Model, run: Callable[[ir.Model, Arrays], Any], *, empty: bool = False) -> float:
+    """The largest error over all sizes; infinite for what is not finite."""
+    largest = 0.0
+    for sizes in SIZES:
+        given = CASES[name].feeds(sizes, empty=empty)
+        got, expected = run(model, given), CASES[name].reference(given)
+        assert got.shape == expected.shape
+        if empty:
+            assert (got[0] == 0).all()
+            assert sizes["batch"] == 1 or np.abs(got[1:]).min() > 0
+        largest = max(largest, float(np.abs(got - expected).max()) if np.isfinite(got).all() else math.inf)
+    return largest
+
+
+@pytest.mark.parametrize("name", MULTI_HEAD)
+def test_multi_head_attention_computes_every_mask(name: str) -> None:
+    model = lowered(name, Forced("MultiHeadAttention")).model
+    assert operators(model) == ["MultiHeadAttention"]
+    assert error(name, model, on_ort) < 2e-6
+    assert error(name, model, on_reference) < 2e-6
+
+
+@pytest.mark.parametrize("name", GROUP_QUERY)
+def test_group_query_attention_computes_causal_masks(name: str) -> None:
+    model = lowered(name, Forced("GroupQueryAttention")).model
+    assert operators(model) == ["GroupQueryAttention"]
+    assert error(name, model, on_ort) < 2e-6
+    assert error(name, model, on_reference) < 2e-6
+
+
+@pytest.mark.parametrize("run", [on_ort, on_reference])
+@pytest.mark.parametrize("name", WITH_EMPTY_ROWS)
+def test_a_row_with_no_allowed_key_gives_zero(name: str, run: Callable[[ir.Model, Arrays], Any]) -> None:
+    for operator in ("MultiHeadAttention", "GroupQueryAttention")[: 1 + CASES[name].grouped_operator]:
+        assert error(name, lowered(name, Forced(operator)).model, run, empty=True) < 2e-6
+
+
+def test_a_bias_that_hides_every_key_of_a_row_gives_zero() -> None:
+    for name in ("bias", "bias_padding"):
+        given = CASES[name].feeds(SIZES[0])
+        given["bias"][:, 1, 2] = -np.inf
+        model = lowered(name, Forced("MultiHeadAttention")).model
+        for got in (on_ort(model, given), on_reference(model, given)):
+            assert (got[:, 1, 2] == 0).all()
+            np.testing.assert_allclose(got, CASES[name].reference(given), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cuda_form_in_half_precision_stays_close(name: str) -> None:
+    case, result = CASES[name], lowered(name, base.get("ort_cuda"), "fp16")
+    (form,) = result.forms.values()
+    assert form == ("GroupQueryAttention" if case.grouped_operator else "MultiHeadAttention")
+    values = [*result.model.graph.inputs, *result.model.graph.outputs, *result.model.graph.initializers.values()]
+    assert ir.DataType.FLOAT not in {value.dtype for value in values}
+    assert 0 < error(name, result.model, on_reference) < 0.01
+    if name in WITH_EMPTY_ROWS:
+        assert error(name, result.model, on_reference, empty=True) < 0.01
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cuda_form_in_float32_has_no_grouped_operator(name: str) -> None:
+    result = lowered(name, base.get("ort_cuda"), "fp32")
+    assert operators(result.model) == ([] if name == "softcap" else ["MultiHeadAttention"])
+    assert error(name, result.model, on_ort) < 2e-6
+
+
+def test_only_what_the_grouped_operator_computes_is_given_to_it() -> None:
+    reasons: dict[str, str] = {}
+
+    class Asked(Forced):
+        def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+            reasons[name] = contrib.why_not_group_query(attention)
+            return super().write(build, masks, attention, plan)
+
+    for name in MULTI_HEAD:
+        lowered(name, Asked("MultiHeadAttention"))
+    assert [name for name, reason in reasons.items() if not reason] == [n for n in GROUP_QUERY if n in MULTI_HEAD]
+    assert "as many queries as keys" in reasons["causal_cross"]
+    assert "window" in reasons["window"]
+    assert "padding" in reasons["causal_padding"]
+
+
+def test_what_is_transposed_before_an_attention_is_taken_from_before() -> None:
+    case = handwritten.CASES["padding_sdpa"]
+    found = capture(case.module().eval(), case.io)
+    model = ir.from_proto(ir.to_proto(found.model))
+    result = Forced("MultiHeadAttention").lower(model, found.attentions, masks=case.io.masks, plan="fp32")
+    (operator,) = (node for node in result.model.graph if node.domain == contrib.DOMAIN)
+    for value in operator.inputs[:3]:
+        assert value is not None
+        producer = value.producer()
+        assert producer is not None
+        assert producer.op_type == "Reshape"
+        assert producer.inputs[0] is not None
+        assert getattr(producer.inputs[0].producer(), "op_type", "") != "Transpose"
+    feeds = case.feeds({"batch": 2, "seq": 5})
+    np.testing.assert_allclose(on_ort(result.model, feeds), case.reference(feeds)[0], atol=2e-6)
+
+
+def test_one_mask_serves_all_layers() -> None:
+    class Two(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+            keep = mask.bool()[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+            return sdpa(sdpa(q, k, v, attn_mask=keep) + q, k, v, attn_mask=keep)
+
+    found = capture(Two().eval(), CASES["padding"].io)
+    model = ir.from_proto(ir.to_proto(found.model))
+    result = Forced("MultiHeadAttention").lower(model, found.attentions, masks=CASES["padding"].io.masks, plan="fp32")
+    first, second = (node.inputs[5] for node in result.model.graph if node.domain == contrib.DOMAIN)
+    assert first is second
+
+
+def test_the_domain_is_imported_once_and_survives_the_clean_up() -> None:
+    model = lowered("padding", Forced("MultiHeadAttention")).model
+    assert model.graph.opset_imports == {"": 23, contrib.DOMAIN: 1}
+    plain = lowered("padding", base.get("onnx")).model
+    assert contrib.DOMAIN not in plain.graph.opset_imports
+
+
+def test_a_mask_that_is_not_the_cases_is_noticed() -> None:
+    model = lowered("causal", Forced("MultiHeadAttention")).model
+    with pytest.raises(AssertionError):
+        assert error("none", model, on_ort) < 2e-6
+
+
+@pytest.mark.parametrize("operator", ["MultiHeadAttention", "GroupQueryAttention"])
+def test_a_missing_guard_is_noticed(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrib, "_guarded", lambda build, masks, attention, output: output)
+    model = lowered("causal_lengths", Forced(operator)).model
+    with pytest.raises(AssertionError):
+        error("causal_lengths", model, on_ort, empty=True)
+
+
+def test_the_evaluators_operators_refuse_what_they_do_not_know() -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    from attnport.runtimes._contrib_ops import contrib_ops
+
+    def run(call: str) -> None:
+        text = (
+            '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> g (float[B,S,16] q, int32[1] n) '
+            f"=> (float[B,S,16] y) {{ y = com.microsoft.{call} }}"
+        )
+        evaluator = ReferenceEvaluator(onnx.parser.parse_model(text), new_ops=contrib_ops())
+        evaluator.run(None, {"q": np.ones((1, 2, 16), np.float32), "n": np.array([2], np.int32)})
+
+    with pytest.raises(NotImplementedError, match="MultiHeadAttention"):
+        run("MultiHeadAttention<num_heads=2>(q, q, q, q)")
+    with pytest.raises(NotImplementedError, match="window"):
+        run("GroupQueryAttention<num_heads=2, kv_num_heads=2, local_window_size=4>(q, q, q, , , n, n)")
+    with pytest.raises(ValueError, match="last keys"):
+        run("GroupQueryAttention<num_heads=2, kv_num_heads=2>(q, q, q, , , n, n)")
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "form"),
+    [
+        ("none", LONG - 1, "Attention"),
+        ("none", LONG, "MultiHeadAttention"),
+        ("cross", LONG, "MultiHeadAttention"),
+        ("causal", LONG - 1, "Attention"),
+        ("causal", LONG, "GroupQueryAttention"),
+        ("softcap", LONG, "GroupQueryAttention"),
+        ("causal_cross", LONG, "Attention"),
+        ("padding", LONG_MASKED - 1, "Attention"),
+        ("padding", LONG_MASKED, "MultiHeadAttention"),
+        ("bias_padding", LONG_MASKED, "MultiHeadAttention"),
+        ("grouped", LONG_MASKED, "MultiHeadAttention"),
+        ("padding", 0, "Attention"),
+    ],
+)
+def test_the_cpu_form_is_the_fastest_for_the_usual_length(name: str, usual: int, form: str) -> None:
+    class Sized(Forced):
+        def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+            build.sizes = {CASES[name].key: usual} if usual else {}
+            return base.get("ort_cpu").write(build, masks, attention, plan)
+
+    result = lowered(name, Sized(""))
+    (said,) = result.forms.values()
+    (anchors,) = result.anchors.values()
+    (node,) = (node for node in result.model.graph if node.name in anchors)
+    assert node.op_type == form
+    assert said.startswith(form)
+    assert (str(usual) in said) is (form != "Attention")
+    assert error(name, result.model, on_ort) < 2e-6

@@ -1,0 +1,169 @@
+"""ONNX Runtime on CUDA: what can be shown without a GPU. Where CUDA is needed, the CPU provider stands in for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from attnport.artifacts import IOContract
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import ArtifactError, UnavailableError
+from attnport.runtimes import _ort, ort_cuda
+from attnport.runtimes.base import Opening
+
+ort = pytest.importorskip("onnxruntime")
+CPU = "CPUExecutionProvider"
+IO = IOContract(
+    (TensorSpec("q", "float32", ("B", "S", 16)),),
+    (TensorSpec("y", "float32", ("B", "S", 16)),),
+    (Dim("B", 1, 2, 8), Dim("S", 1, 8, 32)),
+)
+ATTENTION = "[in] r = Relu(q) [att] y = com.microsoft.MultiHeadAttention<num_heads=2>(r, r, r)"
+
+
+def saved(folder: Path, body: str = ATTENTION, kind: str = "float") -> Path:
+    text = (
+        f'<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> g ({kind}[B,S,16] q) => ({kind}[B,S,16] y) '
+        f"{{ {body} }}"
+    )
+    path = folder / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA is there, and is the CPU."""
+    monkeypatch.setattr(ort_cuda, "PROVIDER", CPU)
+    monkeypatch.setattr(ort_cuda, "_OPTIONS", {})
+    monkeypatch.setattr(ort_cuda, "load_driver", lambda: None)
+
+
+def event(op: str, provider: str, inputs: list[dict[str, list[int]]], outputs: list[dict[str, list[int]]]) -> Any:
+    ran = {"op_name": op, "provider": provider, "input_type_shape": inputs, "output_type_shape": outputs}
+    return {"name": f"{op.lower()}_kernel_time", "args": ran}
+
+
+def test_a_build_without_cuda_says_so_and_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
+    found = ort_cuda.RUNTIME.probe()
+    assert not found.available
+    assert "CUDAExecutionProvider" in found.reason
+    assert "attnport[gpu]" in found.hint
+
+
+def test_a_provider_that_is_only_built_in_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FellBack:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            assert options["providers"] == [("CUDAExecutionProvider", {"use_tf32": "0"})]
+
+        def get_providers(self) -> list[str]:
+            return [CPU]
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
+    monkeypatch.setattr(ort_cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(ort, "InferenceSession", FellBack)
+    found = ort_cuda.RUNTIME.probe()
+    assert not found.available
+    assert f"the session runs on {CPU}" in found.reason
+
+
+def test_a_machine_without_a_driver_is_told_apart_from_a_wrong_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise UnavailableError("no NVIDIA driver.", hint="Get one.")
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
+    monkeypatch.setattr(ort_cuda, "load_driver", none)
+    found = ort_cuda.RUNTIME.probe()
+    assert (found.available, found.reason, found.hint) == (False, "no NVIDIA driver.", "Get one.")
+
+
+def test_opening_without_a_device_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
+    with pytest.raises(UnavailableError, match="built without CUDAExecutionProvider"):
+        ort_cuda.RUNTIME.open(Opening(IO, model=saved(tmp_path)))
+    with pytest.raises(UnavailableError, match="built without CUDAExecutionProvider"):
+        ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"a": ("att",)})
+
+
+def test_floating_point_work_outside_the_provider_is_misplaced() -> None:
+    large, scalar, numbers = {"float16": [2, 3]}, {"float": [1]}, {"int64": [4]}
+    events = [
+        event("MatMul", "CUDAExecutionProvider", [large, large], [large]),
+        event("Softmax", CPU, [large], [large]),
+        event("Cast", CPU, [large], [numbers]),
+        event("Shape", CPU, [large], [numbers]),
+        event("Concat", CPU, [numbers, numbers], [numbers]),
+        event("Sqrt", CPU, [scalar, {"float": []}], [scalar]),
+    ]
+    assert _ort.misplaced(events, "CUDAExecutionProvider") == [f"softmax (Softmax, {CPU})", f"cast (Cast, {CPU})"]
+
+
+def test_what_really_ran_elsewhere_is_found_in_the_profile(tmp_path: Path) -> None:
+    body = "s = Shape(q) [one] z = ConstantOfShape(s) [sum] y = Add(q, z)"
+    events, optimised = _ort.profiled(saved(tmp_path, body), CPU)
+    assert _ort.misplaced(events, CPU) == []
+    assert f"sum (Add, {CPU})" in _ort.misplaced(events, "CUDAExecutionProvider")
+    assert {node.name for node in optimised.graph.node} >= {"sum"}
+
+
+def test_a_model_of_which_a_part_fell_back_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: None
+) -> None:
+    real = _ort.profiled
+
+    def one_elsewhere(*given: Any) -> Any:
+        events, optimised = real(*given)
+        for each in events:
+            if each["name"] == "in_kernel_time":
+                each["args"]["provider"] = "SomeExecutionProvider"
+        return events, optimised
+
+    path = saved(tmp_path)
+    ort_cuda.RUNTIME.open(Opening(IO, model=path)).close()
+    monkeypatch.setattr(_ort, "profiled", one_elsewhere)
+    with pytest.raises(UnavailableError, match=r"1 nodes did not run on CPU.*: in \(Relu, SomeExecutionProvider\)"):
+        ort_cuda.RUNTIME.open(Opening(IO, model=path))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_half_precision_form_takes_what_the_contract_says(tmp_path: Path) -> None:
+    given = {"q": np.random.default_rng(0).standard_normal((2, 5, 16), np.float32)}
+    whole = ort_cuda.RUNTIME.open(Opening(IO, model=saved(tmp_path))).run(given)["y"]
+    session = ort_cuda.RUNTIME.open(Opening(IO, plan="fp16", model=saved(tmp_path, kind="float16")))
+    assert (session.ran.provider, session.ran.precision) == (CPU, "fp16")
+    got = session.run(given)["y"]
+    assert got.dtype == np.float16
+    assert 0 < np.abs(got.astype(np.float32) - whole).max() < 5e-3
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_form_of_another_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="FLOAT16"):
+        ort_cuda.RUNTIME.open(Opening(IO, plan="fp32", model=saved(tmp_path, kind="float16")))
+    with pytest.raises(UnavailableError, match="fp16_islands"):
+        ort_cuda.RUNTIME.open(Opening(IO, plan="fp16_islands", model=saved(tmp_path)))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_the_operator_that_ran_as_one_kernel_is_evidence(tmp_path: Path) -> None:
+    found = ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",), "wrong operator": ("in",)})
+    assert list(found) == ["layer"]
+    assert found["layer"].kernel == "MultiHeadAttention"
+    assert "com.microsoft.MultiHeadAttention" in found["layer"].text
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_bfloat16_goes_in_and_comes_out(tmp_path: Path) -> None:
+    given = {"q": np.random.default_rng(0).standard_normal((2, 5, 16), np.float32)}
+    whole = ort_cuda.RUNTIME.open(Opening(IO, model=saved(tmp_path))).run(given)["y"]
+    body = "f = Cast<to=1>(q) r = Relu(f) a = com.microsoft.MultiHeadAttention<num_heads=2>(r, r, r) y = Cast<to=16>(a)"
+    got = ort_cuda.RUNTIME.open(Opening(IO, plan="bf16", model=saved(tmp_path, body, "bfloat16"))).run(given)["y"]
+    assert got.dtype == ml_dtypes.bfloat16
+    assert 0 < np.abs(got.astype(np.float32) - whole).max() < 5e-2
