@@ -37,6 +37,7 @@ SIZES = ({"batch": 2, "seq": 5, "mem": 7}, {"batch": 3, "seq": 1, "mem": 2}, {"b
 MASK = TensorSpec("mask", "int64", ("batch", "seq"))
 BIAS = TensorSpec("bias", "float32", (1, H, "seq", "seq"))
 LENGTHS = TensorSpec("lengths", "int64", ("batch",))
+HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq"))
 
 
 def _heads(name: str, count: int, length: str) -> TensorSpec:
@@ -63,6 +64,10 @@ def _lengths(i: Any, j: Any, given: Arrays) -> Any:
     return (j < given["lengths"][:, None, None])[:, None]
 
 
+def _hidden(i: Any, j: Any, given: Arrays) -> Any:
+    return (given["hidden"] < 0.5)[:, None, None, :]
+
+
 def _both(one: Mask, other: Mask) -> Mask:
     return lambda i, j, given: one(i, j, given) & other(i, j, given)
 
@@ -74,7 +79,9 @@ class Attend(torch.nn.Module):
         super().__init__()
         self.mask, self.cap = mask, cap
 
-    def forward(self, q: Any, k: Any, v: Any, mask: Any = None, bias: Any = None, lengths: Any = None) -> Any:
+    def forward(
+        self, q: Any, k: Any, v: Any, mask: Any = None, bias: Any = None, lengths: Any = None, hidden: Any = None
+    ) -> Any:
         i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
         if self.mask == "is_causal":
             return sdpa(q, k, v, is_causal=True, enable_gqa=k.shape[1] != H)
@@ -87,6 +94,8 @@ class Attend(torch.nn.Module):
             keep = keep & mask.bool()[:, None, None, :]
         if lengths is not None:
             keep = keep & (j < lengths[:, None, None])[:, None]
+        if hidden is not None:  # its own tensor is taken, and that is as large as the scores
+            keep = (hidden < 0.5)[:, None, None, :].expand(-1, H, q.shape[2], -1)
         if self.cap:
             scores = torch.tanh(q @ k.transpose(-1, -2) / math.sqrt(D) / self.cap) * self.cap
             return scores.masked_fill(~keep, -math.inf).softmax(-1) @ v
@@ -121,6 +130,10 @@ class Case:
             made["mask"] = (made["mask"] < 0.7).astype(int)
             made["mask"][:, 0] = 1
             made["mask"][0] = not empty
+        if "hidden" in made:
+            made["hidden"] = (made["hidden"] > 0.7).astype(float)
+            made["hidden"][:, 0] = 0
+            made["hidden"][0] = empty
         if "lengths" in made:
             made["lengths"] = random.integers(1, sizes["seq"] + 1, sizes["batch"])
             made["lengths"][0] = 0 if empty else sizes["seq"]
@@ -144,6 +157,7 @@ CASES = {
     "none": Case("none", _all),
     "cross": Case("none", _all, key="mem"),
     "padding": Case("padding", _padding, (MASK,)),
+    "padding_expanded": Case("padding", _hidden, (HIDDEN,)),
     "causal": Case("is_causal", _causal, grouped_operator=True),
     "causal_cross": Case("is_causal", _causal, key="mem"),
     "causal_padding": Case("causal", _both(_causal, _padding), (MASK,)),
@@ -158,7 +172,7 @@ CASES = {
 }
 MULTI_HEAD = [name for name in CASES if name != "softcap"]
 GROUP_QUERY = [name for name in CASES if CASES[name].grouped_operator]
-WITH_EMPTY_ROWS = [name for name in CASES if {MASK, LENGTHS} & set(CASES[name].inputs)]
+WITH_EMPTY_ROWS = [name for name in CASES if {MASK, LENGTHS, HIDDEN} & set(CASES[name].inputs)]
 
 
 class Forced(Lowering):
@@ -168,13 +182,15 @@ class Forced(Lowering):
     opset = 23
     plans = ("fp32", "fp16")
 
-    def __init__(self, operator: str) -> None:
-        self.grouped = operator == "GroupQueryAttention"
+    def __init__(self, operator: str, *, key_padding: bool = False) -> None:
+        self.grouped, self.key_padding = operator == "GroupQueryAttention", key_padding
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         assert not (contrib.why_not_group_query if self.grouped else contrib.why_not_multi_head)(attention)
-        write = contrib.group_query_attention if self.grouped else contrib.multi_head_attention
-        output, anchors = write(build, masks, attention)
+        if self.grouped:
+            output, anchors = contrib.group_query_attention(build, masks, attention)
+        else:
+            output, anchors = contrib.multi_head_attention(build, masks, attention, key_padding=self.key_padding)
         return Written(output, "forced", anchors)
 
 
@@ -238,6 +254,17 @@ def test_multi_head_attention_computes_every_mask(name: str) -> None:
     assert operators(model) == ["MultiHeadAttention"]
     assert error(name, model, on_ort) < 2e-6
     assert error(name, model, on_reference) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["padding", "grouped", "padding_expanded", "causal_padding", "bias_padding"])
+def test_a_mask_of_keys_alone_can_be_key_padding(name: str) -> None:
+    model = lowered(name, Forced("MultiHeadAttention", key_padding=True)).model
+    (node,) = (node for node in model.graph if node.domain == contrib.DOMAIN)
+    by_key = len(node.inputs) == 5 and node.inputs[4] is not None and node.inputs[4].dtype == ir.DataType.INT32
+    assert by_key is (name in ("padding", "grouped", "padding_expanded"))
+    for run in (on_ort, on_reference):
+        assert error(name, model, run) < 2e-6
+        assert error(name, model, run, empty=True) < 2e-6
 
 
 @pytest.mark.parametrize("name", GROUP_QUERY)

@@ -24,7 +24,7 @@ from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.comparisons import CAUSAL, J
 from attnport.exporter.fusion.conditions import BATCH, length_of
-from attnport.exporter.fusion.formula import reads_of
+from attnport.exporter.fusion.formula import axes_of, reads_of
 from attnport.exporter.fusion.mask import Factor, Mask
 
 if TYPE_CHECKING:
@@ -70,11 +70,17 @@ def length_factor(mask: Mask) -> Factor | None:
     return found[0] if len(found) == 1 else None
 
 
-def multi_head_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
+def multi_head_attention(
+    build: Builder, masks: MaskWriter, attention: Attention, *, key_padding: bool
+) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `MultiHeadAttention(q, k, v)` for an attention that `why_not_multi_head` has nothing against.
 
     A causal mask is its attribute where S and T are one dim, lengths are its key padding; every other mask is an
     attention bias, `[B|1,H|1,S,T]`. Grouped heads are repeated.
+
+    Args:
+        key_padding: Whether a mask of keys alone is given as key padding too, int32 `[B,T]`. On CPU that is the faster
+            way; on CUDA only a bias reaches the memory-efficient kernels (read in the source, not run).
 
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
@@ -89,6 +95,8 @@ def multi_head_attention(build: Builder, masks: MaskWriter, attention: Attention
     by_length = length_factor(attention.mask)
     if by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
         padding, options["mask_filter_value"] = _counted(build, by_length), LOWEST
+    elif key_padding and _is_of_keys(attention.mask):
+        padding, options["mask_filter_value"] = _key_padding(build, masks, attention), LOWEST
     elif not causal:
         bias = _attention_bias(build, masks, attention)
     output = _contrib(
@@ -109,7 +117,7 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
     assert heads is not None
     q, k, v = _rows_of(build, attention, 1)
     by_length = length_factor(attention.mask)
-    total = build.once(("keys", _dim(attention.v, 2) or attention.v), lambda: _key_count(build, attention.v))
+    total = build.once(("keys", _name_or_value(attention.v, 2)), lambda: _key_count(build, attention.v))
     last = _last_keys(build, attention, total, by_length)
     output = _contrib(
         build, "GroupQueryAttention", q, k, v, None, None, last, total,
@@ -129,9 +137,8 @@ def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length:
     """The index of each item's last key, int32[B]; of an item without keys, 0."""
     one, zero = (build.const([number], np.int32) for number in (1, 0))
     if by_length is None:
-        batch = _dim(attention.q, 0) or attention.q
         return build.once(
-            ("last keys", total, batch),
+            ("last keys", total, _name_or_value(attention.q, 0)),
             lambda: build.op("Expand", build.op("Sub", total, one), build.size(attention.q, 0), name="mask/last_key"),
         )
     lengths = _counted(build, by_length)
@@ -192,6 +199,36 @@ def _heads_first(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.
     depth = _dim(v, 3)
     shape = build.const([0, 0, heads, depth if isinstance(depth, int) else -1], np.int64)
     return build.op("Transpose", build.op("Reshape", rows, shape, name="out_BSHD"), name="out", perm=[0, 2, 1, 3])
+
+
+def _is_of_keys(mask: Mask) -> bool:
+    """Whether a mask hides the same keys from every query and head, and does nothing else."""
+    return bool(mask.factors) and not mask.biases and all(axes_of(each.keep) <= {"b", "j"} for each in mask.factors)
+
+
+def _key_padding(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value:
+    """The allowed keys of a mask of keys alone as int32 `[B,T]`."""
+    import onnx_ir as ir
+
+    keep = masks.keep(attention)
+    assert keep is not None
+
+    def write() -> ir.Value:
+        zeros, ones, axes = (build.const(numbers, np.int64) for numbers in ([0, 0], [1, 1], [1, 2]))
+        # A mask that is the graph's own tensor may be as large as the scores: one of its equal rows is enough.
+        row = build.op("Slice", keep, zeros, ones, axes, name="mask/keys_row")
+        row = build.cast(build.op("Squeeze", row, axes, name="mask/keys"), ir.DataType.INT32, "mask/keys_int")
+        sizes = (build.size(attention.q, 0), build.size(attention.v, 2))
+        shape = build.op("Concat", *sizes, name="mask/keys_shape", axis=0)
+        return build.op("Expand", row, shape, name="mask/keys_BT")
+
+    return build.once(("key padding", keep, *map(_name_or_value, (attention.q, attention.v), (0, 2))), write)
+
+
+def _name_or_value(value: ir.Value, axis: int) -> int | str | ir.Value:
+    """What stands for the size of an axis: equal ones are equal sizes."""
+    dim = _dim(value, axis)
+    return value if dim is None else dim
 
 
 def _attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value | None:

@@ -36,7 +36,7 @@ class OrtCpu(Lowering):
             output, anchors = group_query_attention(build, masks, attention)
             return Written(output, f"GroupQueryAttention (keys: {length})", anchors)
         if length >= (LONG_MASKED if masked else LONG) and not why_not_multi_head(attention):
-            output, anchors = multi_head_attention(build, masks, attention)
+            output, anchors = multi_head_attention(build, masks, attention, key_padding=True)
             return Written(output, f"MultiHeadAttention (keys: {length})", anchors)
         output, anchors = attention_op(build, masks, attention, "float_full")
         return Written(output, "Attention, float mask [B,1,S,T]", anchors)
