@@ -171,6 +171,15 @@ CASES: dict[str, tuple[tuple[Expr, ...], MaskSpec]] = {
         (any_of(NEAR, op("Ne", GI_I, ZERO), op("Ne", GI_J, ZERO)),),
         MaskSpec(("window", "global"), "gi", window=2, carries="marks"),
     ),
+    "computed global tokens": (
+        (any_of(NEAR, lt(I, C(1)), lt(J, C(1))), any_of(NEAR, op("Not", G_I), op("Not", G_J)),
+         any_of(lt(J, C(3)), NEAR, lt(I, C(3))), any_of(NEAR, all_of(G_I, lt(I, C(2))), all_of(G_J, lt(J, C(2))))),
+        MaskSpec(("window", "global"), window=2),
+    ),
+    "global from the end": (
+        (any_of(le(op("Abs", minus(AT_END, J)), C(2)), read("g", B, AT_END), G_J),),
+        MaskSpec(("window", "global"), "g", window=2, alignment=LOWER, carries="marks"),
+    ),
     "global and causal": (
         (all_of(le(J, I), GLOBAL_SPELLINGS[0]), all_of(le(J, I), any_of(le(minus(I, J), C(2)), G_I, G_J))),
         MaskSpec(("causal", "window", "global"), "g", window=2, carries="marks"),
@@ -203,7 +212,11 @@ EXPLICIT: dict[str, Expr] = {
     "no window": any_of(G_I, G_J),
     "both global": any_of(NEAR, all_of(G_I, G_J)),
     "global from two inputs": any_of(NEAR, G_I, op("Ne", GI_J, ZERO)),
-    "hidden global tokens": any_of(NEAR, op("Not", G_I), op("Not", G_J)),
+    "global by two conditions": all_of(any_of(NEAR, lt(I, C(1)), lt(J, C(1))), any_of(NEAR, lt(I, C(2)), lt(J, C(2)))),
+    "global by other conditions": any_of(NEAR, G_I, all_of(G_J, lt(J, C(2)))),
+    "global by other conditions, from the end": any_of(
+        le(op("Abs", minus(AT_END, J)), C(2)), read("g", B, AT_END), all_of(G_J, lt(J, C(2)))
+    ),
     "global in a causal window": any_of(all_of(le(J, I), le(minus(I, J), C(2))), G_I, G_J),
     "global in two windows": all_of(GLOBAL_SPELLINGS[0], le(op("Abs", minus(I, J)), C(4))),
     "a query's padding": op("Ne", read("m", B, I), ZERO),

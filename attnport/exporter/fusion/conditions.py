@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from attnport.exporter.fusion.comparisons import ONE, I, J, Linear, at_most_zero, linear, plus, scaled
-from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Read, axes_of, is_bool
+from attnport.exporter.fusion.comparisons import ONE, I, J, Linear, at_most_zero, linear, normal, plus, scaled
+from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Read, axes_of, is_bool, op, reads_of
 
 BATCH: Expr = Axis("b")
 
@@ -134,6 +134,34 @@ def position(index: Sequence[Expr], lengths: Lengths | None) -> tuple[Expr, str]
     if at is not None and lengths is not None and at == plus({I: 1}, lengths.shift):
         return I, "lower_right"
     return None
+
+
+def same_at_query(of_key: Expr, of_query: Expr, lengths: Lengths | None) -> str | None:
+    """The alignment with which one condition says of a query's position what another says of a key's, or None."""
+    if normal(_moved(of_key, I)) == normal(of_query):
+        return "upper_left"
+    key_reads, query_reads = reads_of(of_key), reads_of(of_query)
+    if lengths is None or len(key_reads) != 1 or len(query_reads) != 1:
+        return None
+    (key,), (query,) = key_reads, query_reads
+    at_key, at_query = position(key.index, lengths), position(query.index, lengths)
+    same = key.value is query.value and at_key is not None and at_key[0] == J and at_query is not None
+    place = Axis("p")
+    same = same and _moved(of_key, place) == _with(of_query, query, Read(key.value, (key.index[0], place)))
+    return at_query[1] if same and at_query is not None and at_query[0] == I else None
+
+
+def _moved(expr: Expr, to: Expr) -> Expr:
+    """A condition on key j, on `to` instead."""
+    return _with(expr, J, to)
+
+
+def _with(expr: Expr, old: Expr, new: Expr) -> Expr:
+    if expr == old:
+        return new
+    if isinstance(expr, Read):
+        return Read(expr.value, tuple(_with(at, old, new) for at in expr.index))
+    return op(expr.name, *(_with(arg, old, new) for arg in expr.args)) if isinstance(expr, Op) else expr
 
 
 def is_of_keys(expr: Expr) -> bool:

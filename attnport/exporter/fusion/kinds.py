@@ -21,9 +21,10 @@ from attnport.exporter.fusion.conditions import (
     is_of_keys,
     length_of,
     position,
+    same_at_query,
     truth_of,
 )
-from attnport.exporter.fusion.formula import ZERO, Axis, Expr, Op, Read, conjuncts, reads_of
+from attnport.exporter.fusion.formula import ZERO, Axis, Expr, Op, Read, axes_of, conjuncts, reads_of
 from attnport.masks.spec import MaskSpec
 
 __all__ = ["CAUSAL", "plain", "spec_of"]
@@ -55,6 +56,8 @@ class _Reading:
         self.bounds: list[Bound] = []
         self.near: list[Bound] = []
         """Bounds that hold between tokens of which none is global."""
+        self.marks: set[Expr] = set()
+        """What marks a key as global; one thing, or it is explicit."""
         self.alignments: set[str] = set()
 
     def take(self, part: Expr) -> None:
@@ -111,27 +114,29 @@ class _Reading:
         return True
 
     def _global(self, part: Expr) -> bool:
-        """`near, or marks[b, i], or marks[b, j]`."""
-        places: dict[Expr, str] = {}
-        inputs: set[str] = set()
+        """`near, or marks[b, i], or marks[b, j]`; what marks a token may be computed as well."""
+        marks: dict[Expr, list[Expr]] = {I: [], J: []}
         near: list[Bound] | None = None
         for each in disjuncts(part):
-            truth = truth_of(each)
-            at = position(truth[0].index, self.lengths) if truth is not None and truth[1] == "keep" else None
-            if truth is not None and at is not None:
-                places[at[0]] = at[1]
-                inputs.add(str(truth[0].value.name))
-                continue
             bounds = [bound(inner, self.lengths) for inner in conjuncts(each)]
             known = [found for found in bounds if found is not None]
-            if near is not None or len(known) != len(bounds):
+            of = [axis for axis in (I, J) if axes_of(each) - {"b"} == axes_of(axis)]
+            if near is None and len(known) == len(bounds):
+                near = known
+            elif of:
+                marks[of[0]].append(each)
+            else:
                 return False
-            near = known
-        if set(places) != {I, J} or len(inputs) != 1 or not near:
+        if not near or len(marks[I]) != 1 or len(marks[J]) != 1:
             return False
-        self._hold("global", Held(inputs.pop(), "marks"))
+        (query,), (key,) = marks[I], marks[J]
+        alignment = same_at_query(key, query, self.lengths)
+        if alignment is None:
+            return False
+        self._hold("global", _marks(key))
+        self.marks.add(key)
         self.near += near
-        self.alignments |= {places[I], *(found.alignment for found in near)}
+        self.alignments |= {alignment, *(found.alignment for found in near)}
         return True
 
     def spec(self, *, biased: bool) -> MaskSpec:
@@ -146,7 +151,7 @@ class _Reading:
             # Where later keys are hidden anyway, it does not matter how many of them the window has.
             same = far == width or (causal and (far is None or far >= 0))
             proved = proved and before is None and (not self.bounds or causal) and width is not None and width >= 0
-            proved = proved and same and len(set(held["global"])) == 1
+            proved = proved and same and len(self.marks) == 1
         if causal and "prefix" in held:
             del held["prefix"]  # `j <= i` alone is the narrower
         if not proved:
@@ -192,6 +197,14 @@ def _one_input(held: dict[str, list[Held | None]]) -> Held | None:
     paddings = held.get("padding", [])
     from_ids = set(held) - {"distance"} == {"documents", "padding"} and all(each and each.nonzero for each in paddings)
     return ids if from_ids else None
+
+
+def _marks(of_key: Expr) -> Held | None:
+    """The input that carries what marks a token as global."""
+    truth = truth_of(of_key)
+    if truth is None or truth[1] != "keep" or truth[0].index not in ((BATCH, J), (ZERO, J)):
+        return None
+    return Held(str(truth[0].value.name), "marks")
 
 
 def _padding(part: Expr) -> Held | None:
