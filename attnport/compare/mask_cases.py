@@ -14,7 +14,7 @@ from attnport.artifacts import IOContract
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport.masks import numpy_builders as build
-from attnport.masks.encoding import encode_mask, numpy_dtype
+from attnport.masks.encoding import decode_mask, encode_mask, numpy_dtype
 from attnport.masks.spec import MaskSpec
 
 Array = np.ndarray[Any, Any]
@@ -43,15 +43,17 @@ def keys_dim(io: IOContract, mask: MaskSpec) -> str | int:
     """The dim (or the fixed size) of the keys that a mask input is about.
 
     Raises:
-        UsageError: lengths that may count the keys of several dims.
+        UsageError: lengths that may count the keys of several dims, or of one that there is not.
     """
     spec = next(spec for spec in io.inputs if spec.name == mask.input)
     if mask.carries != "lengths":
         return spec.dims[-1]
-    if mask.keys is not None:
-        return mask.keys
     named = dict.fromkeys(dim for each in io.inputs for dim in each.dims if isinstance(dim, str))
     others = [dim for dim in named if dim != spec.dims[0]]
+    if mask.keys is not None and mask.keys not in named:
+        raise UsageError(f"mask {mask}: got keys={mask.keys!r}; the inputs have the dims {', '.join(named)}.")
+    if mask.keys is not None:
+        return mask.keys
     if len(others) != 1:
         raise UsageError(
             f"mask {mask}: lengths of which dim? The inputs have {', '.join(others) or 'none'} beside {spec.dims[0]}.",
@@ -62,12 +64,13 @@ def keys_dim(io: IOContract, mask: MaskSpec) -> str | int:
 
 def keep_of(io: IOContract, mask: MaskSpec, value: Array, sizes: Mapping[str, int]) -> Array:
     """Which keys each batch item has by a padding mask input: bool `[B,T]`, or `[T]`."""
-    dim = keys_dim(io, mask)
-    T = sizes[dim] if isinstance(dim, str) else dim
-    padding = MaskSpec(("padding",), mask.input, mask.polarity, carries=mask.carries)
-    if mask.carries == "ids":  # 0 is padding
-        padding = MaskSpec(("padding",), mask.input)
-    keep = build.build(padding, value, 1 if value.ndim < 3 else value.shape[-2], T)
+    if mask.carries == "lengths":
+        dim = keys_dim(io, mask)
+        keep = build.padding_lengths(value, sizes[dim] if isinstance(dim, str) else dim)
+    elif mask.carries == "ids":  # 0 is padding
+        keep = build.padding(value)
+    else:
+        keep = build.padding(decode_mask(mask, value))
     found = np.asarray(keep.any(axis=(1, 2)))
     return found[0] if value.ndim == 1 and mask.carries == "mask" else found
 

@@ -135,9 +135,12 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
     unknown = [name for name in ranges if name not in used]
     if unknown:
         raise UsageError(f"--dim {unknown[0]}: no input has that dim; they have {', '.join(used) or 'none'}.")
+    masks = tuple(mask for _, mask in parsed if mask)
+    for mask in masks:
+        if mask.keys is not None and mask.keys not in used:
+            raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
     named = tuple(ranges.get(name) or Dim(name, *DEFAULT_DIMS.get(name, DEFAULT_RANGE)) for name in used)
     outputs = observe_outputs(made.eval(), tensors, named, text)
-    masks = tuple(mask for _, mask in parsed if mask)
     contract = IOContract(tensors, outputs, named, masks, positions="none")
     place, _, made_by = text.rpartition(":")
     file = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]

@@ -5,8 +5,10 @@ import pytest
 
 from attnport.artifacts import IOContract
 from attnport.compare import inputs
+from attnport.compare.mask_cases import layouts_of
 from attnport.dims import Dim, TensorSpec, check_feeds
-from attnport.errors import FeedError
+from attnport.errors import FeedError, UsageError
+from attnport.masks.numpy_builders import build, prefix
 from attnport.masks.spec import MaskSpec
 
 BATCH, SEQ = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)
@@ -30,6 +32,24 @@ CONTRACTS = {
     "explicit": text(TensorSpec("mask", "bool", ("batch", 1, "seq", "seq")), MaskSpec(("explicit",), "mask")),
     "bias": text(
         TensorSpec("mask", "float32", ("batch", 4, "seq", "seq")), MaskSpec(("bias", "padding"), "mask", "additive")
+    ),
+    "lengths": text(TensorSpec("mask", "int32", ("batch",)), MaskSpec(("padding",), "mask", carries="lengths")),
+    "prefix": text(TensorSpec("mask", "int64", ("batch",)), MaskSpec(("causal", "prefix"), "mask", carries="lengths")),
+    "ids": text(
+        TensorSpec("mask", "int64", ("batch", "seq")), MaskSpec(("documents", "padding"), "mask", carries="ids")
+    ),
+    "marks": text(
+        TensorSpec("mask", "bool", ("batch", "seq")),
+        MaskSpec(("window", "global"), "mask", window=16, carries="marks"),
+    ),
+    "square prefix": text(
+        TensorSpec("mask", "bool", ("batch", 1, "seq", "seq")), MaskSpec(("prefix", "padding"), "mask", "hide")
+    ),
+    "square documents": text(
+        TensorSpec("mask", "float32", ("batch", "seq", "seq")), MaskSpec(("documents", "causal"), "mask", "additive")
+    ),
+    "square global": text(
+        TensorSpec("mask", "int32", ("batch", 4, "seq", "seq")), MaskSpec(("window", "global"), "mask", window=2)
     ),
     "no mask": IOContract((TensorSpec("x", "float16", ("batch", "seq", 8)),), (HIDDEN,), (BATCH, SEQ)),
     "one dim": IOContract((TensorSpec("x", "float32", ("seq", 8)),), (TensorSpec("y", "float32", ("seq", 8)),), (SEQ,)),
@@ -67,10 +87,11 @@ def test_every_case_fits_its_contract_and_says_what_is_compared(io: IOContract) 
             assert valid.any()
 
 
-def test_models_with_a_mask_get_every_padding_layout_and_others_only_sizes(io: IOContract) -> None:
+def test_models_with_a_mask_get_every_layout_of_it_and_others_only_sizes(io: IOContract) -> None:
     names = {case.name for case in inputs.cases(io)}
-    layouts = {"no padding", "right padding", "left padding", "interior padding", "one row fully masked"}
-    assert layouts <= names if io.masks else not layouts & names
+    groups = {case.name for case in inputs.cases(io) if case.group == "masks"}
+    assert groups == {layout for mask in io.masks for layout in layouts_of(mask)}
+    assert len(groups) >= 3 if io.masks else not groups
     assert {"longest", "primes"} <= names
     assert len(names) == len(inputs.cases(io))
 
@@ -165,6 +186,97 @@ def test_causal_and_padding_are_both_in_a_square_mask() -> None:
     assert not np.triu(allowed[0, 0], 1).any()
     assert allowed[0, 0].any(axis=1).all()
     assert not allowed[-1, 0, :, -1].any()
+
+
+def test_a_padding_mask_has_every_layout_and_lengths_those_that_they_can_say() -> None:
+    every = ("no padding", "right padding", "left padding", "interior padding", "one row fully masked")
+    assert layouts_of(MaskSpec(("padding",), "m")) == layouts_of(MaskSpec(("bias",), "m", "additive")) == every
+    assert layouts_of(MaskSpec(("padding",), "m", carries="lengths")) == (every[0], every[1], every[4])
+
+
+def test_lengths_are_the_same_layouts_as_a_mask_and_rule_the_same_rows() -> None:
+    masks = {case.name: case for case in inputs.cases(CONTRACTS["keep"])}
+    for case in inputs.cases(CONTRACTS["lengths"]):
+        lengths = case.feeds["mask"]
+        assert lengths.dtype == np.int32
+        assert (lengths == masks[case.name].feeds["mask"].sum(1)).all()
+        assert (case.valid["hidden"] == masks[case.name].valid["hidden"]).all()
+    assert named(CONTRACTS["lengths"], "one row fully masked").feeds["mask"][-1] == 0
+    padded = named(CONTRACTS["lengths"], "right padding").feeds["mask"]
+    assert padded.min() >= 1
+    assert padded.max() == 32
+    assert len(set(padded)) == 4
+    assert inputs.real_tokens(CONTRACTS["lengths"], named(CONTRACTS["lengths"], "right padding").feeds) == padded.sum()
+
+
+def test_lengths_that_may_count_the_keys_of_several_dims_are_refused_until_they_say_which() -> None:
+    memory, lengths = TensorSpec("x", "float32", ("batch", "mem", 8)), TensorSpec("n", "int64", ("batch",))
+    dims = (BATCH, SEQ, Dim("mem", 1, 100, 300))
+    io = IOContract((IDS, memory, lengths), (HIDDEN,), dims, (MaskSpec(("padding",), "n", carries="lengths"),))
+    with pytest.raises(UsageError, match=r"lengths of which dim\? The inputs have seq, mem beside batch"):
+        inputs.cases(io)
+    said = IOContract(io.inputs, io.outputs, dims, (MaskSpec(("padding",), "n", carries="lengths", keys="mem"),))
+    case = named(said, "longest")
+    assert case.feeds["n"].max() == 300
+    assert case.valid["hidden"].all()  # it has no axis of those keys
+    other = IOContract(io.inputs, io.outputs, dims, (MaskSpec(("padding",), "n", carries="lengths", keys="men"),))
+    with pytest.raises(UsageError, match="got keys='men'; the inputs have the dims batch, seq, mem"):
+        inputs.cases(other)
+
+
+def test_prefixes_are_none_some_of_several_lengths_and_all() -> None:
+    io = CONTRACTS["prefix"]
+    assert named(io, "prefix of none").feeds["mask"].tolist() == [0] * 4
+    assert named(io, "prefix of all").feeds["mask"].tolist() == [32] * 4
+    some = named(io, "prefixes of several lengths").feeds["mask"]
+    assert len(set(some)) == 4
+    assert some.min() == 0
+    assert some.max() < 32
+    assert named(io, "primes").valid["hidden"].all()
+
+
+def test_documents_are_one_several_sorted_ones_and_some_with_padding_between() -> None:
+    io = CONTRACTS["ids"]
+    assert (named(io, "one document").feeds["mask"] == 1).all()
+    some = named(io, "documents of several lengths").feeds["mask"]
+    assert (np.diff(some, axis=1) >= 0).all()
+    assert all(len(set(np.unique(row, return_counts=True)[1])) > 2 for row in some)
+    between = named(io, "padding between documents")
+    ids = between.feeds["mask"]
+    assert (ids[:, 1:-1] == 0).any(axis=1).all()
+    assert (between.valid["hidden"] == (ids != 0)).all()
+
+
+def test_global_tokens_are_none_the_first_and_random_ones() -> None:
+    io = CONTRACTS["marks"]
+    assert not named(io, "no global token").feeds["mask"].any()
+    assert named(io, "first token global").feeds["mask"].sum(1).tolist() == [1] * 4
+    random = named(io, "random global tokens").feeds["mask"]
+    assert 1 < random.sum() < random.size / 2
+    assert (random[0] != random[1]).any()
+
+
+def test_windows_are_tried_around_their_width() -> None:
+    sizes = {case.name: case.feeds["input_ids"].shape[1] for case in inputs.cases(CONTRACTS["marks"])}
+    assert {f"length {n}": n for n in (15, 16, 17, 32)}.items() <= sizes.items()
+    assert not [case.name for case in inputs.cases(CONTRACTS["keep"]) if case.name.startswith("length")]
+    wide = text(TensorSpec("mask", "bool", ("batch", "seq")), MaskSpec(("window", "padding"), "mask", window=300))
+    assert {"length 299", "length 301"} <= {case.name for case in inputs.cases(wide)}
+    assert "length 600" not in {case.name for case in inputs.cases(wide)}
+
+
+def test_a_mask_over_pairs_is_the_one_that_its_kinds_mean() -> None:
+    square = named(CONTRACTS["square prefix"], "prefixes of several lengths").feeds["mask"]
+    lengths = named(CONTRACTS["prefix"], "prefixes of several lengths").feeds["mask"]
+    assert (~square == prefix(lengths, 32, 32)).all()
+    ids = named(CONTRACTS["ids"], "documents of several lengths").feeds["mask"]
+    packed = MaskSpec(("documents", "causal"), "mask", carries="ids")
+    added = named(CONTRACTS["square documents"], "documents of several lengths").feeds["mask"]
+    assert (np.isneginf(added) == ~build(packed, ids, 32, 32)[:, 0]).all()
+    near = named(CONTRACTS["square global"], "no global token").feeds["mask"]
+    assert near.shape == (4, 4, 32, 32)
+    assert near[2, 3].sum(1).max() == 5
+    assert named(CONTRACTS["square global"], "first token global").feeds["mask"][2, 3, 0].all()
 
 
 def test_an_explicit_mask_has_a_query_without_keys_in_one_case_only() -> None:

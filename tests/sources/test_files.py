@@ -66,6 +66,14 @@ def test_a_mask_declared_is_a_mask(tmp_path: Path) -> None:
     assert spec.source.dims == ("seq=1:2:3",)
 
 
+def test_lengths_of_a_dim_that_no_input_has_are_refused(tmp_path: Path) -> None:
+    text = write(tmp_path, module("return x * y[:, None, None]"))
+    with pytest.raises(UsageError, match="got keys=men; the inputs have batch, seq"):
+        load(text, inputs=[X, "y=int64[batch]:padding:keys=men"])
+    spec = load(text, inputs=[X, "y=int64[batch]:padding:keys=seq"])
+    assert (spec.io.masks[0].carries, spec.io.masks[0].keys) == ("lengths", "seq")
+
+
 def test_parts_of_a_declaration() -> None:
     spec, mask = parse_input(" ids = int64[batch, seq, 3]:high=30522 ")
     assert (spec.name, spec.dtype, spec.dims, spec.high, mask) == ("ids", "int64", ("batch", "seq", 3), 30522, None)
