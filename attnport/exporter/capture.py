@@ -16,6 +16,7 @@ from attnport.errors import ExportError, first_line
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.naming import name_dims, strip
 from attnport.exporter.one_head import add_head_axis
+from attnport.exporter.passes.foreign import settle_sizes
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.tracing import quiet, trace
 
@@ -108,6 +109,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
         )
     write_out_rotary(model)
     name_dims(model, contract)
+    settle_sizes(model)
     strip(model)
     return Capture(model, attentions)
 

@@ -156,6 +156,9 @@ def make(name: str, way: str) -> nn.Module:
     config.use_cache = False
     config._experts_implementation = "batched_mm"  # the usual one is an operator of transformers' own
     model = getattr(transformers, kind.model)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # some begin as zeros or ones, and would vanish from the graph
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     model = model.get_encoder() if kind.encoder else model
     return {"text": Text, "pixels": Pixels, "sound": Sound}[kind.takes](model).eval()
 

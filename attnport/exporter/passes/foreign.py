@@ -32,13 +32,22 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     _name_nodes(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     for _ in range(ROUNDS):
-        passes.ShapeInferencePass(data_prop=False)(model)
-        made = infer_sizes(model)
+        made = settle_sizes(model)
         optimizer.optimize_ir(model, num_iterations=1, onnx_shape_inference=False)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         if not made:
             break
     return model
+
+
+def settle_sizes(model: ir.Model) -> int:
+    """Gives every value its type and shape, in place; returns how many integer tensors that made constants."""
+    import onnx_ir.passes.common as passes
+
+    passes.ShapeInferencePass(data_prop=False)(model)
+    made = infer_sizes(model)
+    passes.RemoveUnusedNodesPass()(model)
+    return made
 
 
 def _raised(model: ir.Model, opset: int) -> ir.Model:

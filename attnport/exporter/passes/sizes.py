@@ -51,6 +51,10 @@ class Inference:
         self.sizes: dict[ir.Value, tuple[Size, ...]] = {}
         self.contents: dict[ir.Value, np.ndarray[Any, Any]] = {}
         self.names: dict[Size, str] = {}
+        self.given = {
+            str(dim.value) for value in model.graph.inputs for dim in value.shape or () if hasattr(dim, "value")
+        }
+        self.meaning: dict[str, Size] = {}
         self.fresh = (f"unknown{number}" for number in itertools.count())
 
     def run(self) -> int:
@@ -69,7 +73,8 @@ class Inference:
         """A dim of the graph as a formula; what has no name gets one."""
         if isinstance(dim, int):
             return self.sympy.Integer(dim)
-        return self.symbol(dim.value if dim is not None and dim.value else next(self.fresh))
+        name = dim.value if dim is not None and dim.value else next(self.fresh)
+        return self.meaning.get(name, self.symbol(name))
 
     def symbol(self, name: str) -> Size:
         """A size that is known by name alone."""
@@ -101,10 +106,28 @@ class Inference:
         if found == [None]:
             found = self.by_standard(node)
         for value, sizes in itertools.zip_longest(node.outputs, found):
-            if sizes is not None:
-                self.sizes[value] = tuple(sizes)
-            elif value.shape is not None:
-                self.sizes[value] = tuple(map(self.size, value.shape))
+            if value is not None:
+                self.learn(value, sizes)
+
+    def learn(self, value: ir.Value, sizes: Sequence[Size] | None) -> None:
+        """Takes the sizes that were inferred; where none was, or one without a name, the one that the graph has."""
+        graph = tuple(map(self.size, value.shape)) if value.shape is not None else None
+        if sizes is not None and graph is not None and len(sizes) == len(graph):
+            sizes = [ours if self.has_name(ours) else theirs for ours, theirs in zip(sizes, graph, strict=True)]
+            for ours, theirs in zip(sizes, graph, strict=True):
+                # What the exporter gave one name is one size, here and wherever else it stands.
+                if theirs != ours and theirs.is_Symbol and self.has_name(theirs) and theirs.name not in self.given:
+                    self.meaning[theirs.name] = ours
+                    if not ours.is_Integer and not ours.is_Symbol:
+                        self.names.setdefault(ours, theirs.name)
+        found = sizes if sizes is not None else graph
+        if found is not None:
+            self.sizes[value] = tuple(found)
+
+    @staticmethod
+    def has_name(size: Size) -> bool:
+        """Whether a size is more than a symbol made up here."""
+        return not (size.is_Symbol and size.name.startswith("unknown"))
 
     def broadcast(self, shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
         """The shape that several broadcast to."""
@@ -176,10 +199,10 @@ class Inference:
         import onnx_ir as ir
 
         constants = 0
-        fixed = {*self.graph.inputs, *self.graph.outputs}
         for value, sizes in self.sizes.items():
-            if value not in fixed and value.const_value is None:
-                value.shape = ir.Shape([int(size) if size.is_Integer else self.name(size) for size in sizes])
+            if not value.is_graph_input() and value.const_value is None:
+                meant = [self.meaning.get(str(size), size) for size in sizes]
+                value.shape = ir.Shape([int(size) if size.is_Integer else self.name(size) for size in meant])
         for value, content in self.contents.items():
             known = all(getattr(size, "is_Integer", False) for size in content.reshape(-1))
             if value.const_value is None and not value.is_graph_output() and known and value.dtype is not None:
@@ -193,14 +216,11 @@ class Inference:
 
     def name(self, size: Size) -> str:
         """The name of a size in the graph: the same for equal sizes."""
-        if size.is_Symbol and not size.name.startswith("unknown"):
+        if size.is_Symbol and self.has_name(size) and size.name not in self.meaning:
             return str(size.name)
         if size not in self.names:
-            taken = {
-                str(dim.value) for value in self.graph.inputs for dim in value.shape or () if not isinstance(dim, int)
-            }
-            free = (f"size{number}" for number in itertools.count())
-            self.names[size] = next(name for name in free if name not in taken | set(self.names.values()))
+            taken = self.given | set(self.names.values()) | self.meaning.keys()
+            self.names[size] = next(name for number in itertools.count() if (name := f"size{number}") not in taken)
         return self.names[size]
 
     def content(self, node: ir.Node, at: int) -> np.ndarray[Any, Any] | None:
