@@ -10,8 +10,10 @@ from attnport.errors import ArtifactError, IntegrityError
 
 # Opset, IR version and the oldest release that loads them, measured with a model of each on 1.22 to 1.31.
 _OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))
-# Up to 1.27 the CPU kernel of the standard's Attention gives NaN for a row with no allowed key; from 1.28 on zero.
+# Up to 1.27 the CPU kernel of the standard's Attention gives NaN for a row with no allowed key; from 1.28 on zero. That
+# of GroupQueryAttention gives NaN for queries behind an item's length in 1.23, 1.24 and 1.26, and is right in 1.28.
 _ATTENTION = "1.28"
+_SINCE_ATTENTION = {("Attention", ""), ("Attention", "ai.onnx"), ("GroupQueryAttention", "com.microsoft")}
 
 
 def external_files(folder: Path, name: str) -> tuple[str, ...]:
@@ -52,9 +54,9 @@ def oldest_onnxruntime(path: Path) -> tuple[str, int]:
 
 
 def _has_attention(graph: Any) -> bool:
-    """Whether a graph or function, or a graph inside it, has the standard's Attention operator."""
+    """Whether a graph or function, or a graph inside it, has an operator of `_SINCE_ATTENTION`."""
     for node in graph.node:
-        if node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
+        if (node.op_type, node.domain) in _SINCE_ATTENTION:
             return True
         inner = [found for attribute in node.attribute for found in (attribute.g, *attribute.graphs) if found.node]
         if any(_has_attention(found) for found in inner):

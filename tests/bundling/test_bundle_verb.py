@@ -301,6 +301,8 @@ def test_a_form_that_takes_weights_from_outside_is_refused(artifact: Path, tmp_p
         (23, 12, "Identity", "1.24"),
         (26, 13, "Identity", "1.25"),
         (23, 10, "Attention", "1.28"),
+        (23, 10, "com.microsoft.GroupQueryAttention", "1.28"),
+        (23, 10, "com.microsoft.MultiHeadAttention", "1.23"),
     ],
 )
 def test_the_oldest_onnxruntime_is_the_one_that_was_measured(
@@ -309,7 +311,8 @@ def test_the_oldest_onnxruntime_is_the_one_that_was_measured(
     import onnx
     from onnx import helper
 
-    inner = helper.make_graph([helper.make_node(operator, ["x"], ["y"])], "inner", [], [])
+    domain, _, op_type = operator.rpartition(".")
+    inner = helper.make_graph([helper.make_node(op_type, ["x"], ["y"], domain=domain)], "inner", [], [])
     graph = helper.make_graph([helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)], "g", [], [])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
     onnx.save(model, tmp_path / "m.onnx")
