@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from attnport.errors import ExportError
 from attnport.exporter.naming import SCOPES
 from attnport.exporter.passes.cleanup import inline_functions
+from attnport.exporter.passes.indexing import index_by_grid
 from attnport.exporter.passes.sizes import infer_sizes
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         if not made:
             break
+    if index_by_grid(model):
+        settle_sizes(model)
     return model
 
 

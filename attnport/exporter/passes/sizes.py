@@ -201,7 +201,7 @@ class Inference:
         constants = 0
         for value, sizes in self.sizes.items():
             if not value.is_graph_input() and value.const_value is None:
-                meant = [self.meaning.get(str(size), size) for size in sizes]
+                meant: list[Size] = [self.meaning.get(str(size), size) for size in sizes]
                 value.shape = ir.Shape([int(size) if size.is_Integer else self.name(size) for size in meant])
         for value, content in self.contents.items():
             known = all(getattr(size, "is_Integer", False) for size in content.reshape(-1))
