@@ -102,6 +102,12 @@ class Layouts:
 
     def back(self, output: ir.Value, at: Located) -> ir.Value:
         """`[B,H,S,Dv]` in the layout in which the graph has it."""
+        if at.index[-2:] == (DEPTH, ROW):
+            turned = self.build.op("Transpose", output, name="turned_out", perm=[0, 1, 3, 2])
+            return self._back(turned, at)
+        return self._back(output, at)
+
+    def _back(self, output: ir.Value, at: Located) -> ir.Value:
         if is_canonical(self.layout, at):
             return output
         dims = dims_of(at.value) or []

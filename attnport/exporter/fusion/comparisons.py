@@ -132,10 +132,11 @@ def _spelt(bounded: Linear) -> Expr | None:
 def _sums(bounded: Linear) -> Expr:
     """What is added on either side, `j + 3 <= i + |past|`."""
     left, right = ({atom: by * sign for atom, by in bounded.items() if by * sign > 0} for sign in (1, -1))
-    return op("LessOrEqual", _written(left), _written(right))
+    return op("LessOrEqual", written(left), written(right))
 
 
-def _written(sum_: Linear) -> Expr:
+def written(sum_: Linear) -> Expr:
+    """A sum as a formula."""
     total: Expr = ZERO
     for atom, by in sorted(sum_.items(), key=lambda item: (item[0] == ONE, repr(item[0]))):
         total = op("Add", total, Const(by) if atom == ONE else op("Mul", Const(by), atom))

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from attnport.exporter.fusion.comparisons import linear, written
 from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
 from attnport.exporter.fusion.moves import broadcast_index, const_value, dims_of, source_of
 from attnport.exporter.fusion.sizes import size_sum
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 100
 MAX_STEPS = 20_000
 """Of one formula; a graph that shares its parts can have a formula of exponential length."""
+MAX_TRIANGLE = 8192**2
+"""Elements of a constant that is looked at for a causal mask."""
 
 
 class Walk:
@@ -87,13 +90,34 @@ def _rounded(found: Expr, value: ir.Value, index: tuple[Expr, ...]) -> Expr:
 def _constant(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
     array = const_value(value)
     if array is None:
-        return None
+        return _triangle(value, index)
     if array.size == 1 or (array.size and (array == array.reshape(-1)[0]).all()):
         found = array.reshape(-1)[0].item()
         return Const(found) if not (isinstance(found, float) and math.isnan(found)) else None
     if all(isinstance(entry, Const) for entry in index):
         return Const(array[tuple(int(entry.value) for entry in index if isinstance(entry, Const))].item())
-    return None
+    return _triangle(value, index)
+
+
+def _triangle(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
+    """A constant matrix of two numbers, one below and on the diagonal and one above: a causal mask that was kept."""
+    import numpy as np
+    from onnx_ir.convenience import get_const_tensor
+
+    dims = dims_of(value)
+    if dims is None or len(dims) < 2 or dims[-1] != dims[-2] or dims[-1] == 1 or any(dim != 1 for dim in dims[:-2]):
+        return None
+    tensor = get_const_tensor(value)
+    if tensor is None or tensor.size > MAX_TRIANGLE:
+        return None
+    matrix_size = int(str(dims[-1]))
+    matrix = tensor.numpy().reshape(-1, matrix_size)
+    below, above = matrix[0, 0], matrix[0, -1]
+    row, column = index[-2:]
+    if not np.array_equal(matrix, np.where(np.tri(len(matrix)) == 1, below, above)):
+        return None
+    condition = op("LessOrEqual", column, row)
+    return op("Where", condition, Const(below.item()), Const(above.item()))
 
 
 def broadcast_element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None = None) -> Expr:
@@ -115,6 +139,9 @@ def _cast(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
         return None
     if after.name == "BOOL":
         return op("Ne", inner, ZERO)
+    if isinstance(inner, Op) and inner.name == "Where" and all(isinstance(part, Const) for part in inner.args[1:]):
+        held = [_rounded(part, node.outputs[0], index) for part in inner.args[1:]]
+        return op("Where", inner.args[0], *held) if all(isinstance(part, Const) for part in held) else None
     if isinstance(inner, Const) or before.name == "BOOL" or is_bool(inner):
         return Const(int(inner.value)) if isinstance(inner, Const) and isinstance(inner.value, bool) else inner
     # What would be cut off (0.5, or 256 in eight bits) is not the same number any more.
@@ -170,6 +197,22 @@ def _gather_nd(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | Non
     return element(node.inputs[0], (*chosen, *rest), walk)
 
 
+def _slice_from(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
+    """A slice whose start is computed, as that of the rows of a kept mask behind a cache."""
+    given = [*node.inputs, None, None]
+    axes, steps = const_value(given[3]), const_value(given[4])
+    dims = dims_of(node.inputs[1])
+    if axes is None or dims is None or (given[4] is not None and (steps is None or (steps != 1).any())):
+        return None
+    moved = list(index)
+    for at, axis in enumerate(axes.reshape(-1)):
+        start = linear(element(node.inputs[1], (Const(at),) if dims else (), walk))
+        if start is None or any(by < 0 or isinstance(atom, Op | Read) for atom, by in start.items()):
+            return None  # below zero it would count from the end
+        moved[int(axis) % len(index)] = op("Add", moved[int(axis) % len(index)], written(start))
+    return element(node.inputs[0], tuple(moved), walk)
+
+
 def _concat(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     axis = node.attributes["axis"].as_int() % len(index)
     at = index[axis]
@@ -209,5 +252,6 @@ _RULES: dict[str, Callable[[Any, tuple[Expr, ...], Walk], Expr | None]] = {
     "GatherND": _gather_nd,
     "Range": _range,
     "Shape": _shape,
+    "Slice": _slice_from,
     "Trilu": _trilu,
 }

@@ -84,7 +84,7 @@ _FOLD: dict[str, Callable[..., Any]] = {
     "LessOrEqual": operator.le,
     "Where": lambda c, a, b: a if c else b,
 }
-ELEMENTWISE = {*_FOLD, "Greater", "GreaterOrEqual"}
+ELEMENTWISE = {*_FOLD, "Greater", "GreaterOrEqual", "Log"}
 """Operators that mean one thing whatever their type and attributes are (`Div` and `Mod` do not)."""
 TRUE, FALSE, ZERO = Const(True), Const(False), Const(0)
 
@@ -164,13 +164,31 @@ def _where(c: Expr, a: Expr, b: Expr) -> Expr | None:
 
 def _ne(a: Expr, b: Expr) -> Expr | None:
     # `Cast(bool -> int) != 0` is the bool itself.
-    return a if b == ZERO and is_bool(a) else None
+    if b == ZERO and is_bool(a):
+        return a
+    if b == ZERO and isinstance(a, Op) and a.name == "Mul" and any(map(is_bool, a.args)):
+        return op("And", op("Ne", a.args[0], ZERO), op("Ne", a.args[1], ZERO))
+    return _of_choice("Ne", a, b)
+
+
+def _of_choice(name: str, a: Expr, b: Expr) -> Expr | None:
+    """A constant compared with one of two constants is the condition by which that is chosen, or its opposite."""
+    for choice, number in ((a, b), (b, a)):
+        if isinstance(choice, Op) and choice.name == "Where" and isinstance(number, Const):
+            condition, *branches = choice.args
+            if all(isinstance(branch, Const) for branch in branches):
+                return op("Where", condition, *(op(name, branch, number) for branch in branches))
+    return None
 
 
 def _equal(a: Expr, b: Expr) -> Expr | None:
     if b == ZERO and is_bool(a):
         return op("Not", a)
-    return a if b == Const(1) and is_bool(a) else None
+    if b == Const(1) and is_bool(a):
+        return a
+    if b == ZERO and isinstance(a, Op) and a.name == "Mul" and any(map(is_bool, a.args)):
+        return op("Not", op("Ne", a, b))
+    return _of_choice("Equal", a, b)
 
 
 def _add(a: Expr, b: Expr) -> Expr | None:

@@ -71,6 +71,19 @@ class Layout:
             count *= lead.dim
         return count
 
+    def split(self, axis: Axis, size: Expr) -> Layout | None:
+        """The layout with one leading axis taken for two merged ones, the second of `size`."""
+        number = getattr(size, "value", None) or getattr(size, "dim", None)
+        high, low = Lead(Axis(f"{axis.name}a"), None), Lead(Axis(f"{axis.name}b"), number)
+
+        def parts(leads: tuple[Lead, ...]) -> tuple[Lead, ...]:
+            apart = ((high, low) if lead.axis == axis else (lead,) for lead in leads)
+            return tuple(part for each in apart for part in each)
+
+        meaning: dict[Axis, Expr] = {axis: join(high.axis, low.axis, size)}
+        raw = tuple(_replaced(at, meaning) for at in self.raw)
+        return Layout(parts(self.batch), parts(self.heads), raw) if number else None
+
     def canonical(self, index: Index) -> Index:
         """An index over the leading axes, as one over `b` and `h`."""
         meaning: dict[Axis, Expr] = {}

@@ -199,25 +199,31 @@ class MaskReader:
         if not isinstance(expr, Op):
             return None
         if expr.name == "Where":
-            condition, when_true, when_false = expr.args
-            if _is_low(when_false, times):
-                rest = self._two_valued(when_true, times)
-                return None if rest is None else op("And", condition, rest)
-            if _is_low(when_true, times):
-                if _is_nonzero(condition, when_false):  # `x.masked_fill(x != 0, low)`
-                    return op("Not", self._truth(when_false) or condition)
-                rest = self._two_valued(when_false, times)
-                return None if rest is None else op("And", op("Not", condition), rest)
-            return None
+            return self._chosen(expr, times)
         if expr.name == "Add":
             left, right = (self._two_valued(arg, times) for arg in expr.args)
             return None if left is None or right is None else op("And", left, right)
+        if expr.name == "Log" and times > 0:  # of one and zero
+            return self._truth(expr.args[0])
         if expr.name == "Neg":
             return self._two_valued(expr.args[0], -times)
         if expr.name == "Mul":
             for factor, number in (expr.args, expr.args[::-1]):
                 if isinstance(number, Const):
                     return self._scaled(factor, float(number.value) * times)
+        return None
+
+    def _chosen(self, expr: Op, times: float) -> Expr | None:
+        """As `_two_valued`, for `Where(condition, a, b)`."""
+        condition, when_true, when_false = expr.args
+        if _is_low(when_false, times):
+            rest = self._two_valued(when_true, times)
+            return None if rest is None else op("And", condition, rest)
+        if _is_low(when_true, times):
+            if _is_nonzero(condition, when_false):  # `x.masked_fill(x != 0, low)`
+                return op("Not", self._truth(when_false) or condition)
+            rest = self._two_valued(when_false, times)
+            return None if rest is None else op("And", op("Not", condition), rest)
         return None
 
     def _scaled(self, factor: Expr, number: float) -> Expr | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, op
-from attnport.exporter.fusion.indices import Index, reshaped
+from attnport.exporter.fusion.indices import Index, reshaped, size_of, split
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,7 +33,7 @@ def relaid(value: ir.Value, index: Index) -> Source | None:
     return source_of(node, index) if node is not None and node.op_type in LAYOUT else None
 
 
-LAYOUT = frozenset({"Identity", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose"})
+LAYOUT = frozenset({"Identity", "Expand", "Tile", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose"})
 
 
 def const_value(value: ir.Value | None) -> Any | None:
@@ -69,6 +69,19 @@ def _identity(node: ir.Node, index: Index) -> Index:
 def _expand(node: ir.Node, index: Index) -> Index | None:
     assert node.inputs[0] is not None
     return broadcast_index(node.inputs[0], index)
+
+
+def _tile(node: ir.Node, index: Index) -> Index | None:
+    dims, repeats = dims_of(node.inputs[0]), const_value(node.inputs[1])
+    after = dims_of(node.outputs[0])
+    if dims is None or None in dims:
+        return None
+    moved: list[Expr] = []
+    for axis, (dim, at) in enumerate(zip(dims, index, strict=True)):
+        same = (repeats is not None and repeats.reshape(-1)[axis] == 1) or (after is not None and after[axis] == dim)
+        assert dim is not None
+        moved.append(ZERO if dim == 1 else at if same else split(at, size_of(dim))[1])
+    return tuple(moved)
 
 
 def _unsqueeze(node: ir.Node, index: Index) -> Index | None:
@@ -135,6 +148,7 @@ _MOVES: dict[str, Callable[[Any, Index], Index | None]] = {
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

@@ -74,6 +74,8 @@ def _head_dim(at: Located) -> int | str | None:
 
 def bringable(layout: Layout, at: Located, *last: Axis) -> bool:
     """Whether `forms.canonical` can bring a value to `[B,H,.,.]`: its axes are the attention's own, merged or moved."""
+    if is_canonical(layout, at) and set(at.index[2:]) == set(last):
+        return True
     dims = dims_of(at.value)
     wanted = [lead.axis for lead in (*layout.batch, *layout.heads)] + list(last)
     parts = components(at.index)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.attention import NotRecognised
 from attnport.exporter.fusion.elements import scalar
+from attnport.exporter.fusion.formula import Const, op
 from attnport.exporter.fusion.indices import Index
-from attnport.exporter.fusion.layout import Located
-from attnport.exporter.fusion.moves import broadcast_index, const_value, dims_of, relaid, source_of
+from attnport.exporter.fusion.layout import KEY, Located
+from attnport.exporter.fusion.moves import broadcast_index, const_value, relaid, source_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -34,12 +35,12 @@ class Probabilities:
     Attributes:
         index: Of the softmax's element, over the product's leading axes, queries and keys.
         zeroed: Conditions under which probabilities are set to zero; harmless where the mask hides these keys.
-        drops_last: Whether the last key's probability is dropped, as that of a sink.
+        drops_one: Whether the first or the last key's probability is dropped, as that of a sink.
     """
 
     index: Index
     zeroed: tuple[Zeroed, ...]
-    drops_last: bool
+    drops_one: bool
 
 
 def product_of(softmax: ir.Node) -> ir.Node:
@@ -57,7 +58,7 @@ def product_of(softmax: ir.Node) -> ir.Node:
             if user in seen:
                 continue
             seen.add(user)
-            if user.op_type == "MatMul" and user.inputs[0] is value:
+            if user.op_type == "MatMul":
                 found[user] = None
             elif user.op_type in _PASSED and user.domain == "" and not _is_condition(user, value):
                 pending.extend(user.outputs)
@@ -74,24 +75,23 @@ def _is_condition(user: ir.Node, value: ir.Value) -> bool:
     return user.op_type == "Where" and user.inputs[0] is value
 
 
-def read_probabilities(product: ir.Node, index: Index, softmax: ir.Node) -> Probabilities:
+def read_probabilities(operand: Located, softmax: ir.Node) -> Probabilities:
     """Walks from the product with v up to the softmax.
 
     Args:
-        index: Of the product's left operand, over its leading axes, queries and keys.
+        operand: The probabilities as they enter the product, over its leading axes, queries and keys.
 
     Raises:
         NotRecognised: a step between them changes probabilities.
     """
-    value = product.inputs[0]
-    assert value is not None
+    value, index = operand.value, operand.index
     zeroed: list[Zeroed] = []
-    drops_last = False
+    drops_one = False
     for _ in range(_FAR):
         node = value.producer()
         assert node is not None
         if node is softmax:
-            return Probabilities(index, tuple(zeroed), drops_last)
+            return Probabilities(index, tuple(zeroed), drops_one)
         moved = relaid(value, index)
         if moved is not None and node.op_type != "Expand":
             value, index = moved
@@ -99,9 +99,9 @@ def read_probabilities(product: ir.Node, index: Index, softmax: ir.Node) -> Prob
             value = _unchanged(node)
         elif node.op_type == "Slice":
             moved = source_of(node, index)
-            if moved is None or moved[1] != index or not _drops_last(node, softmax):
+            if moved is None or not _drops_one(node, index, moved[1]):
                 raise NotRecognised("after the softmax comes Slice, not the product with v")
-            value, drops_last = moved[0], True
+            (value, index), drops_one = moved, True
         elif node.op_type in ("Where", "Mul"):
             value, step = _guard(node, index, softmax)
             zeroed.extend(step)
@@ -120,27 +120,29 @@ def _unchanged(node: ir.Node) -> ir.Value:
     return value
 
 
-def _drops_last(node: ir.Node, softmax: ir.Node) -> bool:
-    """Whether a slice takes all but the last probability of each row."""
+def _drops_one(node: ir.Node, index: Index, moved: Index) -> bool:
+    """Whether a slice takes all but the first or all but the last probability of each row."""
     ends, axes = const_value(node.inputs[2]), const_value(node.inputs[3]) if len(node.inputs) > 3 else None
-    rank = len(dims_of(softmax.outputs[0]) or ())
-    if ends is None or axes is None or ends.size != 1 or int(axes.reshape(-1)[0]) % rank != rank - 1:
+    if ends is None or axes is None or ends.size != 1 or index[int(axes.reshape(-1)[0]) % len(index)] != KEY:
         return False
-    return int(ends.reshape(-1)[0]) == -1
+    end = int(ends.reshape(-1)[0])
+    if moved == index:
+        return end == -1
+    return tuple(op("Add", KEY, Const(1)) if at == KEY else at for at in index) == moved and end >= 2**31 - 1
 
 
 def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, list[Zeroed]]:
     """`Where(c, 0, p)`, `Where(c, p, 0)` or `p m`: the probabilities, and where they become zero."""
     if node.op_type == "Mul":
         first, second = node.inputs
-        on, by = (first, second) if _comes_from(first, softmax) else (second, first)
+        on, by = (first, second) if comes_from(first, softmax) else (second, first)
         assert on is not None
         if scalar(by) is not None:
             raise NotRecognised("after the softmax comes Mul by a number, not the product with v")
         return on, [Zeroed(_located(by, index), hides=False, number=True)]
     condition, when_true, when_false = node.inputs
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):
-        if on is not None and _comes_from(on, softmax):
+        if on is not None and comes_from(on, softmax):
             if _tests_finite(condition, on):
                 return on, []  # of a softmax nothing but a row with no allowed key is NaN, and that gives zero
             if scalar(zero) == 0:
@@ -168,15 +170,16 @@ def _located(value: ir.Value | None, index: Index) -> Located:
     return Located(value, own)
 
 
-def _comes_from(value: ir.Value | None, softmax: ir.Node) -> bool:
+def comes_from(value: ir.Value | None, softmax: ir.Node) -> bool:
+    """Whether a value is the softmax's result, through the steps that are passed on the way to the product with v."""
     for _ in range(_FAR):
         node = value.producer() if value is not None else None
         if node is None or node is softmax:
             return node is softmax
         if node.op_type == "Where":
-            value = node.inputs[2] if _comes_from(node.inputs[2], softmax) else node.inputs[1]
+            value = node.inputs[2] if comes_from(node.inputs[2], softmax) else node.inputs[1]
         elif node.op_type in _PASSED:
-            value = node.inputs[0] if node.op_type != "Mul" or _comes_from(node.inputs[0], softmax) else node.inputs[1]
+            value = node.inputs[0] if node.op_type != "Mul" or comes_from(node.inputs[0], softmax) else node.inputs[1]
         else:
             return False
     return False

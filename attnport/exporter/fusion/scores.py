@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.attention import Multiplier, NotRecognised
 from attnport.exporter.fusion.elements import scalar
-from attnport.exporter.fusion.formula import ZERO, axes_of
+from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
 from attnport.exporter.fusion.indices import Index
 from attnport.exporter.fusion.layout import KEY, Located
 from attnport.exporter.fusion.mask import LARGE_NEGATIVE, MaskReader
-from attnport.exporter.fusion.moves import LAYOUT, broadcast_index, const_value, relaid
+from attnport.exporter.fusion.moves import LAYOUT, broadcast_index, const_value, dims_of, relaid
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_STEPS = {"Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Tanh", "Max", "Clip", "Concat"}
+_STEPS = {"Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Tanh", "Max", "Clip", "Concat", "Pad"}
 _FAR = 48
 
 
@@ -68,7 +68,10 @@ def read_scores(softmax: ir.Node, index: Index, reader: MaskReader) -> Scores:
             continue
         if node.op_type not in _STEPS:
             raise NotRecognised(f"the scores pass through {node.op_type}, which no fused kernel computes")
-        value = walk.step(node, index)
+        if node.op_type in ("Concat", "Pad"):
+            value, index = walk.take_sink(node, index)
+        else:
+            value = walk.step(node, index)
     raise NotRecognised("the product of q and k is too far from the softmax")
 
 
@@ -78,6 +81,7 @@ class _Walk:
         self.scale = 1.0
         self.outer = 0.0
         self.sink: Located | None = None
+        self.sink_first = False
         self.factors: list[Multiplier] = []
         self.below_tanh = False
 
@@ -97,8 +101,6 @@ class _Walk:
             return first
         if node.op_type == "Tanh":
             return self._tanh(first)
-        if node.op_type == "Concat":
-            return self._concat(node, index)
         if node.op_type in ("Max", "Clip"):
             return _clamped(node)
         second = node.inputs[1]
@@ -153,9 +155,9 @@ class _Walk:
         assert second is not None
         assert third is not None
         for hides, fill, rest in ((True, second, third), (False, third, second)):
-            low = scalar(fill)
-            if low is not None:
-                low = low * self.scale
+            constant = self.reader.element(self._located(fill, index)) if not leads_to_product(fill) else None
+            if isinstance(constant, Const):
+                low = constant.value * self.scale
                 if self.below_tanh:
                     raise NotRecognised("scores are masked before their soft-cap")
                 if not low <= LARGE_NEGATIVE:
@@ -168,25 +170,52 @@ class _Walk:
                 return rest
         raise NotRecognised("the scores are chosen from two tensors")
 
-    def _concat(self, node: ir.Node, index: Index) -> ir.Value:
-        """`[scores, sink]`: one more score for each row, which the probabilities lose again."""
-        first, *rest = node.inputs
-        axis = node.attributes["axis"].as_int() % len(index)
-        last = rest[0] if len(rest) == 1 else None
-        if first is None or last is None or index[axis] != KEY or not leads_to_product(first):
-            raise NotRecognised("the scores are concatenated, and not with one more key at their end")
-        if self.sink is not None or last.shape is None or last.shape[axis] != 1:
+    def take_sink(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index]:
+        """`[scores, sink]` or `[sink, scores]`: one more score for each row, which the probabilities lose again."""
+        if self.sink is not None:
             raise NotRecognised("the scores are concatenated with more than one key")
         if self.scale != 1.0 or self.factors or self.below_tanh or self.reader.factors or self.reader.biases:
             raise NotRecognised("the scores are scaled or masked together with a sink")
-        self.sink = Located(last, tuple(ZERO if at == axis or last.shape[at] == 1 else e for at, e in enumerate(index)))
-        return first
+        on, axis, sink, first = _padded(node) if node.op_type == "Pad" else _concatenated(node, len(index))
+        wanted: Expr = op("Add", KEY, Const(1)) if first else KEY
+        if index[axis] != wanted or not leads_to_product(on):
+            raise NotRecognised("the scores are concatenated, and not with one more key at their end")
+        rank = len(sink.shape or ())
+        self.sink = Located(sink, tuple(
+            ZERO if dim == 1 else at for dim, at in zip(sink.shape or (), index[len(index) - rank :], strict=True)
+        ))  # fmt: skip
+        self.sink_first = first
+        return on, tuple(KEY if position == axis else at for position, at in enumerate(index))
 
     def _located(self, term: ir.Value, index: Index) -> Located:
         own = broadcast_index(term, index)
         if own is None:
             raise NotRecognised(f"the sizes of {term.name}, which meets the scores, are not known")
         return Located(term, own)
+
+
+def _concatenated(node: ir.Node, rank: int) -> tuple[ir.Value, int, ir.Value, bool]:
+    """The scores, the axis, the sink, and whether the sink stands first."""
+    axis = node.attributes["axis"].as_int() % rank
+    for at in (0, 1) if len(node.inputs) == 2 else ():
+        on, sink = node.inputs[at], node.inputs[1 - at]
+        dims = dims_of(sink)
+        if on is not None and sink is not None and leads_to_product(on) and dims is not None and dims[axis] == 1:
+            return on, axis, sink, at == 1
+    raise NotRecognised("the scores are concatenated, and not with one more key")
+
+
+def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
+    """As `_concatenated`, for one more score that is a constant."""
+    on, fill = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    pads, dims = const_value(node.inputs[1]), dims_of(on)
+    if on is not None and fill is not None and pads is not None and dims is not None and len(node.inputs) < 4:
+        for first in (True, False):
+            wanted = [0] * (2 * len(dims))
+            wanted[len(dims) - 1 if first else -1] = 1
+            if pads.reshape(-1).tolist() == wanted and scalar(fill) is not None:
+                return on, len(dims) - 1, fill, first
+    raise NotRecognised("the scores are padded, and not with one more key")
 
 
 def _clamped(node: ir.Node) -> ir.Value:

@@ -110,11 +110,13 @@ class Lowering(abc.ABC):
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
         from attnport.exporter.passes.opset import to_opset
+        from attnport.exporter.passes.sizes import infer_sizes
 
         if plan not in self.plans:
             raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
         inline_functions(model)
         rewrites.apply_all(model)
+        infer_sizes(model)
         recognition = recognise(model, counted, masks=masks)
         build = Builder(model)
         writer = self.mask_writer(build)

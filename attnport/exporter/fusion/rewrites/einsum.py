@@ -39,6 +39,8 @@ def apply(model: ir.Model) -> int:
     """Replaces each that sums over one letter; returns how many there were."""
     build = Builder(model)
     replaced = 0
+    for node in [node for node in model.graph if node.op_type == "Einsum" and len(node.inputs) > 2]:
+        _in_pairs(build, model, node)
     for node in [node for node in model.graph if node.op_type == "Einsum" and node.domain == ""]:
         ranks = [len(dims) if (dims := dims_of(value)) is not None else None for value in node.inputs]
         equation = parse(node.attributes["equation"].as_string(), ranks)
@@ -49,6 +51,31 @@ def apply(model: ir.Model) -> int:
         model.graph.remove(node, safe=True)
         replaced += 1
     return replaced
+
+
+def _in_pairs(build: Builder, model: ir.Model, node: ir.Node) -> None:
+    """Writes an equation of several operands as equations of two, from the left."""
+    inputs, arrow, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    if not arrow or "." in inputs or len(operands) != len(node.inputs):
+        return
+    build.before, build.scope = node, node.name or "einsum"
+    value, letters = node.inputs[0], operands[0]
+    sizes = {
+        letter: dim
+        for operand, each in zip(operands, node.inputs, strict=True)
+        for letter, dim in zip(operand, dims_of(each) or [None] * len(operand), strict=False)
+    }
+    for at, (operand, each) in enumerate(zip(operands[1:], node.inputs[1:], strict=True), start=2):
+        wanted = set(output).union(*operands[at:])
+        made = "".join(letter for letter in dict.fromkeys(letters + operand) if letter in wanted)
+        made = output if at == len(operands) else made
+        shape = [sizes[letter] for letter in made]
+        value = build.op("Einsum", value, each, name="pair", shape=shape, equation=f"{letters},{operand}->{made}")
+        letters = made
+    assert value is not None
+    build.replace(node.outputs[0], value)
+    model.graph.remove(node, safe=True)
 
 
 def parse(text: str, ranks: list[int | None]) -> Equation | None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.attention import Context, NotRecognised, Recognised
-from attnport.exporter.fusion.formula import ZERO
+from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, op
 from attnport.exporter.fusion.indices import Index, reshaped
 from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Located, layout_of
 from attnport.exporter.fusion.mask import MaskReader
 from attnport.exporter.fusion.moves import dims_of
 from attnport.exporter.fusion.operands import at_product, bringable, is_canonical, key_and_value, query
-from attnport.exporter.fusion.probabilities import Zeroed, product_of, read_probabilities
+from attnport.exporter.fusion.probabilities import (
+    Probabilities,
+    Zeroed,
+    comes_from,
+    product_of,
+    read_probabilities,
+)
 from attnport.exporter.fusion.scores import Scores, read_scores
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 OP_TYPE = "Softmax"
+MAX_SPLITS = 4
+"""Leading axes of an attention that are two axes merged."""
 _BETWEEN = frozenset(
     (
         *("Cast", "Identity", "Dropout", "Where", "IsNaN", "Mul", "Div", "Add", "Sub"),
@@ -49,43 +57,84 @@ def match(node: ir.Node, context: Context) -> Recognised:
         NotRecognised: with the step at which it stops being one.
     """
     product = product_of(node)
-    output, values = product.outputs[0], product.inputs[1]
+    p, values = product.inputs
+    transposed = not comes_from(p, node)  # `v^T p^T`, as of channels-first code
+    if transposed:
+        p, values = values, p
+    assert p is not None
     assert values is not None
-    layout = layout_of(output, values)
-    if layout is None:
-        raise NotRecognised("the sizes of the leading axes of the product with v are not known")
-    v = at_product(values, layout.raw, KEY, DEPTH)
-    probabilities = at_product(product.inputs[0], layout.raw, ROW, KEY)
+    layout = layout_of(product.outputs[0], values)
+    for _ in range(MAX_SPLITS):
+        if layout is None:
+            raise NotRecognised("the sizes of the leading axes of the product with v are not known")
+        try:
+            return _read(node, product, p, values, transposed, layout, context)
+        except Unsplit as err:
+            layout = layout.split(err.axis, err.size)
+    raise NotRecognised("its tensors are merged and split in too many ways")
+
+
+class Unsplit(Exception):
+    """A tensor is indexed by a part of a leading axis, which is two axes merged."""
+
+    def __init__(self, axis: Axis, size: Expr) -> None:
+        super().__init__(axis.name)
+        self.axis, self.size = axis, size
+
+
+def _read(
+    node: ir.Node,
+    product: ir.Node,
+    p: ir.Value,
+    values: ir.Value,
+    transposed: bool,
+    layout: Layout,
+    context: Context,
+) -> Recognised:
+    """Reads the attention for one layout. Raises Unsplit where a leading axis has to be taken for two."""
+    v = at_product(values, layout.raw, *((DEPTH, KEY) if transposed else (KEY, DEPTH)))
+    probabilities = at_product(p, layout.raw, *((KEY, ROW) if transposed else (ROW, KEY)))
     if v is None or probabilities is None:
         raise NotRecognised("the product with v is not one of matrices of known rank")
-    between = read_probabilities(product, probabilities.index, node)
-    _check_axis(node, between.index)
+    between = read_probabilities(probabilities, node)
+    _check_axis(node, between)
     reader = MaskReader(layout, context.masks)
     scores = read_scores(node, between.index, reader)
-    if between.drops_last is not (scores.sink is not None):
+    if between.drops_one is not (scores.sink is not None):
         raise NotRecognised("the probability of a key is dropped that is no sink, or that of a sink is kept")
     _check_zeroed(between.zeroed, reader)
     q, k = _operands(scores)
     k, v = key_and_value(layout, k, v)
+    q = query(layout, q)
     mask = reader.read(q, k)
     tensors = [(q, (ROW, DEPTH)), (k, (KEY, DEPTH)), (v, (KEY, DEPTH)), *((f.at, (ROW, KEY)) for f in scores.factors)]
     tensors += [(factor.origin.at, (ROW, KEY)) for factor in mask.factors if factor.origin is not None]
     tensors += [(bias.at, (ROW, KEY)) for bias in mask.biases]
+    tensors += [(scores.sink, (ROW, KEY))] if scores.sink is not None else []
     for at, last in tensors:
         if not bringable(layout, at, *last):
+            _check_split(layout, at)
             raise NotRecognised(f"{at.value.name} lies in a way that has no form of rank 4")
-    at_output, last_node = _output(layout, product)
+    at_output, last_node = _output(layout, product, transposed)
     return Recognised(
-        "", node, last_node, layout, query(layout, q), k, v, scores.scale, mask, at_output, scores.softcap, scores.sink,
+        "", node, last_node, layout, q, k, v, scores.scale, mask, at_output, scores.softcap, scores.sink,
         tuple(scores.factors),
     )  # fmt: skip
 
 
-def _check_axis(node: ir.Node, index: Index) -> None:
+def _check_split(layout: Layout, at: Located) -> None:
+    leads = [lead.axis for lead in (*layout.batch, *layout.heads)]
+    for entry in at.index:
+        part = entry.args if isinstance(entry, Op) and entry.name in ("FloorDiv", "FloorMod") else ()
+        if part and isinstance(part[0], Axis) and part[0] in leads:
+            raise Unsplit(part[0], part[1])
+
+
+def _check_axis(node: ir.Node, between: Probabilities) -> None:
     """The softmax runs over the keys, and over nothing else."""
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-    rank = len(index)
-    if index[axis % rank] != KEY:
+    at = between.index[axis % len(between.index)]
+    if at != KEY and not (between.drops_one and at == op("Add", KEY, Const(1))):
         raise NotRecognised(f"the softmax runs over axis {axis}, not over the keys")
 
 
@@ -113,10 +162,10 @@ def _operands(scores: Scores) -> tuple[Located, Located]:
     return q, k
 
 
-def _output(layout: Layout, product: ir.Node) -> tuple[Located, ir.Node]:
+def _output(layout: Layout, product: ir.Node, transposed: bool) -> tuple[Located, ir.Node]:
     """What a lowered form replaces: the product, or the reshape behind it that brings it to `[B,H,S,Dv]`."""
     value = product.outputs[0]
-    here = Located(value, (*layout.raw, ROW, DEPTH))
+    here = Located(value, (*layout.raw, *((DEPTH, ROW) if transposed else (ROW, DEPTH))))
     if is_canonical(layout, here):
         return here, product
     users = [use.node for use in value.uses()] if not value.is_graph_output() else []
