@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+STAYS = "attnport.float32"
+"""The mark, in a node's metadata, of what a lowering computes in float32 whatever the plan."""
+
+
 def apply(model: ir.Model, plan: str) -> int:
     """Casts the graph to the plan's type, in place; returns how many tensors and nodes were changed.
 
@@ -79,6 +83,8 @@ def _cast_node(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
 
     float32 = ir.DataType.FLOAT
     changed = 0
+    if STAYS in node.metadata_props:
+        return _keep_float32(model, node, half)
     _name_default_type(node)
     for name in ("to", "dtype"):
         if name in node.attributes and node.attributes[name].as_int() == float32:
@@ -102,6 +108,14 @@ def _cast_node(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
     return changed + bool(outputs)
 
 
+def _keep_float32(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
+    """A node that stays in float32: only what comes to it in the half type is cast."""
+    halves = [(at, value) for at, value in enumerate(node.inputs) if value is not None and value.dtype == half]
+    for at, value in halves if node.op_type != "Cast" else ():
+        node.replace_input_with(at, _to_float32(model, node, value, at))
+    return len(halves)
+
+
 def _name_default_type(node: ir.Node) -> None:
     """Writes out the float32 that an operator makes when nothing is said."""
     import onnx_ir as ir
@@ -116,7 +130,9 @@ def _name_default_type(node: ir.Node) -> None:
 
 
 def _demands_float32(node: ir.Node, at: int, half: ir.DataType) -> bool:
-    """Whether the standard lets an input be float32 and not the half type."""
+    """Whether an input has to be float32: the node stays in it, or the standard does not let it be the half type."""
+    if STAYS in node.metadata_props:
+        return True
     if node.domain != "" or not _takes(node, half):
         return False
     formal = _schema(node).inputs

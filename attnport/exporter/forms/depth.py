@@ -1,4 +1,4 @@
-"""Head dims below what a target's kernels take: zero columns on q, k and v change neither scores nor results."""
+"""Head dims that a target's kernels take: zero columns on q, k and v change neither scores nor results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import key_of
+from attnport.exporter.forms.operands import key_of
 from attnport.exporter.fusion.attention import Attention
 
 if TYPE_CHECKING:
@@ -25,15 +25,14 @@ def head_dims(attention: Attention) -> tuple[int | None, int | None]:
 
 
 def widened(build: Builder, attention: Attention, depth: int) -> Attention:
-    """The attention with q, k and v of a known head dim padded to `depth` columns; its scale stays the old one."""
-    own, _ = head_dims(attention)
-    assert own is not None
-    ends = build.const([0] * 7 + [depth - own], np.int64)
-    q, k, v = (
-        build.op("Pad", value, ends, name=f"{name}_wide", shape=_shape(value, depth))
-        for name, value in (("q", attention.q), ("k", key_of(build, attention)), ("v", attention.v))
-    )
-    return replace(attention, q=q, k=k, k_transposed=None, v=v)
+    """The attention with q, k and v padded to `depth` columns; the head dims are known, the scale stays the old one."""
+    key_depth, value_depth = head_dims(attention)
+    assert key_depth is not None
+    assert value_depth is not None
+    q, k, v = attention.q, key_of(build, attention), attention.v
+    if key_depth < depth:
+        q, k = _padded(build, q, key_depth, depth), _padded(build, k, key_depth, depth)
+    return replace(attention, q=q, k=k, k_transposed=None, v=_padded(build, v, value_depth, depth))
 
 
 def narrowed(build: Builder, output: ir.Value, depth: int) -> ir.Value:
@@ -42,7 +41,11 @@ def narrowed(build: Builder, output: ir.Value, depth: int) -> ir.Value:
     return build.op("Slice", output, start, end, axis, name="narrow")
 
 
-def _shape(value: ir.Value, depth: int) -> list[int | str | None]:
-    if value.shape is None:
-        return [None, None, None, depth]
-    return [*(dim if isinstance(dim, int) else dim.value for dim in value.shape[:-1]), depth]
+def _padded(build: Builder, value: ir.Value, own: int, depth: int) -> ir.Value:
+    if own == depth:
+        return value
+    dims = (
+        [None] * 3 if value.shape is None else [dim if isinstance(dim, int) else dim.value for dim in value.shape[:-1]]
+    )
+    ends = build.const([0] * 7 + [depth - own], np.int64)
+    return build.op("Pad", value, ends, name="wide", shape=[*dims, depth])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, Size, axes_of, is_bool
+from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Read, Size, axes_of, is_bool
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.mask import THRESHOLD, Factor
 
@@ -34,7 +35,7 @@ class MaskWriter:
         """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, each axis only where the mask depends on it; None = all."""
         total: ir.Value | None = None
         for factor in attention.mask.factors:
-            part = self._factor(factor, attention)
+            part = self.factor(factor, attention)
             total = part if total is None else self._shared("And", total, part)
         return total
 
@@ -114,6 +115,16 @@ class MaskWriter:
             self._written[key] = self.build.cast(value, dtype)
         return self._written[key]
 
+    def length(self, attention: Attention, axis: str) -> ir.Value:
+        """The run-time size of one index variable as a scalar, int64, shared as its tensor of one element is."""
+        import onnx_ir as ir
+
+        size = self._size(attention, axis)
+        return self.once(
+            ("length", size),
+            lambda: self.build.op("Squeeze", size, name="mask/length", dtype=ir.DataType.INT64, shape=[]),
+        )
+
     def _lengths(self, attention: Attention) -> tuple[ir.Value, ir.Value]:
         return self._size(attention, "i"), self._size(attention, "j")
 
@@ -138,7 +149,14 @@ class MaskWriter:
             self._written[key] = self.build.op(op_type, *inputs, name=f"mask/{op_type.lower()}")
         return self._written[key]
 
-    def _factor(self, factor: Factor, attention: Attention) -> ir.Value:
+    def once(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
+        """What `make` writes for `key`, written for the first attention that asks and shared with the others."""
+        if key not in self._written:
+            self._written[key] = make()
+        return self._written[key]
+
+    def factor(self, factor: Factor, attention: Attention) -> ir.Value:
+        """Where one factor holds, as bool `[B|1, H|1, S|1, T|1]`."""
         key = ("factor", factor.keep, *self._sizes_of(factor.keep, attention))
         if key not in self._written:
             try:
@@ -195,18 +213,25 @@ class MaskWriter:
         raise _CannotWrite
 
     def _read(self, expr: Read) -> ir.Value:
-        """An input indexed by index variables in order: unsqueezed to rank 4, integers as int64."""
+        """An input indexed by index variables in order: unsqueezed to rank 4, integers as int64.
+
+        One of rank 4 may stand for all entries of an axis with a single one of its own.
+        """
         import onnx_ir as ir
 
         names = [at.name if isinstance(at, Axis) else None for at in expr.index]
         wanted = [name for name in AXES if name in names]
         dims = expr.value.shape
-        if None in names or names != wanted or dims is None or len(dims) != len(names):
+        whole = len(names) == 4 and all(
+            name == axis or (at == ZERO and dim == 1)
+            for name, axis, at, dim in zip(names, AXES, expr.index, dims or [None] * 4, strict=True)
+        )
+        if not whole and (None in names or names != wanted or dims is None or len(dims) != len(names)):
             raise _CannotWrite
         value = expr.value
         if value.dtype is not None and value.dtype.is_integer() and value.dtype != ir.DataType.INT64:
             value = self.build.cast(value, ir.DataType.INT64, "mask/cast")
-        axes = [axis for axis, name in enumerate(AXES) if name not in names]
+        axes = [] if whole else [axis for axis, name in enumerate(AXES) if name not in names]
         return self._shared("Unsqueeze", value, self.build.const(axes, np.int64)) if axes else value
 
     def _operation(self, expr: Op, attention: Attention) -> ir.Value:

@@ -20,7 +20,7 @@ class Onnx18(Lowering):
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """Products, `Where`, softmax; a row with no allowed key is zeroed behind the product with v."""
-        output, anchors = decomposed(build, masks, attention, spelling="plain")
+        output, anchors = decomposed(build, masks, attention)
         return Written(output, "MatMul, Where, Softmax, MatMul", anchors)
 
 

@@ -1,22 +1,31 @@
-"""TensorRT (data centre): strongly typed, half precision around attention, the leanest spelling for each mask."""
+"""TensorRT (data centre): strongly typed, half precision around attention, the leanest spelling for each mask.
+
+Four choices, in order; each attention passes all of them (measured by `benchmarks/engine_forms.py`):
+
+1. head dims are padded to what kernels take: q, k and v alike, a multiple of 8 from 16 to 256;
+2. a sink becomes one more key;
+3. the `Attention` operator, where no mask is written for it: none, causal alone, or one of keys alone;
+4. else products around one `Where` (`forms/tiled.py`), grouped heads laid out as rows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op
-from attnport.exporter.forms.decomposed import decomposed
 from attnport.exporter.forms.depth import head_dims, narrowed, widened
+from attnport.exporter.forms.groups import can_fold, folded, unfolded
 from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.narrow_masks import NarrowMaskWriter
+from attnport.exporter.forms.sinks import with_sink_key
+from attnport.exporter.forms.tiled import tiled
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import axes_of
-from attnport.exporter.fusion.mask import Mask
 from attnport.exporter.lowering.base import Lowering, Written
 
-LEAST_DEPTH = 16
-"""The smallest head dim with a fused kernel; at 8 the operator does not build and products are not fused (measured)."""
+LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
+"""Head dims with a fused kernel: at 8 and 257 there is none, at 12 and 20 a mask makes the builder fail (1.7.1)."""
 
 
 class TensorRt(Lowering):
@@ -24,38 +33,81 @@ class TensorRt(Lowering):
 
     name = "tensorrt"
     opset = 23
+    takes_sinks = True
     plans: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp16_islands", "bf16_islands", "fp32")
     proved_by: ClassVar[tuple[str, ...]] = ("engine",)
 
-    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """The `Attention` operator for no mask, padding or causal alone; products with one `Where` otherwise.
+    def mask_writer(self, build: Builder) -> MaskWriter:
+        """Masks are compared in int32, so that kernels compute them."""
+        return NarrowMaskWriter(build)
 
-        Measured as scratch memory at T=4096: with a padding mask of `[B,1,1,T]` the operator takes 0.89 of the `Where`
-        form's, with the same run-time map of tiles; a mask that depends on queries and keys it writes out whole.
+    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+        """The leanest form that one kernel covers; a note says where there is none.
+
+        Raises:
+            CannotRepeat: the head counts do not say how often a key/value head is repeated.
         """
         import onnx_ir as ir
 
-        islands = {"fp16_islands": ir.DataType.FLOAT16, "bf16_islands": ir.DataType.BFLOAT16}.get(plan)
-        note = "fp32 attention has no fused kernel; use fp16, bf16 or their islands" if plan == "fp32" else ""
-        depth, value_depth = head_dims(attention)
-        if plan != "fp32" and depth is not None and depth == value_depth and depth < LEAST_DEPTH:
-            wide = self.write(build, masks, widened(build, attention, LEAST_DEPTH), plan)
-            narrow = narrowed(build, wide.output, depth)
-            return replace(wide, output=narrow, form=f"{wide.form}, head dim {depth} padded to {LEAST_DEPTH}")
-        query_heads, key_heads = attention.head_counts()
-        # Of one head the builder takes the operator without a mask only: with one it refuses or crashes (1.7.1).
-        takes_mask = query_heads != 1 or not attention.mask.factors or attention.mask.is_causal_only
-        lean = _leanest_as_operator(attention.mask) and takes_mask
-        if plan != "fp32" and (query_heads != key_heads or lean):
-            output, anchors = attention_op(build, masks, attention, "bool", compute=islands)
-            return Written(output, "Attention", anchors, note)
-        output, anchors = decomposed(build, masks, attention, spelling="tiled", compute=islands)
-        return Written(output, "MatMul, Where(-inf), Softmax, MatMul", anchors, note)
+        compute = {"fp16_islands": ir.DataType.FLOAT16, "bf16_islands": ir.DataType.BFLOAT16}.get(plan)
+        said: list[str] = []
+        key_depth, value_depth = head_dims(attention)
+        depth = None if plan == "fp32" else _kernel_depth(key_depth, value_depth)
+        if depth is not None:
+            attention = widened(build, attention, depth)
+            said.append(f"head dim {key_depth} padded to {depth}" if key_depth != depth else "")
+            said.append(f"value dim {value_depth} padded to {depth}" if value_depth not in (key_depth, depth) else "")
+        if attention.sink is not None:
+            attention = with_sink_key(build, masks, attention)
+            said.append("sink as one more key")
+        if plan != "fp32" and _as_operator(attention):
+            form = "Attention"
+            output, anchors = attention_op(build, masks, attention, "bool", compute=compute)
+        elif can_fold(attention):
+            form = "MatMul, Where(-inf), Softmax, MatMul"
+            rows = folded(build, masks, attention)
+            output, anchors = tiled(build, masks, rows, compute=compute)
+            output = unfolded(build, attention, output)
+            said.append("grouped heads as rows")
+        else:
+            form = "MatMul, Where(-inf), Softmax, MatMul"
+            output, anchors = tiled(build, masks, attention, compute=compute)
+        if depth is not None and value_depth is not None and value_depth < depth:
+            output = narrowed(build, output, value_depth)
+        return Written(output, ", ".join([form, *filter(None, said)]), anchors, _note(plan, key_depth, value_depth))
 
 
-def _leanest_as_operator(mask: Mask) -> bool:
-    by_key_alone = all(axes_of(factor.keep) <= {"b", "j"} for factor in mask.factors)
-    return not mask.biases and (by_key_alone or mask.is_causal_only)
+def _kernel_depth(key_depth: int | None, value_depth: int | None) -> int | None:
+    """The head dim to pad to; None where nothing is to be padded, or no padding helps."""
+    if key_depth is None or value_depth is None:
+        return None
+    depth = max(LEAST_DEPTH, -(-max(key_depth, value_depth) // STEP) * STEP)
+    return None if depth > MOST_DEPTH or key_depth == value_depth == depth else depth
+
+
+def _as_operator(attention: Attention) -> bool:
+    """Whether the operator fuses, and is as lean as the products.
+
+    A mask that depends on queries it writes to memory at full size; a bias is written for it only where a product would
+    write the repeated keys. Of one head it takes causal alone: with a mask the builder refuses it or fails (1.7.1).
+    """
+    mask = attention.mask
+    heads, groups = attention.head_counts()
+    if attention.softcap or attention.sink is not None or any((dim or 0) > MOST_DEPTH for dim in head_dims(attention)):
+        return False
+    if mask.is_causal_only or not (mask.factors or mask.biases):
+        return True
+    by_key = all(axes_of(factor.keep) <= {"b", "j"} for factor in mask.factors)
+    return heads != 1 and ((by_key and not mask.biases) or (heads != groups and not mask.factors))
+
+
+def _note(plan: str, key_depth: int | None, value_depth: int | None) -> str:
+    if plan == "fp32":
+        return "fp32 attention has no fused kernel; use fp16, bf16 or their islands"
+    deepest = max(key_depth or 0, value_depth or 0)
+    if deepest > MOST_DEPTH:
+        return f"head dim {deepest}: fused kernels take up to {MOST_DEPTH}"
+    return ""
 
 
 LOWERING = TensorRt()

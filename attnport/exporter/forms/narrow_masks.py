@@ -1,0 +1,115 @@
+"""Masks whose index arithmetic is in int32: TensorRT computes such a mask in the attention kernel, and skips its tiles.
+
+With int64 it writes documents, prefixes and lengths to memory as `[B,1,S,T]` first: 126 MB of scratch memory against 51
+for one block (`benchmarks/engine_forms.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnport.exporter.forms.masks import AXES, MaskWriter
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, Size, reads_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+FAR = 2**30
+"""Beyond every index, and far enough from the ends of int32 for a sum of two."""
+_COMPARISONS = ("Equal", "Ne", "Less", "LessOrEqual")
+_SUMS = ("Add", "Sub", "Neg", "Abs", "Max", "Min", "Mod")
+
+
+class NarrowMaskWriter(MaskWriter):
+    """Compares indices, and what an input holds with indices, in int32; the answers are those of int64.
+
+    A number from an input that is compared with an index is cut at `FAR`, beyond all of them. Two numbers from inputs
+    that are compared for equality, as the documents of two tokens, are compared as two words of 32 bits each. Two that
+    are ordered stay in int64.
+    """
+
+    def _operation(self, expr: Op, attention: Attention) -> ir.Value:
+        import onnx_ir as ir
+
+        if expr.name not in _COMPARISONS or not all(map(_narrows, expr.args)):
+            return super()._operation(expr, attention)
+        left, right = expr.args
+        order = expr.name in ("Less", "LessOrEqual")
+        if reads_of(left) and reads_of(right):
+            if order or not (isinstance(left, Read) and isinstance(right, Read)):
+                return super()._operation(expr, attention)
+            made = self._same(left, right, attention)
+        elif not order and isinstance(left, Read) and isinstance(right, Const):
+            return super()._operation(expr, attention)  # `mask[b, j] == 1`: no index has a part in it
+        else:
+            numbers = [self._narrow(arg, attention) for arg in expr.args]
+            kind = "Equal" if expr.name == "Ne" else expr.name
+            made = self.build.op(kind, *numbers, name=f"mask/{kind.lower()}", dtype=ir.DataType.BOOL)
+        return self.build.op("Not", made, name="mask/not") if expr.name == "Ne" else made
+
+    def _same(self, left: Read, right: Read, attention: Attention) -> ir.Value:
+        """Whether two int64 numbers are equal, each as its lower and its upper word."""
+        import onnx_ir as ir
+
+        parts = []
+        for word in (self._lower, self._upper):
+            inputs = [word(self._write(each, attention)) for each in (left, right)]
+            parts.append(self.build.op("Equal", *inputs, name="mask/same", dtype=ir.DataType.BOOL))
+        return self._shared("And", *parts)
+
+    def _lower(self, value: ir.Value) -> ir.Value:
+        import onnx_ir as ir
+
+        return self.once(("lower", value), lambda: self.build.cast(value, ir.DataType.INT32, "mask/lower"))
+
+    def _upper(self, value: ir.Value) -> ir.Value:
+        import onnx_ir as ir
+
+        def write() -> ir.Value:
+            lower = self.build.cast(self._lower(value), ir.DataType.INT64, "mask/lower64")
+            rest = self.build.op("Sub", value, lower, name="mask/upper64")
+            word = self.build.op("Div", rest, self.build.const(2**32, np.int64), name="mask/upper_word")
+            return self.build.cast(word, ir.DataType.INT32, "mask/upper")
+
+        return self.once(("upper", value), write)
+
+    def _narrow(self, expr: Expr, attention: Attention) -> ir.Value:
+        """A whole number as an int32 tensor of rank 4 (or a scalar constant)."""
+        import onnx_ir as ir
+
+        build, int32 = self.build, ir.DataType.INT32
+
+        def write() -> ir.Value:
+            if isinstance(expr, Const):
+                return build.const(np.clip(int(expr.value), -FAR, FAR), np.int32)
+            if isinstance(expr, Axis):
+                size = build.cast(self._size(attention, expr.name), int32, "mask/end32")
+                end = build.op("Squeeze", size, name="mask/end")
+                zero, one = build.const(0, np.int32), build.const(1, np.int32)
+                steps = build.op("Range", zero, end, one, name=f"mask/{expr.name}")
+                axes = [axis for axis, name in enumerate(AXES) if name != expr.name]
+                return build.op("Unsqueeze", steps, build.const(axes, np.int64), name=f"mask/{expr.name}_4d")
+            if isinstance(expr, Read | Size):
+                near = build.op("Max", self._write(expr, attention), build.const(-FAR, np.int64), name="mask/near")
+                near = build.op("Min", near, build.const(FAR, np.int64), name="mask/near")
+                return build.cast(near, int32, "mask/int32")
+            assert isinstance(expr, Op)
+            return build.op(
+                expr.name, *(self._narrow(arg, attention) for arg in expr.args), name=f"mask/{expr.name.lower()}"
+            )
+
+        return self.once(("narrow", expr, *self._sizes_of(expr, attention)), write)
+
+
+def _narrows(expr: Expr) -> bool:
+    """Whether a formula is a sum of indices, whole constants, sizes and whole numbers of inputs."""
+    if isinstance(expr, Const):
+        return not isinstance(expr.value, bool) and float(expr.value).is_integer()
+    if isinstance(expr, Axis | Size):
+        return True
+    if isinstance(expr, Read):
+        return expr.value.dtype is not None and expr.value.dtype.is_integer()
+    return expr.name in _SUMS and all(map(_narrows, expr.args))

@@ -1,0 +1,178 @@
+"""Attention written out for TensorRT: products and a softmax around one `Where`, in the spelling that its kernel takes.
+
+Each choice was measured on one block at T=4096 (`benchmarks/engine_forms.py`; scratch memory in MB):
+
+- keys are hidden with -inf by a `Where`: only then are hidden tiles skipped, and only where an operator stands between
+  the product and the mask. So about the root of the scale stands on q (for range), the rest on the scores;
+- the NaN of a row with no allowed key is made zero behind the product with v. On the probabilities the guard costs more
+  memory (59 against 50), and with it one masked head, a cap and a softmax in float32 are not fused at all;
+- a mask that joins indices with what inputs hold is written `Equal(mask, true)`: the builder then has the kernel skip
+  every hidden tile, by a map made at run time. Written as it is, causal with padding skips none;
+- a bias that is computed from indices takes the mask into itself where that is computed from indices too: `Where` on
+  the scores writes one of the two to memory (67 to 151 against 50);
+- a cap on the scores is written with `Exp`, in float32: with `Tanh` nothing is fused (2206 against 50).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.forms.heads import repeated
+from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import scaled, transposed_key_of
+from attnport.exporter.forms.sinks import sink_bias
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.formula import ELEMENTWISE, axes_of, reads_of
+from attnport.exporter.precision import STAYS
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def tiled(
+    build: Builder, masks: MaskWriter, attention: Attention, *, compute: ir.DataType | None = None
+) -> tuple[ir.Value, tuple[str, ...]]:
+    """Writes `Where(mask, (q scale) k^T + bias, -inf) -> Softmax -> v`, and zero for a row with no allowed key.
+
+    Args:
+        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = q's own.
+
+    Returns:
+        The output and the names of the QK^T product, the softmax and the PV product.
+
+    Raises:
+        CannotRepeat: the head counts do not say how often a key/value head is repeated.
+    """
+    import onnx_ir as ir
+
+    dtype = attention.q.dtype
+    assert dtype is not None
+    compute = compute or dtype
+    on_q, on_scores = split_scale(attention.scale)
+    q = build.cast(scaled(build, attention.q, on_q), compute, "q_cast")
+    k_transposed = build.cast(_for_each_head(build, attention, transposed_key_of(build, attention)), compute, "k_cast")
+    v = build.cast(_for_each_head(build, attention, attention.v), compute, "v_cast")
+    product = build.op("MatMul", q, k_transposed, name="qk")
+    scores = product
+    if on_scores != 1.0:
+        scores = build.op("Mul", scores, build.like(on_scores, scores), name="scale_scores")
+    if attention.softcap:
+        scores = _capped(build, scores, attention.softcap)
+    weights = build.op("Softmax", _masked(build, masks, attention, scores, compute), name="softmax", axis=-1)
+    softmax = weights
+    if attention.softcap:
+        _stays(weights)
+        weights = build.op("Cast", weights, name="weights_cast", dtype=compute, to=compute)
+    output = build.op("MatMul", weights, v, name="pv")
+    names = tuple(str(value.producer().name) for value in (product, softmax, output))  # type: ignore[union-attr]
+    empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
+    output = build.op("Where", empty, build.like(0.0, output), output, name="guard", dtype=compute)
+    return build.cast(output, dtype, "out_cast"), names
+
+
+def split_scale(scale: float) -> tuple[float, float]:
+    """A scale as a factor on q and one on the scores, the latter a power of two: exact in every type, and never 1."""
+    if scale <= 0:
+        return 1.0, scale
+    on_scores = 2.0 ** round(math.log2(scale) / 2)
+    on_scores = 0.5 if on_scores == 1.0 else on_scores
+    return scale / on_scores, on_scores
+
+
+def _masked(
+    build: Builder, masks: MaskWriter, attention: Attention, scores: ir.Value, compute: ir.DataType
+) -> ir.Value:
+    keep, bias = _keep(masks, attention), masks.bias(attention, compute)
+    sink = sink_bias(build, masks, attention, compute)
+    low = -np.inf
+    if bias is not None and keep is not None and _of_indices(bias) and _uses_queries(attention):
+        bias = build.op("Where", keep, bias, build.like(low, bias), name="mask", dtype=compute)
+        keep = None
+    for term in (bias, sink):
+        if term is None:
+            continue
+        if attention.softcap:
+            term = _stays(build.op("Cast", term, name="bias_cast", dtype=scores.dtype, to=scores.dtype))
+        scores = build.op("Add", scores, term, name="bias")
+        if attention.softcap:
+            _stays(scores)
+    if keep is not None:
+        scores = build.op("Where", keep, scores, build.like(low, scores), name="mask", dtype=scores.dtype)
+        if attention.softcap:
+            _stays(scores)
+    return scores
+
+
+def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
+    """The mask as it is, or as `Equal(mask, true)`.
+
+    A mask of comparisons of indices alone bounds the tiles of a row, which needs no map; one that an input holds for
+    queries and keys is read by the kernel as it is, and an operator on it would write it anew.
+    """
+    import onnx_ir as ir
+
+    keep = masks.keep(attention)
+    factors = [factor.keep for factor in attention.mask.factors]
+    compared = all(getattr(each, "name", "") in ("Less", "LessOrEqual") and not reads_of(each) for each in factors)
+    held = any(axes_of(read) >= {"i", "j"} for each in factors for read in reads_of(each))
+    if keep is None or compared or held:
+        return keep
+    true = masks.build.const(True)
+    return masks.once(
+        ("mapped", keep), lambda: masks.build.op("Equal", keep, true, name="mask/mapped", dtype=ir.DataType.BOOL)
+    )
+
+
+def _uses_queries(attention: Attention) -> bool:
+    return any("i" in axes_of(factor.keep) for factor in attention.mask.factors)
+
+
+def _of_indices(bias: ir.Value) -> bool:
+    """Whether a bias is computed element by element from ranges, so that a kernel computes it on its way."""
+    pending, seen, ranges = [bias], set(), False
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if value in seen or node is None:
+            continue
+        seen.add(value)
+        if node.op_type == "Range":
+            ranges = True
+        elif node.op_type in {*ELEMENTWISE, "Cast", "Unsqueeze", "Div", "Reshape", "Expand"}:
+            pending.extend(part for part in node.inputs if part is not None)
+        else:
+            return False
+    return ranges
+
+
+def _capped(build: Builder, scores: ir.Value, cap: float) -> ir.Value:
+    """`cap tanh(scores / cap)` as `cap - 2 cap / (exp(2 scores / cap) + 1)`, in float32; exact where exp overflows."""
+    import onnx_ir as ir
+
+    float32 = ir.DataType.FLOAT
+    up = _stays(build.op("Cast", scores, name="softcap_in", dtype=float32, to=float32))
+    twice = _stays(build.op("Mul", up, build.like(2.0 / cap, up), name="softcap_twice"))
+    power = _stays(build.op("Exp", twice, name="softcap_exp"))
+    above = _stays(build.op("Add", power, build.like(1.0, power), name="softcap_plus"))
+    part = _stays(build.op("Div", build.like(2.0 * cap, above), above, name="softcap_part"))
+    return _stays(build.op("Sub", build.like(cap, part), part, name="softcap"))
+
+
+def _stays(value: ir.Value) -> ir.Value:
+    """Marks what computes a value to stay in float32."""
+    node = value.producer()
+    assert node is not None
+    node.metadata_props[STAYS] = "1"
+    return value
+
+
+def _for_each_head(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
+    """Keys or values for every query head: a product that broadcasts one head over several is not fused."""
+    heads, groups = attention.head_counts()
+    if groups == 1 and heads is not None and heads > 1:
+        return build.op("Expand", value, build.const([1, heads, 1, 1], np.int64), name="each_head")
+    return repeated(build, attention, value)
