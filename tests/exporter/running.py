@@ -1,0 +1,126 @@
+"""Spellings captured, lowered and run: on ONNX Runtime, on OpenVINO, on the reference evaluator."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from spellings import ALL
+from spellings.case import SIZES, Arrays, Case
+
+from attnport.artifacts import SourceAttention
+from attnport.exporter.capture import capture
+from attnport.exporter.lowering import base
+from attnport.exporter.lowering.base import Lowered
+
+Outputs = list[np.ndarray[Any, Any]]
+Run = Callable[[Arrays], Outputs]
+ON_ORT = ("onnx", "onnx_18", "ort_cpu")
+
+
+def capture_case(case: Case) -> tuple[bytes, tuple[SourceAttention, ...]]:
+    """A case as exported, and the attentions that were counted."""
+    found = capture(case.module().eval(), case.io)
+    return ir.to_proto(found.model).SerializeToString(), found.attentions
+
+
+@functools.cache
+def captured(name: str) -> tuple[bytes, tuple[SourceAttention, ...]]:
+    """The spelling called `name`, as exported, once a process."""
+    return capture_case(ALL[name])
+
+
+def model_of(name: str) -> ir.Model:
+    """A graph of one's own of the spelling called `name`."""
+    return ir.from_proto(onnx.load_model_from_string(captured(name)[0]))
+
+
+def lowered(name: str, target: str, plan: str = "fp32") -> Lowered:
+    """The spelling called `name`, lowered."""
+    return base.get(target).lower(model_of(name), captured(name)[1], masks=ALL[name].io.masks, plan=plan)
+
+
+def on_ort(model: ir.Model) -> Run:
+    """A session of ONNX Runtime CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    data = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+    def run(feeds: Arrays) -> Outputs:
+        taken = {value.name for value in session.get_inputs()}
+        return list(session.run(None, {name: array for name, array in feeds.items() if name in taken}))
+
+    return run
+
+
+def on_openvino(model: ir.Model) -> Run:
+    """A compiled model of OpenVINO CPU, held to float32."""
+    import openvino
+
+    from attnport.runtimes._signal_stack import signal_stack_kept
+
+    graph = openvino.Core().read_model(io.BytesIO(ir.to_proto(model).SerializeToString()))
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    with signal_stack_kept():
+        compiled = openvino.Core().compile_model(graph, "CPU", settings)
+
+    def run(feeds: Arrays) -> Outputs:
+        found = compiled(dict(feeds))
+        return [np.array(found[at]) for at in range(len(compiled.outputs))]
+
+    return run
+
+
+def on_reference(model: ir.Model) -> Run:
+    """ONNX's reference evaluator, which computes in the types that the graph declares."""
+    from onnx.reference import ReferenceEvaluator
+
+    from attnport.runtimes._reference_ops import replacements
+    from attnport.runtimes.onnx_reference import _expanded
+
+    proto = ir.to_proto(model)
+    dtypes = {value.name: value.dtype.numpy() for value in model.graph.inputs if value.dtype is not None}
+    if any("16" in str(dtype) for dtype in dtypes.values()):
+        proto = _expanded(proto)
+    evaluator = ReferenceEvaluator(proto, new_ops=replacements(23))
+
+    def run(feeds: Arrays) -> Outputs:
+        cast = {name: array.astype(dtypes[name]) for name, array in feeds.items()}
+        with np.errstate(all="ignore"):
+            return list(evaluator.run(None, cast))
+
+    return run
+
+
+def run_on_ort(model: ir.Model, feeds: Arrays) -> Outputs:
+    """One call on ONNX Runtime."""
+    return on_ort(model)(feeds)
+
+
+def run_on_reference(model: ir.Model, feeds: Arrays) -> Outputs:
+    """One call on the reference evaluator."""
+    return on_reference(model)(feeds)
+
+
+def distance(got: Outputs, expected: Outputs) -> float:
+    """The largest difference; infinite where what was got is not finite or has another shape."""
+    if [each.shape for each in got] != [each.shape for each in expected]:
+        return math.inf
+    errors = [np.abs(a.astype(np.float64) - b) for a, b in zip(got, expected, strict=True)]
+    return max(float(error.max()) if np.isfinite(error).all() else math.inf for error in errors)
+
+
+def check_numbers(run: Run, case: Case, *, within: float) -> None:
+    """What `run` gives is what the module gives in float64, at every size."""
+    for seed, sizes in enumerate(SIZES):
+        feeds = case.feeds(sizes, seed=seed)
+        assert distance(run(feeds), case.reference(feeds)) < within, sizes
