@@ -1,11 +1,10 @@
 """TensorRT (data centre): strongly typed, half precision around attention, the leanest spelling for each mask.
 
-Four choices, in order; each attention passes all of them (measured by `benchmarks/engine_forms.py`):
+Three choices, in order (measured by `benchmarks/engine_forms.py`):
 
 1. head dims are padded to what kernels take: q, k and v alike, a multiple of 8 from 16 to 256;
-2. a sink becomes one more key;
-3. the `Attention` operator, where no mask is written for it: none, causal alone, or one of keys alone;
-4. else products around one `Where` (`forms/tiled.py`), grouped heads laid out as rows.
+2. the `Attention` operator, where no mask is written for it: none, causal alone, or one of keys alone;
+3. else products around one `Where` (`forms/tiled.py`), grouped heads laid out as rows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from attnport.exporter.forms.depth import head_dims, narrowed, widened
 from attnport.exporter.forms.groups import can_fold, folded, unfolded
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.narrow_masks import NarrowMaskWriter
-from attnport.exporter.forms.sinks import with_sink_key
 from attnport.exporter.forms.tiled import tiled
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import axes_of
@@ -58,7 +56,6 @@ class TensorRt(Lowering):
             said.append(f"head dim {key_depth} padded to {depth}" if key_depth != depth else "")
             said.append(f"value dim {value_depth} padded to {depth}" if value_depth not in (key_depth, depth) else "")
         if attention.sink is not None:
-            attention = with_sink_key(build, masks, attention)
             said.append("sink as one more key")
         if plan != "fp32" and _as_operator(attention):
             form = "Attention"
