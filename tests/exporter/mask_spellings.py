@@ -15,7 +15,7 @@ B = Axis("b")
 S, T, PAST = Size("S"), Size("T"), Size("past")
 INPUTS = {
     "m": "int64[B,T]", "ok": "bool[B,1,1,T]", "x": "float[B,T]", "n": "int64[B]", "p": "int32[B]", "seg": "int64[B,T]",
-    "g": "bool[B,T]", "gi": "int64[B,T]", "pairs": "bool[B,1,S,T]", "u": "uint8[B,T]",
+    "g": "bool[B,T]", "gi": "int64[B,T]", "pairs": "bool[B,1,S,T]", "w": "uint8[B]",
 }  # fmt: skip
 GRAPH = ir.from_proto(
     onnx.parser.parse_model(
@@ -82,6 +82,7 @@ WINDOW_SPELLINGS = (
     op("Not", any_of(lt(C(2), minus(I, J)), lt(C(2), minus(J, I)))), le(ZERO, minus(C(2), op("Abs", minus(I, J)))),
     le(op("Max", minus(I, J), minus(J, I)), C(2)), all_of(le(minus(I, C(2)), J), lt(J, op("Add", I, C(3)))),
     lt(op("Abs", minus(I, J)), C(2.5)),
+    lt(op("Add", number(lt(C(2), minus(I, J))), number(lt(C(2), minus(J, I)))), C(1)),
     lt(ZERO, op("Mul", number(le(minus(I, J), C(2))), number(le(J, op("Add", I, C(2)))))),
 )  # fmt: skip
 PREFIX_SPELLINGS = (
@@ -139,6 +140,10 @@ CASES: dict[str, tuple[tuple[Expr, ...], MaskSpec]] = {
     "lengths": (
         (lt(J, N), op("Not", le(N, J)), le(op("Add", J, C(1)), N), lt(ZERO, minus(N, J)), lt(minus(J, N), ZERO)),
         lengths_spec("padding", "n"),
+    ),
+    "unsigned lengths, whose difference wraps around": ((lt(ZERO, minus(read("w", B), J)),), MaskSpec(("padding",))),
+    "prefix that is all of an item": (
+        (all_of(PREFIX_SPELLINGS[0], lt(J, P)),), MaskSpec(("causal", "prefix", "padding")),
     ),
     "pairs": ((read("pairs", B, ZERO, I, J),), MaskSpec(("explicit",), "pairs")),
     "pairs that are hidden": ((op("Not", read("pairs", B, ZERO, I, J)),), MaskSpec(("explicit",), "pairs", "hide")),
@@ -220,6 +225,8 @@ EXPLICIT: dict[str, Expr] = {
     "global in a causal window": any_of(all_of(le(J, I), le(minus(I, J), C(2))), G_I, G_J),
     "global in two windows": all_of(GLOBAL_SPELLINGS[0], le(op("Abs", minus(I, J)), C(4))),
     "a query's padding": op("Ne", read("m", B, I), ZERO),
-    "unsigned lengths": lt(minus(read("u", B, I), read("u", B, J)), C(1)),
+    "a sum of positions": all_of(le(minus(I, J), C(3)), le(op("Add", I, J), C(3))),
+    "twice a position": all_of(le(minus(J, I), C(4)), le(minus(op("Mul", C(2), I), J), C(4))),
+    "global beside a causal window": all_of(le(J, I), le(minus(I, J), C(4)), GLOBAL_SPELLINGS[0]),
     "one in three": le(op("Mul", C(3), J), I),
 }

@@ -129,7 +129,7 @@ def masks_of(keep: Expr, seed: int, sizes: tuple[int, int, int]) -> dict[str, An
     values: dict[str, Any] = {}
     for name, declared in INPUTS.items():
         shape = tuple({"B": b, "S": s, "T": t, "1": 1}[dim] for dim in declared.split("[")[1][:-1].split(","))
-        if name in ("n", "p"):
+        if name in ("n", "p", "w"):
             values[name] = random.integers(0, t + 1, shape)
         else:
             values[name] = random.integers(0, 3 if name == "seg" else 2, shape)

@@ -13,11 +13,14 @@ from attnport.exporter.fusion.sizes import size_along, size_sum
 GRAPH = """
 <ir_version: 10, opset_import: ["": 23]>
 g (float[B,P,4] past, float[B,S,4] new, float[B,3,4] more, float[B,U,4] other) => (float[B,K,4] y)
-<float[B,N,4] joined, float[B,M,4] twice, float[B,4,N] turned, float[B,L,4] lost, float[B,?,4] unknown> {
+<float[B,N,4] joined, float[B,M,4] twice, float[B,4,N] turned, float[B,L,4] lost,
+  float[B,?,4] unknown, float[B,O,4] part, float[B,O,4] whole> {
   joined = Concat<axis=1>(past, new)
   twice = Concat<axis=-2>(joined, more, past)
   turned = Transpose<perm=[0,2,1]>(joined)
   unknown = Unknown(other)
+  part = Unknown(other)
+  whole = Concat<axis=1>(part, new)
   lost = Concat<axis=1>(unknown, new)
   y = Concat<axis=1>(twice, lost)
 }
@@ -40,6 +43,7 @@ def values() -> dict[str, ir.Value]:
         ("turned", -1, {Size("P"): 1, Size("S"): 1}),
         ("twice", 1, {Size("P"): 2, Size("S"): 1, Const(1): 3}),
         ("lost", 1, {Size("L"): 1}),
+        ("whole", 1, {Size("O"): 1}),
         ("y", 1, {Size("P"): 2, Size("S"): 1, Const(1): 3, Size("L"): 1}),
     ],
 )

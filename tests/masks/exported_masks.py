@@ -12,7 +12,7 @@ from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
 from attnport.masks import numpy_biases, numpy_builders, torch_biases, torch_builders
-from attnport.masks.encoding import decode_mask, encode_mask
+from attnport.masks.encoding import encode_mask
 from attnport.masks.spec import MaskSpec
 
 Array = np.ndarray[Any, Any]
@@ -54,6 +54,7 @@ MASKS = (
     MaskSpec(("causal", "window"), window=3, alignment=LR),
     MaskSpec(("window",), window=0, alignment=LR),
     MaskSpec(("prefix",), "prefix", carries="lengths"),
+    MaskSpec(("causal", "prefix"), "prefix", carries="lengths"),
     MaskSpec(("prefix", "window"), "prefix", carries="lengths", window=4, alignment=LR),
     MaskSpec(("documents",), "ids", carries="ids"),
     MaskSpec(("documents", "padding", "causal"), "ids_int32", carries="ids", alignment=LR),
@@ -177,5 +178,6 @@ def allowed(mask: MaskSpec, value: Array | None, b: int, i: int, j: int, S: int,
         own = said[b, at] == said[b, j] and ("padding" not in kinds or said[b, j] != 0)
     elif value is not None and mask.carries == "mask":
         of_all = {1: (j,), 2: (b, j), 3: (b, i, j), 4: (b, 0, min(i, said.shape[-2] - 1 if said.ndim > 1 else 0), j)}
-        own = bool(decode_mask(mask, said)[of_all[said.ndim]])
+        one = float(said[of_all[said.ndim]])
+        own = {"keep": one != 0, "hide": one == 0, "additive": one == 0}[mask.polarity]
     return bool(causal and (near or "window" not in kinds) and own)

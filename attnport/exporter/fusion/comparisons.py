@@ -21,7 +21,9 @@ def normal(expr: Expr) -> Expr:
     """A truth value in the one spelling; what has none is returned as it is."""
     if not isinstance(expr, Op):
         return expr
-    if expr.name in ("And", "Or", "Not") or (expr.name == "Where" and is_bool(expr.args[1]) and is_bool(expr.args[2])):
+    if expr.name == "Not":
+        return _negated(normal(expr.args[0]))
+    if expr.name in ("And", "Or") or (expr.name == "Where" and is_bool(expr.args[1]) and is_bool(expr.args[2])):
         args = tuple(map(normal, expr.args))
         return op(expr.name, *args) if expr.name != "Where" else _choice(*args)
     if expr.name not in ("Less", "LessOrEqual", "Equal", "Ne"):
@@ -35,6 +37,12 @@ def normal(expr: Expr) -> Expr:
     if expr.name in ("Equal", "Ne"):
         return _equality(expr)
     return expr
+
+
+def _negated(expr: Expr) -> Expr:
+    found = op("Not", expr)
+    # A comparison that was turned round may have another spelling.
+    return found if isinstance(found, Op) and found.name == "Not" else normal(found)
 
 
 def linear(expr: Expr) -> Linear | None:
@@ -161,14 +169,14 @@ def _of_truths(expr: Op) -> Expr | None:
     low, high = expr.args
     if expr.name in ("Equal", "Ne"):
         found = _positive(low) if high == ZERO else _positive(high) if low == ZERO else None
-        return op("Not", found) if found is not None and expr.name == "Equal" else found
+        return _negated(found) if found is not None and expr.name == "Equal" else found
     for number, other, above in ((low, high, True), (high, low, False)):
         if isinstance(number, Const) and not isinstance(number.value, bool):
             strict = (expr.name == "Less") is above
             between = 0 <= number.value < 1 if strict else 0 < number.value <= 1
             found = _positive(other) if between else None
             if found is not None:
-                return found if above else op("Not", found)
+                return found if above else _negated(found)
     return None
 
 
@@ -181,7 +189,7 @@ def _positive(expr: Expr) -> Expr | None:
     if not isinstance(expr, Op):
         return None
     if expr.name == "Sub" and expr.args[0] == ONE and is_bool(expr.args[1]):
-        return op("Not", normal(expr.args[1]))
+        return _negated(normal(expr.args[1]))
     if expr.name == "Where":
         when_true, when_false = map(_positive, expr.args[1:])
         if when_true is None or when_false is None:
@@ -201,5 +209,5 @@ def _positive(expr: Expr) -> Expr | None:
 def _choice(condition: Expr, when_true: Expr, when_false: Expr) -> Expr:
     """`Where` of truth values."""
     if TRUE in (when_true, when_false):
-        return op("Or", condition, when_false) if when_true == TRUE else op("Or", op("Not", condition), when_true)
-    return op("Or", op("And", condition, when_true), op("And", op("Not", condition), when_false))
+        return op("Or", condition, when_false) if when_true == TRUE else op("Or", _negated(condition), when_true)
+    return op("Or", op("And", condition, when_true), op("And", _negated(condition), when_false))

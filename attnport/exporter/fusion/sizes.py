@@ -32,11 +32,11 @@ def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None
     if isinstance(dim, int):
         return Const(dim)
     name = dim.value
-    if name is None:
+    if name is None or name in seen:  # a dim that is made of itself is no sum
         return None
     producer = value.producer()
     graph = producer.graph if producer is not None else value.graph
-    if graph is None or name in seen or _is_input_dim(graph, name):
+    if graph is None or _is_input_dim(graph, name):
         return Size(name)
     for node in graph:
         if node.op_type == "Concat" and node.domain == "" and node.outputs[0].shape is not None:
