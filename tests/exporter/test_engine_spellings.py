@@ -12,7 +12,7 @@ from attnport.errors import EngineBuildError
 from attnport.exporter import storage
 from attnport.exporter.engine import build_engine, prove, read_plan
 
-from test_lowering_forms import ALL, lowered  # isort: skip
+from running import lowered
 
 pytest.importorskip("tensorrt_rtx")
 

@@ -1,114 +1,24 @@
-"""Every form computes what the module computes: handwritten attentions, captured, lowered and run at several sizes."""
+"""What every lowered form keeps: types, opsets, names, rows of zero, one mask for all layers."""
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
-import handwritten
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from handwritten import CASES, STACKED, Case
+from running import ON_ORT, captured, check_numbers, distance, lowered, model_of, on_ort, on_reference
+from spellings import ALL, CASES
+from spellings.case import Case, contract, heads
 
-from attnport.artifacts import SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.capture import capture
 from attnport.exporter.forms.decomposed import can_hide
 from attnport.exporter.fusion.recognise import recognise
 from attnport.exporter.lowering import base
-from attnport.exporter.lowering.base import Lowered
-
-ALL = {**CASES, "stacked": STACKED}
-SIZES = ({"batch": 2, "seq": 5, "mem": 7}, {"batch": 3, "seq": 1, "mem": 2}, {"batch": 1, "seq": 11, "mem": 4})
-ON_ORT = ("onnx", "onnx_18", "ort_cpu")
-UNREADABLE: dict[str, str] = {}
-Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-@functools.cache
-def captured(name: str) -> tuple[bytes, tuple[SourceAttention, ...]]:
-    found = capture(ALL[name].module().eval(), ALL[name].io)
-    return ir.to_proto(found.model).SerializeToString(), found.attentions
-
-
-def model_of(name: str) -> ir.Model:
-    return ir.from_proto(onnx.load_model_from_string(captured(name)[0]))
-
-
-def lowered(name: str, target: str, plan: str = "fp32") -> Lowered:
-    return base.get(target).lower(model_of(name), captured(name)[1], masks=ALL[name].io.masks, plan=plan)
-
-
-def run_on_ort(model: ir.Model, feeds: Arrays) -> list[np.ndarray[Any, Any]]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    data = ir.to_proto(model).SerializeToString()
-    found: list[np.ndarray[Any, Any]] = onnxruntime.InferenceSession(
-        data, options, providers=["CPUExecutionProvider"]
-    ).run(None, feeds)
-    return found
-
-
-def run_on_reference(model: ir.Model, feeds: Arrays) -> list[np.ndarray[Any, Any]]:
-    from onnx.reference import ReferenceEvaluator
-
-    from attnport.runtimes._reference_ops import replacements
-    from attnport.runtimes.onnx_reference import _expanded
-
-    proto = ir.to_proto(model)
-    halves = {v.name: v.dtype.numpy() for v in model.graph.inputs if v.dtype is not None}
-    if any("16" in str(dtype) for dtype in halves.values()):
-        proto = _expanded(proto)
-    cast = {name: array.astype(halves[name]) for name, array in feeds.items()}
-    with np.errstate(all="ignore"):
-        return list(ReferenceEvaluator(proto, new_ops=replacements(23)).run(None, cast))
-
-
-def distance(got: list[np.ndarray[Any, Any]], expected: list[np.ndarray[Any, Any]]) -> float:
-    errors = [np.abs(a.astype(np.float64) - b) for a, b in zip(got, expected, strict=True)]
-    return max(float(error.max()) if np.isfinite(error).all() else math.inf for error in errors)
-
-
-def check_numbers(model: ir.Model, case: Case, *, on_ort: bool, within: float) -> None:
-    for seed, sizes in enumerate(SIZES):
-        feeds = case.feeds(sizes, seed=seed)
-        got = run_on_ort(model, feeds) if on_ort else run_on_reference(model, feeds)
-        assert distance(got, case.reference(feeds)) < within, sizes
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_counted_attention_ends_in_one_row(name: str) -> None:
-    counted = [attention.name for attention in captured(name)[1]]
-    result = lowered(name, "onnx")
-    assert counted == (["module", "module#1"] if name in ("stacked", "one_head_operator") else ["module"])
-    assert sorted([*result.forms, *(set(result.notes) - set(result.forms))]) == counted
-    assert result.forms.keys() == result.anchors.keys() == result.masks.keys()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_mask_is_read_for_what_it_means(name: str) -> None:
-    result = lowered(name, "openvino")
-    if name in UNREADABLE:
-        assert UNREADABLE[name] in result.notes["module"]
-    else:
-        assert result.masks["module"] == CASES[name].mask
-        assert result.notes == {}
-    assert captured(name)[1][0].call == CASES[name].call
-
-
-@pytest.mark.parametrize("target", [*ON_ORT, "openvino", "tensorrt"])
-@pytest.mark.parametrize("name", ALL)
-def test_a_float32_form_computes_what_the_module_computes(name: str, target: str) -> None:
-    result = lowered(name, target)
-    assert bool(result.forms) is (name not in UNREADABLE)
-    onnx.checker.check_model(ir.to_proto(result.model), full_check=True)
-    check_numbers(result.model, ALL[name], on_ort=target in ON_ORT, within=2e-5)
 
 
 @pytest.mark.parametrize("name", ["masked_fill", "gqa", "bias_and_mask", "window", "stacked", "one_head"])
@@ -126,7 +36,7 @@ def test_a_half_precision_form_stays_close_and_declares_what_it_computes_in(name
         assert set(products) <= {ir.DataType.FLOAT}
     else:
         assert floats == {half}
-    check_numbers(model, ALL[name], on_ort=False, within=0.02 if plan.startswith("fp16") else 0.1)
+    check_numbers(on_reference(model), ALL[name], within=0.02 if plan.startswith("fp16") else 0.1)
 
 
 @pytest.mark.parametrize("name", ["masked_fill", "gqa", "bias_and_mask", "stacked"])
@@ -149,7 +59,7 @@ def test_the_opset_18_form_has_nothing_newer(name: str) -> None:
 def test_a_row_with_no_allowed_key_gives_zero(name: str, target: str) -> None:
     case, model = CASES[name], lowered(name, target).model
     feeds = case.feeds({"batch": 3, "seq": 4, "mem": 6}, empty_row=True)
-    got = (run_on_ort if target in ON_ORT else run_on_reference)(model, feeds)[0]
+    got = (on_ort if target in ON_ORT else on_reference)(model)(feeds)[0]
     assert (got[0] == 0).all()
     assert np.abs(got[1:]).min() > 0
     assert distance([got[1:]], [case.reference(feeds)[0][1:]]) < 2e-5
@@ -159,7 +69,7 @@ def test_a_row_with_no_allowed_key_gives_zero(name: str, target: str) -> None:
 @pytest.mark.parametrize("name", ["masked_fill", "causal_padding", "alibi"])
 def test_a_row_with_no_allowed_key_gives_zero_for_tensorrt(name: str, plan: str) -> None:
     feeds = CASES[name].feeds({"batch": 2, "seq": 4}, empty_row=True)
-    got = run_on_reference(lowered(name, "tensorrt", plan).model, feeds)[0].astype(np.float64)
+    got = on_reference(lowered(name, "tensorrt", plan).model)(feeds)[0].astype(np.float64)
     assert (got[0] == 0).all()
     assert np.abs(got[1]).min() > 0
 
@@ -176,17 +86,9 @@ def test_a_float_mask_that_hides_every_key_of_a_row_gives_zero(name: str, target
         feeds["bias"][..., 2, -1] = 0
         feeds["mask"][:, -1] = 0
     expected = np.nan_to_num(case.reference(feeds)[0])
-    got = (run_on_ort if target in ON_ORT else run_on_reference)(model, feeds)[0]
+    got = (on_ort if target in ON_ORT else on_reference)(model)(feeds)[0]
     assert (got[0, 2] == 0).all()
     assert distance([got], [expected]) < 2e-5
-
-
-def test_the_numbers_are_compared_with_something_that_can_differ() -> None:
-    case = CASES["masked_fill"]
-    with pytest.raises(AssertionError):
-        check_numbers(lowered("causal_triu", "onnx").model, CASES["window"], on_ort=True, within=2e-5)
-    assert distance([np.full(2, np.nan)], [np.zeros(2)]) == math.inf
-    assert case.feeds(SIZES[0])["mask"].min() == 0
 
 
 def test_two_cross_attentions_of_different_lengths_share_no_mask() -> None:
@@ -196,10 +98,9 @@ def test_two_cross_attentions_of_different_lengths_share_no_mask() -> None:
             one = (q @ a.transpose(-1, -2)).masked_fill(~keep(a), -math.inf).softmax(-1) @ a
             return one + (q @ b.transpose(-1, -2)).masked_fill(~keep(b), -math.inf).softmax(-1) @ b
 
-    heads = handwritten._heads
     case = Case(
         Two,
-        handwritten.contract(heads("q", "seq"), heads("a", "seq"), heads("b", "mem"), outputs=(heads("y", "seq"),)),
+        contract(heads("q", "seq"), heads("a", "seq"), heads("b", "mem"), outputs=(heads("y", "seq"),)),
         "causal",
     )
     found = capture(Two().eval(), case.io)
@@ -208,7 +109,7 @@ def test_two_cross_attentions_of_different_lengths_share_no_mask() -> None:
         model = ir.from_proto(ir.to_proto(found.model))
         result = base.get(target).lower(model, found.attentions, plan="fp32")
         assert set(result.forms) == {"module", "module#1"}
-        check_numbers(result.model, case, on_ort=True, within=2e-5)
+        check_numbers(on_ort(result.model), case, within=2e-5)
 
 
 def test_an_attention_whose_output_is_the_graphs_keeps_the_outputs_name() -> None:
@@ -263,7 +164,7 @@ def test_half_precision_is_only_rounding() -> None:
     for node in model.graph:
         for value in node.outputs:
             value.dtype = ir.DataType.FLOAT if value.dtype == ir.DataType.FLOAT16 else value.dtype
-    check_numbers(model, CASES["masked_fill"], on_ort=False, within=2e-5)
+    check_numbers(on_reference(model), CASES["masked_fill"], within=2e-5)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.125, 0.17677669, 3.0, 1e-4, 40.0, -2.0])
