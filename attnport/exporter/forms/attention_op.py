@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.operands import key_of, scaled
+from attnport.exporter.forms.sinks import sink_bias
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.moves import perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,31 +47,14 @@ def attention_op(
     return build.cast(output, attention.q.dtype, "out_cast"), (anchor,)
 
 
-def scaled(build: Builder, q: ir.Value, factor: float) -> ir.Value:
-    """q times a factor, in q's own dtype: before a cast to half precision, so that the factor itself is not rounded."""
-    return q if factor == 1.0 else build.op("Mul", q, build.like(factor, q), name="scale_q")
-
-
-def key_of(build: Builder, attention: Attention) -> ir.Value:
-    """k as `[..., T, D]`; where the graph only has it transposed, the transposition is taken back."""
-    if attention.k is not None:
-        return attention.k
-    transposed = attention.k_transposed
-    assert transposed is not None
-    node = transposed.producer()
-    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        perm = perm_of(node, 4)
-        perm[-1], perm[-2] = perm[-2], perm[-1]
-        if perm == sorted(perm):
-            return node.inputs[0]
-        return build.op("Transpose", node.inputs[0], name="k", perm=perm)
-    return build.op("Transpose", transposed, name="k", perm=[0, 1, 3, 2])
-
-
 def _mask(
     build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle, compute: ir.DataType
 ) -> ir.Value | None:
     bias = masks.bias(attention, compute)
+    sink = sink_bias(build, masks, attention, compute)
+    if bias is not None and sink is not None:
+        bias = build.op("Add", bias, sink, name="mask/with_sink")
+    bias = bias if bias is not None else sink
     keep = masks.keep(attention) if style == "bool" and bias is None else masks.full(attention)
     if bias is not None and style != "bool":
         bias = masks.full_bias(attention, bias)

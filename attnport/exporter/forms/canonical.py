@@ -9,6 +9,7 @@ import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.fusion.attention import Attention, Multiplier, Recognised
+from attnport.exporter.fusion.elements import scalar
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op
 from attnport.exporter.fusion.indices import components
 from attnport.exporter.fusion.layout import DEPTH, KEY, ROW, Layout, Lead, Located
@@ -32,12 +33,20 @@ def attention_of(build: Builder, found: Recognised) -> Attention:
     groups = _same_heads(found.k, found.v)
     k = lay.operand(found.k, *order, groups=groups)
     v = lay.operand(found.v, KEY, DEPTH, groups=groups)
-    sink = None if found.sink is None else lay.bring(found.sink, ROW, KEY)
+    sink = None if found.sink is None else _sink(build, lay, found.sink, q)
     k_itself, k_transposed = (k, None) if order == (KEY, DEPTH) else (None, k)
     return Attention(
         found.name, found.last, lambda at: lay.bring(at, ROW, KEY), q, k_itself, k_transposed, v, found.scale,
         found.mask, found.softcap, sink,
     )  # fmt: skip
+
+
+def _sink(build: Builder, lay: Layouts, at: Located, q: ir.Value) -> ir.Value:
+    number = scalar(at.value)
+    if number is None:
+        return lay.bring(at, ROW, KEY)
+    assert q.dtype is not None
+    return build.const(np.full((1, 1, 1, 1), number), q.dtype.numpy())
 
 
 def _same_heads(k: Located, v: Located) -> bool:
@@ -272,7 +281,19 @@ class Layouts:
         if isinstance(lead.dim, int):
             return lead.dim
         found = self._source(lead.axis)
-        return None if found is None else self.build.size(*found)
+        return self._quotient(lead) if found is None else self.build.size(*found)
+
+    def _quotient(self, lead: Lead) -> Dim | ir.Value:
+        """The size of the first of several merged axes, from the size of all and that of the others."""
+        for operand in self.operands:
+            for position, entry in enumerate(operand.index):
+                first, *others = components((entry,)) or (entry,)
+                dims = [self._lead(axis).dim for axis in others]
+                if first == lead.axis and all(isinstance(dim, int) for dim in dims):
+                    whole = self.build.size(operand.value, position)
+                    by = self.build.const([_product(dims)], np.int64)
+                    return self.build.op("Div", whole, by, name="batch", shape=[1])
+        return None
 
     def _as_value(self, size: Dim | ir.Value) -> ir.Value:
         if isinstance(size, int):

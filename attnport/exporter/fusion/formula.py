@@ -166,9 +166,15 @@ def _ne(a: Expr, b: Expr) -> Expr | None:
     # `Cast(bool -> int) != 0` is the bool itself.
     if b == ZERO and is_bool(a):
         return a
-    if b == ZERO and isinstance(a, Op) and a.name == "Mul" and any(map(is_bool, a.args)):
+    if b == ZERO and isinstance(a, Op) and a.name == "Mul" and any(map(_is_choice, a.args)):
         return op("And", op("Ne", a.args[0], ZERO), op("Ne", a.args[1], ZERO))
     return _of_choice("Ne", a, b)
+
+
+def _is_choice(expr: Expr) -> bool:
+    """Whether a number is one of two constants: its product with another cannot overflow to zero."""
+    constants = isinstance(expr, Op) and expr.name == "Where" and all(isinstance(arg, Const) for arg in expr.args[1:])
+    return is_bool(expr) or constants
 
 
 def _of_choice(name: str, a: Expr, b: Expr) -> Expr | None:
@@ -186,7 +192,7 @@ def _equal(a: Expr, b: Expr) -> Expr | None:
         return op("Not", a)
     if b == Const(1) and is_bool(a):
         return a
-    if b == ZERO and isinstance(a, Op) and a.name == "Mul" and any(map(is_bool, a.args)):
+    if b == ZERO and isinstance(a, Op) and a.name == "Mul" and any(map(_is_choice, a.args)):
         return op("Not", op("Ne", a, b))
     return _of_choice("Equal", a, b)
 

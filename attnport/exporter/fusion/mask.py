@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attnport.exporter.fusion.elements import element, scalar
 from attnport.exporter.fusion.formula import (
+    FALSE,
     TRUE,
     ZERO,
     Axis,
@@ -133,7 +134,7 @@ class MaskReader:
 
     def read(self, q: Located, k: Located) -> Mask:
         """The mask of all terms so far, over the queries of `q` and the keys of `k`."""
-        factors = tuple({factor.keep: factor for factor in self.factors}.values())
+        factors = _resolved(tuple({factor.keep: factor for factor in self.factors}.values()))
         lengths = [size_along(q.value, q.index, Axis("i")), size_along(k.value, k.index, Axis("j"))]
         spec = spec_of([factor.keep for factor in factors], biased=bool(self.biases), lengths=lengths)
         return Mask(factors, tuple(self.biases), spec)
@@ -250,6 +251,18 @@ class MaskReader:
             inner = self._truth(expr.args[1])
             return None if inner is None else op("Not", inner)
         return None
+
+
+def _resolved(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """Factors without the alternatives that another factor rules out: `a` and (`not a` or `b`) are `a` and `b`."""
+    never = {plain(op("Not", factor.keep)) for factor in factors}
+
+    def left(expr: Expr) -> Expr:
+        if isinstance(expr, Op) and expr.name == "Or":
+            return op("Or", *(FALSE if arg in never else left(arg) for arg in expr.args))
+        return expr
+
+    return tuple(Factor(left(factor.keep), factor.origin) for factor in factors)
 
 
 def _is_nonzero(condition: Expr, expr: Expr) -> bool:

@@ -62,7 +62,7 @@ def product_of(softmax: ir.Node) -> ir.Node:
                 found[user] = None
             elif user.op_type in _PASSED and user.domain == "" and not _is_condition(user, value):
                 pending.extend(user.outputs)
-            elif user.op_type not in ("IsNaN", "IsInf", "Shape"):
+            elif user.op_type not in ("IsNaN", "IsInf", "Shape", "Less", "Greater", "Equal"):
                 others[user.op_type] = None
     if len(found) == 1:
         return next(iter(found))
@@ -143,24 +143,45 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
     condition, when_true, when_false = node.inputs
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):
         if on is not None and comes_from(on, softmax):
-            if _tests_finite(condition, on):
+            if _tests_finite(condition, softmax):
                 return on, []  # of a softmax nothing but a row with no allowed key is NaN, and that gives zero
             if scalar(zero) == 0:
                 return on, [Zeroed(_located(condition, index), hides=hides)]
     raise NotRecognised("after the softmax comes Where, not the product with v")
 
 
-def _tests_finite(condition: ir.Value | None, value: ir.Value) -> bool:
-    """Whether a condition asks if the probabilities are NaN or infinite."""
+def _tests_finite(condition: ir.Value | None, softmax: ir.Node) -> bool:
+    """Whether a condition can only hold where probabilities are NaN or infinite."""
     node = condition.producer() if condition is not None else None
     if node is None:
         return False
+    if node.op_type == "And":
+        return any(_tests_finite(part, softmax) for part in node.inputs)
+    if node.op_type == "Not":  # `p != p`
+        equal = node.inputs[0].producer() if node.inputs[0] is not None else None
+        same = equal is not None and equal.op_type == "Equal" and equal.inputs[0] is equal.inputs[1]
+        return same and equal is not None and comes_from(equal.inputs[0], softmax)
     if node.op_type in ("IsNaN", "IsInf"):
-        return node.inputs[0] is value
+        return comes_from(node.inputs[0], softmax)
     if node.op_type == "Equal":
         number = scalar(node.inputs[1])
-        return node.inputs[0] is value and isinstance(number, float) and abs(number) == float("inf")
+        return comes_from(node.inputs[0], softmax) and isinstance(number, float) and abs(number) == float("inf")
     return False
+
+
+def of_every_key(at: Located) -> Located | None:
+    """The condition on keys of which the one at hand is that it holds for all; None where it is another."""
+    node = at.value.producer()
+    while node is not None and node.op_type == "Cast":
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.op_type != "ReduceMin" or node.inputs[0] is None:
+        return None
+    axes = const_value(node.inputs[1]) if len(node.inputs) > 1 else None
+    kept = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int() == 1
+    if axes is None or axes.size != 1 or not kept:
+        return None
+    axis = int(axes.reshape(-1)[0]) % len(at.index)
+    return Located(node.inputs[0], tuple(KEY if place == axis else entry for place, entry in enumerate(at.index)))
 
 
 def _located(value: ir.Value | None, index: Index) -> Located:

@@ -207,15 +207,26 @@ def _concatenated(node: ir.Node, rank: int) -> tuple[ir.Value, int, ir.Value, bo
 
 def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
     """As `_concatenated`, for one more score that is a constant."""
-    on, fill = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    on = node.inputs[0]
+    fill = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2] is not None else _zero()
     pads, dims = const_value(node.inputs[1]), dims_of(on)
-    if on is not None and fill is not None and pads is not None and dims is not None and len(node.inputs) < 4:
+    if on is not None and pads is not None and dims is not None and len(node.inputs) < 4:
         for first in (True, False):
             wanted = [0] * (2 * len(dims))
             wanted[len(dims) - 1 if first else -1] = 1
             if pads.reshape(-1).tolist() == wanted and scalar(fill) is not None:
                 return on, len(dims) - 1, fill, first
     raise NotRecognised("the scores are padded, and not with one more key")
+
+
+def _zero() -> ir.Value:
+    """The constant that is padded with when none is named; in no graph."""
+    import numpy as np
+    import onnx_ir as ir
+
+    made = ir.Value(name="", const_value=ir.tensor(np.float32(0)))
+    made.dtype, made.shape = ir.DataType.FLOAT, ir.Shape([])
+    return made
 
 
 def _clamped(node: ir.Node) -> ir.Value:

@@ -15,6 +15,7 @@ from attnport.exporter.builder import Builder
 from attnport.exporter.forms.canonical import Layouts, attention_of
 from attnport.exporter.forms.heads import CannotRepeat
 from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.sinks import with_sink_key
 from attnport.exporter.fusion.attention import Attention, Recognised
 from attnport.exporter.fusion.layout import Located
 from attnport.masks.spec import MaskSpec
@@ -64,6 +65,7 @@ class Lowering(abc.ABC):
     Attributes:
         name: The file's name.
         opset: Of the graph that it writes.
+        takes_sinks: Whether `write` makes a sink a key itself; else it comes as the bias of one more key, the first.
         plans: Precision plans it takes; the first is the default.
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
         requires: Import name of the package that proves or runs it, for the reason when it is missing.
@@ -71,6 +73,7 @@ class Lowering(abc.ABC):
 
     name: ClassVar[str]
     opset: ClassVar[int]
+    takes_sinks: ClassVar[bool] = False
     plans: ClassVar[tuple[str, ...]] = ("fp32",)
     proved_by: ClassVar[tuple[str, ...]] = ()
 
@@ -126,7 +129,10 @@ class Lowering(abc.ABC):
             current = _current(found, replaced)
             build.before, build.scope = current.last, current.name
             try:
-                written = self.write(build, writer, attention_of(build, current), plan)
+                attention = attention_of(build, current)
+                if attention.sink is not None and not self.takes_sinks:
+                    attention = with_sink_key(build, writer, attention)
+                written = self.write(build, writer, attention, plan)
             except CannotRepeat as err:
                 result.notes[current.name] = f"{err}; it stays as it is"
                 continue

@@ -15,6 +15,7 @@ from attnport.exporter.fusion.probabilities import (
     Probabilities,
     Zeroed,
     comes_from,
+    of_every_key,
     product_of,
     read_probabilities,
 )
@@ -141,7 +142,8 @@ def _check_axis(node: ir.Node, between: Probabilities) -> None:
 def _check_zeroed(zeroed: tuple[Zeroed, ...], reader: MaskReader) -> None:
     for each in zeroed:
         hidden = reader.keeps(each.at) if each.number else reader.implies(each.at, hides=each.hides)
-        if not hidden:
+        empty = of_every_key(each.at) if each.hides else None
+        if not hidden and (empty is None or not reader.implies(empty, hides=True)):
             raise NotRecognised("after the softmax probabilities become zero that no mask before it hides")
 
 

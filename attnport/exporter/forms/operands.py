@@ -1,0 +1,46 @@
+"""q and k as the forms want them: q scaled, k itself or transposed, with as few nodes as the graph allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.moves import perm_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def scaled(build: Builder, q: ir.Value, factor: float) -> ir.Value:
+    """q times a factor, in q's own dtype: before a cast to half precision, so that the factor itself is not rounded."""
+    return q if factor == 1.0 else build.op("Mul", q, build.like(factor, q), name="scale_q")
+
+
+def key_of(build: Builder, attention: Attention) -> ir.Value:
+    """k as `[..., T, D]`; where the graph only has it transposed, the transposition is taken back."""
+    if attention.k is not None:
+        return attention.k
+    transposed = attention.k_transposed
+    assert transposed is not None
+    node = transposed.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        perm = perm_of(node, 4)
+        perm[-1], perm[-2] = perm[-2], perm[-1]
+        if perm == sorted(perm):
+            return node.inputs[0]
+        return build.op("Transpose", node.inputs[0], name="k", perm=perm)
+    return build.op("Transpose", transposed, name="k", perm=[0, 1, 3, 2])
+
+
+def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:
+    """k as `[..., D, T]`; one transposition, not two, where k is itself transposed."""
+    if attention.k_transposed is not None:
+        return attention.k_transposed
+    assert attention.k is not None
+    perm = [0, 1, 3, 2]
+    node = attention.k.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        own = perm_of(node, 4)
+        return build.op("Transpose", node.inputs[0], name="k_transposed", perm=[own[at] for at in perm])
+    return build.op("Transpose", attention.k, name="k_transposed", perm=perm)
