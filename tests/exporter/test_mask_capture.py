@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
 from attnport.exporter.fusion.recognise import Recognition, recognise
@@ -139,3 +141,24 @@ def test_a_mask_that_was_built_is_read_back(name: str, found: Recognition) -> No
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bias_beside_a_mask_is_read_as_one(name: str, found: Recognition) -> None:
     assert read_of(found, name) == replace(BIASED[name], kinds=tuple(sorted(BIASED[name].kinds)))
+
+
+@pytest.mark.parametrize(
+    ("mask", "kinds"),
+    [
+        (MaskSpec(("padding",), "m"), ("padding",)),
+        (MaskSpec(("documents",), "m", carries="ids"), ("bias",)),
+    ],
+    ids=str,
+)
+def test_only_what_is_declared_a_mask_is_taken_for_a_truth_value(mask: MaskSpec, kinds: tuple[str, ...]) -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[B,2,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v,'
+        " int64[B,T] m)"
+        " => (float[B,2,S,4] y) <int64[2] axes = {1, 2}, float one = {1}, float low = {-10000}>"
+        " { c = Cast<to=1>(m) e = Unsqueeze(c, axes) r = Sub(one, e) a = Mul(r, low)"
+        " s0 = MatMul(q, k) s = Add(s0, a) p = Softmax(s) y = MatMul(p, v) }"
+    )
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True))
+    read = recognise(model, [SourceAttention("a", "", "softmax")], masks=[mask])
+    assert read.attentions[0].mask.spec.kinds == kinds

@@ -246,7 +246,8 @@ class MaskReader:
             return expr
         if isinstance(expr, Read) and expr.value.is_graph_input():
             spec = self.declared.get(str(expr.value.name))
-            return op("Ne", expr, ZERO) if spec is not None and spec.polarity in ("keep", "hide") else None
+            two_valued = spec is not None and spec.carries in ("mask", "marks") and spec.polarity in ("keep", "hide")
+            return op("Ne", expr, ZERO) if two_valued else None
         if isinstance(expr, Op) and expr.name == "Sub" and expr.args[0] == Const(1):
             inner = self._truth(expr.args[1])
             return None if inner is None else op("Not", inner)
