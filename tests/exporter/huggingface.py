@@ -145,6 +145,11 @@ class Sound(Hidden):
         return self.model(input_features=input_features).last_hidden_state
 
 
+def named_masks(name: str) -> list[tuple[str, str]]:
+    """By attention, its mask as a report says it: with the input that carries the padding."""
+    return [(path, f"{mask}(attention_mask)" if "padding" in mask else mask) for path, mask in KINDS[name].attentions]
+
+
 def make(name: str, way: str) -> nn.Module:
     """The model with attention implemented `way`: the same weights each time, for both ways."""
     import transformers

@@ -191,16 +191,24 @@ def _slice(run: Inference, node: ir.Node) -> Sizes | None:
 
 
 def _slice_size(run: Inference, size: Size, start: Size, end: Size, step: int) -> Size | None:
-    if step < 1:
+    start, end = (_bound(run, size, bound) for bound in (start, end))
+    if start is None or end is None or step < 1:
         return None
-    start = size + start if start.is_negative else start
-    if end.is_Integer and int(end) >= FAR:
-        end = size
-    end = size + end if end.is_negative else run.sympy.Min(end, size)
     length = run.sympy.simplify(end - start)
     if step > 1:
         length = run.sympy.ceiling(length / step)
     return length if length.is_positive else None
+
+
+def _bound(run: Inference, size: Size, bound: Size) -> Size | None:
+    """A bound of a slice as a count from the start, inside the axis; None where the sign is not known."""
+    if bound.is_Integer and abs(int(bound)) >= FAR:
+        return size if bound > 0 else run.sympy.Integer(0)
+    if bound.is_negative:
+        bound = size + bound
+        if bound.is_negative:
+            return run.sympy.Integer(0)
+    return run.sympy.Min(bound, size) if bound.is_nonnegative else None
 
 
 def _range(run: Inference, node: ir.Node) -> Sizes | None:

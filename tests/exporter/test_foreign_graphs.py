@@ -1,0 +1,154 @@
+"""Graphs made elsewhere, by any exporter at any opset: prepared, counted, recognised, and the same numbers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import huggingface
+import library_modules
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import test_huggingface
+from foreign_exports import exported, scripted
+from running import distance, on_ort
+
+from attnport.artifacts import IOContract, SourceAttention
+from attnport.exporter.counting import count_in_graph
+from attnport.exporter.lowering import base
+from attnport.exporter.passes.foreign import prepare
+
+TRACED = {"batch": 3, "seq": 5, "mem": 7}
+SIZES = ({"batch": 2, "seq": 7, "mem": 4}, {"batch": 3, "seq": 1, "mem": 2}, {"batch": 1, "seq": 12, "mem": 9})
+SCRIPT, DYNAMO = "TorchScript", "dynamo"
+LENGTHS = ("seq", "mem")
+"""What the older exporter freezes in nn.MultiheadAttention: it takes the number of keys for a constant."""
+QUICK = {
+    ("bert-sdpa", SCRIPT, 14), ("gpt2-sdpa", SCRIPT, 17), ("decoder_all_masks", SCRIPT, 18), ("t5-sdpa", DYNAMO, 18),
+    ("attention_weights_causal_padding", DYNAMO, 21),
+}  # fmt: skip
+HF = ("bert-eager", "bert-sdpa", "gpt2-eager", "gpt2-sdpa", "llama-eager", "llama-sdpa", "t5-eager", "t5-sdpa",
+      "vit-sdpa", "bloom-eager")  # fmt: skip
+TORCH = ("attention_cross_padding", "attention_weights_causal_padding", "encoder_causal_padding", "decoder_all_masks",
+         "attention_bias", "differential")  # fmt: skip
+EACH = [
+    pytest.param(name, exporter, opset, marks=() if (name, exporter, opset) in QUICK else pytest.mark.slow)
+    for exporter, opsets in ((SCRIPT, (14, 15, 16, 17, 18)), (DYNAMO, (18, 20, 21, 23, 24)))
+    for name in (*HF, *TORCH)
+    for opset in opsets
+    if exporter == DYNAMO or opset in (14, 17, 18) or name in ("bert-sdpa", "decoder_all_masks")
+]
+each = pytest.mark.parametrize(("name", "exporter", "opset"), EACH)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A graph as another exporter left it, and what was prepared of it."""
+
+    io: IOContract
+    raw: bytes
+    prepared: bytes
+    counted: tuple[SourceAttention, ...]
+
+
+@functools.cache
+def made(name: str, exporter: str, opset: int) -> Foreign:
+    kind, _, way = name.partition("-")
+    module = huggingface.make(kind, way) if way else library_modules.CASES[name].make()
+    io = huggingface.contract(kind) if way else library_modules.CASES[name].io
+    fixed = () if way or name == "differential" else LENGTHS
+    model = exported(module, io, opset) if exporter == DYNAMO else scripted(module, io, opset, fixed=fixed)
+    assert model.graph.opset_imports[""] == opset
+    raw = ir.to_proto(model).SerializeToString()
+    ready = prepare(model)
+    return Foreign(io, raw, ir.to_proto(ready).SerializeToString(), count_in_graph(ready))
+
+
+def feeds_of(name: str, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    kind, _, way = name.partition("-")
+    return huggingface.feeds(kind, sizes, seed) if way else library_modules.CASES[name].feeds(sizes, seed)
+
+
+def reference(name: str, feeds: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    kind, _, way = name.partition("-")
+    if way:
+        return test_huggingface.reference(kind, way, feeds)
+    return library_modules.CASES[name].reference(feeds)[0]
+
+
+def expected_masks(name: str) -> dict[str, str]:
+    kind, _, way = name.partition("-")
+    if way:
+        return dict(huggingface.named_masks(kind))
+    return {attention: mask for attention, _, mask in library_modules.CASES[name].attentions}
+
+
+def sizes_of(name: str, exporter: str) -> tuple[dict[str, int], ...]:
+    frozen = exporter == SCRIPT and name in TORCH and name != "differential"
+    return tuple({**sizes, **({each: TRACED[each] for each in LENGTHS} if frozen else {})} for sizes in SIZES)
+
+
+@each
+def test_every_attention_is_counted_from_the_graph_alone(name: str, exporter: str, opset: int) -> None:
+    assert {each.name for each in made(name, exporter, opset).counted} == set(expected_masks(name))
+
+
+@each
+def test_each_is_recognised_with_its_mask_and_computes_the_same(name: str, exporter: str, opset: int) -> None:
+    foreign = made(name, exporter, opset)
+    model = ir.from_proto(onnx.load_model_from_string(foreign.prepared))
+    form = base.get("onnx").lower(model, foreign.counted, masks=foreign.io.masks, plan="fp32")
+    assert form.masks == expected_masks(name), form.notes
+    onnx.checker.check_model(ir.to_proto(form.model), full_check=True)
+    run = on_ort(form.model)
+    for seed, sizes in enumerate(sizes_of(name, exporter)):
+        feeds = feeds_of(name, sizes, seed)
+        expected = reference(name, feeds)
+        real = feeds["attention_mask"].astype(bool) if "attention_mask" in feeds else np.ones(len(expected), bool)
+        assert distance([run(feeds)[0][real]], [expected[real]]) < 2e-5, sizes
+
+
+@pytest.mark.parametrize(("name", "exporter", "opset"), [param for param in EACH if param.values in QUICK])
+def test_the_shapes_that_were_inferred_are_those_of_a_run(name: str, exporter: str, opset: int) -> None:
+    foreign = made(name, exporter, opset)
+    model = ir.from_proto(onnx.load_model_from_string(foreign.prepared))
+    named = check_shapes(model, [feeds_of(name, sizes, 0) for sizes in sizes_of(name, exporter)])
+    assert named > 20
+
+
+def check_shapes(model: ir.Model, runs: list[dict[str, np.ndarray[Any, Any]]]) -> int:
+    """That every inferred size is the one of a run, and that equal names are equal sizes; how many values it saw."""
+    watched = [value for node in model.graph for value in node.outputs if value.shape is not None and value.consumers()]
+    shapes = [list(value.shape or ()) for value in watched]
+    del model.graph.outputs[:]
+    model.graph.outputs.extend(watched)
+    run = on_ort(model)
+    for feeds in runs:
+        sizes: dict[str, int] = {}
+        for value, shape, array in zip(watched, shapes, run(feeds), strict=True):
+            assert len(shape) == array.ndim, value.name
+            for dim, size in zip(shape, array.shape, strict=True):
+                known = dim if isinstance(dim, int) else sizes.setdefault(str(dim), size)
+                assert known == size, f"{value.name}: {dim} is {size}, not {known}"
+    return len(watched)
+
+
+def test_a_shape_that_is_wrong_is_noticed() -> None:
+    foreign = made("bert-sdpa", SCRIPT, 14)
+    model = ir.from_proto(onnx.load_model_from_string(foreign.prepared))
+    softmax = next(node for node in model.graph if node.op_type == "Softmax")
+    softmax.outputs[0].shape = ir.Shape(["batch", 2, "seq", "batch"])
+    with pytest.raises(AssertionError, match="batch is 7, not 2"):
+        check_shapes(model, [feeds_of("bert-sdpa", SIZES[0], 0)])
+
+
+def test_the_head_counts_that_the_older_exporter_computes_become_constants() -> None:
+    foreign = made("bert-sdpa", SCRIPT, 14)
+    raw, model = (ir.from_proto(onnx.load_model_from_string(data)) for data in (foreign.raw, foreign.prepared))
+    before, after = ([node.outputs[0].shape for node in g.graph if node.op_type == "Softmax"] for g in (raw, model))
+    assert before == [None, None]
+    assert [[str(dim) for dim in shape or ()] for shape in after] == [["batch", "2", "seq", "seq"]] * 2
+    assert len(model.graph) < len(raw.graph)
