@@ -165,7 +165,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FusionItem:
-    """What became of one attention on one target; `reason` is never empty when `fused` is false."""
+    """What became of one attention on one target; `reason` is never empty when `fused` is false.
+
+    `cost` says what it costs beside its kernel, as a second branch for its weights does; "" where nothing.
+    """
 
     attention: str
     form: str
@@ -174,6 +177,7 @@ class FusionItem:
     fused: bool
     reason: str
     evidence: str = ""
+    cost: str = ""
 
     __pydantic_config__ = STRICT
 

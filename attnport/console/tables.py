@@ -166,7 +166,8 @@ def show_fusion(console: Console, report: FusionReport) -> None:
     table = _table("fusion", "target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
     notes: dict[str, str] = {}
     for key, found in report.targets.items():
-        reasons = dict.fromkeys(item.reason for item in found.items if not item.fused)
+        reasons = dict.fromkeys(item.cost if item.fused else item.reason for item in found.items)
+        reasons.pop("", None)
         table.add_row(key, _fused(report, key), _plain(_kernels(found) or "-"), _plain(found.proved_by or "-"))
         if reasons:
             notes[key] = "; ".join(reasons)
@@ -194,7 +195,7 @@ def show_fusion_explained(console: Console, report: FusionReport) -> None:
             unfused = "[yellow]not proven[/]" if found.proved_by is None else "[yellow]not fused[/]"
             state = f"[green]fused[/] in {_plain(item.kernel)}" if item.fused else unfused
             console.print(f"  {_plain(item.attention)}: {state}")
-            for line in (f"form {item.form}; mask {item.mask}", item.evidence or item.reason):
+            for line in filter(None, (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)):
                 console.print(Padding(_plain(line), (0, 0, 0, 4)), style="dim")
 
 

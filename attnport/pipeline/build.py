@@ -159,7 +159,7 @@ def _item(
         return FusionItem(attention, spelling, mask, None, False, plan)
     proof = prove(plan, anchors, len(record.profiles))
     if isinstance(proof, Evidence):
-        return FusionItem(attention, spelling, mask, proof.kernel, True, "", proof.text)
+        return FusionItem(attention, spelling, mask, proof.kernel, True, "", proof.text, known.cost if known else "")
     return FusionItem(attention, spelling, mask, None, False, proof.reason)
 
 

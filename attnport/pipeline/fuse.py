@@ -127,7 +127,10 @@ def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, F
     with change(folder) as changing:
         assert changing.manifest is not None
         model = storage.load(folder / MODEL)
-        lowered = lowering.lower(model, changing.manifest.attentions, masks=changing.manifest.io.masks, plan=plan)
+        usual = changing.manifest.io.profile().sizes("opt")
+        lowered = lowering.lower(
+            model, changing.manifest.attentions, plan=plan, masks=changing.manifest.io.masks, sizes=usual
+        )
         weights = f"model.{key}.bin"
         written = storage.save_form(lowered.model, changing.path(name), weights)
         if not written and weights in changing.manifest.files:
@@ -199,6 +202,7 @@ def _items(
                 fused=proof is not None,
                 reason=reason,
                 evidence=proof.text if proof else "",
+                cost=lowered.costs.get(name, ""),
             )
         )
     return tuple(items)

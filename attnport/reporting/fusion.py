@@ -47,9 +47,9 @@ def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str, *, pro
         return el("td", el("span", "not in this form", class_="quiet"))
     how = None if item.form == shared else el("span", item.form, class_="how")
     if item.fused:
-        return el(
-            "td", el("span", "FUSED", class_="v pass"), el("span", name(item.kernel or NONE), class_="kernel"), how
-        )
+        cost = el("span", item.cost, class_="how") if item.cost else None
+        kernel = el("span", name(item.kernel or NONE), class_="kernel")
+        return el("td", el("span", "FUSED", class_="v pass"), kernel, how, cost)
     why: Html
     if item.reason in notes:
         number = notes[item.reason]

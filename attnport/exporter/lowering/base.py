@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport import registry
@@ -50,6 +50,7 @@ class Lowered:
         forms: The form's name by attention.
         masks: The mask by attention, as text.
         notes: By attention: why it was not recognised or not lowered, or a form's note.
+        costs: By attention: what it costs beside its form.
     """
 
     model: ir.Model
@@ -57,6 +58,7 @@ class Lowered:
     forms: dict[str, str]
     masks: dict[str, str]
     notes: dict[str, str]
+    costs: dict[str, str] = field(default_factory=dict)
 
 
 class Lowering(abc.ABC):
@@ -94,22 +96,29 @@ class Lowering(abc.ABC):
         return self.name if plan == self.plans[0] else f"{self.name}.{plan}"
 
     def lower(
-        self, model: ir.Model, counted: Sequence[SourceAttention], *, masks: Collection[MaskSpec] = (), plan: str
+        self,
+        model: ir.Model,
+        counted: Sequence[SourceAttention],
+        *,
+        plan: str,
+        masks: Collection[MaskSpec] = (),
+        sizes: Mapping[str, int] | None = None,
     ) -> Lowered:
         """Lowers a graph, in place.
 
         Args:
             model: As exported (a copy: it is changed).
             counted: The attentions counted at export.
-            masks: The mask contracts of the graph's inputs.
             plan: One of `plans`.
+            masks: The mask contracts of the graph's inputs.
+            sizes: The usual size of each named dim; a target may choose its form by them.
 
         Raises:
             UsageError: the target does not take the plan.
             ExportError: the graph does not fit the plan or the target's opset.
         """
         from attnport.exporter import precision
-        from attnport.exporter.fusion import rewrites
+        from attnport.exporter.fusion import rewrites, second_branch
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
         from attnport.exporter.passes.opset import to_opset
@@ -121,7 +130,7 @@ class Lowering(abc.ABC):
         rewrites.apply_all(model)
         infer_sizes(model)
         recognition = recognise(model, counted, masks=masks)
-        build = Builder(model)
+        build = Builder(model, sizes)
         writer = self.mask_writer(build)
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
         replaced: dict[ir.Value, ir.Value] = {}
@@ -146,6 +155,10 @@ class Lowering(abc.ABC):
             if written.note:
                 result.notes[current.name] = written.note
         clean_up(model)
+        for found in recognition.attentions:
+            extra = second_branch.cost(model.graph, found, build.sizes) if found.name in result.forms else ""
+            if extra:
+                result.costs[found.name] = extra
         precision.apply(model, plan)
         to_opset(model, self.opset)
         clean_up(model)
