@@ -124,14 +124,20 @@ def _decomposed(mask: bool) -> Callable[[Case, str, str], str]:
 
 
 def _contrib(mask: str, attributes: str = "", guard: bool = False) -> Callable[[Case, str, str], str]:
-    """com.microsoft.MultiHeadAttention on `[B,S,H*D]`; grouped heads are repeated and given as `[B,H,T,D]`."""
+    """com.microsoft.MultiHeadAttention on `[B,S,H*D]`, grouped heads repeated."""
 
     def write(case: Case, x: str, y: str) -> str:
         text, k, v = "", "k", "v"
         if case.key_heads != case.heads:
             k, v = f"{y}k", f"{y}v"
+            times, wide = case.heads // case.key_heads, case.heads * case.depth
             for name, to in (("k", k), ("v", v)):
-                text += _split(name, f"{to}g", case.key_heads, case.depth) + _repeat(f"{to}g", to, case)
+                text += (
+                    f" {to}_shape = Constant<value_ints=[0,0,{case.key_heads},1,{case.depth}]>()"
+                    f" {to}_5 = Reshape({name}, {to}_shape) {to}_each = Constant<value_ints=[1,1,1,{times},1]>()"
+                    f" {to}_6 = Expand({to}_5, {to}_each) {to}_rows = Constant<value_ints=[0,0,{wide}]>()"
+                    f" {to} = Reshape({to}_6, {to}_rows)"
+                )
         result = f"{y}u" if guard else y
         text += (
             f" {result} = com.microsoft.MultiHeadAttention<num_heads={case.heads}{attributes}>({x}, {k}, {v}, {mask})"

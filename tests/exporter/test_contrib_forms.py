@@ -311,6 +311,15 @@ def test_the_cuda_form_in_float32_has_no_grouped_operator(name: str) -> None:
     assert error(name, result.model, on_ort) < 2e-6
 
 
+def test_scores_that_overflow_half_precision_are_seen_to() -> None:
+    given = CASES["none"].feeds(SIZES[0])
+    given["q"] *= 1e3
+    given["k"] *= 1e3
+    whole, half = (lowered("none", base.get("ort_cuda"), plan).model for plan in ("fp32", "fp16"))
+    assert np.isfinite(on_reference(whole, given)).all()
+    assert not np.isfinite(on_reference(half, given)).all()
+
+
 def test_only_what_the_grouped_operator_computes_is_given_to_it() -> None:
     reasons: dict[str, str] = {}
 
