@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import logging
 import re
@@ -77,14 +78,14 @@ def trace(
     """
     import torch
 
-    dims = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in contract.dims}
-    dynamic = {
-        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
-        for spec in contract.inputs
-    }
     try:
-        with torch.no_grad(), traceable():
-            return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=False)
+        try:
+            return _exported(module, contract, feeds)
+        except torch._dynamo.exc.UserError as err:
+            shorter = _below_the_largest(contract, str(err))
+            if shorter == contract:
+                raise
+            return _exported(module, shorter, feeds)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
         frozen = _frozen_dims(contract, str(err)) if isinstance(err, torch._dynamo.exc.UserError) else ""
         if frozen:
@@ -96,6 +97,33 @@ def trace(
             f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}{_place(err)}",
             hint="Run with --traceback for torch's full account.",
         ) from err
+
+
+def _exported(
+    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
+    import torch
+
+    dims = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in contract.dims}
+    dynamic = {
+        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+        for spec in contract.inputs
+    }
+    with torch.no_grad(), traceable():
+        return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=False)
+
+
+def _below_the_largest(contract: IOContract, refusal: str) -> IOContract:
+    """The contract without the largest size of each dim at which alone, torch says, the code takes another branch.
+
+    A kept mask or table that is cut to the length at hand is not cut at its own length, and torch traces that as a
+    branch. The graph for all shorter lengths is right for the largest one too: a slice to the full length is a slice.
+    """
+    dims = []
+    for dim in contract.dims:
+        guard = re.search(rf"Not all values of {dim.name} = .*? satisfy the generated guard .* != {dim.max}\b", refusal)
+        dims.append(dataclasses.replace(dim, max=dim.max - 1, opt=min(dim.opt, dim.max - 1)) if guard else dim)
+    return dataclasses.replace(contract, dims=tuple(dims))
 
 
 def _frozen_dims(contract: IOContract, refusal: str) -> str:
