@@ -47,6 +47,18 @@ def attention_op(
     return build.cast(output, attention.q.dtype, "out_cast"), (anchor,)
 
 
+_STYLES = {"bool": "bool mask broadcast", "bool_full": "bool mask [B,1,S,T]", "float_full": "float mask [B,1,S,T]"}
+
+
+def form_name(attention: Attention, style: MaskStyle) -> str:
+    """What `attention_op` writes, for reports."""
+    if attention.mask.is_causal_only:
+        return "Attention, is_causal"
+    if attention.mask.biases or attention.sink is not None:
+        return "Attention, float mask"
+    return f"Attention, {_STYLES[style]}" if attention.mask.factors else "Attention"
+
+
 def _mask(
     build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle, compute: ir.DataType
 ) -> ir.Value | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import attention_op
+from attnport.exporter.forms.attention_op import attention_op, form_name
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
@@ -21,7 +21,7 @@ class OpenVino(Lowering):
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`Attention` with a bool mask in its smallest shape."""
         output, anchors = attention_op(build, masks, attention, "bool")
-        return Written(output, "Attention, bool mask broadcast", anchors)
+        return Written(output, form_name(attention, "bool"), anchors)
 
 
 LOWERING = OpenVino()

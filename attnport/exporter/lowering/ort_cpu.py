@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import attention_op
+from attnport.exporter.forms.attention_op import attention_op, form_name
 from attnport.exporter.forms.contrib import (
     group_query_attention,
     multi_head_attention,
@@ -56,7 +56,7 @@ class OrtCpu(Lowering):
             output, anchors = multi_head_attention(build, masks, attention, key_padding=True)
             return Written(output, f"MultiHeadAttention (keys: {length})", anchors)
         output, anchors = attention_op(build, masks, attention, "float_full")
-        return Written(output, "Attention, float mask [B,1,S,T]", anchors)
+        return Written(output, form_name(attention, "float_full"), anchors)
 
 
 LOWERING = OrtCpu()

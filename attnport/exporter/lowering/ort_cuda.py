@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import attention_op
+from attnport.exporter.forms.attention_op import attention_op, form_name
 from attnport.exporter.forms.contrib import (
     group_query_attention,
     multi_head_attention,
@@ -38,7 +38,7 @@ class OrtCuda(Lowering):
             output, anchors = multi_head_attention(build, masks, attention, key_padding=False)
             return Written(output, "MultiHeadAttention", anchors)
         output, anchors = attention_op(build, masks, attention, "bool_full")
-        return Written(output, f"Attention, bool mask [B,1,S,T] ({reason})", anchors)
+        return Written(output, f"{form_name(attention, 'bool_full')} ({reason})", anchors)
 
 
 LOWERING = OrtCuda()
