@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnport.errors import ExportError
+from attnport.errors import ExportError, first_line
 from attnport.exporter.naming import SCOPES
 from attnport.exporter.passes.cleanup import inline_functions
 from attnport.exporter.passes.indexing import index_by_grid
@@ -65,7 +65,7 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
         proto = onnx.version_converter.convert_version(ir.to_proto(model), opset)
     except RuntimeError as err:
         raise ExportError(
-            f"the graph, of opset {model.graph.opset_imports['']}, has no form at opset {opset}: {err}",
+            f"the graph, of opset {model.graph.opset_imports['']}, has no form at opset {opset}: {first_line(err)}",
             hint="Export it again at a newer opset.",
         ) from err
     raised = ir.from_proto(proto)
