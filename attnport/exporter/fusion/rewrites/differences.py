@@ -19,8 +19,6 @@ _SAME = {"Cast", "Identity", "Dropout"}
 
 def apply(model: ir.Model) -> int:
     """Distributes each product with v over such a sum; returns how many products there were."""
-    import onnx_ir as ir
-
     build = Builder(model)
     replaced = 0
     for node in [node for node in model.graph if node.op_type == "MatMul" and node.domain == ""]:
@@ -30,7 +28,7 @@ def apply(model: ir.Model) -> int:
         build.before, build.scope = node, node.name or "difference"
         parts = [_part(build, value, node) for value in total.inputs]
         made = build.op(total.op_type, *parts, name="parts", shape=dims_of(node.outputs[0]))
-        ir.convenience.replace_all_uses_with(node.outputs[0], made, replace_graph_outputs=True)
+        build.replace(node.outputs[0], made)
         model.graph.remove(node, safe=True)
         replaced += 1
     return replaced

@@ -1,0 +1,128 @@
+"""Rewrites before recognition: each computes what the operator computed, and leaves what it does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from attnport.exporter.fusion import rewrites
+from attnport.exporter.fusion.rewrites import differences, einsum, log_softmax
+
+SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "d": 6, "g": 2, "r": 3, "e": 7}
+EQUATIONS = [
+    "bhid,bhjd->bhij", "bihd,bjhd->bhij", "bhij,bjhd->bihd", "bgrid,bgjd->bgrij", "bgrij,bgjd->bgrid", "id,jd->ij",
+    "bhd,bhjd->bhj", "bhj,bhjd->bhd", "id,jd", "...id,...jd->...ij", "b...d,jd->b...j", "bid,bjd->bji",
+    "bhid,bhjd->hbij", "bij,jd->bid", "jd,bij->bdi",
+]  # fmt: skip
+LEFT = [
+    "bhid,bhjd",
+    "bhid,bhjd->bhid",
+    "iid,jd->ij",
+    "bid,bjd->bi",
+    "bid,bjd->bd",
+    "bid->bdi",
+    "bi,bj->bij",
+    "bhid,jhid->bj",
+]
+
+
+def text(kind: str, shapes: list[list[int]], body: str, output: int) -> ir.Model:
+    inputs = ", ".join(f"float[{','.join(map(str, shape))}] x{number}" for number, shape in enumerate(shapes))
+    dims = ",".join(f"y{axis}" for axis in range(output))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 23]> g ({inputs}) => (float[{dims}] y) {{ {body} }}'
+    )
+    for number, node in enumerate(model.graph.node):
+        node.name = f"node_{number}"
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+def run(model: ir.Model, feeds: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = ReferenceEvaluator(ir.to_proto(model)).run(None, feeds)[0]
+    return found
+
+
+def equation_model(equation: str, more: int = 0) -> tuple[ir.Model, list[np.ndarray[Any, Any]]]:
+    operands = equation.split("->")[0].split(",")
+    shapes = [[SIZES[letter] for letter in operand.replace("...", "bh")] for operand in operands]
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    names = ", ".join(f"x{number}" for number in range(len(shapes)))
+    rank = np.einsum(equation, *arrays).ndim
+    return text("e", shapes, f'y = Einsum<equation="{equation}">({names})', rank), arrays
+
+
+@pytest.mark.parametrize("equation", [*EQUATIONS, "bhij,bhjd,hde->bie", "bid,bjd,bje->bie"])
+def test_an_einsum_that_is_a_product_becomes_one(equation: str) -> None:
+    model, arrays = equation_model(equation)
+    assert einsum.apply(model) >= 1
+    assert "Einsum" not in {node.op_type for node in model.graph} or equation.count(",") > 1
+    assert "MatMul" in {node.op_type for node in model.graph}
+    assert model.graph.outputs[0].name == "y"
+    found = run(model, {f"x{number}": array for number, array in enumerate(arrays)})
+    assert np.abs(found - np.einsum(equation, *arrays)).max() < 1e-5
+
+
+@pytest.mark.parametrize("equation", LEFT)
+def test_an_einsum_that_is_none_stays(equation: str) -> None:
+    model, _ = equation_model(equation)
+    assert einsum.apply(model) == 0
+    assert [node.op_type for node in model.graph] == ["Einsum"]
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        ("a = Softmax(x0) b = Softmax(x1) c = Mul(b, x3) p = Sub(a, c) y = MatMul(p, x2)", 2),
+        ("a = Softmax(x0) b = Softmax(x1) p = Add(a, b) y = MatMul(p, x2)", 2),
+        ("a = Softmax(x0) b = Softmax(x1) c = Div(b, x3) p = Sub(c, a) y = MatMul(p, x2)", 2),
+    ],
+)
+def test_a_difference_of_probabilities_becomes_a_difference_of_products(body: str, parts: int) -> None:
+    model = text("d", [[2, 4, 5], [2, 4, 5], [2, 5, 3], [1]], body, 3)
+    before = ir.from_proto(ir.to_proto(model))
+    assert differences.apply(model) == 1
+    assert sum(node.op_type == "MatMul" for node in model.graph) == parts
+    random = np.random.default_rng(1)
+    feeds = {
+        v.name: random.standard_normal([int(str(d)) for d in v.shape]).astype(np.float32) for v in model.graph.inputs
+    }
+    assert np.abs(run(model, feeds) - run(before, feeds)).max() < 1e-6
+    assert model.graph.outputs[0].name == "y"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Softmax(x0) p = Sub(a, x1) y = MatMul(p, x2)",
+        "a = Softmax(x0) b = Softmax(x1) c = Mul(b, x1) p = Sub(a, c) y = MatMul(p, x2)",
+        "a = Softmax(x0) p = Mul(a, x3) y = MatMul(p, x2)",
+    ],
+    ids=["no softmax on one side", "a factor of each key", "no sum"],
+)
+def test_what_is_no_difference_of_probabilities_stays(body: str) -> None:
+    model = text("d", [[2, 4, 5], [2, 4, 5], [2, 5, 3], [1]], body, 3)
+    assert differences.apply(model) == 0
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_exp_of_a_log_softmax_is_the_softmax(axis: int) -> None:
+    model = text("l", [[2, 4, 5]], f"a = LogSoftmax<axis={axis}>(x0) y = Exp(a)", 3)
+    x = np.random.default_rng(2).standard_normal((2, 4, 5)).astype(np.float32)
+    expected = run(model, {"x0": x})
+    assert log_softmax.apply(model) == 1
+    assert np.abs(run(model, {"x0": x}) - expected).max() < 1e-6
+    assert not log_softmax.apply(text("l", [[2, 4]], "a = Softmax(x0) y = Exp(a)", 2))
+
+
+def test_every_rewrite_is_found_by_its_file() -> None:
+    assert [module.__name__.rsplit(".")[-1] for module in rewrites.modules()] == [
+        "differences",
+        "einsum",
+        "log_softmax",
+    ]
