@@ -37,6 +37,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "Less": np.less,
     "LessOrEqual": np.less_equal,
     "Where": lambda c, a, b: a if c else b,
+    "Wrapped": lambda number, bits: int(number) % 2**bits,
     "Join": lambda high, low, size: high * size + low,
     "FloorDiv": lambda index, size: index // size,
     "FloorMod": lambda index, size: index % size,

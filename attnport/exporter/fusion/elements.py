@@ -144,7 +144,9 @@ def _cast(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
         return op("Where", inner.args[0], *held) if all(isinstance(part, Const) for part in held) else None
     if isinstance(inner, Const) or before.name == "BOOL" or is_bool(inner):
         return Const(int(inner.value)) if isinstance(inner, Const) and isinstance(inner.value, bool) else inner
-    # What would be cut off (0.5, or 256 in eight bits) is not the same number any more.
+    if before.is_integer() and after.name in ("UINT8", "UINT16", "UINT32"):
+        return Op("Wrapped", (inner, Const(after.bitwidth)))
+    # What would be cut off (0.5) is not the same number any more.
     keeps = after.is_floating_point() or (before.is_integer() and after.name in ("INT64", "INT32"))
     return inner if keeps and before.name != "UINT64" else None
 

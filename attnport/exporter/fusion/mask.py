@@ -99,7 +99,16 @@ class MaskReader:
 
     def element(self, at: Located) -> Expr:
         """The formula of a value's element, over the axes of `SCORES`."""
-        return element(at.value, self.layout.canonical(at.index))
+        return self._unwrapped(element(at.value, self.layout.canonical(at.index)))
+
+    def _unwrapped(self, expr: Expr) -> Expr:
+        """An input that holds ones and zeros by contract is the same in a narrower type."""
+        if not isinstance(expr, Op):
+            return expr
+        args = tuple(map(self._unwrapped, expr.args))
+        if expr.name == "Wrapped" and isinstance(args[0], Read) and self._truth(args[0]) is not None:
+            return args[0]
+        return op(expr.name, *args) if args != expr.args else expr
 
     def where(self, condition: Located, *, hides: bool) -> None:
         """Scores are replaced by a large negative constant where `condition` is true (`hides`) or false."""

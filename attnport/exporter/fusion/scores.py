@@ -141,7 +141,8 @@ class _Walk:
             return first  # a softmax does not change when all its scores are moved alike
         on, term = (first, second) if leads_to_product(first) else (second, first)
         if not leads_to_product(on) or (operator == "Sub" and on is second):
-            raise NotRecognised("neither side of an addition to the scores is a product of q and k")
+            linear = "; they come from a linear layer" if is_constant(first) or is_constant(second) else ""
+            raise NotRecognised(f"neither side of an addition to the scores is a product of q and k{linear}")
         if self.below_tanh:
             raise NotRecognised("a term is added to the scores before their soft-cap")
         if self.factors:

@@ -67,7 +67,6 @@ class Lowering(abc.ABC):
     Attributes:
         name: The file's name.
         opset: Of the graph that it writes.
-        takes_sinks: Whether `write` makes a sink a key itself; else it comes as the bias of one more key, the first.
         plans: Precision plans it takes; the first is the default.
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
         requires: Import name of the package that proves or runs it, for the reason when it is missing.
@@ -75,13 +74,12 @@ class Lowering(abc.ABC):
 
     name: ClassVar[str]
     opset: ClassVar[int]
-    takes_sinks: ClassVar[bool] = False
     plans: ClassVar[tuple[str, ...]] = ("fp32",)
     proved_by: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """Writes one attention in the target's form, before `build.before`."""
+        """Writes one attention in the target's form, before `build.before`; a sink has become the bias of key 0."""
 
     def mask_writer(self, build: Builder) -> MaskWriter:
         """What writes the masks of one graph."""
@@ -139,7 +137,7 @@ class Lowering(abc.ABC):
             build.before, build.scope = current.last, current.name
             try:
                 attention = attention_of(build, current)
-                if attention.sink is not None and not self.takes_sinks:
+                if attention.sink is not None:
                     attention = with_sink_key(build, writer, attention)
                 written = self.write(build, writer, attention, plan)
             except CannotRepeat as err:

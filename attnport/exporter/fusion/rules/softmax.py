@@ -143,6 +143,8 @@ def _check_zeroed(zeroed: tuple[Zeroed, ...], reader: MaskReader) -> None:
     for each in zeroed:
         hidden = reader.keeps(each.at) if each.number else reader.implies(each.at, hides=each.hides)
         empty = of_every_key(each.at) if each.hides else None
+        if each.number and not hidden:
+            raise NotRecognised("after the softmax the probabilities are multiplied by a tensor, not by v")
         if not hidden and (empty is None or not reader.implies(empty, hides=True)):
             raise NotRecognised("after the softmax probabilities become zero that no mask before it hides")
 
