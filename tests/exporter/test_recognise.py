@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from attnport.artifacts import SourceAttention
 from attnport.exporter.fusion.attention import Recognised
@@ -132,11 +133,12 @@ SCALES = {
     "after_an_added_mask": ("a = Where(ok, none, inf) s1 = Add(s0, a) s = Mul(s1, half)", 0.5),
 }
 REFUSED = {
-    "a bias before the scale": ("s1 = Add(s0, f) s = Mul(s1, half)", "a term that is no mask is added"),
-    "a mask that the scale makes small": ("a = Where(ok, none, big) s1 = Add(s0, a) s = Mul(s1, half)", "no mask"),
     "a fill that hides nothing": ("s = Where(ok, s0, five)", "hides nothing"),
     "a fill that the scale makes small": ("s1 = Where(ok, s0, big) s = Mul(s1, half)", "hides nothing"),
-    "a soft-cap": ("s = Tanh(s0)", "pass through Tanh"),
+    "a soft-cap of masked scores": ("s1 = Where(ok, s0, inf) s = Tanh(s1)", "masked before their soft-cap"),
+    "a soft-cap of biased scores": ("s1 = Add(s0, f) s = Tanh(s1)", "added to the scores before their soft-cap"),
+    "two soft-caps": ("s1 = Tanh(s0) s = Tanh(s1)", "not as a soft-cap"),
+    "a root": ("s1 = Abs(s0) s = Sqrt(s1)", "pass through Sqrt"),
     "division by zero": ("s = Div(s0, none)", "combined with zero"),
     "a divisor that is a tensor": ("s = Div(onef, s0)", "combined with a tensor by Div"),
     "whole numbers": ("c = Cast<to=7>(s0) s = Cast<to=1>(c)", "cast to int64"),
@@ -165,7 +167,6 @@ AROUND = {
         "after the softmax comes Mul",
     ),
     "no product above": ("p = Softmax(f) y = MatMul(p, v)", "do not come from a product"),
-    "operator with a soft-cap": ("y = Attention<softcap=3.0>(q, k, v)", "soft-cap"),
     "operator with a cache": ("y, c, d = Attention(q, k, v, , k, v)", "past_key"),
 }
 
@@ -232,13 +233,43 @@ def test_an_attention_inside_a_branch_says_so() -> None:
     }
 
 
-def test_a_products_broadcast_over_heads_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("middle", "times"),
+    [("s1 = Add(s0, f) s = Mul(s1, half)", 0.5), ("s1 = Sub(s0, f) s = Div(s1, half)", -2.0), ("s = Sub(s0, f)", -1.0)],
+)
+def test_a_bias_keeps_the_factor_that_it_is_added_with(middle: str, times: float) -> None:
+    (bias,) = attention(middle).mask.biases
+    assert bias.times == times
+
+
+def test_a_mask_that_the_scale_makes_small_is_a_bias() -> None:
+    found = attention("a = Where(ok, none, big) s1 = Add(s0, a) s = Mul(s1, half)")
+    assert found.mask.factors == ()
+    assert [bias.times for bias in found.mask.biases] == [0.5]
+
+
+def test_a_soft_cap_is_read_with_its_scale() -> None:
+    found = attention("s1 = Mul(s0, half) s2 = Div(s1, three) s3 = Tanh(s2) s = Mul(s3, three)", three=np.float32(3))
+    assert (found.softcap, found.scale) == (3.0, pytest.approx(0.5))
+    masked = attention("s1 = Tanh(s0) s = Where(ok, s1, inf)")
+    assert (masked.softcap, masked.scale, str(masked.mask.spec)) == (1.0, 1.0, "padding(ok)")
+    operator = read("y = Attention<softcap=3.0>(q, k, v)").attentions[0]
+    assert (operator.softcap, operator.scale) == (3.0, 0.5)
+
+
+def test_queries_of_one_head_serve_every_key_head() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 23]> g (float[B,1,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v)'
         " => (float[B,2,S,4] y) { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }"
     )
     found = recognise(ir.from_proto(onnx.shape_inference.infer_shapes(proto)), [SourceAttention("a", "", "softmax")])
-    assert "broadcast over heads: q has 1, k 2, v 2" in found.reasons["a"]
+    assert found.reasons == {}
+    lowered = base.get("onnx").lower(ir.from_proto(proto), [SourceAttention("a", "", "softmax")], plan="fp32")
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal(shape).astype(np.float32) for shape in ((2, 1, 3, 4), (2, 2, 4, 5), (2, 2, 5, 4)))
+    expected = ReferenceEvaluator(proto).run(None, {"q": q, "k": k, "v": v})[0]
+    got = ReferenceEvaluator(ir.to_proto(lowered.model)).run(None, {"q": q, "k": k, "v": v})[0]
+    assert np.abs(got - expected).max() < 1e-6
 
 
 def test_module_paths_that_are_no_paths_are_none() -> None:
