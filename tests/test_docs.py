@@ -35,13 +35,22 @@ def missing_imports(code: str) -> list[str]:
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "attnport":
             for alias in node.names:
-                try:
-                    found = hasattr(importlib.import_module(str(node.module)), alias.name)
-                except ModuleNotFoundError:
-                    found = False
-                if not found:
-                    missing.append(f"{node.module}.{alias.name}")
+                name = f"{node.module}.{alias.name}"
+                if not (has_name(str(node.module), alias.name) or is_module(name)):
+                    missing.append(name)
     return missing
+
+
+def has_name(module: str, name: str) -> bool:
+    return is_module(module) and hasattr(importlib.import_module(module), name)
+
+
+def is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def commands(text: str) -> list[list[str]]:
