@@ -98,15 +98,29 @@ class Attention:
 
 @dataclass(frozen=True)
 class Miss:
-    """A softmax or attention operator that was not recognised, and why; `node` names the place in the graph."""
+    """A softmax or attention operator that was not recognised, and why.
+
+    Attributes:
+        node: The place in the graph.
+        change: What the author of the module could change.
+    """
 
     node: str
     module: str
     reason: str
+    change: str = ""
 
 
 class NotRecognised(Exception):
-    """Raised inside a rule with the reason why a node is no attention that can be lowered."""
+    """Raised inside a rule with the reason why a node is no attention that can be lowered.
+
+    Attributes:
+        change: What the author of the module could change; "" where there is nothing, as in what is no attention.
+    """
+
+    def __init__(self, reason: str, change: str = "") -> None:
+        super().__init__(reason)
+        self.change = change
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def product_of(softmax: ir.Node) -> ir.Node:
     if len(found) == 1:
         return next(iter(found))
     if found:
-        raise NotRecognised("the probabilities enter several products")
+        raise NotRecognised("the probabilities enter several products", "concatenate the values: one product with v")
     raise NotRecognised(f"after the softmax comes {', '.join(sorted(others)) or 'nothing'}, not the product with v")
 
 
@@ -114,7 +114,7 @@ def _unchanged(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     assert value is not None
     if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None and scalar(node.inputs[2]):
-        raise NotRecognised("the probabilities pass through Dropout in training mode")
+        raise NotRecognised("the probabilities pass through Dropout in training mode", "export in eval mode")
     if node.op_type == "Cast" and node.outputs[0].dtype is not None and not node.outputs[0].dtype.is_floating_point():
         raise NotRecognised(f"the probabilities are cast to {node.outputs[0].dtype.name.lower()}")
     return value
@@ -138,7 +138,9 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
         on, by = (first, second) if comes_from(first, softmax) else (second, first)
         assert on is not None
         if scalar(by) is not None:
-            raise NotRecognised("after the softmax comes Mul by a number, not the product with v")
+            raise NotRecognised(
+                "after the softmax comes Mul by a number, not the product with v", "multiply v or the output with it"
+            )
         return on, [Zeroed(_located(by, index), hides=False, number=True)]
     condition, when_true, when_false = node.inputs
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):

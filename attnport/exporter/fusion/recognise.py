@@ -50,7 +50,7 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
         try:
             found.append((module, rule.match(node, context)))
         except NotRecognised as err:
-            found.append((module, Miss(node.name or "", module or "", str(err))))
+            found.append((module, Miss(node.name or "", module or "", str(err), err.change)))
     return _assign(found, counted, _in_branches(model, rules))
 
 
@@ -88,7 +88,7 @@ def _assign(
                 continue  # a node that the exporter added or split off: it stands for no counted attention
             del open_names[name]
             if isinstance(item, Miss):
-                reasons[name] = f"{item.reason} (node {item.node})"
+                reasons[name] = f"{item.reason} (node {item.node}){f'; {item.change}' if item.change else ''}"
             else:
                 attentions.append(replace(item, name=name))
     for name, module in open_names.items():

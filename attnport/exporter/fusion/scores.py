@@ -113,7 +113,7 @@ class _Walk:
 
     def _tanh(self, first: ir.Value) -> ir.Value:
         if self.below_tanh or self.scale <= 0 or self.factors:
-            raise NotRecognised("the scores pass through Tanh, and not as a soft-cap")
+            raise NotRecognised("the scores pass through Tanh, and not as a soft-cap", "write c * tanh(scores / c)")
         self.below_tanh, self.outer, self.scale = True, self.scale, 1.0
         return first
 
@@ -144,9 +144,11 @@ class _Walk:
             linear = "; they come from a linear layer" if is_constant(first) or is_constant(second) else ""
             raise NotRecognised(f"neither side of an addition to the scores is a product of q and k{linear}")
         if self.below_tanh:
-            raise NotRecognised("a term is added to the scores before their soft-cap")
+            raise NotRecognised("a term is added to the scores before their soft-cap", "add it behind the cap")
         if self.factors:
-            raise NotRecognised("a term is added to the scores before they are multiplied with a tensor")
+            raise NotRecognised(
+                "a term is added to the scores before they are multiplied with a tensor", "multiply q with the tensor"
+            )
         self.reader.add(self._located(term, index), self.scale if operator == "Add" else -self.scale)
         return on
 
@@ -160,13 +162,14 @@ class _Walk:
             if isinstance(constant, Const):
                 low = constant.value * self.scale
                 if self.below_tanh:
-                    raise NotRecognised("scores are masked before their soft-cap")
+                    raise NotRecognised("scores are masked before their soft-cap", "mask behind the cap")
                 if not low <= LARGE_NEGATIVE:
                     raise NotRecognised(
-                        f"masked scores are set to {low:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)"
+                        f"masked scores are set to {low:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)",
+                        "fill with -inf",
                     )
                 if self.factors and low != -math.inf:
-                    raise NotRecognised("the masked scores are multiplied with a tensor")
+                    raise NotRecognised("the masked scores are multiplied with a tensor", "mask after the product")
                 self.reader.where(self._located(condition, index), hides=hides)
                 return rest
         raise NotRecognised("the scores are chosen from two tensors")
@@ -176,7 +179,9 @@ class _Walk:
         if self.sink is not None:
             raise NotRecognised("the scores are concatenated with more than one key")
         if self.scale != 1.0 or self.factors or self.below_tanh or self.reader.factors or self.reader.biases:
-            raise NotRecognised("the scores are scaled or masked together with a sink")
+            raise NotRecognised(
+                "the scores are scaled or masked together with a sink", "scale and mask before the sink is joined"
+            )
         on, axis, sink, first = _padded(node) if node.op_type == "Pad" else _concatenated(node, len(index))
         wanted: Expr = op("Add", KEY, Const(1)) if first else KEY
         if index[axis] != wanted or not leads_to_product(on):

@@ -32,16 +32,22 @@ def match(node: ir.Node, context: Context) -> Recognised:
     """
     for at, name in _OPTIONAL_INPUTS.items():
         if len(node.inputs) > at and node.inputs[at] is not None:
-            raise NotRecognised(f"the Attention operator uses {name}; it stays as it is")
+            raise NotRecognised(
+                f"the Attention operator uses {name}; it stays as it is", "join the cache with Concat before it"
+            )
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
-        raise NotRecognised("a second output of the Attention operator is used; it stays as it is")
+        raise NotRecognised(
+            "a second output of the Attention operator is used; it stays as it is", "compute the weights apart"
+        )
     q_dims, k_dims, v_dims = (dims_of(value) for value in node.inputs[:3])
     if not (q_dims and k_dims and v_dims) or not len(q_dims) == len(k_dims) == len(v_dims) == 4:
         raise NotRecognised("the inputs of the Attention operator are not of rank 4; it stays as it is")
     default = 1.0 / math.sqrt(q_dims[3]) if isinstance(q_dims[3], int) else math.nan
     scale = _number(node, "scale", default)
     if math.isnan(scale):
-        raise NotRecognised("the head dim is not fixed, so the default scale is not known; it stays as it is")
+        raise NotRecognised(
+            "the head dim is not fixed, so the default scale is not known; it stays as it is", "give the scale"
+        )
     batch, head = Lead(Axis("l0"), q_dims[0]), Lead(Axis("l1"), q_dims[1])
     layout = Layout((batch,), (head,), (batch.axis, head.axis))
     q = Located(node.inputs[0], (batch.axis, head.axis, ROW, DEPTH))  # type: ignore[arg-type]

@@ -144,9 +144,15 @@ def _check_zeroed(zeroed: tuple[Zeroed, ...], reader: MaskReader) -> None:
         hidden = reader.keeps(each.at) if each.number else reader.implies(each.at, hides=each.hides)
         empty = of_every_key(each.at) if each.hides else None
         if each.number and not hidden:
-            raise NotRecognised("after the softmax the probabilities are multiplied by a tensor, not by v")
+            raise NotRecognised(
+                "after the softmax the probabilities are multiplied by a tensor, not by v",
+                "where the factor is the same for every key, multiply the output with it",
+            )
         if not hidden and (empty is None or not reader.implies(empty, hides=True)):
-            raise NotRecognised("after the softmax probabilities become zero that no mask before it hides")
+            raise NotRecognised(
+                "after the softmax probabilities become zero that no mask before it hides",
+                "hide these keys before the softmax",
+            )
 
 
 def _operands(scores: Scores) -> tuple[Located, Located]:
