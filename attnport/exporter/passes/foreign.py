@@ -47,7 +47,10 @@ def settle_sizes(model: ir.Model) -> int:
     """Gives every value its type and shape, in place; returns how many integer tensors that made constants."""
     import onnx_ir.passes.common as passes
 
-    passes.ShapeInferencePass(data_prop=False)(model)
+    shapes = {value: value.shape for node in model.graph for value in node.outputs if value.shape is not None}
+    passes.ShapeInferencePass(data_prop=False)(model)  # for the types; it puts names of its own over the exporter's
+    for value, shape in shapes.items():
+        value.shape = shape
     made = infer_sizes(model)
     passes.RemoveUnusedNodesPass()(model)
     return made

@@ -153,15 +153,8 @@ def _reshape(run: Inference, node: ir.Node) -> Sizes | None:
     if open_axes:
         rest = reduce(operator.mul, (size for size in after if size != -1), run.sympy.Integer(1))
         whole = reduce(operator.mul, before or (), run.sympy.Integer(1))
-        size = run.sympy.cancel(whole / rest) if before is not None and rest != 0 else None
-        after[open_axes[0]] = size if size is not None and _is_whole(size) else run.unknown()
+        after[open_axes[0]] = run.sympy.cancel(whole / rest) if before is not None and rest != 0 else run.unknown()
     return tuple(after)
-
-
-def _is_whole(size: Size) -> bool:
-    """Whether a quotient of sizes is a product of sizes: 4*batch/2 is, batch/4 may not be one."""
-    numerator, denominator = size.as_numer_denom()
-    return bool(denominator == 1 and numerator.is_integer)
 
 
 def _expand(run: Inference, node: ir.Node) -> Sizes | None:
