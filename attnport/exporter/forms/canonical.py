@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.forms.lead_sizes import LeadSizes, Size
 from attnport.exporter.fusion.attention import Attention, Multiplier, Recognised
 from attnport.exporter.fusion.elements import scalar
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op
@@ -70,7 +71,8 @@ class Layouts:
     def __init__(self, build: Builder, layout: Layout, operands: Sequence[Located]) -> None:
         self.build = build
         self.layout = layout
-        self.operands = operands
+        self.leads = (*layout.batch, *layout.heads)
+        self.sizes = LeadSizes(build, layout, operands)
 
     def operand(self, at: Located, row: Axis, column: Axis, *, groups: bool) -> ir.Value:
         """q, k or v as `[B,H,.,.]`; as `[B,G,.,.]` where `groups` allows fewer heads."""
@@ -85,11 +87,12 @@ class Layouts:
             return at.value
         if len(at.index) == 4 and self._broadcasts(at, row, column) and not (full_batch or full_heads):
             return at.value
-        wanted = [lead.axis for lead in self._leads] + [row, column]
+        wanted = [lead.axis for lead in self.leads] + [row, column]
         value = at.value
         several = max(len(self.layout.batch), len(self.layout.heads)) > 1
         if components(at.index) == tuple(wanted) and (several or any(isinstance(entry, Op) for entry in at.index)):
-            made = self._reshape(value, self._merged_dims(value, at, row, column))
+            rows = [self.sizes.of_axis(value, at.index.index(axis)) for axis in (row, column)]
+            made = self._merged(value, *([self.sizes.of(lead) for lead in group] for group in self._groups), rows=rows)
         else:
             value, index = self._split(value, at.index)
             value, index = self._permuted(value, index, wanted)
@@ -123,19 +126,13 @@ class Layouts:
         if not self.layout.heads and len(dims) == 2 + len(self.layout.batch) and len(self.layout.batch) < 2:
             axes = [1] if self.layout.batch else [0, 1]
             return self.build.op("Squeeze", output, self.build.const(axes, np.int64), name="one_head_out")
-        order = [lead.axis for lead in self._leads]
+        order = [lead.axis for lead in self.leads]
         if components(at.index[:-2]) == tuple(order):
-            return self._reshape(output, self._own_dims(output, at))
+            return self.sizes.reshaped(output, [*self._own_leads(at), *self._rows(output, 2)])
         # Heads that lie in another order than they are counted in (repeats before groups): split, permute.
-        sizes = [self._size(lead) for lead in self._leads]
-        rows = [self.build.size(output, 2), self.build.size(output, 3)]
-        apart = self._reshape(output, [*sizes, *rows])
+        apart = self.sizes.reshaped(output, [*map(self.sizes.of, self.leads), *self._rows(output, 2)])
         perm = [order.index(entry) for entry in at.index[:-2] if isinstance(entry, Axis)]
         return self.build.op("Transpose", apart, name="heads_out", perm=[*perm, len(order), len(order) + 1])
-
-    @property
-    def _leads(self) -> tuple[Lead, ...]:
-        return (*self.layout.batch, *self.layout.heads)
 
     def _broadcasts(self, at: Located, row: Axis, column: Axis) -> bool:
         """Whether a tensor of rank 4 lies canonically but for axes of size 1."""
@@ -147,16 +144,15 @@ class Layouts:
         if not any(isinstance(entry, Op) for entry in index):
             return value, list(index)
         parts: list[Expr] = []
-        shape: list[Dim | ir.Value] = []
-        for position, (entry, dim) in enumerate(zip(index, dims_of(value) or [], strict=True)):
+        shape: list[Size] = []
+        for position, entry in enumerate(index):
             found = components((entry,)) or (entry,)
             parts.extend(found)
-            shape.extend(
-                [self._size(self._lead(part)) for part in found]
-                if len(found) > 1
-                else [dim if isinstance(dim, int) else self.build.size(value, position)]
-            )
-        return self._reshape(value, shape), parts
+            if len(found) > 1:
+                shape.extend(self.sizes.of(self.sizes.lead(part)) for part in found)
+            else:
+                shape.append(self.sizes.of_axis(value, position))
+        return self.sizes.reshaped(value, shape), parts
 
     def _permuted(self, value: ir.Value, index: list[Expr], wanted: Sequence[Axis]) -> tuple[ir.Value, list[Expr]]:
         """Drops axes at index zero and puts the others in order."""
@@ -191,134 +187,52 @@ class Layouts:
 
     def _grouped(self, value: ir.Value, present: set[Axis], full_batch: bool, full_heads: bool) -> ir.Value:
         """Merges batch axes and head axes; the value has an axis for each, of size 1 where it does not depend on it."""
-        full: list[Dim | ir.Value] = []
-        expand = merge = False
-        for leads, whole in ((self.layout.batch, full_batch), (self.layout.heads, full_heads)):
+        full: list[Size] = []
+        for leads, whole in zip(self._groups, (full_batch, full_heads), strict=True):
             some = any(lead.axis in present for lead in leads)
-            for number, lead in enumerate(leads):
-                here = lead.axis in present
-                # Grouped key/value heads have the groups and not the repeats: these stay at size 1.
-                groups = leads is self.layout.heads and not whole and not any(x.axis in present for x in leads[1:])
-                wanted = whole or (some and len(leads) > 1 and not (groups and number))
-                full.append(self._size(lead) if wanted and not here and lead.dim != 1 else 1)
-                expand |= wanted and not here and lead.dim != 1
-            merge |= len(leads) > 1
-            if not leads:
-                full.append(1)
-        dims = list(dims_of(value) or [])
-        if expand:
-            shape = [d if isinstance(d, int) else None for d in full]
-            known = [a if b == 1 else b for a, b in zip(dims, [*shape, 1, 1], strict=False)] if dims else None
-            value = self.build.op("Expand", value, self._shape([*full, 1, 1]), name="whole", shape=known)
-            dims = list(dims_of(value) or [])
-        if not merge:
+            # Grouped key/value heads have the groups and not the repeats: these stay at size 1.
+            groups = leads is self.layout.heads and not whole and not any(lead.axis in present for lead in leads[1:])
+            for number, lead in enumerate(leads or (None,)):
+                wanted = lead is not None and (whole or (some and len(leads) > 1 and not (groups and number)))
+                missing = lead is not None and wanted and lead.axis not in present and lead.dim != 1
+                full.append(self.sizes.of(lead) if missing and lead is not None else 1)
+        if any(size != 1 for size in full):
+            value = self._expanded(value, [*full, 1, 1])
+        batch, heads = (max(len(leads), 1) for leads in self._groups)
+        if batch == heads == 1:
             return value
-        batch = max(len(self.layout.batch), 1)
-        heads = max(len(self.layout.heads), 1)
-        b_dims, h_dims = dims[:batch], dims[batch : batch + heads]
-        merged: list[Dim | ir.Value] = [_product(b_dims), _product(h_dims)]
-        if merged.count(None) > 1:  # both sizes at run time: heads from their parts
-            merged[1] = self._product_of_sizes(value, range(batch, batch + heads))
-        rows = [self._axis_size(value, position) for position in (batch + heads, batch + heads + 1)]
-        return self._reshape(value, [*merged, *rows])
+        of_leads = [self.sizes.of_axis(value, position) for position in range(batch + heads)]
+        return self._merged(value, of_leads[:batch], of_leads[batch:], rows=self._rows(value, batch + heads))
 
-    def _merged_dims(self, value: ir.Value, at: Located, row: Axis, column: Axis) -> list[Dim | ir.Value]:
-        """`[B,H,row,column]` for a value whose elements lie in that order already."""
-        batch = _product([lead.dim for lead in self.layout.batch]) if self.layout.batch else 1
-        heads = _product([lead.dim for lead in self.layout.heads]) if self.layout.heads else 1
-        dims: list[Dim | ir.Value] = [batch if isinstance(batch, int) else None, heads]
-        if not isinstance(heads, int):
-            dims[1] = self._head_size()
-        for axis in (row, column):
-            dims.append(self._axis_size(value, at.index.index(axis)))
-        return dims
-
-    def _own_dims(self, output: ir.Value, at: Located) -> list[Dim | ir.Value]:
-        dims = dims_of(at.value) or []
-        own: list[Dim | ir.Value] = []
-        for entry, dim in zip(at.index[:-2], dims, strict=False):
-            if isinstance(dim, int):
-                own.append(dim)
-            elif isinstance(entry, Axis) and self._source(entry) is not None:
-                own.append(self._size(self._lead(entry)))
-            else:
-                own.append(None)
-        return [*own, self.build.size(output, 2), self._axis_size(at.value, len(dims) - 1, of=output)]
-
-    def _head_size(self) -> ir.Value:
-        total: ir.Value | None = None
-        for lead in self.layout.heads:
-            size = self._as_value(self._size(lead))
-            total = size if total is None else self.build.op("Mul", total, size, name="heads")
-        assert total is not None
-        return total
-
-    def _product_of_sizes(self, value: ir.Value, axes: range) -> ir.Value:
-        total: ir.Value | None = None
-        for axis in axes:
-            size = self.build.size(value, axis)
-            total = size if total is None else self.build.op("Mul", total, size, name="heads")
-        assert total is not None
-        return total
-
-    def _axis_size(self, value: ir.Value, axis: int, of: ir.Value | None = None) -> Dim | ir.Value:
+    def _expanded(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
         dims = dims_of(value)
-        dim = dims[axis] if dims else None
-        return dim if isinstance(dim, int) else self.build.size(of or value, 3 if of is not None else axis)
+        known = [a if b == 1 else b if isinstance(b, int) else None for a, b in zip(dims or [], sizes, strict=False)]
+        return self.build.op("Expand", value, self.sizes.shape(sizes), name="whole", shape=known if dims else None)
 
-    def _lead(self, axis: Expr) -> Lead:
-        return next(lead for lead in self._leads if lead.axis == axis)
+    def _merged(
+        self, value: ir.Value, batch: Sequence[Size], heads: Sequence[Size], *, rows: Sequence[Size]
+    ) -> ir.Value:
+        """Batch axes and head axes merged: `[B,H,*rows]`; the batch is left to the reshape where it is not a number."""
+        whole = self.sizes.product(batch) if all(isinstance(size, int) for size in batch) else None
+        return self.sizes.reshaped(value, [whole, self.sizes.product(heads), *rows])
 
-    def _source(self, axis: Axis) -> tuple[ir.Value, int] | None:
-        for operand in self.operands:
-            for position, entry in enumerate(operand.index):
-                if entry == axis:
-                    return operand.value, position
-        return None
+    def _rows(self, value: ir.Value, start: int) -> list[Size]:
+        return [self.sizes.of_axis(value, start), self.sizes.of_axis(value, start + 1)]
 
-    def _size(self, lead: Lead) -> Dim | ir.Value:
-        """The size of a leading axis: a number, or its value at run time; None where only a reshape can tell."""
-        if isinstance(lead.dim, int):
-            return lead.dim
-        found = self._source(lead.axis)
-        return self._quotient(lead) if found is None else self.build.size(*found)
+    def _own_leads(self, at: Located) -> list[Size]:
+        """The sizes of the leading axes that a value of the graph has itself."""
+        found: list[Size] = []
+        for entry, dim in zip(at.index[:-2], dims_of(at.value) or [], strict=False):
+            if isinstance(dim, int):
+                found.append(dim)
+            else:
+                found.append(self.sizes.of(self.sizes.lead(entry)) if isinstance(entry, Axis) else None)
+        return found
 
-    def _quotient(self, lead: Lead) -> Dim | ir.Value:
-        """The size of the first of several merged axes, from the size of all and that of the others."""
-        for operand in self.operands:
-            for position, entry in enumerate(operand.index):
-                first, *others = components((entry,)) or (entry,)
-                dims = [self._lead(axis).dim for axis in others]
-                if first == lead.axis and all(isinstance(dim, int) for dim in dims):
-                    whole = self.build.size(operand.value, position)
-                    by = self.build.const([_product(dims)], np.int64)
-                    return self.build.op("Div", whole, by, name="batch", shape=[1])
-        return None
-
-    def _as_value(self, size: Dim | ir.Value) -> ir.Value:
-        if isinstance(size, int):
-            return self.build.const([size], np.int64)
-        assert not isinstance(size, str)
-        return self.build.const([-1], np.int64) if size is None else size
-
-    def _shape(self, dims: Sequence[Dim | ir.Value]) -> ir.Value:
-        if all(isinstance(dim, int) or dim is None for dim in dims):
-            return self.build.const([-1 if dim is None else dim for dim in dims], np.int64)
-        return self.build.op("Concat", *map(self._as_value, dims), name="shape", axis=0, shape=[len(dims)])
-
-    def _reshape(self, value: ir.Value, dims: Sequence[Dim | ir.Value]) -> ir.Value:
-        known = [dim if isinstance(dim, int) else None for dim in dims]
-        return self.build.op("Reshape", value, self._shape(dims), name="laid_out", shape=known)
+    @property
+    def _groups(self) -> tuple[tuple[Lead, ...], tuple[Lead, ...]]:
+        return self.layout.batch, self.layout.heads
 
 
 def _axes(at: Located) -> tuple[Expr, ...]:
     return components(at.index) or ()
-
-
-def _product(dims: Sequence[Dim]) -> int | None:
-    total = 1
-    for dim in dims:
-        if not isinstance(dim, int):
-            return None
-        total *= dim
-    return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +27,6 @@ class MaskWriter:
 
     def __init__(self, build: Builder) -> None:
         self.build = build
-        self._written: dict[object, ir.Value] = {}
         self._sizes: dict[tuple[str, object], ir.Value] = {}
 
     def keep(self, attention: Attention) -> ir.Value | None:
@@ -47,50 +45,45 @@ class MaskWriter:
         if keep is None:
             return None
         key = ("full", keep, *self._lengths(attention))
-        if key not in self._written:
-            target = self._full_shape(attention)
-            self._written[key] = self.build.op("Expand", keep, target, name="mask/keep_B1ST", dtype=ir.DataType.BOOL)
-        return self._written[key]
+        target = self._full_shape(attention)
+        return self.build.once(
+            key, lambda: self.build.op("Expand", keep, target, name="mask/keep_B1ST", dtype=ir.DataType.BOOL)
+        )
 
     def additive(self, keep: ir.Value, dtype: ir.DataType) -> ir.Value:
         """Zero where `keep` allows, -inf elsewhere, in `dtype`."""
         key = ("additive", keep, dtype)
-        if key not in self._written:
-            zero, low = (self.build.const(number, dtype.numpy()) for number in (0.0, -np.inf))
-            self._written[key] = self.build.op("Where", keep, zero, low, name="mask/additive", dtype=dtype)
-        return self._written[key]
+        zero, low = (self.build.const(number, dtype.numpy()) for number in (0.0, -np.inf))
+        return self.build.once(key, lambda: self.build.op("Where", keep, zero, low, name="mask/additive", dtype=dtype))
 
     def full_bias(self, attention: Attention, bias: ir.Value) -> ir.Value:
         """A bias with its S and T axes at their full size."""
         key = ("full", bias, *self._lengths(attention))
-        if key not in self._written:
-            self._written[key] = self.build.op(
-                "Expand", bias, self._full_shape(attention), name="mask/bias_B1ST", dtype=bias.dtype
-            )
-        return self._written[key]
+        return self.build.once(
+            key,
+            lambda: self.build.op("Expand", bias, self._full_shape(attention), name="mask/bias_B1ST", dtype=bias.dtype),
+        )
 
     def _full_shape(self, attention: Attention) -> ir.Value:
         import onnx_ir as ir
 
         one, lengths = self.build.const([1], np.int64), self._lengths(attention)
         key = ("shape", *lengths)
-        if key not in self._written:
-            self._written[key] = self.build.op(
-                "Concat", one, one, *lengths, name="mask/shape", dtype=ir.DataType.INT64, axis=0
-            )
-        return self._written[key]
+        return self.build.once(
+            key, lambda: self.build.op("Concat", one, one, *lengths, name="mask/shape", dtype=ir.DataType.INT64, axis=0)
+        )
 
     def any_key(self, keep: ir.Value) -> ir.Value:
         """Whether a row has an allowed key at all, `[B|1, H|1, S|1, 1]`."""
         import onnx_ir as ir
 
-        key = ("any", keep)
-        if key not in self._written:
+        def write() -> ir.Value:
             # Through int32: reductions of bool came with opset 20.
             number = self.build.cast(keep, ir.DataType.INT32, "mask/as_int")
             most = self.build.op("ReduceMax", number, self.build.const([-1], np.int64), name="mask/any", keepdims=1)
-            self._written[key] = self.build.cast(most, ir.DataType.BOOL, "mask/any_key")
-        return self._written[key]
+            return self.build.cast(most, ir.DataType.BOOL, "mask/any_key")
+
+        return self.build.once(("any", keep), write)
 
     def bias(self, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
         """The sum of the biases, in `dtype`, broadcastable to `[B,H,S,T]`; None when there is none."""
@@ -105,22 +98,18 @@ class MaskWriter:
     def _brought(self, attention: Attention, at: Located) -> ir.Value:
         """A tensor of the graph as `[B|1,H|1,S|1,T|1]`, once for all layers."""
         key = ("brought", at)
-        if key not in self._written:
-            self._written[key] = attention.bring(at)
-        return self._written[key]
+        return self.build.once(key, lambda: attention.bring(at))
 
     def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         key = ("cast", value, dtype)
-        if key not in self._written:
-            self._written[key] = self.build.cast(value, dtype)
-        return self._written[key]
+        return self.build.once(key, lambda: self.build.cast(value, dtype))
 
     def length(self, attention: Attention, axis: str) -> ir.Value:
         """The run-time size of one index variable as a scalar, int64, shared as its tensor of one element is."""
         import onnx_ir as ir
 
         size = self._size(attention, axis)
-        return self.once(
+        return self.build.once(
             ("length", size),
             lambda: self.build.op("Squeeze", size, name="mask/length", dtype=ir.DataType.INT64, shape=[]),
         )
@@ -145,29 +134,24 @@ class MaskWriter:
 
     def _shared(self, op_type: str, *inputs: ir.Value) -> ir.Value:
         key = (op_type, *inputs)
-        if key not in self._written:
-            self._written[key] = self.build.op(op_type, *inputs, name=f"mask/{op_type.lower()}")
-        return self._written[key]
-
-    def once(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
-        """What `make` writes for `key`, written for the first attention that asks and shared with the others."""
-        if key not in self._written:
-            self._written[key] = make()
-        return self._written[key]
+        return self.build.once(key, lambda: self.build.op(op_type, *inputs, name=f"mask/{op_type.lower()}"))
 
     def factor(self, factor: Factor, attention: Attention) -> ir.Value:
         """Where one factor holds, as bool `[B|1, H|1, S|1, T|1]`."""
         key = ("factor", factor.keep, *self._sizes_of(factor.keep, attention))
-        if key not in self._written:
-            try:
-                written = self._write(factor.keep, attention)
-            except _CannotWrite:
-                return self._original(factor, attention)
-            if not axes_of(factor.keep):  # a scalar, or a comparison of sizes: as [1,1,1,1]
-                four = self.build.const([1, 1, 1, 1], np.int64)
-                written = self.build.op("Reshape", written, four, name="mask/for_all", dtype=written.dtype)
-            self._written[key] = written
-        return self._written[key]
+
+        def write() -> ir.Value:
+            written = self._write(factor.keep, attention)
+            if axes_of(factor.keep):
+                return written
+            # A scalar, or a comparison of sizes.
+            four = self.build.const([1, 1, 1, 1], np.int64)
+            return self.build.op("Reshape", written, four, name="mask/for_all", dtype=written.dtype)
+
+        try:
+            return self.build.once(key, write)
+        except _CannotWrite:
+            return self._original(factor, attention)
 
     def _original(self, factor: Factor, attention: Attention) -> ir.Value:
         """The graph's own tensor for a formula that has no shorter form."""
@@ -183,9 +167,7 @@ class MaskWriter:
     def _write(self, expr: Expr, attention: Attention) -> ir.Value:
         """`expr` as a tensor of rank 4 (or a scalar constant), with size 1 on the axes it does not depend on."""
         key = ("expr", expr, *self._sizes_of(expr, attention))
-        if key not in self._written:
-            self._written[key] = self._write_new(expr, attention)
-        return self._written[key]
+        return self.build.once(key, lambda: self._write_new(expr, attention))
 
     def _write_new(self, expr: Expr, attention: Attention) -> ir.Value:
         import onnx_ir as ir

@@ -63,7 +63,7 @@ class NarrowMaskWriter(MaskWriter):
     def _lower(self, value: ir.Value) -> ir.Value:
         import onnx_ir as ir
 
-        return self.once(("lower", value), lambda: self.build.cast(value, ir.DataType.INT32, "mask/lower"))
+        return self.build.once(("lower", value), lambda: self.build.cast(value, ir.DataType.INT32, "mask/lower"))
 
     def _upper(self, value: ir.Value) -> ir.Value:
         import onnx_ir as ir
@@ -74,7 +74,7 @@ class NarrowMaskWriter(MaskWriter):
             word = self.build.op("Div", rest, self.build.const(2**32, np.int64), name="mask/upper_word")
             return self.build.cast(word, ir.DataType.INT32, "mask/upper")
 
-        return self.once(("upper", value), write)
+        return self.build.once(("upper", value), write)
 
     def _narrow(self, expr: Expr, attention: Attention) -> ir.Value:
         """A whole number as an int32 tensor of rank 4 (or a scalar constant)."""
@@ -101,7 +101,7 @@ class NarrowMaskWriter(MaskWriter):
                 expr.name, *(self._narrow(arg, attention) for arg in expr.args), name=f"mask/{expr.name.lower()}"
             )
 
-        return self.once(("narrow", expr, *self._sizes_of(expr, attention)), write)
+        return self.build.once(("narrow", expr, *self._sizes_of(expr, attention)), write)
 
 
 def _narrows(expr: Expr) -> bool:

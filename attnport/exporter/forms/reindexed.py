@@ -59,7 +59,7 @@ def _substituted(masks: MaskWriter, expr: Expr, change: Change) -> Expr:
     if isinstance(expr, Read) and change.axis in expr.index:
         at = expr.index.index(change.axis)
         value = expr.value
-        return Read(masks.once(("laid", value, at, change.old), lambda: change.lay(value, at)), expr.index)
+        return Read(masks.build.once(("laid", value, at, change.old), lambda: change.lay(value, at)), expr.index)
     if isinstance(expr, Op):
         return op(expr.name, *(_substituted(masks, arg, change) for arg in expr.args))
     return expr

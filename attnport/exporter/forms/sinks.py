@@ -53,7 +53,9 @@ def sink_bias(build: Builder, masks: MaskWriter, attention: Attention, dtype: ir
     """
     if attention.sink is None:
         return None
-    first = masks.once(("first key", dtype, masks.length(attention, "j")), lambda: _first(build, attention, dtype))
+    first = masks.build.once(
+        ("first key", dtype, masks.length(attention, "j")), lambda: _first(build, attention, dtype)
+    )
     return build.op("Mul", build.cast(attention.sink, dtype, "sink_cast"), first, name="sink")
 
 

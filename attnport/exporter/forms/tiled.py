@@ -137,7 +137,7 @@ def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
     if keep is None or compared or held:
         return keep
     true = masks.build.const(True)
-    return masks.once(
+    return masks.build.once(
         ("mapped", keep), lambda: masks.build.op("Equal", keep, true, name="mask/mapped", dtype=ir.DataType.BOOL)
     )
 

@@ -1,0 +1,98 @@
+"""The sizes of an attention's leading axes: numbers where the graph has them, else computed at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.fusion.formula import Expr
+from attnport.exporter.fusion.indices import components
+from attnport.exporter.fusion.layout import Layout, Lead, Located
+from attnport.exporter.fusion.moves import dims_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Size: TypeAlias = "int | ir.Value | None"
+"""A number, an int64 tensor of one element, or None where only a reshape can tell."""
+
+
+class LeadSizes:
+    """Sizes for one attention.
+
+    Args:
+        operands: q, k and v, whose shapes are asked at run time.
+    """
+
+    def __init__(self, build: Builder, layout: Layout, operands: Sequence[Located]) -> None:
+        self.build = build
+        self.leads = (*layout.batch, *layout.heads)
+        self.operands = operands
+
+    def lead(self, axis: Expr) -> Lead:
+        """The leading axis that has an index variable."""
+        return next(lead for lead in self.leads if lead.axis == axis)
+
+    def of(self, lead: Lead) -> Size:
+        """The size of a leading axis."""
+        if isinstance(lead.dim, int):
+            return lead.dim
+        for operand in self.operands:
+            if lead.axis in operand.index:
+                return self.build.size(operand.value, operand.index.index(lead.axis))
+        return self._quotient(lead)
+
+    def of_axis(self, value: ir.Value, axis: int) -> Size:
+        """The size of one axis of a tensor."""
+        dims = dims_of(value)
+        dim = dims[axis] if dims else None
+        return dim if isinstance(dim, int) else self.build.size(value, axis)
+
+    def product(self, sizes: Sequence[Size]) -> Size:
+        """The product of sizes; None where one of them is."""
+        total: Size = 1
+        for size in sizes:
+            if size is None or total is None:
+                return None
+            if isinstance(total, int) and isinstance(size, int):
+                total *= size
+            elif total == 1:
+                total = size
+            else:
+                total = self.build.op("Mul", self._as_value(total), self._as_value(size), name="size", shape=[1])
+        return total
+
+    def shape(self, sizes: Sequence[Size]) -> ir.Value:
+        """A shape, as int64 tensor; an unknown size is left to the reshape."""
+        if not any(_at_run_time(size) for size in sizes):
+            return self.build.const([-1 if size is None else size for size in sizes], np.int64)
+        return self.build.op("Concat", *map(self._as_value, sizes), name="shape", axis=0, shape=[len(sizes)])
+
+    def reshaped(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+        """A tensor with another shape."""
+        known = [size if isinstance(size, int) else None for size in sizes]
+        return self.build.op("Reshape", value, self.shape(sizes), name="laid_out", shape=known)
+
+    def _quotient(self, lead: Lead) -> Size:
+        """The size of the first of several merged axes, from the size of all and that of the others."""
+        for operand in self.operands:
+            for position, entry in enumerate(operand.index):
+                first, *others = components((entry,)) or (entry,)
+                dims = [self.lead(axis).dim for axis in others]
+                if first == lead.axis and all(isinstance(dim, int) for dim in dims):
+                    whole = self.build.size(operand.value, position)
+                    by = self.build.const([np.prod(np.array(dims, np.int64))], np.int64)
+                    return self.build.op("Div", whole, by, name="size", shape=[1])
+        return None
+
+    def _as_value(self, size: Size) -> ir.Value:
+        if isinstance(size, int) or size is None:
+            return self.build.const([-1 if size is None else size], np.int64)
+        return size
+
+
+def _at_run_time(size: Size) -> bool:
+    return size is not None and not isinstance(size, int)
