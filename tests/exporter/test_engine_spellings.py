@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from handwritten import CASES
+from running import lowered
+from spellings import ALL, AXES, CASES
 
 from attnport.artifacts import Evidence
 from attnport.errors import EngineBuildError
 from attnport.exporter import storage
 from attnport.exporter.engine import build_engine, prove, read_plan
 
-from running import lowered
-
 pytest.importorskip("tensorrt_rtx")
 
-# The builder has no kernel for a masked attention of one head (1.7.1): the operator is refused, products stay apart.
-ONE_HEAD = ("one_head_hidden", "one_head_operator")
-NOT_LOWERED = ("learned_queries",)
+# What has no kernel with the pinned builder (1.7.1), and why; it only shrinks.
+NO_KERNEL = {
+    "one_sequence": "one head of one item, both sizes fixed at 1",
+    "one_query": "one masked head of one query",
+    "one_head_operator": "one masked head, twice over the same inputs",
+}
+FIRST_OF_EACH_AXIS = [next(iter(axis)) for axis in AXES.values()]
+QUICK = {*FIRST_OF_EACH_AXIS, "causal_padding", "gqa", "alibi", "einsum_bshd_bthd", "softcap", "sinks", "bmm_merged"}
 
 
 def engine(name: str, plan: str, folder: Path) -> dict[str, object]:
@@ -27,32 +31,29 @@ def engine(name: str, plan: str, folder: Path) -> dict[str, object]:
     storage.save_form(low.model, folder / "form.onnx", "form.bin")
     build_engine("tensorrt_rtx", folder / "form.onnx", ALL[name].io, folder / "form.engine", plan=plan)
     plan_text = read_plan(folder / "form.engine")
-    return {attention: prove(plan_text, anchors, 1) for attention, anchors in low.anchors.items()}
+    return {attention: prove(plan_text, low.anchors.get(attention, ()), 1) for attention in low.anchors or {"module"}}
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in (*ONE_HEAD, *NOT_LOWERED)])
-def test_one_kernel_covers_it_in_fp16(name: str, tmp_path: Path) -> None:
-    proofs = engine(name, "fp16", tmp_path)
+@pytest.mark.parametrize("plan", ["fp16", "bf16", "fp16_islands", "bf16_islands"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in ALL if name not in NO_KERNEL],
+)
+def test_one_kernel_covers_it(name: str, plan: str, tmp_path: Path) -> None:
+    proofs = engine(name, plan, tmp_path)
     assert proofs
     assert all(isinstance(proof, Evidence) for proof in proofs.values()), proofs
 
 
-@pytest.mark.parametrize("plan", ["bf16", "fp16_islands", "bf16_islands"])
-@pytest.mark.parametrize("name", ["masked_fill", "causal_padding", "gqa", "alibi"])
-def test_one_kernel_covers_it_in_every_plan_of_half_precision(name: str, plan: str, tmp_path: Path) -> None:
-    proofs = engine(name, plan, tmp_path)
-    assert all(isinstance(proof, Evidence) for proof in proofs.values()), proofs
-
-
-@pytest.mark.parametrize("name", ONE_HEAD)
-def test_a_masked_attention_of_one_head_is_not_fused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NO_KERNEL)
+def test_what_has_no_kernel_is_not_fused(name: str, tmp_path: Path) -> None:
     try:
         proofs = engine(name, "fp16", tmp_path)
     except EngineBuildError:
         return
-    assert not all(isinstance(proof, Evidence) for proof in proofs.values()), "the builder has learned it: lower it"
+    assert not all(isinstance(proof, Evidence) for proof in proofs.values()), "the builder has learned it: take it out"
 
 
-def test_the_suite_has_every_spelling() -> None:
-    assert set(CASES) <= set(ALL)
-    assert len(ALL) >= 30
+def test_nearly_every_spelling_has_a_kernel() -> None:
+    assert set(NO_KERNEL) <= set(CASES)
+    assert len(ALL) - len(NO_KERNEL) >= 150
