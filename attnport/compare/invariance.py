@@ -16,6 +16,8 @@ from attnport.masks.spec import MaskSpec
 
 MORE = 17
 """Padding added beside a sequence; a prime, so that no tile size divides it."""
+ON_THE_RIGHT, ON_THE_LEFT = (f"alone against up to {MORE} more padding on the {side}" for side in ("right", "left"))
+"""Comparisons; the one on the left holds only where positions do not matter."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def tested_mask(io: IOContract) -> MaskSpec | None:
 def variants(io: IOContract, case: Case) -> Iterator[Variant]:
     """Each item of a right-padded case alone, and with more padding on every side where positions do not move.
 
-    With absolute positions that is the right side; a model without positions is tested on both. Empty for models
+    With absolute positions that is the right side; a model without declared ones is tested on both. Empty for models
     without a [B, T] padding mask, and for items that are not padded on the right.
     """
     mask = tested_mask(io)
@@ -107,13 +109,11 @@ def variants(io: IOContract, case: Case) -> Iterator[Variant]:
         alone = {item.name: _cut(item, case.feeds[item.name], batch, keys, row, length) for item in io.inputs}
         more = min(MORE, limit.max - length)
         padded = {}
-        for side in ("right", "left") if io.positions == "none" else ("right",):
+        for name in (ON_THE_RIGHT, ON_THE_LEFT) if io.positions == "none" else (ON_THE_RIGHT,):
             if more > 0:
+                side = "left" if name == ON_THE_LEFT else "right"
                 feeds = {item.name: _pad(item, mask, alone[item.name], keys, more, side) for item in io.inputs}
-                padded[f"alone against up to {MORE} more padding on the {side}"] = (
-                    more if side == "left" else 0,
-                    feeds,
-                )
+                padded[name] = (more if side == "left" else 0, feeds)
         yield Variant(row, length, alone, padded)
 
 

@@ -22,6 +22,7 @@ from attnport.artifacts import (
 )
 from attnport.compare import parity
 from attnport.compare.inputs import Case
+from attnport.compare.invariance import ON_THE_LEFT, Spreads
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
 from attnport.pipeline.openings import graph_digest, model_openings, why_none
@@ -66,6 +67,7 @@ class Comparison:
         self.io: IOContract = self.manifest.io
         self._eager: dict[str, Measured] = {}
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
+        self._moved = False
 
     def report(self, chosen: Sequence[Runtime]) -> ParityReport:
         """Everything, in order: the reference, the raw module, runtimes, forms, verdicts."""
@@ -79,6 +81,9 @@ class Comparison:
         for tried in (*runtimes.values(), *forms.values()):
             if isinstance(tried, _Tried):
                 self._extend_eager(tried.plan, list(tried.found.errors))
+        self._moved = self._moves()
+        if self._moved:
+            self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
             {name: self._judged(tried) for name, tried in forms.items()},
@@ -193,8 +198,19 @@ class Comparison:
             for case, by_output in tried.found.errors.items()
             for output, errors in by_output.items()
         ]
-        pairs = parity.judge_invariance(tried.found.spreads, by, tried.found.compared)
+        found = tried.found.spreads.found
+        kept = Spreads({key: one for key, one in found.items() if not (self._moved and key[0] == ON_THE_LEFT)})
+        pairs = parity.judge_invariance(kept, by, tried.found.compared)
         return parity.conclude(tried.plan, tried.found.ran, results, pairs, tried.note)
+
+    def _moves(self) -> bool:
+        """Whether the module's own rows change with padding on the left alone: it has positions, declared or not."""
+        if "fp32" not in self._eager:
+            self._extend_eager("fp32", [case.name for case in self.cases])
+        own = self._eager["fp32"]
+        pairs = parity.judge_invariance(own.spreads, parity.Yardstick("fp32", own.errors), own.compared)
+        changed = {pair.comparison for pair in pairs if pair.verdict != "PASS"}
+        return changed == {ON_THE_LEFT}
 
     def _extend_eager(self, plan: str, names: Sequence[str]) -> None:
         """Runs PyTorch eager at a plan, with the mask contract, on those cases that it has not had."""
