@@ -3,8 +3,11 @@
 Three choices, in order (measured by `benchmarks/engine_forms.py`):
 
 1. head dims are padded to what kernels take: q, k and v alike, a multiple of 8 from 16 to 256;
-2. the `Attention` operator, where no mask is written for it: none, causal alone, or one of keys alone;
+2. the `Attention` operator for grouped heads, where no mask is written for it: none, causal alone, one of keys alone;
 3. else products around one `Where` (`forms/tiled.py`), grouped heads laid out as rows.
+
+For heads that are not grouped the products are as lean as the operator in each case, and always build: the operator
+fails for one masked head, and with a single query for fewer than four heads.
 """
 
 from __future__ import annotations
@@ -31,7 +34,6 @@ class TensorRt(Lowering):
 
     name = "tensorrt"
     opset = 23
-    takes_sinks = True
     plans: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp16_islands", "bf16_islands", "fp32")
     proved_by: ClassVar[tuple[str, ...]] = ("engine",)
 
@@ -83,19 +85,16 @@ def _kernel_depth(key_depth: int | None, value_depth: int | None) -> int | None:
 
 
 def _as_operator(attention: Attention) -> bool:
-    """Whether the operator fuses, and is as lean as the products.
+    """Whether the operator fuses, and is leaner than the products.
 
-    A mask that depends on queries it writes to memory at full size; a bias is written for it only where a product would
-    write the repeated keys. Of one head it takes causal alone: with a mask the builder refuses it or fails (1.7.1).
+    A mask that depends on queries it writes to memory at full size; for a bias a product would write repeated keys.
     """
     mask = attention.mask
     heads, groups = attention.head_counts()
     if attention.softcap or attention.sink is not None or any((dim or 0) > MOST_DEPTH for dim in head_dims(attention)):
         return False
-    if mask.is_causal_only or not (mask.factors or mask.biases):
-        return True
     by_key = all(axes_of(factor.keep) <= {"b", "j"} for factor in mask.factors)
-    return heads != 1 and ((by_key and not mask.biases) or (heads != groups and not mask.factors))
+    return heads != groups and (mask.is_causal_only or (by_key if not mask.biases else not mask.factors))
 
 
 def _note(plan: str, key_depth: int | None, value_depth: int | None) -> str:
