@@ -34,12 +34,13 @@ HF = ("bert-eager", "bert-sdpa", "gpt2-eager", "gpt2-sdpa", "llama-eager", "llam
       "vit-sdpa", "bloom-eager")  # fmt: skip
 TORCH = ("attention_cross_padding", "attention_weights_causal_padding", "encoder_causal_padding", "decoder_all_masks",
          "attention_bias", "differential")  # fmt: skip
+THOROUGH = ("bert-sdpa", "llama-eager", "decoder_all_masks")
 EACH = [
     pytest.param(name, exporter, opset, marks=() if (name, exporter, opset) in QUICK else pytest.mark.slow)
-    for exporter, opsets in ((SCRIPT, (14, 15, 16, 17, 18)), (DYNAMO, (18, 20, 21, 23, 24)))
+    for exporter, opsets, usual in ((SCRIPT, (14, 15, 16, 17, 18), (17,)), (DYNAMO, (18, 20, 21, 23, 24), (18, 24)))
     for name in (*HF, *TORCH)
     for opset in opsets
-    if exporter == DYNAMO or opset in (14, 17, 18) or name in ("bert-sdpa", "decoder_all_masks")
+    if opset in usual or name in THOROUGH or (name, exporter, opset) in QUICK
 ]
 each = pytest.mark.parametrize(("name", "exporter", "opset"), EACH)
 
