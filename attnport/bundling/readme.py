@@ -47,8 +47,9 @@ def readme(name: str, io: IO, tokenizer: str | None) -> str:
 def program(io: IO) -> str:
     """A program that opens the bundle in `app/` and runs it once; it stands beside the folder."""
     sizes = {dim.name: dim.opt for dim in io.dims}
-    mask = next((mask for mask in io.masks if mask.input and "padding" in mask.kinds), None)
-    masked = {one.input for one in io.masks if one.input and "padding" in one.kinds}
+    padded = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
+    masked = {mask.input for mask in padded}
+    hidden = {mask.input for mask in io.masks if mask.polarity != "keep"}
     lines = [
         "import sys",
         "",
@@ -58,9 +59,10 @@ def program(io: IO) -> str:
         "",
     ]
     lines.append('with load("app") as model:')
-    carrier = next((spec for spec in io.inputs if mask and spec.name == mask.input), None)
-    if carrier and _has_rule(carrier):
-        batch, size = (_size(dim, sizes) for dim in (carrier.dims[0], carrier.dims[-1]))
+    carriers = [(mask, spec) for mask in padded for spec in io.inputs if spec.name == mask.input]
+    counted = {(spec.dims[0], mask.keys or spec.dims[-1]) for mask, spec in carriers}
+    if len(counted) == 1 and all(_has_rule(mask, spec) for mask, spec in carriers):
+        batch, size = (_size(dim, sizes) for dim in next(iter(counted)))
         lines.append(f"    feeds = model.masks({[size] * batch})  # the length of each item")
     else:
         masked = set()
@@ -68,7 +70,8 @@ def program(io: IO) -> str:
     for spec in io.inputs:
         if spec.name not in masked:
             shape = tuple(_size(dim, sizes) for dim in spec.dims)
-            lines.append(f'    feeds["{spec.name}"] = np.ones({shape}, dtype="{spec.dtype}")')
+            made = "zeros" if spec.name in hidden else "ones"
+            lines.append(f'    feeds["{spec.name}"] = np.{made}({shape}, dtype="{spec.dtype}")')
     lines += ["    outputs = model.run(**feeds)", "for name, array in outputs.items():", "    print(name, array.shape)"]
     return "\n".join(lines)
 
@@ -101,8 +104,11 @@ def _text_program(io: IO, tokenizer: str) -> str:
     )
 
 
-def _has_rule(spec: Tensor) -> bool:
-    return len(spec.dims) == 2 or (len(spec.dims) == 4 and spec.dims[1] == 1)
+def _has_rule(mask: Mask, spec: Tensor) -> bool:
+    """Whether `Model.masks` makes the input from the lengths of items."""
+    if mask.carries != "mask":
+        return True
+    return mask.kinds == ("padding",) and (len(spec.dims) == 2 or (len(spec.dims) == 4 and spec.dims[1] == 1))
 
 
 def _size(dim: str | int, sizes: dict[str, int]) -> int:
@@ -130,4 +136,11 @@ def _words(mask: Mask) -> str:
         "hide": "True is hidden",
         "additive": "added to the scores, -inf hides",
     }
-    return f"`{mask.input}` is {' and '.join(mask.kinds)}, {meaning[mask.polarity]}"
+    held = {
+        "mask": meaning[mask.polarity],
+        "lengths": f"a number of positions of `{mask.keys}` for each item",
+        "ids": "a number for each position, equal within a document"
+        + (", 0 for padding" if "padding" in mask.kinds else ""),
+        "marks": "nonzero for global positions",
+    }
+    return f"`{mask.input}` is {' and '.join(mask.kinds)}, {held[mask.carries]}"

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import cast
 
 from attnport import __version__
-from attnport.artifacts import Form, FusionTable, Manifest, Verdict
+from attnport.artifacts import Form, FusionTable, IOContract, Manifest, Verdict
 from attnport.bundling import golden
 from attnport.bundling.model_file import external_files, oldest_onnxruntime
 from attnport.bundling.python import manifest as spec
 from attnport.bundling.readme import readme
 from attnport.errors import IntegrityError, UsageError
+from attnport.masks.spec import MaskSpec
 
 PACKAGE = "attnport_bundle"
 GOLDENS = "goldens.npz"
@@ -132,10 +133,26 @@ def _contract(manifest: Manifest) -> spec.IO:
                 cast(spec.Polarity, one.polarity),
                 cast(spec.Alignment, one.alignment),
                 one.window,
+                cast(spec.Content, one.carries),
+                _counted(manifest.io, one),
             )
             for one in manifest.io.masks
         ),
     )
+
+
+def _counted(io: IOContract, mask: MaskSpec) -> str | None:
+    """The dim whose positions an input's lengths count: where it is not said, the only one beside the items'."""
+    if mask.carries != "lengths" or mask.keys is not None:
+        return mask.keys
+    items = next(tensor.dims[0] for tensor in io.inputs if tensor.name == mask.input)
+    named = dict.fromkeys(dim for tensor in io.inputs for dim in tensor.dims if isinstance(dim, str) and dim != items)
+    if len(named) != 1:
+        raise UsageError(
+            f"{mask.input}: got lengths of one of {', '.join(named) or 'no dim'}; a bundle says of which.",
+            hint="Declare the input with :keys=DIM.",
+        )
+    return next(iter(named))
 
 
 def _form(folder: Path, form: Form, judged: Judged) -> spec.Form:

@@ -25,7 +25,10 @@ from attnport.runtimes.base import Opening
 
 STAGE = "export"
 MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
-GOLDEN_CASES = ("right padding", "one row fully masked", "usual sizes", "primes")
+GOLDEN_CASES = (
+    *("right padding", "one row fully masked", "usual sizes", "primes"),
+    *("prefixes of several lengths", "documents of several lengths", "random global tokens"),
+)
 _PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 _CHECKERS = ("ort_cpu", "onnx_reference")
 

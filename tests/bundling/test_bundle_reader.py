@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,11 +19,23 @@ import tiny_attention as tiny
 from attnport.bundling.python import BundleError, FeedError, IntegrityError, Model, RuntimeMissing, load
 from attnport.bundling.python import __main__ as command
 from attnport.bundling.python.feeds import check, padding_masks
-from attnport.bundling.python.manifest import IO, Dim, Mask, Tensor, check_names, read
+from attnport.bundling.python.manifest import (
+    IO,
+    KINDS,
+    Alignment,
+    Content,
+    Dim,
+    Mask,
+    Polarity,
+    Tensor,
+    check_names,
+    read,
+)
 from attnport.bundling.readme import readme
 from attnport.dims import check_feeds
 from attnport.errors import FeedError as OwnFeedError
-from attnport.masks.spec import MaskSpec
+from attnport.masks.spec import ALIGNMENTS, CARRIES, POLARITIES, MaskSpec
+from attnport.masks.spec import KINDS as CONTRACT_KINDS
 
 
 @pytest.fixture
@@ -132,15 +145,89 @@ def test_padding_masks_of_other_meanings_and_shapes(polarity: Any, dtype: str, d
     assert check(contract, {"m": mask}) == {"b": 1, "t": 2}
 
 
+def carried(tensor: Tensor, mask: Mask) -> IO:
+    hidden = Tensor("x", "float32", ("b", "t"), None)
+    return IO((tensor, hidden), (hidden,), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 9)), (mask,))
+
+
+def test_lengths_go_in_as_they_are() -> None:
+    mask = Mask(("padding", "causal"), "n", "keep", "upper_left", 0, "lengths", "t")
+    contract = carried(Tensor("n", "int32", ("b",), None), mask)
+    made = padding_masks(contract, [1, 3], 4)["n"]
+    assert (made.tolist(), made.dtype) == ([1, 3], np.int32)
+    assert "`n` is padding and causal, a number of positions of `t` for each item" in readme("m", contract, None)
+    assert "model.masks([2])  # the length of each item" in readme("m", contract, None)
+    with pytest.raises(FeedError, match="lengths"):
+        padding_masks(contract, [5], 4)
+
+
+def test_ids_of_documents_are_one_document_an_item_with_zero_behind_it() -> None:
+    mask = Mask(("documents", "padding"), "ids", "keep", "upper_left", 0, "ids")
+    contract = carried(Tensor("ids", "int64", ("b", "t"), None), mask)
+    assert padding_masks(contract, [1, 3])["ids"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert "equal within a document, 0 for padding" in readme("m", contract, None)
+
+
+def test_a_mask_that_says_more_than_padding_is_not_made_from_lengths() -> None:
+    mask = Mask(("padding", "causal"), "m", "keep", "upper_left", 0)
+    contract = carried(Tensor("m", "bool", ("b", 1, "t", "t"), None), mask)
+    with pytest.raises(FeedError, match="'m' is to say causal as well as padding; make it for your items"):
+        padding_masks(contract, [1], 2)
+    assert "model.masks" not in readme("m", contract, None)
+
+
+def test_a_mask_that_hides_is_all_zeros_in_the_readme_program() -> None:
+    mask = Mask(("explicit",), "m", "hide", "upper_left", 0)
+    assert 'np.zeros((1, 2, 2), dtype="bool")' in readme(
+        "m", carried(Tensor("m", "bool", ("b", "t", "t"), None), mask), None
+    )
+
+
+WRONG_MASKS = {
+    "kind": ({"kinds": ("padding", "magic")}, "mask kind magic is not one of none, padding"),
+    "no kind": ({"kinds": ()}, "mask kind missing"),
+    "window": ({"window": -1}, "got window -1"),
+    "lengths of nothing": ({"carries": "lengths"}, "carries lengths has keys None"),
+    "keys of a mask": ({"keys": "t"}, "carries mask has keys 't'"),
+    "an unknown dim": ({"carries": "lengths", "keys": "u"}, "'n' counts 'u', which is no dim"),
+    "a rank": ({"carries": "ids"}, "carries ids, which have rank 2"),
+    "no input": ({"carries": "marks", "input": None}, "carried by None, which is no input"),
+    "another input": ({"input": "y"}, "carried by 'y', which is no input"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MASKS)
+def test_masks_that_make_no_sense_are_refused(name: str) -> None:
+    change, words = WRONG_MASKS[name]
+    right = {"kinds": ("padding",), "input": "n", "polarity": "keep", "alignment": "upper_left", "window": 0}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        carried(Tensor("n", "int64", ("b",), None), Mask(**{**right, **change}))  # type: ignore[arg-type]
+
+
+def test_a_manifest_from_before_inputs_carried_anything_else_is_a_mask(app: Path) -> None:
+    manifest = json.loads((app / "bundle.json").read_text())
+    for mask in manifest["io"]["masks"]:
+        assert (mask.pop("carries"), mask.pop("keys")) == ("mask", None)
+    (app / "bundle.json").write_text(json.dumps(manifest))
+    assert [(mask.carries, mask.keys) for mask in read(app).io.masks] == [("mask", None)]
+    del manifest["io"]["masks"][0]["window"]
+    (app / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(IntegrityError, match="key 'window' is missing"):
+        read(app)
+
+
 def test_a_model_without_a_padding_mask_says_so(model: Model) -> None:
     contract = dataclasses.replace(model.io, masks=())
     with pytest.raises(FeedError, match="takes no padding mask"):
         padding_masks(contract, [1])
 
 
-def test_the_polarities_that_a_bundle_knows_are_those_of_the_mask_contract() -> None:
-    for polarity in ("keep", "hide", "additive"):
-        assert MaskSpec(("padding",), "m", polarity).polarity == polarity
+def test_what_a_bundle_knows_of_masks_is_the_mask_contract() -> None:
+    assert get_args(Polarity) == POLARITIES
+    assert get_args(Alignment) == ALIGNMENTS
+    assert get_args(Content) == tuple(CARRIES)
+    assert KINDS == CONTRACT_KINDS
+    assert [field.name for field in dataclasses.fields(Mask)] == [field.name for field in dataclasses.fields(MaskSpec)]
 
 
 def test_it_may_be_used_from_several_threads(model: Model) -> None:

@@ -1,6 +1,7 @@
 """JSON from an untrusted file into dataclasses: strict, bounded, and without surprises.
 
-Refused: duplicate keys, NaN and Inf, unknown or missing keys, wrong types (a bool is no number), deep nesting.
+Refused: duplicate keys, NaN and Inf, unknown keys, missing ones that have no default, wrong types (a bool is no
+number), deep nesting.
 """
 
 from __future__ import annotations
@@ -104,10 +105,10 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     for key in value:
         if key not in hints:
             raise IntegrityError(f"{where}: unknown key {key!r}.")
-    for key in hints:
-        if key not in value:
-            raise IntegrityError(f"{where}: key {key!r} is missing.")
-    fields = {key: _decode(hint, value[key], f"{where}.{key}" if where else key) for key, hint in hints.items()}
+    for field in dataclasses.fields(kind):
+        if field.name not in value and field.default is dataclasses.MISSING:
+            raise IntegrityError(f"{where}: key {field.name!r} is missing.")
+    fields = {key: _decode(hints[key], given, f"{where}.{key}" if where else key) for key, given in value.items()}
     try:
         return kind(**fields)
     except ValueError as err:

@@ -69,14 +69,17 @@ def _check_size(io: IO, spec: Tensor, axis: int, got: int, dim: str | int, sizes
 
 
 def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
-    """The padding mask of every input that is one, for items of `lengths`, padded on the right to `size`.
+    """Every input that says what is padding, for items of `lengths`, padded on the right to `size`.
+
+    That is a mask, the lengths themselves, or ids of one document an item with 0 behind it.
 
     Args:
         lengths: How many positions of each item are real; at least one item.
         size: The padded length; None = the longest item.
 
     Raises:
-        FeedError: the model takes no padding mask, lengths beyond the size, or a mask of a rank without a rule.
+        FeedError: the model takes no padding mask, lengths beyond the size, or a mask without a rule, by its rank or
+            because it is to say more than padding.
     """
     masks = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
     if not masks:
@@ -92,6 +95,13 @@ def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> di
 def _padding_mask(mask: Mask, spec: Tensor, lengths: Sequence[int], size: int) -> np.ndarray[Any, Any]:
     import numpy as np
 
+    if mask.carries == "lengths":
+        return np.asarray(lengths, dtype=spec.dtype)
+    others = [kind for kind in mask.kinds if kind != "padding"]
+    if mask.carries == "mask" and others:
+        raise FeedError(
+            f"input {spec.name!r} is to say {', '.join(others)} as well as padding; make it for your items."
+        )
     keep_BT = np.arange(size)[None, :] < np.asarray(lengths)[:, None]
     if mask.polarity == "keep":
         values = keep_BT.astype(spec.dtype)

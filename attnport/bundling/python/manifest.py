@@ -18,12 +18,14 @@ FORMAT = "attnport-bundle"
 VERSION = 1
 MAX_BYTES = 4 << 20
 DTYPES = ("float32", "float16", "float64", "int32", "int64", "bool")
+KINDS = ("none", "padding", "causal", "window", "prefix", "documents", "global", "bias", "explicit")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"\d+(\.\d+){0,3}")
 
 Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 Polarity = Literal["keep", "hide", "additive"]
 Alignment = Literal["upper_left", "lower_right"]
+Content = Literal["mask", "lengths", "ids", "marks"]
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,30 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Mask:
-    """What a mask means. `polarity`: `keep` (nonzero may be attended), `hide` (True is hidden) or `additive`."""
+    """What a mask means.
+
+    Attributes:
+        polarity: Of a `mask`: `keep` (nonzero may be attended), `hide` (nonzero is hidden) or `additive`.
+        carries: What the input holds: a `mask`, `lengths` [B], `ids` of documents [B,T] or `marks` of global tokens.
+        keys: The dim whose positions `lengths` count; None for everything else.
+    """
 
     kinds: tuple[str, ...]
     input: str | None
     polarity: Polarity
     alignment: Alignment
     window: int
+    carries: Content = "mask"
+    keys: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        if unknown or not self.kinds:
+            raise ValueError(f"mask kind {', '.join(unknown) or 'missing'} is not one of {', '.join(KINDS)}")
+        if self.window < 0:
+            raise ValueError(f"got window {self.window}; expected 0 or more")
+        if (self.keys is None) is (self.carries == "lengths"):
+            raise ValueError(f"a mask that carries {self.carries} has keys {self.keys!r}; lengths alone count a dim")
 
 
 @dataclass(frozen=True)
@@ -99,10 +118,19 @@ class IO:
                 if dim not in known if isinstance(dim, str) else dim < 0:
                     raise ValueError(f"tensor {tensor.name!r}: got dim {dim!r}; known are {', '.join(sorted(known))}")
         for mask in self.masks:
-            if mask.input is not None and mask.input not in {tensor.name for tensor in self.inputs}:
-                raise ValueError(f"a mask is carried by {mask.input!r}, which is no input")
+            self._check_mask(mask)
         if not self.inputs or not self.outputs:
             raise ValueError("a model has at least one input and one output")
+
+    def _check_mask(self, mask: Mask) -> None:
+        carrier = next((tensor for tensor in self.inputs if tensor.name == mask.input), None)
+        if carrier is None and (mask.input is not None or mask.carries != "mask"):
+            raise ValueError(f"a mask is carried by {mask.input!r}, which is no input")
+        rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
+        if carrier is not None and rank is not None and len(carrier.dims) != rank:
+            raise ValueError(f"{carrier} carries {mask.carries}, which have rank {rank}")
+        if mask.keys is not None and mask.keys not in {dim.name for dim in self.dims}:
+            raise ValueError(f"{mask.input!r} counts {mask.keys!r}, which is no dim")
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,10 @@ class Model:
         return dict(zip(self._outputs, found, strict=True))
 
     def masks(self, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """The padding mask of every input that is one, for items of `lengths` padded on the right to `size`.
+        """Every input that says what is padding, for items of `lengths` padded on the right to `size`.
 
         Raises:
-            FeedError: the model takes no padding mask, or lengths beyond the size.
+            FeedError: the model takes no padding mask, one without a rule, or lengths beyond the size.
         """
         return feeding.padding_masks(self.io, lengths, size)
 
