@@ -109,3 +109,17 @@ def test_control_flow_is_refused_by_name() -> None:
     )
     with pytest.raises(ExportError, match=r"plan fp16: node .* is control flow \(If\)"):
         precision.apply(ir.from_proto(proto), "fp16")
+
+
+def test_what_is_marked_stays_in_float32_between_casts() -> None:
+    model = graph("a = Mul(x, k) e = Exp(a) d = Cast<to = 1>(e) y = Mul(d, k)", consts={"k": np.float32(1 / 3)})
+    for node in model.graph:
+        if node.op_type == "Exp":
+            node.metadata_props[precision.STAYS] = "1"
+    proto = checked(model)
+    made = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in (*made.value_info, *made.output)}
+    assert types["e"] == onnx.TensorProto.FLOAT
+    assert {types[name] for name in ("a", "d", "y")} == {onnx.TensorProto.FLOAT16}
+    got = ReferenceEvaluator(proto).run(None, {"x": np.array([3.0], np.float16), "n": np.zeros(1, np.int64)})[0]
+    assert abs(float(got[0]) - np.e / 3) < 2e-3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.exporter.forms.masks import AXES, MaskWriter
+from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, Size, reads_of
 
@@ -38,7 +38,7 @@ class NarrowMaskWriter(MaskWriter):
             return super()._operation(expr, attention)
         left, right = expr.args
         order = expr.name in ("Less", "LessOrEqual")
-        if reads_of(left) and reads_of(right):
+        if _is_open(left) and _is_open(right):
             if order or not (isinstance(left, Read) and isinstance(right, Read)):
                 return super()._operation(expr, attention)
             made = self._same(left, right, attention)
@@ -85,13 +85,8 @@ class NarrowMaskWriter(MaskWriter):
         def write() -> ir.Value:
             if isinstance(expr, Const):
                 return build.const(np.clip(int(expr.value), -FAR, FAR), np.int32)
-            if isinstance(expr, Axis):
-                size = build.cast(self._size(attention, expr.name), int32, "mask/end32")
-                end = build.op("Squeeze", size, name="mask/end")
-                zero, one = build.const(0, np.int32), build.const(1, np.int32)
-                steps = build.op("Range", zero, end, one, name=f"mask/{expr.name}")
-                axes = [axis for axis, name in enumerate(AXES) if name != expr.name]
-                return build.op("Unsqueeze", steps, build.const(axes, np.int64), name=f"mask/{expr.name}_4d")
+            if isinstance(expr, Axis):  # counted in int64: ONNX Runtime refuses a range of a known size in int32
+                return build.cast(self._write(expr, attention), int32, f"mask/{expr.name}32")
             if isinstance(expr, Read | Size):
                 near = build.op("Max", self._write(expr, attention), build.const(-FAR, np.int64), name="mask/near")
                 near = build.op("Min", near, build.const(FAR, np.int64), name="mask/near")
@@ -102,6 +97,14 @@ class NarrowMaskWriter(MaskWriter):
             )
 
         return self.build.once(("narrow", expr, *self._sizes_of(expr, attention)), write)
+
+
+def _is_open(expr: Expr) -> bool:
+    """Whether a formula reads numbers that are not known to be near: any but those of a constant."""
+    return any(
+        read.value.const_value is None or (np.abs(read.value.const_value.numpy()) > FAR).any()
+        for read in reads_of(expr)
+    )
 
 
 def _narrows(expr: Expr) -> bool:

@@ -6,8 +6,8 @@ Three choices, in order (measured by `benchmarks/engine_forms.py`):
 2. the `Attention` operator for grouped heads, where no mask is written for it: none, causal alone, one of keys alone;
 3. else products around one `Where` (`forms/tiled.py`), grouped heads laid out as rows.
 
-For heads that are not grouped the products are as lean as the operator in each case, and always build: the operator
-fails for one masked head, and with a single query for fewer than four heads.
+For heads that are not grouped the products are as lean as the operator in each case, and build where it fails: with a
+single query and fewer than four heads.
 """
 
 from __future__ import annotations
