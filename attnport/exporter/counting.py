@@ -185,7 +185,10 @@ _TORCH = _Vocabulary(
         )
     ),
     arithmetic=frozenset(
-        ("masked_fill", "where", "nan_to_num", "mul", "div", "add", "sub", "neg", "clamp", "tril", "triu")
+        (
+            *("masked_fill", "where", "nan_to_num", "mul", "div", "add", "sub", "neg", "clamp", "tril", "triu"),
+            *("pow", "square", "sqrt", "abs", "log", "exp", "relu", "maximum", "minimum", "cumsum", "round"),
+        )
     ),
     products=frozenset(("matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "dot", "einsum", "tensordot")),
     linear=frozenset(("linear", "addmm")),
@@ -201,7 +204,12 @@ _ONNX = _Vocabulary(
             *("Pad", "Gather", "GatherElements", "GatherND", "Cast", "CastLike", "Identity", "Dropout"),
         )
     ),
-    arithmetic=frozenset(("Where", "Mul", "Div", "Add", "Sub", "Sum", "Neg", "Clip", "Trilu")),
+    arithmetic=frozenset(
+        (
+            *("Where", "Mul", "Div", "Add", "Sub", "Sum", "Neg", "Clip", "Trilu"),
+            *("Pow", "Sqrt", "Abs", "Log", "Exp", "Relu", "Max", "Min", "CumSum", "Round"),
+        )
+    ),
     products=frozenset(("MatMul", "Gemm", "Einsum")),
     linear=frozenset(("linear",)),
     exponential="Exp",

@@ -89,10 +89,10 @@ CASES: dict[str, LookAlike] = {
     "softmax_over_heads": refused(_over_heads, "axis"),
     "used_transposed": refused(_used_transposed, "softmax|queries and keys"),
     "product_from_the_left": refused(_from_the_left, "softmax|queries and keys"),
-    "squared": uncounted(_squared),
-    "root": uncounted(_root),
+    "squared": refused(_squared, _AFTER),
+    "root": refused(_root, _AFTER),
     "logarithms": uncounted(_logarithms),
-    "cumulative": uncounted(_cumulative),
+    "cumulative": refused(_cumulative, _AFTER),
     "gated_by_keys": refused(_gated_by_keys, _AFTER, GATED),
     "gated_by_pairs": refused(_gated_by_pairs, _AFTER, PAIRS),
     "another_mask_after": refused(

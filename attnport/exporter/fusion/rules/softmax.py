@@ -30,7 +30,8 @@ MAX_SPLITS = 4
 _BETWEEN = frozenset(
     (
         *("Cast", "Identity", "Dropout", "Where", "IsNaN", "Mul", "Div", "Add", "Sub"),
-        *("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Slice", "Concat", "Expand", "Split"),
+        *("Neg", "Pow", "Sqrt", "Abs", "Log", "Exp", "Relu", "Max", "Min", "Clip", "CumSum", "Round", "Trilu"),
+        *("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Slice", "Concat", "Expand", "Split", "Pad", "Gather"),
     )
 )
 
