@@ -11,6 +11,7 @@ from attnport.masks.spec import ALIGNMENTS, CARRIES, KINDS, POLARITIES, MaskSpec
 
 _INTEGERS = ("int32", "int64")
 _NAMED = tuple(kind for kind in KINDS if kind not in ("none", "window"))
+_ALONE = {"prefix": "lengths [batch]", "documents": "ids [batch,seq]", "global": "marks [batch,seq]"}
 _PATTERNS = {
     "kind": "|".join(_NAMED),
     "window": "window=([0-9]{1,9})",
@@ -76,20 +77,20 @@ def _sorted(spec: TensorSpec, marks: Sequence[str]) -> dict[str, list[str]]:
 
 def _content(spec: TensorSpec, kinds: Sequence[str]) -> str:
     """What the input holds, by its kinds and shape. Raises UsageError where it may be one or another."""
-    rank, integer = len(spec.dims), spec.dtype in _INTEGERS
+    rank = len(spec.dims)
     if "documents" in kinds and rank == 2:
         return "ids"
     if "global" in kinds and rank == 2:
         return "marks"
     if "prefix" in kinds and rank == 1:
         return "lengths"
-    if "padding" in kinds and rank == 1 and integer:
-        if spec.dims[0] != "batch":
-            raise UsageError(
-                "it is either a length for each item, or a mask over the keys of all items.",
-                hint="Say which: add :lengths or :mask.",
-            )
+    if "padding" in kinds and rank == 1 and spec.dims[0] == "batch":
         return "lengths"
+    if "padding" in kinds and rank == 1 and spec.dtype in _INTEGERS:
+        raise UsageError(
+            "it is either a length for each item, or a mask over the keys of all items.",
+            hint="Say which: add :lengths or :mask.",
+        )
     return "mask"
 
 
@@ -104,7 +105,8 @@ def _check_tensor(spec: TensorSpec, mask: MaskSpec) -> None:
     elif mask.carries in ("ids", "marks") and rank != 2:
         problem = f"got rank {rank} for {mask.carries}; expected one for each position, [batch,seq]"
     elif mask.carries == "mask" and pairs and rank < 3:
-        problem = f"got rank {rank} for a mask of {', '.join(pairs)}; expected rank 3 or 4, or one input for each"
+        alone = " and ".join(_ALONE[kind] for kind in pairs)
+        problem = f"got rank {rank} for {' and '.join(pairs)}; expected {alone}, or a mask of rank 3 or 4"
     elif mask.carries == "mask" and not 1 <= rank <= 4:
         problem = f"got rank {rank} for a mask; expected 1 to 4, the keys last"
     elif mask.polarity == "additive" and "float" not in spec.dtype:
