@@ -8,6 +8,7 @@ from attnport.errors import ExportError, first_line
 from attnport.exporter.naming import SCOPES
 from attnport.exporter.passes.cleanup import inline_functions
 from attnport.exporter.passes.indexing import index_by_grid
+from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import infer_sizes
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         if not made:
             break
-    if index_by_grid(model):
+    if index_by_grid(model) + write_out_rotary(model):
         settle_sizes(model)
     return model
 
