@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnport.exporter.fusion.comparisons import linear, written
+from attnport.exporter.fusion.constants import constant_element
 from attnport.exporter.fusion.formula import ELEMENTWISE, ZERO, Axis, Const, Expr, Op, Read, Size, is_bool, op
 from attnport.exporter.fusion.moves import broadcast_index, const_value, dims_of, source_of
 from attnport.exporter.fusion.sizes import size_sum
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 MAX_DEPTH = 100
 MAX_STEPS = 20_000
 """Of one formula; a graph that shares its parts can have a formula of exponential length."""
-MAX_TRIANGLE = 8192**2
-"""Elements of a constant that is looked at for a causal mask."""
 
 
 class Walk:
@@ -56,7 +55,7 @@ def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None =
     """The formula of `value[index]`; `index` has one entry an axis of `value`."""
     assert value is not None
     walk = walk or Walk()
-    constant = _constant(value, index)
+    constant = constant_element(value, index)
     if constant is not None:
         return constant
     node = value.producer()
@@ -85,39 +84,6 @@ def _rounded(found: Expr, value: ir.Value, index: tuple[Expr, ...]) -> Expr:
     with np.errstate(all="ignore"):
         held = np.asarray(found.value).astype(value.dtype.numpy()).item()
     return Const(held) if held == held else Read(value, index)  # NaN equals nothing
-
-
-def _constant(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
-    array = const_value(value)
-    if array is None:
-        return _triangle(value, index)
-    if array.size == 1 or (array.size and (array == array.reshape(-1)[0]).all()):
-        found = array.reshape(-1)[0].item()
-        return Const(found) if not (isinstance(found, float) and math.isnan(found)) else None
-    if all(isinstance(entry, Const) for entry in index):
-        return Const(array[tuple(int(entry.value) for entry in index if isinstance(entry, Const))].item())
-    return _triangle(value, index)
-
-
-def _triangle(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
-    """A constant matrix of two numbers, one below and on the diagonal and one above: a causal mask that was kept."""
-    import numpy as np
-    from onnx_ir.convenience import get_const_tensor
-
-    dims = dims_of(value)
-    if dims is None or len(dims) < 2 or dims[-1] != dims[-2] or dims[-1] == 1 or any(dim != 1 for dim in dims[:-2]):
-        return None
-    tensor = get_const_tensor(value)
-    if tensor is None or tensor.size > MAX_TRIANGLE:
-        return None
-    matrix_size = int(str(dims[-1]))
-    matrix = tensor.numpy().reshape(-1, matrix_size)
-    below, above = matrix[0, 0], matrix[0, -1]
-    row, column = index[-2:]
-    if not np.array_equal(matrix, np.where(np.tri(len(matrix)) == 1, below, above)):
-        return None
-    condition = op("LessOrEqual", column, row)
-    return op("Where", condition, Const(below.item()), Const(above.item()))
 
 
 def broadcast_element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None = None) -> Expr:
