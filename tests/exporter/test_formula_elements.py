@@ -141,6 +141,7 @@ RULES: dict[str, tuple[str, str, tuple[int | str, ...], dict[str, Any]]] = {
     "cast_of_bool": ("a = Cast<to=7>(k)\ny = Add(a, m)", "int64", ("S", "T"), {}),
     "cast_truncates": ("y = Cast<to=7>(x)", "int64", ("S", "T"), {}),
     "cast_to_eight_bits": ("a = Mul(m, c)\nb = Cast<to=3>(a)\ny = Cast<to=7>(b)", "int64", ("S", "T"), {"c": 100}),
+    "cast_to_bytes": ("a = Cast<to=2>(m)\nb = Cast<to=7>(a)\ny = Add(b, m)", "int64", ("S", "T"), {}),
     "cast_constant": ("a = Cast<to=7>(c)\ny = Add(m, a)", "int64", ("S", "T"), {"c": np.float32(1.7)}),
     "cast_overflows": (
         "a = Cast<to=10>(c)\nb = Cast<to=1>(a)\ny = Add(x, b)",

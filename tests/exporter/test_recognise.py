@@ -248,6 +248,31 @@ def test_a_mask_that_the_scale_makes_small_is_a_bias() -> None:
     assert [bias.times for bias in found.mask.biases] == [0.5]
 
 
+def test_a_float_mask_input_is_compared_with_the_threshold_only_where_its_contract_says_what_it_is() -> None:
+    body = START + "s = Add(s0, f) " + END
+    for spec, text in (
+        (MaskSpec(("padding",), "f", "additive"), "explicit(f)"),
+        (MaskSpec(("explicit",), "f", "additive"), "explicit(f)"),
+        (MaskSpec(("bias",), "f", "additive"), "bias"),
+    ):
+        (found,) = read(body, masks=(spec,)).attentions
+        assert str(found.mask.spec) == text
+        assert bool(found.mask.biases) is (text == "bias")
+    lowered = (
+        base.get("onnx")
+        .lower(model(body), COUNTED, plan="fp32", masks=(MaskSpec(("explicit",), "f", "additive"),))
+        .model
+    )
+    random = np.random.default_rng(0)
+    feeds = {name: random.standard_normal((1, 2, 3, 4)).astype(np.float32) for name in "qkv"}
+    feeds |= {"m": np.ones((1, 3), np.int64), "ok": np.ones((1, 1, 1, 3), bool)}
+    feeds["f"] = np.where(np.tri(3, dtype=bool), 0.0, -1e4).astype(np.float32)[None, None]
+    feeds["f"] = np.broadcast_to(feeds["f"], (1, 1, 3, 3))
+    got = ReferenceEvaluator(ir.to_proto(lowered)).run(None, {v.name: feeds[v.name] for v in lowered.graph.inputs})[0]
+    only_first = feeds["v"][:, :, :1]
+    assert np.abs(got[:, :, :1] - only_first).max() < 1e-6
+
+
 def test_a_soft_cap_is_read_with_its_scale() -> None:
     found = attention("s1 = Mul(s0, half) s2 = Div(s1, three) s3 = Tanh(s2) s = Mul(s3, three)", three=np.float32(3))
     assert (found.softcap, found.scale) == (3.0, pytest.approx(0.5))
