@@ -72,7 +72,8 @@ class Cell:
         kernel: The kernel that covers it; None where it is not fused, or where nothing fuses.
         reason: Why it is not fused, or what failed.
         verdict: PASS, FAIL or NOT_RUN, of the runtime and of its form's graph together.
-        share: The largest share that an error had of its bound; None where nothing was compared.
+        share: The largest share that an error had of its bound, on the runtime itself, or of the form's graph where
+            that cannot run here; None where nothing was compared.
     """
 
     attention: str
@@ -86,7 +87,11 @@ class Cell:
 
 
 def measure(attention: str, kind: str, progress: Callable[[str], None] = lambda message: None) -> list[Cell]:
-    """Exports, fuses and checks one attention in a folder of its own: a cell for each of `RUNTIMES`."""
+    """Exports, fuses and checks one attention in a folder of its own.
+
+    Returns:
+        A cell for each of `RUNTIMES`; what cannot even be exported is FAIL in all of them.
+    """
     from attnport.errors import AttnportError
     from attnport.pipeline.check import check
     from attnport.pipeline.export import export
@@ -109,23 +114,22 @@ def cell(attention: str, kind: str, runtime: str, tables: Mapping[str, FusionTab
     """The cell of one runtime: its form's only attention, and parity of the runtime and of the form's graph."""
     target = RUNTIMES[runtime]
     item = tables[target].items[0]
-    found = [form for name, form in parity.forms.items() if name.partition(".")[0] == target]
     ran = {"reference": "onnx_reference"}.get(runtime, runtime)
-    found += [parity.runtimes[ran]] if ran in parity.runtimes else []
+    found = [parity.runtimes[ran]] if ran in parity.runtimes else []
+    found += [form for name, form in parity.forms.items() if name.partition(".")[0] == target]
+    if not found:
+        raise ValueError(f"{attention} {kind}: nothing was compared for {runtime}")
     bad = next((one for one in found if one.verdict != "PASS"), None)
-    if runtime == "reference":
-        kernel, reason = None, ""
-    else:
-        kernel, reason = item.kernel, item.reason
+    fuses = runtime != "reference"
     return Cell(
         attention,
         kind,
         runtime,
         item.mask,
-        kernel,
-        bad.reason if bad else reason,
+        item.kernel if fuses else None,
+        bad.reason if bad else item.reason if fuses else "",
         bad.verdict if bad else "PASS",
-        max((share for one in found for share in shares(one)), default=None),
+        max(shares(found[0]), default=None),
     )
 
 
@@ -136,34 +140,33 @@ def shares(found: RuntimeParity) -> Iterable[float]:
         yield max(error / bound for error, bound in pairs if error is not None and bound > 0)
 
 
-def written(cells: Sequence[Cell]) -> str:
+def written(
+    cells: Sequence[Cell], attentions: Iterable[str] = tuple(ATTENTIONS), kinds: Sequence[str] = tuple(KINDS)
+) -> str:
     """The tables, one for each attention, with the reasons numbered below."""
     reasons: dict[str, int] = {}
     parts = []
-    for attention, title in ATTENTIONS.items():
-        rows = [row(attention, kind, cells, reasons) for kind in KINDS]
-        if any(rows):
-            head = f"| mask | read as | {' | '.join(RUNTIMES)} |\n|{'-|' * (2 + len(RUNTIMES))}"
-            parts.append("\n".join([f"### {title}", head, *filter(None, rows)]))
+    for attention in attentions:
+        rows = [row(attention, kind, cells, reasons) for kind in kinds]
+        head = f"| mask | read as | {' | '.join(RUNTIMES)} |\n|{'-|' * (2 + len(RUNTIMES))}"
+        parts.append("\n".join([f"### {ATTENTIONS[attention]}", head, *rows]))
     if reasons:
         parts.append("\n".join(f"{number}. {reason}" for reason, number in reasons.items()))
     return "\n\n".join(parts)
 
 
 def row(attention: str, kind: str, cells: Sequence[Cell], reasons: dict[str, int]) -> str:
-    """One line of an attention's table; "" where it was not asked for."""
+    """One line of an attention's table."""
     if (attention, kind) in MEANINGLESS:
         number = reasons.setdefault(f"Not made: {MEANINGLESS[attention, kind]}.", len(reasons) + 1)
-        return f"| {KINDS[kind]} | - ({number}) |{' - |' * len(RUNTIMES)}"
+        return f"| {KINDS[kind]} | ({number}) |{' - |' * len(RUNTIMES)}"
     found = {one.runtime: one for one in cells if (one.attention, one.kind) == (attention, kind)}
-    if not found:
-        return ""
     masks = dict.fromkeys(f"`{one.mask}`" for one in found.values() if one.mask)
     return f"| {KINDS[kind]} | {', '.join(masks)} | {' | '.join(text(found[name], reasons) for name in RUNTIMES)} |"
 
 
 def text(found: Cell, reasons: dict[str, int]) -> str:
-    """A cell as it is shown: "fused `Attention` 0.27"; with the number of its reason where there is one."""
+    """A cell as it is shown: "fused `Attention` 0.27", or with the number of its reason "not fused (1) 0.27"."""
     share = "" if found.share is None else f"{found.share:.2f}"
     number = reasons.setdefault(found.reason, len(reasons) + 1) if found.reason else 0
     if found.verdict != "PASS":
@@ -206,12 +209,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=KINDS, help="this kind of mask alone")
     parser.add_argument("--attention", action="append", choices=ATTENTIONS, help="this attention alone")
     options = parser.parse_args()
-    wanted = [
-        (attention, kind)
-        for attention in options.attention or ATTENTIONS
-        for kind in options.only or KINDS
-        if (attention, kind) not in MEANINGLESS
-    ]
+    attentions, kinds = options.attention or tuple(ATTENTIONS), options.only or tuple(KINDS)
+    wanted = [(attention, kind) for attention in attentions for kind in kinds if (attention, kind) not in MEANINGLESS]
     cells: list[Cell] = []
     for number, (attention, kind) in enumerate(wanted, start=1):
         print(f"{number}/{len(wanted)} {attention} {kind}", file=sys.stderr)
@@ -219,7 +218,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in cells], indent=1) + "\n")
     if options.only or options.attention:
-        print(written(cells))
+        print(written(cells, attentions, kinds))
     else:
         PAGE.write_text(place(PAGE.read_text(), written(cells), made_on()))
     failed = [one for one in cells if one.verdict != "PASS"]

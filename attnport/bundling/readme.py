@@ -133,7 +133,7 @@ def _carried(io: IO) -> bool:
 def _words(mask: Mask) -> str:
     meaning = {
         "keep": "nonzero may be attended",
-        "hide": "True is hidden",
+        "hide": "nonzero is hidden",
         "additive": "added to the scores, -inf hides",
     }
     held = {

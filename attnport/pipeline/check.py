@@ -98,9 +98,12 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
         UnavailableError: a named runtime was not run.
     """
     found = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
+    hint = f"{FILE} has every case."
+    if EAGER in found and found[EAGER].verdict == "FAIL":
+        hint += " The module fails by itself: does each mask input mean what it was declared to, :hide for one?"
     for name, result in found.items():
         if result.verdict == "FAIL":
-            raise ParityFailed(f"{name} fails: {result.reason}.", hint=f"{FILE} has every case.")
+            raise ParityFailed(f"{name} fails: {result.reason}.", hint=hint)
     for name in (name.replace("-", "_") for name in named):
         rows = [row for key, row in report.runtimes.items() if key == name or key.startswith(f"{name}.")]
         if all(row.verdict == "NOT_RUN" for row in rows):

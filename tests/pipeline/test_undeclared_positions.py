@@ -10,8 +10,9 @@ import pytest
 
 from attnport.artifacts import ParityReport, Session
 from attnport.compare.invariance import ON_THE_LEFT
+from attnport.errors import ParityFailed
 from attnport.pipeline import evaluate
-from attnport.pipeline.check import check
+from attnport.pipeline.check import check, raise_for
 from attnport.pipeline.export import export
 from attnport.pipeline.fuse import fuse
 
@@ -38,7 +39,7 @@ def checked(folder: Path, body: str) -> ParityReport:
     inputs = ("x=float32[batch,seq,8]", "mask=int64[batch,seq]:padding")
     export(f"{source}:make", folder / "out", inputs=inputs, dims=("batch=1:4:4", "seq=1:16:48"))
     fuse(folder / "out", targets=["ort_cpu"])
-    return check(folder / "out", ["ort_cpu"])
+    return check(folder / "out", ["ort_cpu", "torch_eager"])
 
 
 def test_a_module_with_positions_is_not_padded_on_the_left_and_the_report_says_so(tmp_path: Path) -> None:
@@ -62,6 +63,9 @@ def test_a_module_whose_padding_leaks_on_either_side_fails(tmp_path: Path) -> No
     assert report.verdict == "FAIL"
     assert "padding changes valid rows" in report.runtimes["ort_cpu"].reason
     assert not any(NOTE in note for note in report.notes)
+    with pytest.raises(ParityFailed) as caught:
+        raise_for(report)
+    assert "The module fails by itself: does each mask input mean what it was declared to" in caught.value.hint
 
 
 def test_a_runtime_that_alone_moves_with_padding_on_the_left_fails(
@@ -79,3 +83,6 @@ def test_a_runtime_that_alone_moves_with_padding_on_the_left_fails(
     report = checked(tmp_path, STILL)
     assert report.runtimes["ort_cpu"].verdict == "FAIL"
     assert ON_THE_LEFT in report.runtimes["ort_cpu"].reason
+    with pytest.raises(ParityFailed) as caught:
+        raise_for(report)
+    assert "by itself" not in caught.value.hint
