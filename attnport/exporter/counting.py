@@ -73,11 +73,17 @@ def count_in_graph(model: ir.Model) -> tuple[SourceAttention, ...]:
     main = list(model.graph)
     inner = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.graph is not model.graph]
     for node in (*main, *inner):
-        if node.op_type in _ATTENTIONS.get(node.domain, ()):
-            found.append((module_of(node) or "", "scaled_dot_product_attention"))
-        elif _onnx_call(node) in _SOFTMAX_NODES and _reaches_product(node, _ONNX, "Log" in node.op_type):
-            found.append((module_of(node) or "", "softmax"))
+        if counts(node):
+            softmax = node.domain == "" and node.op_type in _SOFTMAX_NODES
+            found.append((module_of(node) or "", "softmax" if softmax else "scaled_dot_product_attention"))
     return _named(found)
+
+
+def counts(node: ir.Node) -> bool:
+    """Whether a node of an ONNX graph is an attention by the rules of the count."""
+    if node.op_type in _ATTENTIONS.get(node.domain, ()):
+        return True
+    return _onnx_call(node) in _SOFTMAX_NODES and _reaches_product(node, _ONNX, "Log" in node.op_type)
 
 
 def module_path(node: torch.fx.Node) -> str:

@@ -34,10 +34,20 @@ def engine(name: str, plan: str, folder: Path) -> dict[str, object]:
     return {attention: prove(plan_text, low.anchors.get(attention, ()), 1) for attention in low.anchors or {"module"}}
 
 
-@pytest.mark.parametrize("plan", ["fp16", "bf16", "fp16_islands", "bf16_islands"])
+PLANS = ("fp16", "bf16", "fp16_islands")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in ALL if name not in NO_KERNEL],
+    ("name", "plan"),
+    [
+        *(
+            pytest.param(name, plan, marks=[] if name in QUICK else [pytest.mark.slow])
+            for name in ALL
+            if name not in NO_KERNEL
+            for plan in PLANS
+        ),
+        *(pytest.param(name, "bf16_islands") for name in FIRST_OF_EACH_AXIS),
+    ],
 )
 def test_one_kernel_covers_it(name: str, plan: str, tmp_path: Path) -> None:
     proofs = engine(name, plan, tmp_path)

@@ -217,6 +217,21 @@ def test_what_lost_its_path_takes_what_is_left_and_an_extra_one_takes_nothing() 
     assert set(found.reasons) == {"c"}
 
 
+@pytest.mark.parametrize("gate_first", [True, False])
+def test_a_gate_beside_an_attention_does_not_take_its_name(gate_first: bool) -> None:
+    gate = "w1 = Softmax(gate) w2 = Mul(w1, gate) u = MatMul(w2, table)"
+    core = START + "s = Identity(s0) p = Softmax<axis=-1>(s) y0 = MatMul(p, v)"
+    table = np.ones((4, 4), np.float32)
+    body = (
+        f"gate = Identity(q) {gate} {core} y = Add(y0, u)"
+        if gate_first
+        else f"{core} gate = Identity(q) {gate} y = Add(y0, u)"
+    )
+    found = read(body, table=table)
+    assert [each.name for each in found.attentions] == ["attn"]
+    assert found.reasons == {}
+
+
 def test_an_attention_inside_a_branch_says_so() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 23]> g (bool c, float[B,2,S,4] q) => (float[B,2,S,4] y) { y = If (c) <'

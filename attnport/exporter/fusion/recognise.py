@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnport import registry
 from attnport.artifacts import SourceAttention
+from attnport.exporter.counting import counts
 from attnport.exporter.fusion.attention import Context, Miss, NotRecognised, Recognised
 from attnport.exporter.naming import module_of
 from attnport.masks.spec import MaskSpec
@@ -41,17 +42,43 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
     """
     rules = {rule.OP_TYPE: rule for rule in rule_modules()}
     context = Context(tuple(masks))
-    found: list[tuple[str | None, Recognised | Miss]] = []
+    found: list[_Found] = []
     for node in model.graph:
         rule = rules.get(node.op_type) if node.domain == "" else None
         if rule is None or not rule.applies(node):
             continue
         module = module_of(node)
+        item: Recognised | Miss
         try:
-            found.append((module, rule.match(node, context)))
+            item = rule.match(node, context)
         except NotRecognised as err:
-            found.append((module, Miss(node.name or "", module or "", str(err), err.change)))
+            item = Miss(node.name or "", module or "", str(err), err.change)
+        found.append(_Found(module, item, counts(node)))
     return _assign(found, counted, _in_branches(model, rules))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a rule made of a node, the node's module path if it has one, and whether the count's rules count it."""
+
+    module: str | None
+    item: Recognised | Miss
+    counts: bool
+
+
+def _without_surplus(found: list[_Found], paths: list[str], *, with_path: bool) -> list[_Found]:
+    """Where more was found than counted, what was not recognised goes: a gate beside an attention is none of them.
+
+    First what the count's rules do not count, then the others, the last one first.
+    """
+    kept = list(found)
+    for path in dict.fromkeys(paths) if with_path else (None,):
+        here = [each for each in kept if not with_path or each.module == path]
+        surplus = len(here) - (paths.count(str(path)) if with_path else len(paths))
+        misses = [(each.counts, -place, each) for place, each in enumerate(here) if isinstance(each.item, Miss)]
+        going = [each for *_, each in sorted(misses, key=lambda entry: entry[:2])[: max(surplus, 0)]]
+        kept = [each for each in kept if all(each is not gone for gone in going)]
+    return kept
 
 
 def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
@@ -69,7 +96,7 @@ def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
 
 
 def _assign(
-    found: list[tuple[str | None, Recognised | Miss]],
+    found: Sequence[_Found],
     counted: Sequence[SourceAttention],
     branches: dict[str, str],
 ) -> Recognition:
@@ -79,10 +106,10 @@ def _assign(
     reasons: dict[str, str] = {}
     counted_modules = set(open_names.values())
     for with_path in (True, False):
-        for module, item in found:
-            # What has the path of a counted module stands for an attention of that module or for none.
-            if (module in counted_modules) is not with_path:
-                continue
+        # What has the path of a counted module stands for an attention of that module or for none.
+        several = [each for each in found if (each.module in counted_modules) is with_path]
+        for each in _without_surplus(several, list(open_names.values()), with_path=with_path):
+            module, item = each.module, each.item
             name = next((name for name, path in open_names.items() if not with_path or path == module), None)
             if name is None:
                 continue  # a node that the exporter added or split off: it stands for no counted attention
