@@ -69,10 +69,10 @@ class SwitchFeedForward(nn.Module):
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
         """Maps [B, T, E] to [B, T, E], each token by itself."""
         gate_BT1, chosen_BT1 = self.router(x_BTE).softmax(-1).max(dim=-1, keepdim=True)
-        y_BTE: torch.Tensor = torch.zeros_like(x_BTE)
+        found_BTE = torch.zeros_like(x_BTE)
         for number, expert in enumerate(self.experts):
-            y_BTE = torch.where(chosen_BT1 == number, expert(x_BTE), y_BTE)
-        y_BTE = gate_BT1 * y_BTE
+            found_BTE = torch.where(chosen_BT1 == number, expert(x_BTE), found_BTE)
+        y_BTE: torch.Tensor = gate_BT1 * found_BTE
         return y_BTE
 
 
