@@ -22,11 +22,14 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.frequencies = [base ** (-even / depth) for even in range(0, depth, 2)]
 
-    def forward(self, x_BHTD: torch.Tensor, offset: int = 0) -> torch.Tensor:
-        """Turns queries or keys, of which the first stands at position `offset` (behind a cache: its length)."""
+    def forward(self, x_BHTD: torch.Tensor, offset: int | torch.Tensor = 0) -> torch.Tensor:
+        """Turns queries or keys, of which the first stands at position `offset` (behind a cache: its length).
+
+        An offset [B, 1, 1, 1] is each item's own.
+        """
         dtype = torch.promote_types(x_BHTD.dtype, torch.float32)
-        positions_T = torch.arange(x_BHTD.shape[2], device=x_BHTD.device) + offset
-        angles_TF = positions_T[:, None].to(dtype) * torch.tensor(self.frequencies, dtype=dtype, device=x_BHTD.device)
+        positions_T1 = torch.arange(x_BHTD.shape[2], device=x_BHTD.device)[:, None] + offset
+        angles_TF = positions_T1.to(dtype) * torch.tensor(self.frequencies, dtype=dtype, device=x_BHTD.device)
         cos_TF, sin_TF = angles_TF.cos().to(x_BHTD.dtype), angles_TF.sin().to(x_BHTD.dtype)
         first_BHTF, second_BHTF = x_BHTD.chunk(2, dim=-1)
         return torch.cat(
