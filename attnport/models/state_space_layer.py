@@ -11,10 +11,12 @@ that is a causal convolution:
 with A_n = -1/2 + i pi n at first (S4D-Lin). Then a GELU, and a projection with a gate (GLU). Padding is zeroed before
 it, so that on either side it is as if it were not there.
 
-The convolution is written as a product with the Toeplitz matrix of K: B T^2 E multiplications and T^2 E numbers in
-memory, where a fast Fourier transform takes B T E log T, but needs an operator that few runtimes have. Complex numbers
-are written as their real and imaginary parts. The kernel is computed in float32 at least: in half precision the angle
-l dt Im(A) is not known to a turn.
+The convolution is written as a product with the Toeplitz matrix of K, because a Fourier transform is an operator that
+few runtimes have. Complex numbers are written as their real and imaginary parts. The kernel is computed in float32 at
+least: in half precision the angle l dt Im(A) is not known to a turn.
+
+Cost: 2 B T^2 E + 4 B T E^2 floating-point operations, and E T^2 numbers in memory; by a fast Fourier transform the first
+term would be of order B T E log T.
 """
 
 from __future__ import annotations
