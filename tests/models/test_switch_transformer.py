@@ -150,3 +150,14 @@ def test_padding_reaches_nothing_and_an_item_without_tokens_stays_finite() -> No
 def test_the_router_is_not_taken_for_an_attention() -> None:
     counted = capture(SPEC.make(), SPEC.io).attentions
     assert [attention.name for attention in counted] == ["layers.0.attention", "layers.1.attention"]
+
+
+def test_no_token_is_near_a_tie_of_the_default_weights() -> None:
+    ours, found = SPEC.make(), []
+    ours.layers[1].feed_forward.router.register_forward_hook(lambda module, given, logits: found.append(logits))
+    ids = torch.randint(0, 1000, (8, 128), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours(ids, torch.ones_like(ids))
+    best = found[0].topk(2).values
+    assert (best[..., 0] - best[..., 1]).min() > 0.25
+    assert len(found[0].argmax(-1).unique()) == 4
