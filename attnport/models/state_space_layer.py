@@ -15,8 +15,8 @@ The convolution is written as a product with the Toeplitz matrix of K, because a
 few runtimes have. Complex numbers are written as their real and imaginary parts. The kernel is computed in float32 at
 least: in half precision the angle l dt Im(A) is not known to a turn.
 
-Cost: 2 B T^2 E + 4 B T E^2 floating-point operations, and E T^2 numbers in memory; by a fast Fourier transform the first
-term would be of order B T E log T.
+Cost: 2 B T^2 E + 4 B T E^2 floating-point operations, and E T^2 numbers in memory; by a fast Fourier transform the
+first term would be of order B T E log T.
 """
 
 from __future__ import annotations

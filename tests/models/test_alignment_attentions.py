@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,7 @@ def given(S: int, T: int, batch: int = 2) -> Given:
 
 def softmax(scores: np.ndarray) -> np.ndarray:
     shares = np.exp(scores - scores.max())
-    return shares / shares.sum()
+    return np.asarray(shares / shares.sum())
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -70,7 +72,7 @@ def test_a_source_of_padding_alone_has_the_context_zero() -> None:
     assert not weights[0].any()
     module = luong_attention.make(LUONG).double()
     zero = torch.zeros_like(x)
-    parts = (module.all, module.monotonic, module.predictive)
+    parts: list[Any] = [module.all, module.monotonic, module.predictive]
     for found, part in zip(module(x, memory, mask), parts, strict=True):
         assert torch.allclose(found[0], torch.tanh(part.state(torch.cat([zero, x], dim=-1)))[0], atol=1e-12)
 

@@ -20,7 +20,7 @@ def interleaved(weight: torch.Tensor, heads: int, before: int) -> torch.Tensor:
     depth = weight.shape[0] // heads
     half = torch.arange((depth - before) // 2)
     rows = torch.cat([torch.arange(before), before + torch.stack([half, half + len(half)], dim=1).flatten()])
-    return weight.unflatten(0, (heads, depth))[:, rows].flatten(0, 1)
+    return weight.reshape(heads, depth, -1)[:, rows].flatten(0, 1)
 
 
 def reference(ours: LatentAttention, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

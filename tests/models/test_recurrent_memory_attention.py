@@ -30,7 +30,7 @@ def reference(module: RecurrentMemoryAttention, x: torch.Tensor, memory: torch.T
 
     def distance_vector(d: int) -> np.ndarray:
         angles = d / 10000 ** (np.arange(0, 24, 2) / 24)
-        return weight["distance.weight"] @ np.stack([np.sin(angles), np.cos(angles)], axis=-1).ravel()
+        return np.asarray(weight["distance.weight"] @ np.stack([np.sin(angles), np.cos(angles)], axis=-1).ravel())
 
     out = np.zeros((B, S, 24))
     for b in range(B):
@@ -48,7 +48,7 @@ def reference(module: RecurrentMemoryAttention, x: torch.Tensor, memory: torch.T
                 ]) / np.sqrt(12)  # fmt: skip
                 shares = np.exp(scores - scores.max())
                 out[b, i, part] = shares / shares.sum() @ values
-    return out @ weight["out.weight"].T
+    return np.asarray(out @ weight["out.weight"].T)
 
 
 @pytest.mark.parametrize(("seq", "mem"), [(5, 7), (1, 1), (7, 1), (1, 9)])

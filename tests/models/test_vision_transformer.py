@@ -91,5 +91,5 @@ def test_without_positions_the_order_of_the_patches_does_not_matter() -> None:
 @torch.no_grad()
 def test_very_large_scores_stay_finite() -> None:
     ours = make(CONFIG)
-    ours.layers[0].attention.query.weight.mul_(1e4)
+    ours.get_parameter("layers.0.attention.query.weight").mul_(1e4)
     assert torch.isfinite(ours(images(2))).all()
