@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-M = TypeVar("M", bound=nn.Module)
-
-WITH_FAN_IN = (nn.Linear, nn.Conv1d, nn.Conv2d)
+M = TypeVar("M", bound="nn.Module")
 
 
 def randomise(module: M) -> M:
@@ -20,8 +18,10 @@ def randomise(module: M) -> M:
     untrained attention is nearly uniform and a wrong mask or scale would hardly show. Biases have a deviation of 0.1.
     Embeddings, norms and parameters of other modules stay as they are.
     """
+    from torch import nn
+
     for part in module.modules():
-        if isinstance(part, WITH_FAN_IN):
+        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d):
             nn.init.normal_(part.weight, std=part.weight[0].numel() ** -0.5)
             if part.bias is not None:
                 nn.init.normal_(part.bias, std=0.1)
@@ -33,6 +33,8 @@ def build(construct: Callable[[], M], seed: int) -> M:
 
     The global generator is left as it was.
     """
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return randomise(construct()).eval()
