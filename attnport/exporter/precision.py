@@ -31,6 +31,8 @@ def apply(model: ir.Model, plan: str) -> int:
     """
     import onnx_ir as ir
 
+    from attnport.exporter.passes.angles import keep_angles
+
     half = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(plan)
     if half is None:
         return 0
@@ -40,7 +42,7 @@ def apply(model: ir.Model, plan: str) -> int:
                 f"plan {plan}: node {node.name} is control flow ({node.op_type}), whose branches are not cast.",
                 hint="Take a plan that keeps float32, or islands around attention.",
             )
-    changed = 0
+    changed = keep_angles(model)
     for value in [*model.graph.inputs, *model.graph.initializers.values()]:
         uses = value.uses()
         # A constant that only goes where float32 is demanded (the scales of Resize) is not rounded on its way.

@@ -24,6 +24,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.feed_forward import FeedForward
 from attnport.models.blocks.positions import LearnedPositions
+from attnport.models.blocks.weights import build
 
 
 @dataclass(frozen=True)
@@ -116,19 +117,8 @@ class BertEncoder(nn.Module):
 
 
 def make(config: BertConfig = BertConfig(), seed: int = 0) -> BertEncoder:
-    """A `BertEncoder` in float32 and eval mode with random weights; the same seed gives the same weights.
-
-    Weights have the variance of 1 / fan-in and not BERT's 0.02, with which untrained attention is nearly uniform and
-    a wrong mask or scale would hardly show in the output.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = BertEncoder(config)
-        for part in module.modules():
-            if isinstance(part, nn.Linear):
-                nn.init.normal_(part.weight, std=part.in_features**-0.5)
-                nn.init.normal_(part.bias, std=0.1)
-    return module.eval()
+    """A `BertEncoder` in float32 and eval mode with random weights; the same seed gives the same weights."""
+    return build(lambda: BertEncoder(config), seed)
 
 
 def spec(config: BertConfig = BertConfig(), seed: int = 0) -> ModelSpec:

@@ -35,9 +35,10 @@ def folded(build: Builder, masks: MaskWriter, attention: Attention) -> Attention
     times, size = heads // groups, masks.length(attention, "i")
 
     def lay(value: ir.Value, axis: int) -> ir.Value:
-        assert value.shape is not None
-        repeats = [times if at == axis else 1 for at in range(len(value.shape))]
-        dims: list[int | str | None] = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+        dims: list[int | str | None] = [None] * 4  # of a factor that was just written: the axes of the scores
+        if value.shape is not None:
+            dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+        repeats = [times if at == axis else 1 for at in range(len(dims))]
         dims[axis] = _times(times, dims[axis])
         return build.op("Tile", value, build.const(repeats, np.int64), name="mask/each_head", shape=dims)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.exporter.forms.masks import AXES, MaskWriter
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, axes_of, op
+from attnport.exporter.fusion.formula import Axis, Const, Expr, Op, Read, Size, axes_of, op
 from attnport.exporter.fusion.mask import SCORES, Factor
 
 if TYPE_CHECKING:
@@ -38,18 +38,22 @@ def reindexed(masks: MaskWriter, attention: Attention, factor: Factor, change: C
     """
     if change.axis.name not in axes_of(factor.keep):
         return factor.keep
-    if _is_plain(factor.keep):
+    sizes = {str(getattr(dim, "value", dim)) for value in masks.build.model.graph.inputs for dim in value.shape or ()}
+    if _is_plain(factor.keep, sizes):
         return _substituted(masks, factor.keep, change)
     return Read(change.lay(masks.factor(factor, attention), AXES.index(change.axis.name)), SCORES)
 
 
-def _is_plain(expr: Expr) -> bool:
+def _is_plain(expr: Expr, sizes: Collection[str]) -> bool:
+    """Whether a formula is one of indices, of inputs read at them, and of the inputs' own sizes."""
     if isinstance(expr, Read):
         dims = expr.value.shape
         return dims is not None and len(dims) == len(expr.index) and all(isinstance(at, Axis) for at in expr.index)
     if isinstance(expr, Op):
         known = ("And", "Or", "Not", "Equal", "Ne", "Less", "LessOrEqual", "Add", "Sub")
-        return expr.name in known and all(map(_is_plain, expr.args))
+        return expr.name in known and all(_is_plain(arg, sizes) for arg in expr.args)
+    if isinstance(expr, Size):
+        return expr.dim in sizes
     return isinstance(expr, Axis | Const)
 
 

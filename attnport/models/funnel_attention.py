@@ -1,0 +1,89 @@
+"""Funnel attention: pooled queries attend to all tokens, and what comes back is spread over the tokens again.
+
+Dai, Lai, Yang, Le, "Funnel-Transformer: Filtering out Sequential Redundancy for Efficient Language Processing" (2020),
+sections 2.2 (pool-query-only attention) and 2.3 (the decoder's upsampling). On x [B, T, E], by a factor of P:
+
+    h = pool(x) [B, ceil(T / P), E]                          the mean of each P tokens
+    a_s = Wo softmax_j(q_s k_j / sqrt(D)) v_j                q = Wq h, k = Wk x, v = Wv x
+    y_i = x_i + norm(h + a)_(i div P)                        each pooled vector for all P tokens that it stands for
+
+The mean is over the tokens that are no padding, so that a sequence's end does not depend on what is behind it. The
+paper's relative positions are left out. Cost: (4 + 4 / P) B T E^2 + 4 B T^2 E / P floating-point operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attnport.artifacts import ModelSpec, Source
+from attnport.masks import torch_builders as masks
+from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.chunks import cut
+from attnport.models.blocks.sequence_contract import sequence_contract
+from attnport.models.blocks.weights import build
+
+
+@dataclass(frozen=True)
+class FunnelConfig:
+    """`width` is E, `heads` is H, `pool` is P."""
+
+    width: int = 64
+    heads: int = 4
+    pool: int = 2
+
+
+class FunnelAttention(nn.Module):
+    """Multi-head attention from pooled tokens to all, upsampled to the tokens' own length."""
+
+    def __init__(self, config: FunnelConfig) -> None:
+        super().__init__()
+        self.heads, self.pool = config.heads, config.pool
+        self.query = nn.Linear(config.width, config.width)
+        self.key = nn.Linear(config.width, config.width)
+        self.value = nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Attends from every S = ceil(T / P) pooled tokens to all that are no padding.
+
+        Args:
+            x: [B, T, E].
+            attention_mask: [B, T], 0 for padding; a row of nothing else gives zero before the projection.
+        """
+        pooled_BSE = self.pooled(x, attention_mask)
+        q_BHSD = split_heads(self.query(pooled_BSE), self.heads)
+        k_BHTD, v_BHTD = (split_heads(project(x), self.heads) for project in (self.key, self.value))
+        allowed_B11T = masks.padding(attention_mask)
+        mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=allowed_B11T)
+        short_BSE: torch.Tensor = self.norm(pooled_BSE + self.out(merge_heads(mixed_BHSD)))
+        of_token_T = torch.arange(x.shape[1], device=x.device) // self.pool
+        return x + short_BSE[:, of_token_T]
+
+    def pooled(self, x_BTE: torch.Tensor, attention_mask_BT: torch.Tensor) -> torch.Tensor:
+        """The mean of each P tokens over those that are no padding, zero where there is none, [B, S, E]."""
+        keep_BT1 = attention_mask_BT[..., None].to(x_BTE.dtype)
+        sum_BSE = cut(x_BTE * keep_BT1, self.pool).sum(dim=2)
+        count_BS1 = cut(keep_BT1, self.pool).sum(dim=2)
+        return sum_BSE / count_BS1.clamp(min=1)
+
+
+def make(config: FunnelConfig = FunnelConfig(), seed: int = 0) -> FunnelAttention:
+    """A `FunnelAttention` in float32 and eval mode with random weights; the same seed gives the same weights."""
+    return build(lambda: FunnelAttention(config), seed)
+
+
+def spec(config: FunnelConfig = FunnelConfig(), seed: int = 0) -> ModelSpec:
+    """The ModelSpec of a layer of any size."""
+    return ModelSpec(
+        name="funnel_attention",
+        source=Source(text="funnel_attention"),
+        io=sequence_contract(config.width),
+        make=lambda: make(config, seed),
+    )
+
+
+SPEC = spec()

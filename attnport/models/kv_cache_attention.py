@@ -1,0 +1,108 @@
+"""Causal self-attention with a key/value cache: one module for prefill and for decoding token by token.
+
+Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need" (2019), section 2.4.1, with the attention of
+Vaswani et al., "Attention Is All You Need" (2017). The S tokens of x stand behind P positions whose keys and values
+were computed before; with T = P + S:
+
+    q, k, v = Wq x, Wk x, Wv x
+    y = Wo softmax(q [past k; k]^T / sqrt(D) + mask) [past v; v]
+
+The mask is causal with the last query at the last key (`lower_right`), and hides cached positions that hold nothing.
+Prefill is a call with a long x behind a cache of one hidden position (runtimes want a size of 1 at least), decoding a
+call with one token. What is returned are the new keys and values alone, for the caller to append where its cache is: a
+copy of the whole cache for every token would cost more than the attention.
+
+Cost of one token behind P others: 8 E^2 + 4 P E floating-point operations, against 8 P E^2 + 4 P^2 E when all is
+computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.masks import torch_builders as masks
+from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.weights import build
+
+
+@dataclass(frozen=True)
+class KVCacheConfig:
+    """Sizes: `width` is E, `heads` is H; D = E / H."""
+
+    width: int = 64
+    heads: int = 4
+
+
+class KVCacheAttention(nn.Module):
+    """Multi-head causal self-attention behind a cache."""
+
+    def __init__(self, config: KVCacheConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.width, config.width)
+        self.key = nn.Linear(config.width, config.width)
+        self.value = nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(
+        self, x: torch.Tensor, past_keys: torch.Tensor, past_values: torch.Tensor, cache_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Attends from the new tokens to the cached ones and to those before them.
+
+        Args:
+            x: The new tokens, [B, S, E].
+            past_keys: [B, H, P, D].
+            past_values: [B, H, P, D].
+            cache_mask: int64 [B, P], 1 where the cache holds a token and 0 where it holds nothing, anywhere.
+
+        Returns:
+            [B, S, E], and the keys and values of the new tokens, each [B, H, S, D].
+        """
+        q_BHSD, k_BHSD, v_BHSD = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        k_BHTD, v_BHTD = torch.cat([past_keys, k_BHSD], dim=2), torch.cat([past_values, v_BHSD], dim=2)
+        S, T = q_BHSD.shape[2], k_BHTD.shape[2]
+        keep_BT = nn.functional.pad(cache_mask, (0, S), value=1)
+        allowed_B1ST = masks.combine(masks.causal(S, T, "lower_right", x.device), masks.padding(keep_BT))
+        mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=allowed_B1ST)
+        return self.out(merge_heads(mixed_BHSD)), k_BHSD, v_BHSD
+
+
+def make(config: KVCacheConfig = KVCacheConfig(), seed: int = 0) -> KVCacheAttention:
+    """A `KVCacheAttention` in float32 and eval mode with random weights; the same seed gives the same weights."""
+    return build(lambda: KVCacheAttention(config), seed)
+
+
+def spec(config: KVCacheConfig = KVCacheConfig(), seed: int = 0) -> ModelSpec:
+    """The ModelSpec of an attention of any size."""
+    x, depth = ("batch", "seq", config.width), config.width // config.heads
+    past, new = (("batch", config.heads, length, depth) for length in ("past", "seq"))
+    return ModelSpec(
+        name="kv_cache_attention",
+        source=Source(text="kv_cache_attention"),
+        io=IOContract(
+            inputs=(
+                TensorSpec("x", "float32", x),
+                TensorSpec("past_keys", "float32", past),
+                TensorSpec("past_values", "float32", past),
+                TensorSpec("cache_mask", "int64", ("batch", "past"), high=2),
+            ),
+            outputs=(
+                TensorSpec("y", "float32", x),
+                TensorSpec("keys", "float32", new),
+                TensorSpec("values", "float32", new),
+            ),
+            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 16, 256), Dim("past", 1, 128, 512)),
+            masks=(MaskSpec(("padding",), input="cache_mask"), MaskSpec(("causal",), alignment="lower_right")),
+            positions="none",
+        ),
+        make=lambda: make(config, seed),
+    )
+
+
+SPEC = spec()

@@ -1,0 +1,88 @@
+"""Multi-head self-attention under two masks at once: no padding, and nothing from the future.
+
+Vaswani et al., "Attention Is All You Need" (2017), section 3.2.3: what a decoder does on a batch of sequences of
+different lengths. On x [B, T, E], for query i and key j of each head of item b:
+
+    y = Wo concat_h softmax(q_h k_h^T / sqrt(D) + m) v_h        m[b, i, j] = 0 where j <= i and keep[b, j], else -inf
+
+Padding may stand on either side: a padded query on the left has no key at all, and its attention is zero.
+Cost: 8 B T E^2 + 4 B T^2 E floating-point operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.masks import torch_builders as masks
+from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.weights import build
+
+
+@dataclass(frozen=True)
+class MaskedSelfAttentionConfig:
+    """Sizes: `width` is E, `heads` is H, the head dim D is E / H."""
+
+    width: int = 64
+    heads: int = 4
+
+
+class MaskedSelfAttention(nn.Module):
+    """Projections, attention to the keys that both masks allow, output projection."""
+
+    def __init__(self, config: MaskedSelfAttentionConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.width, config.width)
+        self.key = nn.Linear(config.width, config.width)
+        self.value = nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Attends from every token to the real ones up to it.
+
+        Args:
+            x: [B, T, E].
+            attention_mask: int64 [B, T], 1 for a real token and 0 for padding.
+
+        Returns:
+            [B, T, E].
+        """
+        T = x.shape[1]
+        allowed_B1TT = masks.combine(masks.causal(T, T, device=x.device), masks.padding(attention_mask))
+        q_BHTD, k_BHTD, v_BHTD = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=allowed_B1TT)
+        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
+        return y_BTE
+
+
+def make(config: MaskedSelfAttentionConfig = MaskedSelfAttentionConfig(), seed: int = 0) -> MaskedSelfAttention:
+    """The module in float32 and eval mode with random weights; the same seed gives the same weights."""
+    return build(lambda: MaskedSelfAttention(config), seed)
+
+
+def spec(config: MaskedSelfAttentionConfig = MaskedSelfAttentionConfig(), seed: int = 0) -> ModelSpec:
+    """The ModelSpec of an attention of any size."""
+    return ModelSpec(
+        name="masked_self_attention",
+        source=Source(text="masked_self_attention"),
+        io=IOContract(
+            inputs=(
+                TensorSpec("x", "float32", ("batch", "seq", config.width)),
+                TensorSpec("attention_mask", "int64", ("batch", "seq"), high=2),
+            ),
+            outputs=(TensorSpec("y", "float32", ("batch", "seq", config.width)),),
+            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
+            masks=(MaskSpec(("padding", "causal"), "attention_mask"),),
+            positions="none",
+        ),
+        make=lambda: make(config, seed),
+    )
+
+
+SPEC = spec()

@@ -1,0 +1,150 @@
+"""A decoder that reads retrieved text: causal self-attention, then cross-attention to the chunks that were found.
+
+Borgeaud et al., "Improving Language Models by Retrieving from Trillions of Tokens" (RETRO, 2022), with the flat memory
+of Izacard and Grave, "Leveraging Passage Retrieval with Generative Models" (2021): N retrieved chunks of C encoded
+tokens, [B, N, C, E], are one memory of N C keys, of which those of a chunk that is not there are hidden. One layer, on
+the query stream x [B, S, E]:
+
+    a = x + attention(norm(x), norm(x))                  a token to itself and those before it
+    c = a + attention(norm(a), chunks)                   every token to every token of every retrieved chunk
+    y = c + W2 gelu(W1 norm(c))
+
+Where nothing was retrieved the cross-attention gives zero, and the layer is that of a plain decoder (up to the bias of
+a projection). The order of the chunks says nothing: who wants it known adds positions when encoding them.
+
+Cost of a layer with a feed-forward of 4 E: B (28 S E^2 + 4 N C E^2 + 4 S^2 E + 4 S N C E) floating-point operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.masks import torch_builders as masks
+from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.feed_forward import FeedForward
+from attnport.models.blocks.multi_head import MultiHeadAttention
+from attnport.models.blocks.positions import LearnedPositions
+from attnport.models.blocks.weights import build
+
+
+@dataclass(frozen=True)
+class RetrievalConfig:
+    """Sizes: `width` is E of the query stream and of the chunks, `positions` the longest S."""
+
+    vocabulary: int = 1000
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+    hidden: int = 256
+    positions: int = 512
+    norm_eps: float = 1e-5
+
+
+class Layer(nn.Module):
+    """Causal self-attention, cross-attention to the memory and feed-forward, each behind its norm (pre-norm)."""
+
+    def __init__(self, config: RetrievalConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attention = MultiHeadAttention(config.width, config.heads)
+        self.retrieval_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.retrieval = MultiHeadAttention(config.width, config.heads)
+        self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.feed_forward = FeedForward(config.width, config.hidden)
+
+    def forward(
+        self,
+        x_BSE: torch.Tensor,
+        memory_BTE: torch.Tensor,
+        allowed_B1SS: torch.Tensor,
+        retrieved_B11T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Maps [B, S, E] to [B, S, E]; `retrieved_B11T` is True for the keys of chunks that are there."""
+        normed_BSE = self.attention_norm(x_BSE)
+        x_BSE = x_BSE + self.attention(normed_BSE, normed_BSE, allowed_B1SS)
+        x_BSE = x_BSE + self.retrieval(self.retrieval_norm(x_BSE), memory_BTE, retrieved_B11T)
+        y_BSE: torch.Tensor = x_BSE + self.feed_forward(self.feed_forward_norm(x_BSE))
+        return y_BSE
+
+
+class RetrievalTransformer(nn.Module):
+    """The decoder, without the retriever and the encoder of the chunks."""
+
+    def __init__(self, config: RetrievalConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.positions = LearnedPositions(config.positions, config.width)
+        self.memory_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        chunks: torch.Tensor,
+        chunk_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Reads token ids with what was retrieved for them.
+
+        Args:
+            input_ids: int64 [B, S], below the vocabulary's size.
+            attention_mask: int64 [B, S], 1 for a real token and 0 for padding.
+            chunks: Retrieved chunks, encoded, [B, N, C, E].
+            chunk_mask: int64 [B, N], 1 for a chunk that was retrieved and 0 for an empty place.
+
+        Returns:
+            The query stream behind the last norm, [B, S, E].
+        """
+        S = input_ids.shape[1]
+        allowed_B1SS = masks.combine(masks.causal(S, S, device=input_ids.device), masks.padding(attention_mask))
+        keep_BNC = chunk_mask.bool()[:, :, None].expand(-1, -1, chunks.shape[2])
+        retrieved_B11T = masks.padding(keep_BNC.flatten(1))
+        memory_BTE = self.memory_norm(chunks.flatten(1, 2))
+        x_BSE = self.positions(self.tokens(input_ids))
+        for layer in self.layers:
+            x_BSE = layer(x_BSE, memory_BTE, allowed_B1SS, retrieved_B11T)
+        y_BSE: torch.Tensor = self.norm(x_BSE)
+        return y_BSE
+
+
+def make(config: RetrievalConfig = RetrievalConfig(), seed: int = 0) -> RetrievalTransformer:
+    """A decoder in float32 and eval mode with random weights; the same seed gives the same weights."""
+    return build(lambda: RetrievalTransformer(config), seed)
+
+
+def spec(config: RetrievalConfig = RetrievalConfig(), seed: int = 0) -> ModelSpec:
+    """The ModelSpec of a decoder of any size."""
+    tokens = ("batch", "seq")
+    return ModelSpec(
+        name="retrieval_transformer",
+        source=Source(text="retrieval_transformer"),
+        io=IOContract(
+            inputs=(
+                TensorSpec("input_ids", "int64", tokens, high=config.vocabulary),
+                TensorSpec("attention_mask", "int64", tokens, high=2),
+                TensorSpec("chunks", "float32", ("batch", "chunks", "length", config.width)),
+                TensorSpec("chunk_mask", "int64", ("batch", "chunks"), high=2),
+            ),
+            outputs=(TensorSpec("last_hidden_state", "float32", (*tokens, config.width)),),
+            dims=(
+                Dim("batch", 1, 8, 32),
+                Dim("seq", 1, min(128, config.positions), config.positions),
+                Dim("chunks", 1, 4, 16),
+                Dim("length", 1, 16, 32),
+            ),
+            masks=(
+                MaskSpec(kinds=("padding",), input="attention_mask"),
+                MaskSpec(kinds=("padding",), input="chunk_mask"),
+            ),
+        ),
+        make=lambda: make(config, seed),
+    )
+
+
+SPEC = spec()

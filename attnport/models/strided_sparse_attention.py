@@ -1,0 +1,87 @@
+"""Strided sparse attention: half of the heads see the last tokens, half see every L-th before them.
+
+Child, Gray, Radford, Sutskever, "Generating Long Sequences with Sparse Transformers" (2019), sections 4.2 and 5.1, with
+the patterns on heads of their own. For a query i, causal:
+
+    A1(i) = {j : i - L < j <= i}                      local heads, the first half
+    A2(i) = {j : j <= i and (i - j) mod L = 0}        strided heads, the second half
+
+    y_i = Wo concat_h softmax over A_h(i) of (q_i k_j / sqrt(D)) v_j
+
+Through both, one after the other, every token reaches every later one in two steps. With L near sqrt(T) the pattern has
+T sqrt(T) pairs; it is a mask here, and attention costs 8 B T E^2 + 4 B T^2 E floating-point operations unless a kernel
+skips what is masked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attnport.artifacts import ModelSpec, Source
+from attnport.masks import torch_builders as masks
+from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.attention_parts import merge_heads
+from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
+from attnport.models.blocks.weights import build
+
+
+@dataclass(frozen=True)
+class StridedSparseConfig:
+    """`width` is E, `heads` is H (even), `stride` is L."""
+
+    width: int = 64
+    heads: int = 4
+    stride: int = 8
+
+
+class StridedSparseAttention(nn.Module):
+    """Causal multi-head self-attention with a local and a strided pattern."""
+
+    strided: torch.Tensor  # [H], True for strided heads
+
+    def __init__(self, config: StridedSparseConfig) -> None:
+        super().__init__()
+        self.stride = config.stride
+        self.project = QueryKeyValue(config.width, config.heads)
+        self.out = nn.Linear(config.width, config.width)
+        self.register_buffer("strided", torch.arange(config.heads) >= config.heads // 2, persistent=False)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Attends from every token to earlier ones of each head's pattern.
+
+        Args:
+            x: [B, T, E].
+            attention_mask: [B, T], 0 for padding.
+        """
+        T = x.shape[1]
+        i_T1, j_1T = masks.positions(T, T, device=x.device)
+        local_TT, strided_TT = i_T1 - j_1T < self.stride, (i_T1 - j_1T) % self.stride == 0
+        strided_H11 = self.strided[:, None, None]
+        pattern_HTT = (strided_TT & strided_H11) | (local_TT & ~strided_H11)
+        allowed_BHTT = masks.combine(masks.causal(T, T, device=x.device), pattern_HTT, masks.padding(attention_mask))
+        q_BHTD, k_BHTD, v_BHTD = self.project(x)
+        mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=allowed_BHTT)
+        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
+        return y_BTE
+
+
+def make(config: StridedSparseConfig = StridedSparseConfig(), seed: int = 0) -> StridedSparseAttention:
+    """A `StridedSparseAttention` in float32 and eval mode with random weights; the same seed gives the same weights."""
+    return build(lambda: StridedSparseAttention(config), seed)
+
+
+def spec(config: StridedSparseConfig = StridedSparseConfig(), seed: int = 0) -> ModelSpec:
+    """The ModelSpec of a layer of any size."""
+    return ModelSpec(
+        name="strided_sparse_attention",
+        source=Source(text="strided_sparse_attention"),
+        io=sequence_contract(config.width, masks=(PADDING, MaskSpec(("causal",)))),
+        make=lambda: make(config, seed),
+    )
+
+
+SPEC = spec()

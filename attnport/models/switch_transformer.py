@@ -1,0 +1,175 @@
+"""Switch Transformer: T5's encoder in which a router sends every token to one of several feed-forward experts.
+
+Fedus, Zoph, Shazeer, "Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity"
+(2022). Of a token x, behind the norm, with N experts f_n:
+
+    p = softmax(Wr x)                                    [N]
+    y = p[m] f_m(x)                                      m = argmax p
+
+Every second layer has experts, as in the paper (section 2.4), the others one feed-forward. Here every expert runs on
+every token, and of its outputs those that were not chosen are replaced by zero: the sizes depend on nothing but the
+inputs' sizes, which a graph for any batch and sequence needs, and no expert has a capacity beyond which tokens are
+dropped. It costs N times what is used.
+
+A token whose two best experts are nearly equal may go to the other one in another precision, with a visible change of
+its output: that is the model's own discontinuity, and a checkpoint with such tokens can fail a comparison in half
+precision by them. The probabilities choose and scale but enter no product of matrices: they are no attention.
+
+Cost of a layer with experts of 4 E: B (8 T E^2 + 4 T^2 E + 16 N T E^2 + 2 N T E) floating-point operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.masks import torch_builders as masks
+from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.norms import RMSNorm
+from attnport.models.blocks.relative import RelativePositions
+from attnport.models.blocks.relu_feed_forward import ReluFeedForward
+from attnport.models.blocks.t5_attention import T5Attention, scale_queries
+from attnport.models.blocks.weights import build
+
+
+@dataclass(frozen=True)
+class SwitchConfig:
+    """Sizes: `experts` is N, `every` the distance of layers with experts, `depth` is D; the rest as T5's."""
+
+    vocabulary: int = 1000
+    width: int = 64
+    heads: int = 4
+    depth: int = 16
+    layers: int = 2
+    hidden: int = 128
+    experts: int = 4
+    every: int = 2
+    buckets: int = 32
+    max_distance: int = 128
+    norm_eps: float = 1e-6
+
+
+class SwitchFeedForward(nn.Module):
+    """A router and its experts: each token's output is that of its best expert, times the router's probability.
+
+    Args:
+        width: Model dim E.
+        hidden: Size between an expert's projections.
+        experts: N.
+    """
+
+    def __init__(self, width: int, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.experts = nn.ModuleList(ReluFeedForward(width, hidden, bias=False) for _ in range(experts))
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        """Maps [B, T, E] to [B, T, E], each token by itself."""
+        gate_BT1, chosen_BT1 = self.router(x_BTE).softmax(-1).max(dim=-1, keepdim=True)
+        found_BTE = torch.zeros_like(x_BTE)
+        for number, expert in enumerate(self.experts):
+            found_BTE = torch.where(chosen_BT1 == number, expert(x_BTE), found_BTE)
+        y_BTE: torch.Tensor = gate_BT1 * found_BTE
+        return y_BTE
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward, of experts or of one, each behind its norm."""
+
+    def __init__(self, config: SwitchConfig, sparse: bool) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention = T5Attention(config.width, config.heads, config.depth)
+        self.feed_forward_norm = RMSNorm(config.width, config.norm_eps)
+        self.feed_forward: nn.Module = (
+            SwitchFeedForward(config.width, config.hidden, config.experts)
+            if sparse
+            else ReluFeedForward(config.width, config.hidden, bias=False)
+        )
+
+    def forward(self, x_BTE: torch.Tensor, bias_BHTT: torch.Tensor) -> torch.Tensor:
+        """Maps [B, T, E] to [B, T, E]; `bias_BHTT` is -inf for padding."""
+        normed_BTE = self.attention_norm(x_BTE)
+        x_BTE = x_BTE + self.attention(normed_BTE, normed_BTE, bias_BHTT)
+        y_BTE: torch.Tensor = x_BTE + self.feed_forward(self.feed_forward_norm(x_BTE))
+        return y_BTE
+
+
+class SwitchTransformer(nn.Module):
+    """The encoder."""
+
+    def __init__(self, config: SwitchConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.positions = RelativePositions(config.heads, config.buckets, config.max_distance)
+        self.layers = nn.ModuleList(
+            Layer(config, sparse=number % config.every == config.every - 1) for number in range(config.layers)
+        )
+        self.norm = RMSNorm(config.width, config.norm_eps)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Encodes token ids.
+
+        Args:
+            input_ids: int64 [B, T], below the vocabulary's size.
+            attention_mask: int64 [B, T], 1 for a real token and 0 for padding.
+
+        Returns:
+            The activations behind the last norm, [B, T, E].
+        """
+        T = input_ids.shape[1]
+        x_BTE = self.tokens(input_ids)
+        bias_BHTT = self.positions(T, T) + masks.additive(masks.padding(attention_mask), x_BTE.dtype)
+        for layer in self.layers:
+            x_BTE = layer(x_BTE, bias_BHTT)
+        y_BTE: torch.Tensor = self.norm(x_BTE)
+        return y_BTE
+
+
+def lean_towards_experts(module: SwitchTransformer, lean: float) -> SwitchTransformer:
+    """Adds to the embedding of token id i `lean` times the router's row of expert i mod N, in place; returns `module`.
+
+    Trained routers know most tokens by their embedding. Random ones leave one in a thousand within a half-precision
+    rounding of a tie, where a comparison of two precisions says nothing about the graph.
+    """
+    ids_V = torch.arange(module.tokens.num_embeddings)
+    with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, SwitchFeedForward):
+                rows_NE = part.router.weight
+                module.tokens.weight.add_(lean * rows_NE[ids_V % len(rows_NE)])
+    return module
+
+
+def make(config: SwitchConfig = SwitchConfig(), seed: int = 0) -> SwitchTransformer:
+    """A `SwitchTransformer` in float32 and eval mode with random weights; the same seed gives the same weights.
+
+    The router prefers the expert that a token's embedding leans towards, so that few tokens are near a tie.
+    """
+    return lean_towards_experts(scale_queries(build(lambda: SwitchTransformer(config), seed)), lean=10.0)
+
+
+def spec(config: SwitchConfig = SwitchConfig(), seed: int = 0) -> ModelSpec:
+    """The ModelSpec of an encoder of any size."""
+    tokens = ("batch", "seq")
+    return ModelSpec(
+        name="switch_transformer",
+        source=Source(text="switch_transformer"),
+        io=IOContract(
+            inputs=(
+                TensorSpec("input_ids", "int64", tokens, high=config.vocabulary),
+                TensorSpec("attention_mask", "int64", tokens, high=2),
+            ),
+            outputs=(TensorSpec("last_hidden_state", "float32", (*tokens, config.width)),),
+            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
+            masks=(MaskSpec(kinds=("padding",), input="attention_mask"),),
+        ),
+        make=lambda: make(config, seed),
+    )
+
+
+SPEC = spec()
