@@ -31,9 +31,9 @@ def run(module: nn.Module, **given: torch.Tensor) -> Array:
 def heads(projection: nn.Module, x: torch.Tensor, count: int = 4) -> Array:
     """A projection of x as [B, H, T, D], by its weight and bias."""
     weight, bias = projection.weight, projection.bias
-    y = np.einsum("bte,fe->btf", x.numpy(), weight.detach().double().numpy())  # type: ignore[operator, union-attr]
+    y = np.einsum("bte,fe->btf", x.numpy(), weight.detach().double().numpy())  # type: ignore[operator]
     if bias is not None:
-        y = y + bias.detach().double().numpy()  # type: ignore[operator, union-attr]
+        y = y + bias.detach().double().numpy()  # type: ignore[operator]
     return np.asarray(y.reshape(*y.shape[:2], count, -1).transpose(0, 2, 1, 3))
 
 
@@ -56,7 +56,8 @@ def project_out(out: nn.Module, mixed: Array) -> Array:
     """Heads merged, and the output projection."""
     merged = torch.from_numpy(mixed.transpose(0, 2, 1, 3).reshape(mixed.shape[0], mixed.shape[2], -1).copy())
     with torch.no_grad():
-        return np.asarray(out.double()(merged).numpy())
+        found: torch.Tensor = out.double()(merged)
+    return np.asarray(found)
 
 
 def kept(given: dict[str, torch.Tensor]) -> Array:

@@ -21,7 +21,8 @@ def test_relative_bias_attention_equals_transformers_t5_on_equal_weights(seq: in
     from transformers.models.t5.modeling_t5 import T5Attention
 
     module, given = relative.make(), inputs(2, seq, right=seq // 3)
-    config = T5Config(d_model=64, d_kv=16, num_heads=4, dropout_rate=0.0, attn_implementation="eager")
+    config = T5Config(d_model=64, d_kv=16, num_heads=4, dropout_rate=0.0)
+    config._attn_implementation = "eager"
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
     for name, projection in (("q", "query"), ("k", "key"), ("v", "value")):
         getattr(theirs, name).load_state_dict(getattr(module.project, projection).state_dict())
@@ -50,8 +51,8 @@ def test_disentangled_attention_equals_transformers_deberta_on_equal_weights(seq
     from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
     module, given = disentangled.make(), inputs(2, seq, right=seq // 3)
-    theirs = DisentangledSelfAttention(
-        DebertaV2Config(
+    theirs = DisentangledSelfAttention(  # type: ignore[no-untyped-call]
+        DebertaV2Config(  # type: ignore[call-arg]
             hidden_size=64,
             num_attention_heads=4,
             relative_attention=True,

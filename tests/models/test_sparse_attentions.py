@@ -58,7 +58,7 @@ def test_longformer_equals_transformers_on_equal_weights(at: tuple[int, ...]) ->
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
     module, given = longformer.make(longformer.LongformerConfig(window=4)), inputs(2, 24, right=5)
-    theirs = LongformerSelfAttention(
+    theirs = LongformerSelfAttention(  # type: ignore[no-untyped-call]
         LongformerConfig(hidden_size=64, num_attention_heads=4, attention_window=[8], attention_probs_dropout_prob=0.0),
         layer_id=0,
     )

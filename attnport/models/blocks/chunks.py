@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch.nn import functional
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def cut(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -12,9 +14,11 @@ def cut(x: torch.Tensor, length: int) -> torch.Tensor:
     There is one more than it takes, so that there are always several: torch.export would take the size of a single
     chunk for one that never changes.
     """
+    import torch
+
     T = x.shape[-2]
     chunks = (T - 1) // length + 2
-    filled = functional.pad(x, (0, 0, 0, chunks * length - T))
+    filled = torch.nn.functional.pad(x, (0, 0, 0, chunks * length - T))
     # By index, here and below: torch.export cannot know that a length that was rounded up divides.
     at_C1, at_W = torch.arange(chunks, device=x.device)[:, None], torch.arange(length, device=x.device)
     return filled[..., at_C1 * length + at_W, :]
@@ -22,12 +26,16 @@ def cut(x: torch.Tensor, length: int) -> torch.Tensor:
 
 def join(x: torch.Tensor, T: int) -> torch.Tensor:
     """[..., C, W, D] to the first T of its tokens, [..., T, D]: the reverse of `cut`."""
+    import torch
+
     at_T = torch.arange(T, device=x.device)
     return x[..., at_T // x.shape[-2], at_T % x.shape[-2], :]
 
 
 def with_neighbours(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
     """[..., C, W, D] to [..., C, (before + 1 + after) W, D]: each chunk between its neighbours, zeros past the ends."""
+    import torch
+
     chunks = x.shape[-3]
-    padded = functional.pad(x, (0, 0, 0, 0, before, after))
+    padded = torch.nn.functional.pad(x, (0, 0, 0, 0, before, after))
     return torch.cat([padded.narrow(-3, start, chunks) for start in range(before + 1 + after)], dim=-2)
