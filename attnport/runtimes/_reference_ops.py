@@ -37,6 +37,7 @@ WIDENED = (
 def replacements(opset: int) -> list[type[OpRun]]:
     """Classes for `ReferenceEvaluator(new_ops=...)`, over the evaluator's own of this opset."""
     ops = [_widened(name, load_op("", name, opset)) for name in WIDENED if _exists(name, opset)]
+    ops.append(_gather_elements(opset))
     return [*ops, _faster("Erf", _erf), *([_faster("Gelu", _gelu)] if _exists("Gelu", opset) else [])]
 
 
@@ -44,6 +45,15 @@ def _exists(name: str, opset: int) -> bool:
     import onnx.defs
 
     return onnx.defs.has(name, opset)
+
+
+def _gather_elements(opset: int) -> type[OpRun]:
+    """The evaluator's own chooses among at most 64 entries of an axis beyond rank 2."""
+
+    def run(self: Any, data: Any, indices: Any, axis: int | None = None) -> tuple[Any, ...]:
+        return (np.take_along_axis(data, indices, axis=axis or 0),)
+
+    return type("GatherElements", (load_op("", "GatherElements", opset),), {"op_domain": "", "_run": run})
 
 
 def _widened(name: str, own: Any) -> type[OpRun]:

@@ -190,3 +190,19 @@ def test_a_half_precision_product_takes_no_minutes(tmp_path: Path) -> None:
     began = time.monotonic()
     assert (evaluate("y = MatMul(a, b)", "float16", feeds, ours=True) == 1024).all()
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("axis", [0, 1, 3])
+def test_elements_are_gathered_along_an_axis_of_any_length(axis: int) -> None:
+    """The evaluator's own operator raises above 64 entries."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (float[A,B,C,D] x, int64[A,B,C,D] i) => (float[A,B,C,D] y)'
+        f" {{ y = GatherElements<axis={axis}>(x, i) }}"
+    )
+    random = np.random.default_rng(axis)
+    shape = [2, 3, 2, 2]
+    shape[axis] = 200
+    x = random.standard_normal(shape).astype(np.float32)
+    i = random.integers(-200, 200, shape)
+    evaluator = ReferenceEvaluator(model, new_ops=replacements(23))
+    assert (evaluator.run(None, {"x": x, "i": i})[0] == np.take_along_axis(x, i, axis)).all()
