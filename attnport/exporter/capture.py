@@ -15,9 +15,9 @@ from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.naming import name_dims, strip
-from attnport.exporter.one_head import add_head_axis
 from attnport.exporter.passes.foreign import settle_sizes
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
+from attnport.exporter.sdpa_rank import to_rank_4
 from attnport.exporter.tracing import quiet, trace
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     with quiet(), torch.no_grad():
         program = trace(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
-        add_head_axis(program)
+        to_rank_4(program)
         try:
             exported = torch.onnx.export(
                 program,

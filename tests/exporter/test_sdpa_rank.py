@@ -1,0 +1,70 @@
+"""scaled_dot_product_attention over more leading axes than two: exported, read, and computing what the module does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from running import on_ort
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from attnport.artifacts import IOContract
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import ExportError
+from attnport.exporter.capture import capture
+from attnport.exporter.lowering import base
+from attnport.masks.spec import MaskSpec
+
+ATTEND = {
+    "none": lambda h, mask: sdpa(h, h, h),
+    "padding": lambda h, mask: sdpa(h, h, h, attn_mask=mask.bool()[:, :, None, None, :]),
+    "causal": lambda h, mask: sdpa(h, h, h, is_causal=True),
+    "explicit": lambda h, mask: sdpa(h, h, h, attn_mask=torch.eye(h.shape[-2], dtype=torch.bool)),
+}
+CONTRACT = IOContract(
+    (TensorSpec("x", "float32", ("batch", "chunk", 6, 16)), TensorSpec("mask", "int64", ("batch", "chunk", 6))),
+    (TensorSpec("y", "float32", ("batch", "chunk", 4, 6, 4)),),
+    (Dim("batch", 1, 2, 4), Dim("chunk", 1, 3, 9)),
+    (MaskSpec(("padding",), "mask"),),
+)
+
+
+class Chunks(nn.Module):
+    """Attention within chunks `[B,C,H,W,D]`."""
+
+    def __init__(self, attend: Any) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        return self.attend(x.unflatten(-1, (4, 4)).transpose(2, 3), mask)
+
+
+@pytest.mark.parametrize("kind", ATTEND)
+def test_it_computes_what_the_module_computes(kind: str) -> None:
+    module = Chunks(ATTEND[kind]).eval()
+    found = capture(module, CONTRACT)
+    assert [each.call for each in found.attentions] == ["scaled_dot_product_attention"]
+    for target in ("onnx", "onnx_18"):
+        model = ir.from_proto(ir.to_proto(found.model))
+        lowered = base.get(target).lower(model, found.attentions, masks=CONTRACT.masks, plan="fp32")
+        assert lowered.masks["module"] == {"explicit": "causal+window"}.get(kind, kind)
+        run = on_ort(lowered.model)
+        for batch, chunk in ((2, 3), (1, 1), (3, 5)):
+            x = np.random.default_rng(chunk).standard_normal((batch, chunk, 6, 16)).astype(np.float32)
+            mask = np.ones((batch, chunk, 6), np.int64)
+            mask[..., 4:] = 0
+            expected = module(torch.from_numpy(x), torch.from_numpy(mask)).numpy()
+            assert np.abs(run({"x": x, "mask": mask})[0] - expected).max() < 1e-5
+
+
+def test_leading_axes_that_broadcast_are_left_to_the_exporter_which_says_so() -> None:
+    def attend(h: Any, mask: Any) -> Any:
+        return sdpa(h, h[:, :1].expand_as(h)[:, :1], h[:, :1])
+
+    with pytest.raises(ExportError):
+        capture(Chunks(attend).eval(), CONTRACT)
