@@ -31,7 +31,10 @@ def stage(folder: Path, *names: str, error: BaseException | None = None) -> None
 
 
 def files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - set(OWN)
+    found = set()
+    for parent, _, names in os.walk(folder):  # which passes by a folder that a writer removes meanwhile
+        found |= {(Path(parent) / name).relative_to(folder).as_posix() for name in names}
+    return found - set(OWN)
 
 
 def generation(folder: Path) -> int:
