@@ -114,7 +114,7 @@ def main() -> None:
     if chosen.models:
         print(written(cells))
     else:
-        PAGE.write_text(place(PAGE.read_text(), written(cells), made_on()))
+        PAGE.write_text(place(PAGE.read_text(), written(cells), made_on("docs/make_coverage.py")))
 
 
 if __name__ == "__main__":

@@ -185,12 +185,12 @@ def place(page: str, tables: str, machine: str) -> str:
     return f"{before}{START}\n{tables}\n\n{machine}\n{END}{after}"
 
 
-def made_on() -> str:
-    """The date, the processor and the versions that the tables were made with."""
+def made_on(script: str = "docs/make_masks.py") -> str:
+    """The script, the date, the processor and the versions that the tables were made with."""
     from attnport.pipeline.machine import machine, versions
 
     known = ", ".join(f"{name} {version}" for name, version in versions(_VERSIONS).items())
-    return f"Made by `docs/make_masks.py` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}: {machine().cpu}; {known}."
+    return f"Made by `{script}` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}: {machine().cpu}; {known}."
 
 
 def _modules() -> Any:
