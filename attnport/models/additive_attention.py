@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.artifacts import ModelSpec
+from attnport.dims import TensorSpec
+from attnport.models.blocks.alignment_contract import alignment_contract
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.weights import build
 
 
@@ -69,23 +70,12 @@ def make(config: AdditiveConfig = AdditiveConfig(), seed: int = 0) -> AdditiveAt
 
 def spec(config: AdditiveConfig = AdditiveConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    x = ("batch", "seq", config.width)
-    return ModelSpec(
-        name="additive_attention",
-        source=Source(text="additive_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", x),
-                TensorSpec("memory", "float32", ("batch", "mem", config.width)),
-                TensorSpec("memory_mask", "int64", ("batch", "mem"), high=2),
-            ),
-            outputs=(TensorSpec("context", "float32", x), TensorSpec("weights", "float32", ("batch", "seq", "mem"))),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 16, 64), Dim("mem", 1, 64, 256)),
-            masks=(MaskSpec(("padding",), input="memory_mask"),),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
+    outputs = (
+        TensorSpec("context", "float32", ("batch", "seq", config.width)),
+        TensorSpec("weights", "float32", ("batch", "seq", "mem")),
     )
+    io = alignment_contract(config.width, outputs, positions="none")
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.masks.torch_biases import alibi
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
+from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 
@@ -33,16 +34,12 @@ class AlibiAttentionConfig:
     heads: int = 4
 
 
-class AlibiAttention(nn.Module):
+class AlibiAttention(ProjectedAttention):
     """Projections, attention with a bias that grows with the distance, output projection."""
 
     def __init__(self, config: AlibiAttentionConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.heads = config.heads
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to the real ones up to it.
@@ -58,10 +55,9 @@ class AlibiAttention(nn.Module):
         allowed_B1TT = masks.combine(masks.causal(T, T, device=x.device), masks.padding(attention_mask))
         slopes_1HTT = alibi(self.heads, T, T, dtype=x.dtype, device=x.device)
         bias_BHTT = slopes_1HTT.masked_fill(~allowed_B1TT, -torch.inf)
-        q_BHTD, k_BHTD, v_BHTD = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        q_BHTD, k_BHTD, v_BHTD = self.project(x)
         mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=bias_BHTT)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def make(config: AlibiAttentionConfig = AlibiAttentionConfig(), seed: int = 0) -> AlibiAttention:
@@ -71,21 +67,10 @@ def make(config: AlibiAttentionConfig = AlibiAttentionConfig(), seed: int = 0) -
 
 def spec(config: AlibiAttentionConfig = AlibiAttentionConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    return ModelSpec(
-        name="alibi_attention",
-        source=Source(text="alibi_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", ("batch", "seq", config.width)),
-                TensorSpec("attention_mask", "int64", ("batch", "seq"), high=2),
-            ),
-            outputs=(TensorSpec("y", "float32", ("batch", "seq", config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("padding", "causal", "bias"), "attention_mask"),),
-            positions="none",  # padding on the left moves all positions and no distance
-        ),
-        make=lambda: make(config, seed),
+    io = sequence_contract(
+        config.width, masks=(MaskSpec(("padding", "causal", "bias"), "attention_mask"),), positions="none"
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

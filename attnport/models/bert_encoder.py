@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.artifacts import ModelSpec
 from attnport.models.blocks.feed_forward import FeedForward
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import LearnedPositions
+from attnport.models.blocks.token_contract import token_contract
 from attnport.models.blocks.weights import build
 
 
@@ -41,46 +42,19 @@ class BertConfig:
     norm_eps: float = 1e-12
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention with a key mask, followed by the output projection."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x_BTE: torch.Tensor, allowed_B11T: torch.Tensor) -> torch.Tensor:
-        """Attends from every position to the allowed ones.
-
-        Args:
-            x_BTE: Activations.
-            allowed_B11T: True where a key may be attended; a row with no True gives zero before the projection.
-        """
-        q_BHTD, k_BHTD, v_BHTD = (
-            project(x_BTE).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
-        )
-        mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=allowed_B11T)
-        y_BTE: torch.Tensor = self.out(mixed_BHTD.transpose(1, 2).flatten(2))
-        return y_BTE
-
-
 class Layer(nn.Module):
     """Attention and feed-forward, each added to its input and normalised afterwards (post-norm)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.attention = SelfAttention(config.width, config.heads)
+        self.attention = MultiHeadAttention(config.width, config.heads)
         self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.feed_forward = FeedForward(config.width, config.hidden)
         self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
     def forward(self, x_BTE: torch.Tensor, allowed_B11T: torch.Tensor) -> torch.Tensor:
         """Maps [B, T, E] to [B, T, E]."""
-        x_BTE = self.attention_norm(x_BTE + self.attention(x_BTE, allowed_B11T))
+        x_BTE = self.attention_norm(x_BTE + self.attention(x_BTE, x_BTE, allowed_B11T))
         y_BTE: torch.Tensor = self.feed_forward_norm(x_BTE + self.feed_forward(x_BTE))
         return y_BTE
 
@@ -123,22 +97,9 @@ def make(config: BertConfig = BertConfig(), seed: int = 0) -> BertEncoder:
 
 def spec(config: BertConfig = BertConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an encoder of any size."""
-    tokens = ("batch", "seq")
-    return ModelSpec(
-        name="bert_encoder",
-        source=Source(text="bert_encoder"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("input_ids", "int64", tokens, high=config.vocabulary),
-                TensorSpec("attention_mask", "int64", tokens, high=2),
-                TensorSpec("token_type_ids", "int64", tokens, high=config.segments),
-            ),
-            outputs=(TensorSpec("last_hidden_state", "float32", (*tokens, config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, min(128, config.positions), config.positions)),
-            masks=(MaskSpec(kinds=("padding",), input="attention_mask"),),
-        ),
-        make=lambda: make(config, seed),
-    )
+    inputs = {"input_ids": config.vocabulary, "attention_mask": 2, "token_type_ids": config.segments}
+    io = token_contract(inputs, config.width, limit=config.positions)
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

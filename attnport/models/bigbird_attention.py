@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.models.blocks.attention_parts import merge_heads
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -43,16 +43,14 @@ class BigBirdConfig:
     positions: int = 512
 
 
-class BigBirdAttention(nn.Module):
+class BigBirdAttention(ProjectedAttention):
     """Multi-head self-attention whose pattern of blocks is drawn when it is made and kept with the weights."""
 
     pattern: torch.Tensor  # [N, N], of blocks
 
     def __init__(self, config: BigBirdConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.block = config.block
-        self.project = QueryKeyValue(config.width, config.heads)
-        self.out = nn.Linear(config.width, config.width)
         self.register_buffer("pattern", draw_pattern(config))
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -67,8 +65,7 @@ class BigBirdAttention(nn.Module):
         allowed_B1TT = masks.combine(masks.padding(attention_mask), pattern_TT)
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=allowed_B1TT)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def draw_pattern(config: BigBirdConfig) -> torch.Tensor:
@@ -90,12 +87,7 @@ def make(config: BigBirdConfig = BigBirdConfig(), seed: int = 0) -> BigBirdAtten
 
 def spec(config: BigBirdConfig = BigBirdConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="bigbird_attention",
-        source=Source(text="bigbird_attention"),
-        io=sequence_contract(config.width, limit=config.positions),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width, limit=config.positions), lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
+from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 
@@ -30,23 +31,17 @@ class CausalSelfAttentionConfig:
     heads: int = 4
 
 
-class CausalSelfAttention(nn.Module):
+class CausalSelfAttention(ProjectedAttention):
     """Projections, attention under a lower triangle, output projection."""
 
     def __init__(self, config: CausalSelfAttentionConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, config.width)
+        super().__init__(config.width, config.heads)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [B, T, E] to [B, T, E]; row i depends on the rows up to i only."""
-        q_BHTD, k_BHTD, v_BHTD = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        q_BHTD, k_BHTD, v_BHTD = self.project(x)
         mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def make(config: CausalSelfAttentionConfig = CausalSelfAttentionConfig(), seed: int = 0) -> CausalSelfAttention:
@@ -56,18 +51,8 @@ def make(config: CausalSelfAttentionConfig = CausalSelfAttentionConfig(), seed: 
 
 def spec(config: CausalSelfAttentionConfig = CausalSelfAttentionConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    return ModelSpec(
-        name="causal_self_attention",
-        source=Source(text="causal_self_attention"),
-        io=IOContract(
-            inputs=(TensorSpec("x", "float32", ("batch", "seq", config.width)),),
-            outputs=(TensorSpec("y", "float32", ("batch", "seq", config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("causal",)),),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    io = sequence_contract(config.width, inputs=(), masks=(MaskSpec(("causal",)),), positions="none")
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

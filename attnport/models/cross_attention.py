@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import IOContract, ModelSpec
+from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.usual_dims import BATCH, length
 from attnport.models.blocks.weights import build
 
 
@@ -72,22 +74,18 @@ def make(config: CrossAttentionConfig = CrossAttentionConfig(), seed: int = 0) -
 
 def spec(config: CrossAttentionConfig = CrossAttentionConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    return ModelSpec(
-        name="cross_attention",
-        source=Source(text="cross_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", ("batch", "seq", config.width)),
-                TensorSpec("memory", "float32", ("batch", "mem", config.memory_width)),
-                TensorSpec("memory_mask", "int64", ("batch", "mem"), high=2),
-            ),
-            outputs=(TensorSpec("y", "float32", ("batch", "seq", config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512), Dim("mem", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), "memory_mask"),),
-            positions="none",
+    io = IOContract(
+        inputs=(
+            TensorSpec("x", "float32", ("batch", "seq", config.width)),
+            TensorSpec("memory", "float32", ("batch", "mem", config.memory_width)),
+            TensorSpec("memory_mask", "int64", ("batch", "mem"), high=2),
         ),
-        make=lambda: make(config, seed),
+        outputs=(TensorSpec("y", "float32", ("batch", "seq", config.width)),),
+        dims=(BATCH, length(), length("mem")),
+        masks=(MaskSpec(("padding",), "memory_mask"),),
+        positions="none",
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.models.blocks.attention_parts import split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -39,17 +40,15 @@ class DisentangledConfig:
     reach: int = 32
 
 
-class DisentangledAttention(nn.Module):
+class DisentangledAttention(ProjectedAttention):
     """Multi-head self-attention with scores of content to content, content to position and position to content."""
 
     def __init__(self, config: DisentangledConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.heads, self.reach = config.heads, config.reach
-        self.project = QueryKeyValue(config.width, config.heads)
         self.positions = nn.Embedding(2 * config.reach, config.width)
         self.position_key = nn.Linear(config.width, config.width)
         self.position_query = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to all that are no padding.
@@ -65,8 +64,7 @@ class DisentangledAttention(nn.Module):
         mixed_BHTD = nn.functional.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, attn_mask=bias_BHTT + hidden_B11T, scale=scale
         )
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
     def position_scores(self, q_BHTD: torch.Tensor, k_BHTD: torch.Tensor) -> torch.Tensor:
         """The two terms with positions, before their scale, [B, H, T, T]; R = 2 K distances."""
@@ -92,11 +90,8 @@ def make(config: DisentangledConfig = DisentangledConfig(), seed: int = 0) -> Di
 
 def spec(config: DisentangledConfig = DisentangledConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="disentangled_attention",
-        source=Source(text="disentangled_attention"),
-        io=sequence_contract(config.width, masks=(PADDING, MaskSpec(("bias",)))),
-        make=lambda: make(config, seed),
+    return model_spec(
+        __name__, sequence_contract(config.width, masks=(PADDING, MaskSpec(("bias",)))), lambda: make(config, seed)
     )
 
 

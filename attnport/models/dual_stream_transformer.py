@@ -18,17 +18,21 @@ Cost of a layer with a feed-forward of 4 E: 2 B (32 T E^2 + 8 T^2 E) floating-po
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import IOContract, ModelSpec
+from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.feed_forward import FeedForward
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import LearnedPositions
+from attnport.models.blocks.pre_norm_decoder_layer import PreNormDecoderLayer
+from attnport.models.blocks.sequence_contract import PADDING
+from attnport.models.blocks.usual_dims import BATCH, length
 from attnport.models.blocks.weights import build
 
 
@@ -46,41 +50,33 @@ class DualStreamConfig:
     norm_eps: float = 1e-5
 
 
-class StreamLayer(nn.Module):
-    """One stream's half of a layer: attention to itself, to the other stream, and feed-forward (pre-norm)."""
-
-    def __init__(self, config: DualStreamConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attention = MultiHeadAttention(config.width, config.heads)
-        self.cross_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.other_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.cross_attention = MultiHeadAttention(config.width, config.heads)
-        self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.feed_forward = FeedForward(config.width, config.hidden)
-
-    def forward(self, x_BTE: torch.Tensor, other_BTE: torch.Tensor, allowed_B1TT: torch.Tensor) -> torch.Tensor:
-        """Maps this stream, [B, T, E], to [B, T, E]; `allowed_B1TT` holds for both attentions: one clock."""
-        normed_BTE = self.attention_norm(x_BTE)
-        x_BTE = x_BTE + self.attention(normed_BTE, normed_BTE, allowed_B1TT)
-        x_BTE = x_BTE + self.cross_attention(self.cross_norm(x_BTE), self.other_norm(other_BTE), allowed_B1TT)
-        y_BTE: torch.Tensor = x_BTE + self.feed_forward(self.feed_forward_norm(x_BTE))
-        return y_BTE
-
-
 class Layer(nn.Module):
     """Both streams' halves; each reads the other as it was before the layer."""
 
     def __init__(self, config: DualStreamConfig) -> None:
         super().__init__()
-        self.heard = StreamLayer(config)
-        self.spoken = StreamLayer(config)
+        norm = partial(nn.LayerNorm, config.width, eps=config.norm_eps)
+        self.heard, self.spoken = (
+            PreNormDecoderLayer(
+                norm,
+                MultiHeadAttention(config.width, config.heads),
+                MultiHeadAttention(config.width, config.heads),
+                FeedForward(config.width, config.hidden),
+            )
+            for _ in range(2)
+        )
+        # Of each stream as the other one reads it.
+        self.heard_norm, self.spoken_norm = norm(), norm()
 
     def forward(
         self, heard_BTE: torch.Tensor, spoken_BTE: torch.Tensor, allowed_B1TT: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps both streams to both streams."""
-        return self.heard(heard_BTE, spoken_BTE, allowed_B1TT), self.spoken(spoken_BTE, heard_BTE, allowed_B1TT)
+        """Maps both streams, [B, T, E], to both; `allowed_B1TT` holds for all four attentions: one clock."""
+        read_heard_BTE, read_spoken_BTE = self.heard_norm(heard_BTE), self.spoken_norm(spoken_BTE)
+        return (
+            self.heard(heard_BTE, read_spoken_BTE, allowed_B1TT, allowed_B1TT),
+            self.spoken(spoken_BTE, read_heard_BTE, allowed_B1TT, allowed_B1TT),
+        )
 
 
 class DualStreamTransformer(nn.Module):
@@ -125,24 +121,20 @@ def make(config: DualStreamConfig = DualStreamConfig(), seed: int = 0) -> DualSt
 def spec(config: DualStreamConfig = DualStreamConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a model of any size."""
     steps = ("batch", "seq")
-    return ModelSpec(
-        name="dual_stream_transformer",
-        source=Source(text="dual_stream_transformer"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("heard", "float32", (*steps, config.features)),
-                TensorSpec("spoken", "int64", steps, high=config.vocabulary),
-                TensorSpec("attention_mask", "int64", steps, high=2),
-            ),
-            outputs=(
-                TensorSpec("next_spoken", "float32", (*steps, config.vocabulary)),
-                TensorSpec("heard_state", "float32", (*steps, config.width)),
-            ),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, min(128, config.positions), config.positions)),
-            masks=(MaskSpec(kinds=("padding",), input="attention_mask"),),
+    io = IOContract(
+        inputs=(
+            TensorSpec("heard", "float32", (*steps, config.features)),
+            TensorSpec("spoken", "int64", steps, high=config.vocabulary),
+            TensorSpec("attention_mask", "int64", steps, high=2),
         ),
-        make=lambda: make(config, seed),
+        outputs=(
+            TensorSpec("next_spoken", "float32", (*steps, config.vocabulary)),
+            TensorSpec("heard_state", "float32", (*steps, config.width)),
+        ),
+        dims=(BATCH, length(limit=config.positions)),
+        masks=(PADDING,),
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

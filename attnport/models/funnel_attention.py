@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
 from attnport.models.blocks.chunks import cut
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -35,16 +36,12 @@ class FunnelConfig:
     pool: int = 2
 
 
-class FunnelAttention(nn.Module):
+class FunnelAttention(ProjectedAttention):
     """Multi-head attention from pooled tokens to all, upsampled to the tokens' own length."""
 
     def __init__(self, config: FunnelConfig) -> None:
-        super().__init__()
-        self.heads, self.pool = config.heads, config.pool
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, config.width)
+        super().__init__(config.width, config.heads)
+        self.pool = config.pool
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -55,11 +52,10 @@ class FunnelAttention(nn.Module):
             attention_mask: [B, T], 0 for padding; a row of nothing else gives zero before the projection.
         """
         pooled_BSE = self.pooled(x, attention_mask)
-        q_BHSD = split_heads(self.query(pooled_BSE), self.heads)
-        k_BHTD, v_BHTD = (split_heads(project(x), self.heads) for project in (self.key, self.value))
+        q_BHSD, k_BHTD, v_BHTD = self.project(pooled_BSE, x)
         allowed_B11T = masks.padding(attention_mask)
         mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=allowed_B11T)
-        short_BSE: torch.Tensor = self.norm(pooled_BSE + self.out(merge_heads(mixed_BHSD)))
+        short_BSE: torch.Tensor = self.norm(pooled_BSE + self.merge(mixed_BHSD))
         of_token_T = torch.arange(x.shape[1], device=x.device) // self.pool
         return x + short_BSE[:, of_token_T]
 
@@ -78,12 +74,7 @@ def make(config: FunnelConfig = FunnelConfig(), seed: int = 0) -> FunnelAttentio
 
 def spec(config: FunnelConfig = FunnelConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="funnel_attention",
-        source=Source(text="funnel_attention"),
-        io=sequence_contract(config.width),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width), lambda: make(config, seed))
 
 
 SPEC = spec()

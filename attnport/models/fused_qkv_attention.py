@@ -18,11 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import IOContract, ModelSpec
+from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.usual_dims import BATCH, length
 from attnport.models.blocks.weights import build
 
 
@@ -85,21 +87,17 @@ def spec(config: FusedQkvAttentionConfig = FusedQkvAttentionConfig(), seed: int 
     outputs = [TensorSpec("y", "float32", ("batch", "seq", config.width))]
     if config.weights:
         outputs.append(TensorSpec("weights", "float32", ("batch", config.heads, "seq", "seq")))
-    return ModelSpec(
-        name="fused_qkv_attention",
-        source=Source(text="fused_qkv_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", ("batch", "seq", config.width)),
-                TensorSpec("mask", "float32", ("batch", 1, 1, "seq")),
-            ),
-            outputs=tuple(outputs),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), "mask", polarity="additive"),),
-            positions="none",  # padding on the left moves all positions and no distance
+    io = IOContract(
+        inputs=(
+            TensorSpec("x", "float32", ("batch", "seq", config.width)),
+            TensorSpec("mask", "float32", ("batch", 1, 1, "seq")),
         ),
-        make=lambda: make(config, seed),
+        outputs=tuple(outputs),
+        dims=(BATCH, length()),
+        masks=(MaskSpec(("padding",), "mask", polarity="additive"),),
+        positions="none",  # padding on the left moves all positions and no distance
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

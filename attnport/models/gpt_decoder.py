@@ -18,16 +18,19 @@ The default is small and has random weights: it is for trying and testing. `make
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
-from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
+from attnport.artifacts import ModelSpec
+from attnport.dims import TensorSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.cache import Cache
+from attnport.models.blocks.cache_contract import cache_contract
+from attnport.models.blocks.cached_layers import CachedLayer, CachedLayers
 from attnport.models.blocks.feed_forward import FeedForward
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.weights import build
 
 
@@ -53,33 +56,21 @@ class CachedAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(
-        self, x_BSE: torch.Tensor, past_k_BHPD: torch.Tensor, past_v_BHPD: torch.Tensor, allowed_B1ST: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x_BSE: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gives [B, S, E], and the new tokens' keys and values [B, H, S, D]."""
         q_BHSD, k_BHSD, v_BHSD = (split_heads(part, self.heads) for part in self.qkv(x_BSE).chunk(3, dim=-1))
-        k_BHTD, v_BHTD = torch.cat([past_k_BHPD, k_BHSD], dim=2), torch.cat([past_v_BHPD, v_BHSD], dim=2)
-        mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=allowed_B1ST)
+        k_BHTD, v_BHTD = cache.with_new(k_BHSD, v_BHSD)
+        mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=cache.allowed)
         return self.out(merge_heads(mixed_BHSD)), k_BHSD, v_BHSD
 
 
-class Layer(nn.Module):
-    """Attention and feed-forward, each on the norm of its input and added to it (pre-norm)."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attention = CachedAttention(config.width, config.heads)
-        self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.feed_forward = FeedForward(config.width, config.hidden)
-
-    def forward(
-        self, x_BSE: torch.Tensor, past_k_BHPD: torch.Tensor, past_v_BHPD: torch.Tensor, allowed_B1ST: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gives [B, S, E], and the new tokens' keys and values [B, H, S, D]."""
-        mixed_BSE, k_BHSD, v_BHSD = self.attention(self.attention_norm(x_BSE), past_k_BHPD, past_v_BHPD, allowed_B1ST)
-        x_BSE = x_BSE + mixed_BSE
-        return x_BSE + self.feed_forward(self.feed_forward_norm(x_BSE)), k_BHSD, v_BHSD
+def layer(config: GPTConfig) -> CachedLayer:
+    """Attention and feed-forward."""
+    return CachedLayer(
+        partial(nn.LayerNorm, config.width, eps=config.norm_eps),
+        CachedAttention(config.width, config.heads),
+        FeedForward(config.width, config.hidden),
+    )
 
 
 class GPTDecoder(nn.Module):
@@ -89,7 +80,7 @@ class GPTDecoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.positions, config.width)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = CachedLayers(layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
     def forward(
@@ -106,18 +97,11 @@ class GPTDecoder(nn.Module):
         Returns:
             Logits [B, S, vocabulary], and the new tokens' keys and values, each [B, L, H, S, D], to be appended.
         """
-        S, P = input_ids.shape[1], cache_mask.shape[1]
-        keep_BT = nn.functional.pad(cache_mask, (0, S), value=1)
-        allowed_B1ST = masks.combine(masks.causal(S, P + S, "lower_right", input_ids.device), masks.padding(keep_BT))
-        positions_BS = cache_mask.sum(dim=1, keepdim=True) + torch.arange(S, device=input_ids.device)
+        new_S = torch.arange(input_ids.shape[1], device=input_ids.device)
+        positions_BS = cache_mask.sum(dim=1, keepdim=True) + new_S
         x_BSE = self.tokens(input_ids) + self.positions(positions_BS)
-        keys, values = [], []
-        for index, layer in enumerate(self.layers):
-            x_BSE, k_BHSD, v_BHSD = layer(x_BSE, past_keys[:, index], past_values[:, index], allowed_B1ST)
-            keys.append(k_BHSD)
-            values.append(v_BHSD)
-        logits_BSV = self.norm(x_BSE) @ self.tokens.weight.T
-        return logits_BSV, torch.stack(keys, dim=1), torch.stack(values, dim=1)
+        x_BSE, keys, values = self.layers(x_BSE, past_keys, past_values, cache_mask)
+        return self.norm(x_BSE) @ self.tokens.weight.T, keys, values
 
 
 def make(config: GPTConfig = GPTConfig(), seed: int = 0) -> GPTDecoder:
@@ -128,28 +112,10 @@ def make(config: GPTConfig = GPTConfig(), seed: int = 0) -> GPTDecoder:
 def spec(config: GPTConfig = GPTConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a decoder of any size: half of the positions at most are cached, half are new."""
     half, depth = config.positions // 2, config.width // config.heads
-    past, new = (("batch", config.layers, config.heads, length, depth) for length in ("past", "seq"))
-    return ModelSpec(
-        name="gpt_decoder",
-        source=Source(text="gpt_decoder"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("input_ids", "int64", ("batch", "seq"), high=config.vocabulary),
-                TensorSpec("past_keys", "float32", past),
-                TensorSpec("past_values", "float32", past),
-                TensorSpec("cache_mask", "int64", ("batch", "past"), high=2),
-            ),
-            outputs=(
-                TensorSpec("logits", "float32", ("batch", "seq", config.vocabulary)),
-                TensorSpec("keys", "float32", new),
-                TensorSpec("values", "float32", new),
-            ),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, min(16, half), half), Dim("past", 1, min(128, half), half)),
-            masks=(MaskSpec(("padding",), input="cache_mask"), MaskSpec(("causal",), alignment="lower_right")),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    new = TensorSpec("input_ids", "int64", ("batch", "seq"), high=config.vocabulary)
+    logits = TensorSpec("logits", "float32", ("batch", "seq", config.vocabulary))
+    io = cache_contract(new, logits, (config.layers, config.heads), depth, limits=(half, half))
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

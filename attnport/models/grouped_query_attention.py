@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
+from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 
@@ -38,17 +39,11 @@ class GroupedQueryAttentionConfig:
 MULTI_QUERY = GroupedQueryAttentionConfig(groups=1)
 
 
-class GroupedQueryAttention(nn.Module):
+class GroupedQueryAttention(ProjectedAttention):
     """Projections to H query heads and G key and value heads, causal attention, output projection."""
 
     def __init__(self, config: GroupedQueryAttentionConfig) -> None:
-        super().__init__()
-        self.heads, self.groups = config.heads, config.groups
-        grouped = config.width // config.heads * config.groups
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, grouped)
-        self.value = nn.Linear(config.width, grouped)
-        self.out = nn.Linear(config.width, config.width)
+        super().__init__(config.width, config.heads, groups=config.groups)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to the real ones up to it.
@@ -62,13 +57,11 @@ class GroupedQueryAttention(nn.Module):
         """
         T = x.shape[1]
         allowed_B1TT = masks.combine(masks.causal(T, T, device=x.device), masks.padding(attention_mask))
-        q_BHTD = split_heads(self.query(x), self.heads)
-        k_BGTD, v_BGTD = split_heads(self.key(x), self.groups), split_heads(self.value(x), self.groups)
+        q_BHTD, k_BGTD, v_BGTD = self.project(x)
         mixed_BHTD = nn.functional.scaled_dot_product_attention(
             q_BHTD, k_BGTD, v_BGTD, attn_mask=allowed_B1TT, enable_gqa=True
         )
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def make(config: GroupedQueryAttentionConfig = GroupedQueryAttentionConfig(), seed: int = 0) -> GroupedQueryAttention:
@@ -78,21 +71,8 @@ def make(config: GroupedQueryAttentionConfig = GroupedQueryAttentionConfig(), se
 
 def spec(config: GroupedQueryAttentionConfig = GroupedQueryAttentionConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    return ModelSpec(
-        name="grouped_query_attention",
-        source=Source(text="grouped_query_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", ("batch", "seq", config.width)),
-                TensorSpec("attention_mask", "int64", ("batch", "seq"), high=2),
-            ),
-            outputs=(TensorSpec("y", "float32", ("batch", "seq", config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("padding", "causal"), "attention_mask"),),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    io = sequence_contract(config.width, masks=(MaskSpec(("padding", "causal"), "attention_mask"),), positions="none")
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

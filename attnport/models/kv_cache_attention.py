@@ -23,11 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
-from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.artifacts import ModelSpec
+from attnport.dims import TensorSpec
+from attnport.models.blocks.cache import allowed_behind
+from attnport.models.blocks.cache_contract import cache_contract
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.weights import build
 
 
@@ -39,16 +40,11 @@ class KVCacheConfig:
     heads: int = 4
 
 
-class KVCacheAttention(nn.Module):
+class KVCacheAttention(ProjectedAttention):
     """Multi-head causal self-attention behind a cache."""
 
     def __init__(self, config: KVCacheConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, config.width)
+        super().__init__(config.width, config.heads)
 
     def forward(
         self, x: torch.Tensor, past_keys: torch.Tensor, past_values: torch.Tensor, cache_mask: torch.Tensor
@@ -64,13 +60,11 @@ class KVCacheAttention(nn.Module):
         Returns:
             [B, S, E], and the keys and values of the new tokens, each [B, H, S, D].
         """
-        q_BHSD, k_BHSD, v_BHSD = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        q_BHSD, k_BHSD, v_BHSD = self.project(x)
         k_BHTD, v_BHTD = torch.cat([past_keys, k_BHSD], dim=2), torch.cat([past_values, v_BHSD], dim=2)
-        S, T = q_BHSD.shape[2], k_BHTD.shape[2]
-        keep_BT = nn.functional.pad(cache_mask, (0, S), value=1)
-        allowed_B1ST = masks.combine(masks.causal(S, T, "lower_right", x.device), masks.padding(keep_BT))
+        allowed_B1ST = allowed_behind(cache_mask, x.shape[1])
         mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=allowed_B1ST)
-        return self.out(merge_heads(mixed_BHSD)), k_BHSD, v_BHSD
+        return self.merge(mixed_BHSD), k_BHSD, v_BHSD
 
 
 def make(config: KVCacheConfig = KVCacheConfig(), seed: int = 0) -> KVCacheAttention:
@@ -81,28 +75,8 @@ def make(config: KVCacheConfig = KVCacheConfig(), seed: int = 0) -> KVCacheAtten
 def spec(config: KVCacheConfig = KVCacheConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
     x, depth = ("batch", "seq", config.width), config.width // config.heads
-    past, new = (("batch", config.heads, length, depth) for length in ("past", "seq"))
-    return ModelSpec(
-        name="kv_cache_attention",
-        source=Source(text="kv_cache_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", x),
-                TensorSpec("past_keys", "float32", past),
-                TensorSpec("past_values", "float32", past),
-                TensorSpec("cache_mask", "int64", ("batch", "past"), high=2),
-            ),
-            outputs=(
-                TensorSpec("y", "float32", x),
-                TensorSpec("keys", "float32", new),
-                TensorSpec("values", "float32", new),
-            ),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 16, 256), Dim("past", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), input="cache_mask"), MaskSpec(("causal",), alignment="lower_right")),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    io = cache_contract(TensorSpec("x", "float32", x), TensorSpec("y", "float32", x), (config.heads,), depth)
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.norms import RMSNorm
 from attnport.models.blocks.rotary import RotaryPositions
+from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
 
@@ -98,19 +99,8 @@ def make(config: LatentConfig = LatentConfig(), seed: int = 0) -> LatentAttentio
 
 def spec(config: LatentConfig = LatentConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    x = ("batch", "seq", config.width)
-    return ModelSpec(
-        name="latent_attention",
-        source=Source(text="latent_attention"),
-        io=IOContract(
-            inputs=(TensorSpec("x", "float32", x), TensorSpec("attention_mask", "int64", ("batch", "seq"), high=2)),
-            outputs=(TensorSpec("y", "float32", x),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), input="attention_mask"), MaskSpec(("causal",))),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    io = sequence_contract(config.width, masks=(PADDING, MaskSpec(("causal",))), positions="none")
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

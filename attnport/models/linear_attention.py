@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -35,14 +35,12 @@ class LinearAttentionConfig:
     causal: bool = False
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(ProjectedAttention):
     """Multi-head self-attention without a softmax."""
 
     def __init__(self, config: LinearAttentionConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.causal = config.causal
-        self.project = QueryKeyValue(config.width, config.heads)
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to all that are no padding, or to the earlier ones of these.
@@ -55,8 +53,7 @@ class LinearAttention(nn.Module):
         keep_B1T1 = attention_mask[:, None, :, None].to(x.dtype)
         q_BHTD, k_BHTD = features(q_BHTD), features(k_BHTD) * keep_B1T1
         mixed_BHTD = (self.running if self.causal else self.whole)(q_BHTD, k_BHTD, v_BHTD)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
     def whole(self, q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, v_BHTD: torch.Tensor) -> torch.Tensor:
         """Every query with the sums over all keys."""
@@ -90,12 +87,7 @@ def make(config: LinearAttentionConfig = LinearAttentionConfig(), seed: int = 0)
 def spec(config: LinearAttentionConfig = LinearAttentionConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
     masks = (PADDING, MaskSpec(("causal",))) if config.causal else (PADDING,)
-    return ModelSpec(
-        name="linear_attention",
-        source=Source(text="linear_attention"),
-        io=sequence_contract(config.width, masks=masks),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width, masks=masks), lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
-from attnport.models.blocks.attention_parts import merge_heads
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.artifacts import ModelSpec
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -36,16 +36,14 @@ class LinformerConfig:
     mixtures: int = 32
 
 
-class LinformerAttention(nn.Module):
+class LinformerAttention(ProjectedAttention):
     """Multi-head self-attention to mixtures of the tokens."""
 
     def __init__(self, config: LinformerConfig) -> None:
-        super().__init__()
-        self.project = QueryKeyValue(config.width, config.heads)
+        super().__init__(config.width, config.heads)
         shape, deviation = (config.positions, config.mixtures), config.mixtures**-0.5
         self.mix_keys = nn.Parameter(torch.randn(shape) * deviation)
         self.mix_values = nn.Parameter(torch.randn(shape) * deviation)
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to all mixtures.
@@ -62,8 +60,7 @@ class LinformerAttention(nn.Module):
             for mix_NK, y_BHTD in ((self.mix_keys, k_BHTD), (self.mix_values, v_BHTD))
         )
         mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHKD, v_BHKD)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def make(config: LinformerConfig = LinformerConfig(), seed: int = 0) -> LinformerAttention:
@@ -73,12 +70,7 @@ def make(config: LinformerConfig = LinformerConfig(), seed: int = 0) -> Linforme
 
 def spec(config: LinformerConfig = LinformerConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="linformer_attention",
-        source=Source(text="linformer_attention"),
-        io=sequence_contract(config.width, limit=config.positions),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width, limit=config.positions), lambda: make(config, seed))
 
 
 SPEC = spec()

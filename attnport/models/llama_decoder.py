@@ -19,16 +19,19 @@ The default is small and has random weights: it is for trying and testing. `make
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
-from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.artifacts import ModelSpec
+from attnport.dims import TensorSpec
+from attnport.models.blocks.cache import Cache
+from attnport.models.blocks.cache_contract import cache_contract
+from attnport.models.blocks.cached_layers import CachedLayer, CachedLayers
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.norms import RMSNorm
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.rotary import RotaryPositions
 from attnport.models.blocks.swiglu import SwiGLU
 from attnport.models.blocks.weights import build
@@ -48,62 +51,28 @@ class LlamaConfig:
     norm_eps: float = 1e-5
 
 
-class CachedAttention(nn.Module):
+class CachedAttention(ProjectedAttention):
     """Grouped causal self-attention with rotary positions behind a cache."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        depth = config.width // config.heads
-        self.heads, self.groups = config.heads, config.groups
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, config.groups * depth, bias=False)
-        self.value = nn.Linear(config.width, config.groups * depth, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
-        self.rotary = RotaryPositions(depth, config.base)
+        super().__init__(config.width, config.heads, groups=config.groups, bias=False)
+        self.rotary = RotaryPositions(config.width // config.heads, config.base)
 
-    def forward(
-        self,
-        x_BSE: torch.Tensor,
-        past_k_BGPD: torch.Tensor,
-        past_v_BGPD: torch.Tensor,
-        allowed_B1ST: torch.Tensor,
-        offset_B111: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x_BSE: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gives [B, S, E], and the new tokens' keys and values [B, G, S, D]."""
-        q_BHSD = self.rotary(split_heads(self.query(x_BSE), self.heads), offset_B111)
-        k_BGSD = self.rotary(split_heads(self.key(x_BSE), self.groups), offset_B111)
-        v_BGSD = split_heads(self.value(x_BSE), self.groups)
-        k_BGTD, v_BGTD = torch.cat([past_k_BGPD, k_BGSD], dim=2), torch.cat([past_v_BGPD, v_BGSD], dim=2)
+        q_BHSD, k_BGSD, v_BGSD = self.project(x_BSE)
+        q_BHSD, k_BGSD = (self.rotary(part, cache.length) for part in (q_BHSD, k_BGSD))
+        k_BGTD, v_BGTD = cache.with_new(k_BGSD, v_BGSD)
         mixed_BHSD = nn.functional.scaled_dot_product_attention(
-            q_BHSD, k_BGTD, v_BGTD, attn_mask=allowed_B1ST, enable_gqa=True
+            q_BHSD, k_BGTD, v_BGTD, attn_mask=cache.allowed, enable_gqa=True
         )
-        return self.out(merge_heads(mixed_BHSD)), k_BGSD, v_BGSD
+        return self.merge(mixed_BHSD), k_BGSD, v_BGSD
 
 
-class Layer(nn.Module):
-    """Attention and feed-forward, each on the norm of its input and added to it (pre-norm)."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = CachedAttention(config)
-        self.feed_forward_norm = RMSNorm(config.width, config.norm_eps)
-        self.feed_forward = SwiGLU(config.width, config.hidden)
-
-    def forward(
-        self,
-        x_BSE: torch.Tensor,
-        past_k_BGPD: torch.Tensor,
-        past_v_BGPD: torch.Tensor,
-        allowed_B1ST: torch.Tensor,
-        offset_B111: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gives [B, S, E], and the new tokens' keys and values [B, G, S, D]."""
-        mixed_BSE, k_BGSD, v_BGSD = self.attention(
-            self.attention_norm(x_BSE), past_k_BGPD, past_v_BGPD, allowed_B1ST, offset_B111
-        )
-        x_BSE = x_BSE + mixed_BSE
-        return x_BSE + self.feed_forward(self.feed_forward_norm(x_BSE)), k_BGSD, v_BGSD
+def layer(config: LlamaConfig) -> CachedLayer:
+    """Attention and feed-forward."""
+    norm = partial(RMSNorm, config.width, config.norm_eps)
+    return CachedLayer(norm, CachedAttention(config), SwiGLU(config.width, config.hidden))
 
 
 class LlamaDecoder(nn.Module):
@@ -112,7 +81,7 @@ class LlamaDecoder(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocabulary, config.width)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = CachedLayers(layer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
@@ -130,17 +99,8 @@ class LlamaDecoder(nn.Module):
         Returns:
             Logits [B, S, vocabulary], and the new tokens' keys and values, each [B, L, G, S, D], to be appended.
         """
-        S, P = input_ids.shape[1], cache_mask.shape[1]
-        keep_BT = nn.functional.pad(cache_mask, (0, S), value=1)
-        allowed_B1ST = masks.combine(masks.causal(S, P + S, "lower_right", input_ids.device), masks.padding(keep_BT))
-        offset_B111 = cache_mask.sum(dim=1)[:, None, None, None]
-        x_BSE = self.tokens(input_ids)
-        keys, values = [], []
-        for index, layer in enumerate(self.layers):
-            x_BSE, k_BGSD, v_BGSD = layer(x_BSE, past_keys[:, index], past_values[:, index], allowed_B1ST, offset_B111)
-            keys.append(k_BGSD)
-            values.append(v_BGSD)
-        return self.head(self.norm(x_BSE)), torch.stack(keys, dim=1), torch.stack(values, dim=1)
+        x_BSE, keys, values = self.layers(self.tokens(input_ids), past_keys, past_values, cache_mask)
+        return self.head(self.norm(x_BSE)), keys, values
 
 
 def make(config: LlamaConfig = LlamaConfig(), seed: int = 0) -> LlamaDecoder:
@@ -150,29 +110,10 @@ def make(config: LlamaConfig = LlamaConfig(), seed: int = 0) -> LlamaDecoder:
 
 def spec(config: LlamaConfig = LlamaConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a decoder of any size."""
-    depth = config.width // config.heads
-    past, new = (("batch", config.layers, config.groups, length, depth) for length in ("past", "seq"))
-    return ModelSpec(
-        name="llama_decoder",
-        source=Source(text="llama_decoder"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("input_ids", "int64", ("batch", "seq"), high=config.vocabulary),
-                TensorSpec("past_keys", "float32", past),
-                TensorSpec("past_values", "float32", past),
-                TensorSpec("cache_mask", "int64", ("batch", "past"), high=2),
-            ),
-            outputs=(
-                TensorSpec("logits", "float32", ("batch", "seq", config.vocabulary)),
-                TensorSpec("keys", "float32", new),
-                TensorSpec("values", "float32", new),
-            ),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 16, 256), Dim("past", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), input="cache_mask"), MaskSpec(("causal",), alignment="lower_right")),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    new = TensorSpec("input_ids", "int64", ("batch", "seq"), high=config.vocabulary)
+    logits = TensorSpec("logits", "float32", ("batch", "seq", config.vocabulary))
+    io = cache_contract(new, logits, (config.layers, config.groups), config.width // config.heads)
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

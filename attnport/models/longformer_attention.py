@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.query_key_value import QueryKeyValue
 from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
@@ -36,15 +37,13 @@ class LongformerConfig:
     window: int = 8
 
 
-class LongformerAttention(nn.Module):
+class LongformerAttention(ProjectedAttention):
     """Multi-head self-attention within a window, and to and from global tokens."""
 
     def __init__(self, config: LongformerConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.window = config.window
-        self.project = QueryKeyValue(config.width, config.heads)
         self.project_global = QueryKeyValue(config.width, config.heads)
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(
         self, x: torch.Tensor, attention_mask: torch.Tensor, global_attention_mask: torch.Tensor
@@ -62,8 +61,7 @@ class LongformerAttention(nn.Module):
         near_BHTD = attend(self.project(x), local_B1TT)
         all_BHTD = attend(self.project_global(x), seen_B11T)
         mixed_BHTD = torch.where(marks_BT[:, None, :, None], all_BHTD, near_BHTD)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def attend(qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], allowed: torch.Tensor) -> torch.Tensor:
@@ -80,12 +78,8 @@ def make(config: LongformerConfig = LongformerConfig(), seed: int = 0) -> Longfo
 def spec(config: LongformerConfig = LongformerConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
     marks = MaskSpec(("window", "global"), "global_attention_mask", window=config.window, carries="marks")
-    return ModelSpec(
-        name="longformer_attention",
-        source=Source(text="longformer_attention"),
-        io=sequence_contract(config.width, inputs=("attention_mask", "global_attention_mask"), masks=(PADDING, marks)),
-        make=lambda: make(config, seed),
-    )
+    io = sequence_contract(config.width, inputs=("attention_mask", "global_attention_mask"), masks=(PADDING, marks))
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

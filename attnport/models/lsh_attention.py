@@ -25,9 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
 from attnport.models.blocks.chunks import cut, join, with_neighbours
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -121,12 +122,7 @@ def make(config: LshConfig = LshConfig(), seed: int = 0) -> LshAttention:
 
 def spec(config: LshConfig = LshConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="lsh_attention",
-        source=Source(text="lsh_attention"),
-        io=sequence_contract(config.width),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width), lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
+from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.alignment_contract import SOURCE_PADDING, alignment_contract
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.weights import build
 
 
@@ -118,24 +120,13 @@ def make(config: LuongConfig = LuongConfig(), seed: int = 0) -> LuongAttention:
 
 def spec(config: LuongConfig = LuongConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of the attentions of any size."""
-    x = ("batch", "seq", config.width)
-    return ModelSpec(
-        name="luong_attention",
-        source=Source(text="luong_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", x),
-                TensorSpec("memory", "float32", ("batch", "mem", config.width)),
-                TensorSpec("memory_mask", "int64", ("batch", "mem"), high=2),
-            ),
-            outputs=tuple(
-                TensorSpec(name, "float32", x) for name in ("global_state", "monotonic_state", "predictive_state")
-            ),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 16, 64), Dim("mem", 1, 64, 256)),
-            masks=(MaskSpec(("padding",), input="memory_mask"), MaskSpec(("window",), window=config.radius)),
-        ),
-        make=lambda: make(config, seed),
+    outputs = tuple(
+        TensorSpec(name, "float32", ("batch", "seq", config.width))
+        for name in ("global_state", "monotonic_state", "predictive_state")
     )
+    masks = (SOURCE_PADDING, MaskSpec(("window",), window=config.radius))
+    io = alignment_contract(config.width, outputs, masks=masks)
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.attention_parts import split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
+from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 
@@ -35,16 +36,12 @@ class MemoryTokenConfig:
     memory: int = 16
 
 
-class MemoryTokenAttention(nn.Module):
+class MemoryTokenAttention(ProjectedAttention):
     """Multi-head self-attention with a key mask and learned keys and values."""
 
     def __init__(self, config: MemoryTokenConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.heads, self.memory = config.heads, config.memory
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, config.width)
         self.memory_keys = nn.Parameter(torch.randn(config.memory, config.width))
         self.memory_values = nn.Parameter(torch.randn(config.memory, config.width))
 
@@ -58,16 +55,16 @@ class MemoryTokenAttention(nn.Module):
         Returns:
             [B, T, E].
         """
-        memory_k_BNE, memory_v_BNE = (
-            learned_NE.expand(x.shape[0], -1, -1) for learned_NE in (self.memory_keys, self.memory_values)
-        )
-        q_BHSD = split_heads(self.query(x), self.heads)
-        k_BHTD = split_heads(torch.cat([memory_k_BNE, self.key(x)], dim=1), self.heads)
-        v_BHTD = split_heads(torch.cat([memory_v_BNE, self.value(x)], dim=1), self.heads)
+        q_BHSD, k_BHTD, v_BHTD = self.project(x)
+        k_BHTD, v_BHTD = self.behind(self.memory_keys, k_BHTD), self.behind(self.memory_values, v_BHTD)
         allowed_B11T = masks.padding(nn.functional.pad(attention_mask, (self.memory, 0), value=1))
         mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=allowed_B11T)
-        y_BSE: torch.Tensor = self.out(merge_heads(mixed_BHSD))
-        return y_BSE
+        return self.merge(mixed_BHSD)
+
+    def behind(self, learned_NE: torch.Tensor, of_tokens_BHTD: torch.Tensor) -> torch.Tensor:
+        """Keys or values of the memory and then those of the tokens, [B, H, N + T, D]."""
+        learned_1HND = split_heads(learned_NE[None], self.heads)
+        return torch.cat([learned_1HND.expand(of_tokens_BHTD.shape[0], -1, -1, -1), of_tokens_BHTD], dim=2)
 
 
 def make(config: MemoryTokenConfig = MemoryTokenConfig(), seed: int = 0) -> MemoryTokenAttention:
@@ -77,19 +74,7 @@ def make(config: MemoryTokenConfig = MemoryTokenConfig(), seed: int = 0) -> Memo
 
 def spec(config: MemoryTokenConfig = MemoryTokenConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    x = ("batch", "seq", config.width)
-    return ModelSpec(
-        name="memory_token_attention",
-        source=Source(text="memory_token_attention"),
-        io=IOContract(
-            inputs=(TensorSpec("x", "float32", x), TensorSpec("attention_mask", "int64", ("batch", "seq"), high=2)),
-            outputs=(TensorSpec("y", "float32", x),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), input="attention_mask"),),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width, positions="none"), lambda: make(config, seed))
 
 
 SPEC = spec()

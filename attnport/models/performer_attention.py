@@ -21,11 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
-from attnport.models.blocks.attention_parts import merge_heads
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.artifacts import ModelSpec
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -40,17 +39,15 @@ class PerformerConfig:
     eps: float = 1e-4
 
 
-class PerformerAttention(nn.Module):
+class PerformerAttention(ProjectedAttention):
     """Multi-head self-attention by positive orthogonal random features."""
 
     directions: torch.Tensor  # [M, D]
 
     def __init__(self, config: PerformerConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.eps = config.eps
-        self.project = QueryKeyValue(config.width, config.heads)
         self.register_buffer("directions", draw_directions(config.features, config.width // config.heads))
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to all that are no padding.
@@ -69,8 +66,7 @@ class PerformerAttention(nn.Module):
         sum_BHMD, norm_BHM1 = k_BHTM.mT @ v_BHTD, k_BHTM.sum(dim=2)[..., None]
         norm_BHT1 = q_BHTM @ norm_BHM1
         mixed_BHTD = (q_BHTM @ sum_BHMD) / torch.where(norm_BHT1 > 0, norm_BHT1, 1.0)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
     def exponents(self, x_BHTD: torch.Tensor) -> torch.Tensor:
         """w x' - |x'|^2 / 2 of every direction w, [B, H, T, M]."""
@@ -100,12 +96,7 @@ def make(config: PerformerConfig = PerformerConfig(), seed: int = 0) -> Performe
 
 def spec(config: PerformerConfig = PerformerConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="performer_attention",
-        source=Source(text="performer_attention"),
-        io=sequence_contract(config.width),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width), lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -21,12 +21,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.attention_parts import split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sinusoidal import SinusoidalPositions
+from attnport.models.blocks.usual_dims import BATCH
 from attnport.models.blocks.weights import build
 
 
@@ -38,18 +41,14 @@ class RecurrentMemoryConfig:
     heads: int = 4
 
 
-class RecurrentMemoryAttention(nn.Module):
+class RecurrentMemoryAttention(ProjectedAttention):
     """Multi-head causal attention over a segment and the memory before it, with relative positions."""
 
     def __init__(self, config: RecurrentMemoryConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads, bias=False)
         self.heads, depth = config.heads, config.width // config.heads
         self.scale = depth**-0.5
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, config.width, bias=False)
-        self.value = nn.Linear(config.width, config.width, bias=False)
         self.distance = nn.Linear(config.width, config.width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
         self.sinusoidal = SinusoidalPositions(config.width)
         self.content_bias = nn.Parameter(torch.randn(config.heads, 1, depth))
         self.position_bias = nn.Parameter(torch.randn(config.heads, 1, depth))
@@ -65,8 +64,7 @@ class RecurrentMemoryAttention(nn.Module):
             [B, S, E].
         """
         context_BTE = torch.cat([memory, x], dim=1)
-        q_BHSD = split_heads(self.query(x), self.heads)
-        k_BHTD, v_BHTD = (split_heads(part(context_BTE), self.heads) for part in (self.key, self.value))
+        q_BHSD, k_BHTD, v_BHTD = self.project(x, context_BTE)
         S, T = q_BHSD.shape[2], k_BHTD.shape[2]
 
         nearest_first_1TE = self.sinusoidal(torch.zeros_like(context_BTE[:1]))
@@ -80,8 +78,7 @@ class RecurrentMemoryAttention(nn.Module):
             attn_mask=position_BHST.masked_fill(~allowed_11ST, -torch.inf),
             scale=self.scale,
         )
-        y_BSE: torch.Tensor = self.out(merge_heads(mixed_BHSD))
-        return y_BSE
+        return self.merge(mixed_BHSD)
 
 
 def relative_shift(x_BHST: torch.Tensor) -> torch.Tensor:
@@ -103,17 +100,13 @@ def make(config: RecurrentMemoryConfig = RecurrentMemoryConfig(), seed: int = 0)
 def spec(config: RecurrentMemoryConfig = RecurrentMemoryConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
     x = ("batch", "seq", config.width)
-    return ModelSpec(
-        name="recurrent_memory_attention",
-        source=Source(text="recurrent_memory_attention"),
-        io=IOContract(
-            inputs=(TensorSpec("x", "float32", x), TensorSpec("memory", "float32", ("batch", "mem", config.width))),
-            outputs=(TensorSpec("y", "float32", x),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 64, 256), Dim("mem", 1, 64, 256)),
-            masks=(MaskSpec(("causal",), alignment="lower_right"),),
-        ),
-        make=lambda: make(config, seed),
+    io = IOContract(
+        inputs=(TensorSpec("x", "float32", x), TensorSpec("memory", "float32", ("batch", "mem", config.width))),
+        outputs=(TensorSpec("y", "float32", x),),
+        dims=(BATCH, Dim("seq", 1, 64, 256), Dim("mem", 1, 64, 256)),
+        masks=(MaskSpec(("causal",), alignment="lower_right"),),
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.relative import RelativePositions
 from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
@@ -37,14 +37,12 @@ class RelativeBiasConfig:
     max_distance: int = 128
 
 
-class RelativeBiasAttention(nn.Module):
+class RelativeBiasAttention(ProjectedAttention):
     """Multi-head self-attention with T5's relative positions."""
 
     def __init__(self, config: RelativeBiasConfig) -> None:
-        super().__init__()
-        self.project = QueryKeyValue(config.width, config.heads, bias=False)
+        super().__init__(config.width, config.heads, bias=False)
         self.positions = RelativePositions(config.heads, config.buckets, config.max_distance)
-        self.out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to all that are no padding.
@@ -59,8 +57,7 @@ class RelativeBiasAttention(nn.Module):
         mixed_BHTD = nn.functional.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, attn_mask=bias_1HTT + hidden_B11T, scale=1.0
         )
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def make(config: RelativeBiasConfig = RelativeBiasConfig(), seed: int = 0) -> RelativeBiasAttention:
@@ -76,11 +73,8 @@ def make(config: RelativeBiasConfig = RelativeBiasConfig(), seed: int = 0) -> Re
 
 def spec(config: RelativeBiasConfig = RelativeBiasConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="relative_bias_attention",
-        source=Source(text="relative_bias_attention"),
-        io=sequence_contract(config.width, masks=(PADDING, MaskSpec(("bias",)))),
-        make=lambda: make(config, seed),
+    return model_spec(
+        __name__, sequence_contract(config.width, masks=(PADDING, MaskSpec(("bias",)))), lambda: make(config, seed)
     )
 
 

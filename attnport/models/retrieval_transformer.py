@@ -18,17 +18,22 @@ Cost of a layer with a feed-forward of 4 E: B (28 S E^2 + 4 N C E^2 + 4 S^2 E + 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import Dim, TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.feed_forward import FeedForward
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import LearnedPositions
+from attnport.models.blocks.pre_norm_decoder_layer import PreNormDecoderLayer
+from attnport.models.blocks.sequence_contract import PADDING
+from attnport.models.blocks.usual_dims import BATCH, length
 from attnport.models.blocks.weights import build
 
 
@@ -45,31 +50,14 @@ class RetrievalConfig:
     norm_eps: float = 1e-5
 
 
-class Layer(nn.Module):
-    """Causal self-attention, cross-attention to the memory and feed-forward, each behind its norm (pre-norm)."""
-
-    def __init__(self, config: RetrievalConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attention = MultiHeadAttention(config.width, config.heads)
-        self.retrieval_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.retrieval = MultiHeadAttention(config.width, config.heads)
-        self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.feed_forward = FeedForward(config.width, config.hidden)
-
-    def forward(
-        self,
-        x_BSE: torch.Tensor,
-        memory_BTE: torch.Tensor,
-        allowed_B1SS: torch.Tensor,
-        retrieved_B11T: torch.Tensor,
-    ) -> torch.Tensor:
-        """Maps [B, S, E] to [B, S, E]; `retrieved_B11T` is True for the keys of chunks that are there."""
-        normed_BSE = self.attention_norm(x_BSE)
-        x_BSE = x_BSE + self.attention(normed_BSE, normed_BSE, allowed_B1SS)
-        x_BSE = x_BSE + self.retrieval(self.retrieval_norm(x_BSE), memory_BTE, retrieved_B11T)
-        y_BSE: torch.Tensor = x_BSE + self.feed_forward(self.feed_forward_norm(x_BSE))
-        return y_BSE
+def layer(config: RetrievalConfig) -> PreNormDecoderLayer:
+    """Causal self-attention, cross-attention to the chunks and feed-forward."""
+    return PreNormDecoderLayer(
+        partial(nn.LayerNorm, config.width, eps=config.norm_eps),
+        MultiHeadAttention(config.width, config.heads),
+        MultiHeadAttention(config.width, config.heads),
+        FeedForward(config.width, config.hidden),
+    )
 
 
 class RetrievalTransformer(nn.Module):
@@ -80,7 +68,7 @@ class RetrievalTransformer(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = LearnedPositions(config.positions, config.width)
         self.memory_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
     def forward(
@@ -107,8 +95,8 @@ class RetrievalTransformer(nn.Module):
         retrieved_B11T = masks.padding(keep_BNC.flatten(1))
         memory_BTE = self.memory_norm(chunks.flatten(1, 2))
         x_BSE = self.positions(self.tokens(input_ids))
-        for layer in self.layers:
-            x_BSE = layer(x_BSE, memory_BTE, allowed_B1SS, retrieved_B11T)
+        for part in self.layers:
+            x_BSE = part(x_BSE, memory_BTE, allowed_B1SS, retrieved_B11T)
         y_BSE: torch.Tensor = self.norm(x_BSE)
         return y_BSE
 
@@ -121,30 +109,18 @@ def make(config: RetrievalConfig = RetrievalConfig(), seed: int = 0) -> Retrieva
 def spec(config: RetrievalConfig = RetrievalConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a decoder of any size."""
     tokens = ("batch", "seq")
-    return ModelSpec(
-        name="retrieval_transformer",
-        source=Source(text="retrieval_transformer"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("input_ids", "int64", tokens, high=config.vocabulary),
-                TensorSpec("attention_mask", "int64", tokens, high=2),
-                TensorSpec("chunks", "float32", ("batch", "chunks", "length", config.width)),
-                TensorSpec("chunk_mask", "int64", ("batch", "chunks"), high=2),
-            ),
-            outputs=(TensorSpec("last_hidden_state", "float32", (*tokens, config.width)),),
-            dims=(
-                Dim("batch", 1, 8, 32),
-                Dim("seq", 1, min(128, config.positions), config.positions),
-                Dim("chunks", 1, 4, 16),
-                Dim("length", 1, 16, 32),
-            ),
-            masks=(
-                MaskSpec(kinds=("padding",), input="attention_mask"),
-                MaskSpec(kinds=("padding",), input="chunk_mask"),
-            ),
+    io = IOContract(
+        inputs=(
+            TensorSpec("input_ids", "int64", tokens, high=config.vocabulary),
+            TensorSpec("attention_mask", "int64", tokens, high=2),
+            TensorSpec("chunks", "float32", ("batch", "chunks", "length", config.width)),
+            TensorSpec("chunk_mask", "int64", ("batch", "chunks"), high=2),
         ),
-        make=lambda: make(config, seed),
+        outputs=(TensorSpec("last_hidden_state", "float32", (*tokens, config.width)),),
+        dims=(BATCH, length(limit=config.positions), Dim("chunks", 1, 4, 16), Dim("length", 1, 16, 32)),
+        masks=(PADDING, MaskSpec(kinds=("padding",), input="chunk_mask")),
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

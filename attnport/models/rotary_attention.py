@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.rotary import RotaryPositions
+from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 
@@ -34,17 +34,12 @@ class RotaryAttentionConfig:
     base: float = 10000.0
 
 
-class RotaryAttention(nn.Module):
+class RotaryAttention(ProjectedAttention):
     """Projections, rotations, attention to the keys that are no padding, output projection."""
 
     def __init__(self, config: RotaryAttentionConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
+        super().__init__(config.width, config.heads)
         self.positions = RotaryPositions(config.width // config.heads, config.base)
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to the real ones.
@@ -56,12 +51,11 @@ class RotaryAttention(nn.Module):
         Returns:
             [B, T, E].
         """
-        q_BHTD, k_BHTD, v_BHTD = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        q_BHTD, k_BHTD, v_BHTD = self.project(x)
         mixed_BHTD = nn.functional.scaled_dot_product_attention(
             self.positions(q_BHTD), self.positions(k_BHTD), v_BHTD, attn_mask=masks.padding(attention_mask)
         )
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def make(config: RotaryAttentionConfig = RotaryAttentionConfig(), seed: int = 0) -> RotaryAttention:
@@ -71,21 +65,7 @@ def make(config: RotaryAttentionConfig = RotaryAttentionConfig(), seed: int = 0)
 
 def spec(config: RotaryAttentionConfig = RotaryAttentionConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    return ModelSpec(
-        name="rotary_attention",
-        source=Source(text="rotary_attention"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("x", "float32", ("batch", "seq", config.width)),
-                TensorSpec("attention_mask", "int64", ("batch", "seq"), high=2),
-            ),
-            outputs=(TensorSpec("y", "float32", ("batch", "seq", config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), "attention_mask"),),
-            positions="none",  # padding on the left moves all positions and no distance
-        ),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width, positions="none"), lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import IOContract, ModelSpec
+from attnport.dims import TensorSpec
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.usual_dims import BATCH, length
 from attnport.models.blocks.weights import build
 
 
@@ -54,17 +56,13 @@ def make(config: SelfAttentionConfig = SelfAttentionConfig(), seed: int = 0) -> 
 
 def spec(config: SelfAttentionConfig = SelfAttentionConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an attention of any size."""
-    return ModelSpec(
-        name="self_attention",
-        source=Source(text="self_attention"),
-        io=IOContract(
-            inputs=(TensorSpec("x", "float32", ("batch", "seq", config.width)),),
-            outputs=(TensorSpec("y", "float32", ("batch", "seq", config.depth)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
+    io = IOContract(
+        inputs=(TensorSpec("x", "float32", ("batch", "seq", config.width)),),
+        outputs=(TensorSpec("y", "float32", ("batch", "seq", config.depth)),),
+        dims=(BATCH, length()),
+        positions="none",
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport.models import bert_encoder
 from attnport.models.bert_encoder import BertConfig, BertEncoder
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.weights import build
 
 POOLINGS = ("mean", "first")
@@ -103,17 +104,13 @@ def make(config: ClassifierConfig = ClassifierConfig(), seed: int = 0) -> Sequen
 def spec(config: ClassifierConfig = ClassifierConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a classifier of any size; its inputs are the encoder's."""
     encoder = bert_encoder.spec(config.encoder).io
-    return ModelSpec(
-        name="sequence_classifier",
-        source=Source(text="sequence_classifier"),
-        io=IOContract(
-            inputs=encoder.inputs,
-            outputs=(TensorSpec("logits", "float32", ("batch", config.labels)),),
-            dims=encoder.dims,
-            masks=encoder.masks,
-        ),
-        make=lambda: make(config, seed),
+    io = IOContract(
+        inputs=encoder.inputs,
+        outputs=(TensorSpec("logits", "float32", ("batch", config.labels)),),
+        dims=encoder.dims,
+        masks=encoder.masks,
     )
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -15,13 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads
 from attnport.models.blocks.chunks import cut, join, with_neighbours
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -35,14 +34,12 @@ class SlidingWindowConfig:
     window: int = 8
 
 
-class SlidingWindowAttention(nn.Module):
+class SlidingWindowAttention(ProjectedAttention):
     """Multi-head self-attention within a window, chunk by chunk."""
 
     def __init__(self, config: SlidingWindowConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.window = config.window
-        self.project = QueryKeyValue(config.width, config.heads)
-        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Attends from every token to the ones near it.
@@ -64,8 +61,7 @@ class SlidingWindowAttention(nn.Module):
         p_BHCWU = scores_BHCWU.softmax(dim=-1).masked_fill(~allowed_B1CWU, 0.0)
         mixed_BHCWD = p_BHCWU @ v_BHCUD
         mixed_BHTD = join(mixed_BHCWD, x.shape[1])
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
     def near(self, device: torch.device) -> torch.Tensor:
         """Which keys of a chunk and its neighbours are in each query's window: key u stands at u - W in the chunk."""
@@ -80,12 +76,8 @@ def make(config: SlidingWindowConfig = SlidingWindowConfig(), seed: int = 0) -> 
 
 def spec(config: SlidingWindowConfig = SlidingWindowConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="sliding_window_attention",
-        source=Source(text="sliding_window_attention"),
-        io=sequence_contract(config.width, masks=(PADDING, MaskSpec(("window",), window=config.window))),
-        make=lambda: make(config, seed),
-    )
+    io = sequence_contract(config.width, masks=(PADDING, MaskSpec(("window",), window=config.window)))
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
-from attnport.masks.spec import MaskSpec
+from attnport.artifacts import ModelSpec
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 
@@ -112,19 +112,7 @@ def make(config: StateSpaceConfig = StateSpaceConfig(), seed: int = 0) -> StateS
 
 def spec(config: StateSpaceConfig = StateSpaceConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    x = ("batch", "seq", config.width)
-    return ModelSpec(
-        name="state_space_layer",
-        source=Source(text="state_space_layer"),
-        io=IOContract(
-            inputs=(TensorSpec("x", "float32", x), TensorSpec("attention_mask", "int64", ("batch", "seq"), high=2)),
-            outputs=(TensorSpec("y", "float32", x),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(("padding",), input="attention_mask"),),
-            positions="none",
-        ),
-        make=lambda: make(config, seed),
-    )
+    return model_spec(__name__, sequence_contract(config.width, positions="none"), lambda: make(config, seed))
 
 
 SPEC = spec()

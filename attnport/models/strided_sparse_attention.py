@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import ModelSpec, Source
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.attention_parts import merge_heads
-from attnport.models.blocks.query_key_value import QueryKeyValue
+from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
@@ -38,16 +38,14 @@ class StridedSparseConfig:
     stride: int = 8
 
 
-class StridedSparseAttention(nn.Module):
+class StridedSparseAttention(ProjectedAttention):
     """Causal multi-head self-attention with a local and a strided pattern."""
 
     strided: torch.Tensor  # [H], True for strided heads
 
     def __init__(self, config: StridedSparseConfig) -> None:
-        super().__init__()
+        super().__init__(config.width, config.heads)
         self.stride = config.stride
-        self.project = QueryKeyValue(config.width, config.heads)
-        self.out = nn.Linear(config.width, config.width)
         self.register_buffer("strided", torch.arange(config.heads) >= config.heads // 2, persistent=False)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -65,8 +63,7 @@ class StridedSparseAttention(nn.Module):
         allowed_BHTT = masks.combine(masks.causal(T, T, device=x.device), pattern_HTT, masks.padding(attention_mask))
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         mixed_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=allowed_BHTT)
-        y_BTE: torch.Tensor = self.out(merge_heads(mixed_BHTD))
-        return y_BTE
+        return self.merge(mixed_BHTD)
 
 
 def make(config: StridedSparseConfig = StridedSparseConfig(), seed: int = 0) -> StridedSparseAttention:
@@ -76,11 +73,8 @@ def make(config: StridedSparseConfig = StridedSparseConfig(), seed: int = 0) -> 
 
 def spec(config: StridedSparseConfig = StridedSparseConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a layer of any size."""
-    return ModelSpec(
-        name="strided_sparse_attention",
-        source=Source(text="strided_sparse_attention"),
-        io=sequence_contract(config.width, masks=(PADDING, MaskSpec(("causal",)))),
-        make=lambda: make(config, seed),
+    return model_spec(
+        __name__, sequence_contract(config.width, masks=(PADDING, MaskSpec(("causal",)))), lambda: make(config, seed)
     )
 
 

@@ -21,18 +21,20 @@ Cost of a layer with experts of 4 E: B (8 T E^2 + 4 T^2 E + 16 N T E^2 + 2 N T E
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.norms import RMSNorm
+from attnport.models.blocks.pre_norm_layer import PreNormLayer
 from attnport.models.blocks.relative import RelativePositions
 from attnport.models.blocks.relu_feed_forward import ReluFeedForward
 from attnport.models.blocks.t5_attention import T5Attention, scale_queries
+from attnport.models.blocks.token_contract import token_contract
 from attnport.models.blocks.weights import build
 
 
@@ -77,26 +79,15 @@ class SwitchFeedForward(nn.Module):
         return y_BTE
 
 
-class Layer(nn.Module):
-    """Self-attention and feed-forward, of experts or of one, each behind its norm."""
-
-    def __init__(self, config: SwitchConfig, sparse: bool) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = T5Attention(config.width, config.heads, config.depth)
-        self.feed_forward_norm = RMSNorm(config.width, config.norm_eps)
-        self.feed_forward: nn.Module = (
-            SwitchFeedForward(config.width, config.hidden, config.experts)
-            if sparse
-            else ReluFeedForward(config.width, config.hidden, bias=False)
-        )
-
-    def forward(self, x_BTE: torch.Tensor, bias_BHTT: torch.Tensor) -> torch.Tensor:
-        """Maps [B, T, E] to [B, T, E]; `bias_BHTT` is -inf for padding."""
-        normed_BTE = self.attention_norm(x_BTE)
-        x_BTE = x_BTE + self.attention(normed_BTE, normed_BTE, bias_BHTT)
-        y_BTE: torch.Tensor = x_BTE + self.feed_forward(self.feed_forward_norm(x_BTE))
-        return y_BTE
+def layer(config: SwitchConfig, sparse: bool) -> PreNormLayer:
+    """Self-attention and feed-forward, of experts or of one."""
+    feed_forward = (
+        SwitchFeedForward(config.width, config.hidden, config.experts)
+        if sparse
+        else ReluFeedForward(config.width, config.hidden, bias=False)
+    )
+    attention = T5Attention(config.width, config.heads, config.depth)
+    return PreNormLayer(partial(RMSNorm, config.width, config.norm_eps), attention, feed_forward)
 
 
 class SwitchTransformer(nn.Module):
@@ -107,7 +98,7 @@ class SwitchTransformer(nn.Module):
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = RelativePositions(config.heads, config.buckets, config.max_distance)
         self.layers = nn.ModuleList(
-            Layer(config, sparse=number % config.every == config.every - 1) for number in range(config.layers)
+            layer(config, sparse=number % config.every == config.every - 1) for number in range(config.layers)
         )
         self.norm = RMSNorm(config.width, config.norm_eps)
 
@@ -124,8 +115,8 @@ class SwitchTransformer(nn.Module):
         T = input_ids.shape[1]
         x_BTE = self.tokens(input_ids)
         bias_BHTT = self.positions(T, T) + masks.additive(masks.padding(attention_mask), x_BTE.dtype)
-        for layer in self.layers:
-            x_BTE = layer(x_BTE, bias_BHTT)
+        for part in self.layers:
+            x_BTE = part(x_BTE, bias_BHTT)
         y_BTE: torch.Tensor = self.norm(x_BTE)
         return y_BTE
 
@@ -155,21 +146,8 @@ def make(config: SwitchConfig = SwitchConfig(), seed: int = 0) -> SwitchTransfor
 
 def spec(config: SwitchConfig = SwitchConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of an encoder of any size."""
-    tokens = ("batch", "seq")
-    return ModelSpec(
-        name="switch_transformer",
-        source=Source(text="switch_transformer"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("input_ids", "int64", tokens, high=config.vocabulary),
-                TensorSpec("attention_mask", "int64", tokens, high=2),
-            ),
-            outputs=(TensorSpec("last_hidden_state", "float32", (*tokens, config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512)),
-            masks=(MaskSpec(kinds=("padding",), input="attention_mask"),),
-        ),
-        make=lambda: make(config, seed),
-    )
+    io = token_contract({"input_ids": config.vocabulary, "attention_mask": 2}, config.width)
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

@@ -16,17 +16,20 @@ a decoder layer B (28 S E^2 + 4 T E^2 + 4 S^2 E + 4 S T E); a stack's bias is H 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.norms import RMSNorm
+from attnport.models.blocks.pre_norm_decoder_layer import PreNormDecoderLayer
+from attnport.models.blocks.pre_norm_layer import PreNormLayer
 from attnport.models.blocks.relative import RelativePositions
 from attnport.models.blocks.relu_feed_forward import ReluFeedForward
+from attnport.models.blocks.source_target_contract import source_target_contract
 from attnport.models.blocks.t5_attention import T5Attention, scale_queries
 from attnport.models.blocks.weights import build
 
@@ -46,45 +49,14 @@ class T5Config:
     norm_eps: float = 1e-6
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each behind its norm."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = T5Attention(config.width, config.heads, config.depth)
-        self.feed_forward_norm = RMSNorm(config.width, config.norm_eps)
-        self.feed_forward = ReluFeedForward(config.width, config.hidden, bias=False)
-
-    def forward(self, x_BTE: torch.Tensor, bias_BHTT: torch.Tensor) -> torch.Tensor:
-        """Maps [B, T, E] to [B, T, E]; `bias_BHTT` is -inf for padding."""
-        normed_BTE = self.attention_norm(x_BTE)
-        x_BTE = x_BTE + self.attention(normed_BTE, normed_BTE, bias_BHTT)
-        y_BTE: torch.Tensor = x_BTE + self.feed_forward(self.feed_forward_norm(x_BTE))
-        return y_BTE
+def attention(config: T5Config) -> T5Attention:
+    """An attention of either stack."""
+    return T5Attention(config.width, config.heads, config.depth)
 
 
-class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention to the encoded source and feed-forward, each behind its norm."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = T5Attention(config.width, config.heads, config.depth)
-        self.cross_norm = RMSNorm(config.width, config.norm_eps)
-        self.cross_attention = T5Attention(config.width, config.heads, config.depth)
-        self.feed_forward_norm = RMSNorm(config.width, config.norm_eps)
-        self.feed_forward = ReluFeedForward(config.width, config.hidden, bias=False)
-
-    def forward(
-        self, x_BSE: torch.Tensor, memory_BTE: torch.Tensor, bias_1HSS: torch.Tensor, source_B11T: torch.Tensor
-    ) -> torch.Tensor:
-        """Maps [B, S, E] to [B, S, E]; `bias_1HSS` is -inf for later tokens."""
-        normed_BSE = self.attention_norm(x_BSE)
-        x_BSE = x_BSE + self.attention(normed_BSE, normed_BSE, bias_1HSS)
-        x_BSE = x_BSE + self.cross_attention(self.cross_norm(x_BSE), memory_BTE, source_B11T)
-        y_BSE: torch.Tensor = x_BSE + self.feed_forward(self.feed_forward_norm(x_BSE))
-        return y_BSE
+def feed_forward(config: T5Config) -> ReluFeedForward:
+    """A feed-forward of either stack."""
+    return ReluFeedForward(config.width, config.hidden, bias=False)
 
 
 class T5(nn.Module):
@@ -92,15 +64,21 @@ class T5(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
+        norm = partial(RMSNorm, config.width, config.norm_eps)
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.encoder_positions = RelativePositions(config.heads, config.buckets, config.max_distance)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
-        self.encoder_norm = RMSNorm(config.width, config.norm_eps)
+        self.encoder = nn.ModuleList(
+            PreNormLayer(norm, attention(config), feed_forward(config)) for _ in range(config.layers)
+        )
+        self.encoder_norm = norm()
         self.decoder_positions = RelativePositions(
             config.heads, config.buckets, config.max_distance, bidirectional=False
         )
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
-        self.decoder_norm = RMSNorm(config.width, config.norm_eps)
+        self.decoder = nn.ModuleList(
+            PreNormDecoderLayer(norm, attention(config), attention(config), feed_forward(config))
+            for _ in range(config.layers)
+        )
+        self.decoder_norm = norm()
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
@@ -139,22 +117,9 @@ def make(config: T5Config = T5Config(), seed: int = 0) -> T5:
 
 def spec(config: T5Config = T5Config(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a T5 of any size."""
-    source = ("batch", "seq")
-    return ModelSpec(
-        name="t5",
-        source=Source(text="t5"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("input_ids", "int64", source, high=config.vocabulary),
-                TensorSpec("attention_mask", "int64", source, high=2),
-                TensorSpec("decoder_input_ids", "int64", ("batch", "target"), high=config.vocabulary),
-            ),
-            outputs=(TensorSpec("last_hidden_state", "float32", ("batch", "target", config.width)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512), Dim("target", 1, 128, 512)),
-            masks=(MaskSpec(kinds=("padding",), input="attention_mask"),),
-        ),
-        make=lambda: make(config, seed),
-    )
+    names = ("input_ids", "attention_mask", "decoder_input_ids")
+    io = source_target_contract(names, config.vocabulary, "last_hidden_state", config.width)
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

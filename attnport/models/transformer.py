@@ -22,13 +22,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
-from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.relu_feed_forward import ReluFeedForward
 from attnport.models.blocks.sinusoidal import SinusoidalPositions
+from attnport.models.blocks.source_target_contract import source_target_contract
 from attnport.models.blocks.weights import build
 
 
@@ -147,22 +147,9 @@ def make(config: TransformerConfig = TransformerConfig(), seed: int = 0) -> Tran
 
 def spec(config: TransformerConfig = TransformerConfig(), seed: int = 0) -> ModelSpec:
     """The ModelSpec of a Transformer of any size."""
-    source = ("batch", "seq")
-    return ModelSpec(
-        name="transformer",
-        source=Source(text="transformer"),
-        io=IOContract(
-            inputs=(
-                TensorSpec("source_ids", "int64", source, high=config.vocabulary),
-                TensorSpec("source_mask", "int64", source, high=2),
-                TensorSpec("target_ids", "int64", ("batch", "target"), high=config.vocabulary),
-            ),
-            outputs=(TensorSpec("logits", "float32", ("batch", "target", config.vocabulary)),),
-            dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, 128, 512), Dim("target", 1, 128, 512)),
-            masks=(MaskSpec(kinds=("padding",), input="source_mask"),),
-        ),
-        make=lambda: make(config, seed),
-    )
+    names = ("source_ids", "source_mask", "target_ids")
+    io = source_target_contract(names, config.vocabulary, "logits", config.vocabulary)
+    return model_spec(__name__, io, lambda: make(config, seed))
 
 
 SPEC = spec()

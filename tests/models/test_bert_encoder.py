@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from equal_weights import filled, renamed
 
 from attnport.dims import check_feeds
 from attnport.errors import FeedError
@@ -11,9 +12,9 @@ from attnport.models.bert_encoder import SPEC, BertConfig, BertEncoder, make, sp
 
 CONFIG = BertConfig(vocabulary=97, width=48, heads=3, layers=2, hidden=96, positions=40)
 LAYER_NAMES = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
+    "attention.project.query": "attention.self.query",
+    "attention.project.key": "attention.self.key",
+    "attention.project.value": "attention.self.value",
     "attention.out": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
     "feed_forward.up": "intermediate.dense",
@@ -47,14 +48,7 @@ def reference(module: BertEncoder, config: BertConfig) -> torch.nn.Module:
     names = dict(EMBEDDING_NAMES)
     for index in range(config.layers):
         names |= {f"layers.{index}.{ours}": f"encoder.layer.{index}.{its}" for ours, its in LAYER_NAMES.items()}
-    weights = {}
-    for key, value in module.state_dict().items():
-        owner, _, leaf = key.rpartition(".")
-        weights[f"{names[owner]}.{leaf}"] = value
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert not [name for name in missing if name in dict(model.named_parameters())]
-    return model.eval()  # type: ignore[no-any-return]
+    return filled(model, renamed(module, names))
 
 
 def feeds(batch: int, seq: int, config: BertConfig = CONFIG) -> dict[str, torch.Tensor]:
@@ -90,7 +84,7 @@ def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
     ours = make(CONFIG)
     theirs = reference(ours, CONFIG)
     with torch.no_grad():
-        ours.layers[1].attention.key.weight[0, 0] += 0.5  # type: ignore[operator, union-attr]
+        ours.layers[1].attention.project.key.weight[0, 0] += 0.5  # type: ignore[operator, union-attr, index]
         given = feeds(2, 11)
         assert not torch.allclose(ours(**given), theirs(**given).last_hidden_state, atol=2e-5, rtol=0)
 
@@ -121,7 +115,7 @@ def test_an_attention_row_with_no_allowed_key_gives_zero() -> None:
     allowed = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     allowed[1] = False
     with torch.no_grad():
-        got = attention(x, allowed)  # type: ignore[operator]
+        got = attention(x, x, allowed)  # type: ignore[operator]
     assert torch.equal(got[1], attention.out.bias.expand_as(got[1]))  # type: ignore[union-attr, operator]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from equal_weights import ATTENTION, filled, renamed
 
 from attnport.models import gpt_decoder, llama_decoder
 
@@ -41,7 +42,7 @@ def llama_reference(ours: Any) -> torch.nn.Module:
     )  # fmt: skip
     names = {"tokens": "embed_tokens", "norm": "norm"}
     inner = {"attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
-    inner |= {f"attention.{one}": f"self_attn.{one[0]}_proj" for one in ("query", "key", "value", "out")}
+    inner |= {f"attention.{one}": f"self_attn.{letter}_proj" for one, letter in ATTENTION.items()}
     inner |= {f"feed_forward.{one}": f"mlp.{one}_proj" for one in ("gate", "up", "down")}
     names |= {
         f"layers.{at}.{one}": f"layers.{at}.{other}" for at in range(LLAMA.layers) for one, other in inner.items()
@@ -49,20 +50,6 @@ def llama_reference(ours: Any) -> torch.nn.Module:
     head = ours.head.weight
     weights = renamed(ours, {**names, "head": "-"}, "model.") | {"lm_head.weight": head}
     return filled(transformers.LlamaForCausalLM(config), weights)
-
-
-def renamed(ours: torch.nn.Module, names: dict[str, str], prefix: str) -> dict[str, torch.Tensor]:
-    """Weights under the other side's names; one that is called "-" is left out."""
-    split = ((key.rpartition("."), value) for key, value in ours.state_dict().items())
-    return {f"{prefix}{names[own]}.{leaf}": value for (own, _, leaf), value in split if names[own] != "-"}
-
-
-def filled(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> torch.nn.Module:
-    """The model with every parameter set."""
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert not [name for name in missing if name in dict(model.named_parameters())]
-    return model.eval()
 
 
 BOTH = pytest.mark.parametrize(

@@ -52,14 +52,16 @@ def close(got: torch.Tensor, expected: np.ndarray | torch.Tensor) -> bool:
 
 def projected(module: nn.Module, x: torch.Tensor, groups: int = H) -> list[np.ndarray]:
     """q, k and v in heads."""
-    parts = ((module.query, H), (module.key, groups), (module.value, groups))
+    project = module.project
+    parts = ((project.query, H), (project.key, groups), (project.value, groups))
     return [heads(linear(part, array(x)), count) for part, count in parts]
 
 
 def torchs(module: nn.Module, **widths: int) -> nn.MultiheadAttention:
     """torch's own attention with the weights of a module of three projections."""
     theirs = nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64, **widths).eval()
-    projections = (module.query, module.key, module.value)
+    owner = module if widths else module.project
+    projections = (owner.query, owner.key, owner.value)
     with torch.no_grad():
         if widths:
             for weight, part in zip(("q", "k", "v"), projections, strict=True):
@@ -127,7 +129,7 @@ def test_grouped_heads_share_keys_and_values(groups: int, batch: int, length: in
 
 def test_one_group_is_multi_query_attention() -> None:
     module = grouped_query_attention.make(grouped_query_attention.MULTI_QUERY)
-    assert module.key.out_features == module.value.out_features == E // H
+    assert module.project.key.out_features == module.project.value.out_features == E // H
 
 
 def test_as_many_groups_as_heads_are_multi_head_attention() -> None:

@@ -32,15 +32,21 @@ def reference(
     positions = ours.positions.table.weight[:seq]
     streams = [heard @ ours.frames.weight.T + ours.frames.bias + positions, ours.tokens.weight[spoken] + positions]
 
-    def half(layer: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def half(layer: Any, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
         norms = [layer.attention_norm, layer.cross_norm, layer.feed_forward_norm]
         attentions = [layer.attention, layer.cross_attention]
         made = decoder_layer(attentions, norms, layer.feed_forward, CONFIG, norm_first=True, activation="gelu")
-        found: torch.Tensor = made(x, layer.other_norm(other), memory_key_padding_mask=hidden, **masks)
+        found: torch.Tensor = made(x, read, memory_key_padding_mask=hidden, **masks)
         return found
 
+    def both(layer: Any, heard: torch.Tensor, spoken: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            half(layer.heard, heard, layer.spoken_norm(spoken)),
+            half(layer.spoken, spoken, layer.heard_norm(heard)),
+        ]
+
     for layer in ours.layers:
-        streams = [half(layer.heard, *streams), half(layer.spoken, *reversed(streams))]
+        streams = both(layer, *streams)
     return ours.head(ours.spoken_norm(streams[1])), ours.heard_norm(streams[0])
 
 
@@ -59,7 +65,7 @@ def test_one_changed_weight_is_noticed_by_the_comparison() -> None:
     ours, given = make(CONFIG).double(), feeds()
     with torch.no_grad():
         expected = reference(ours, **given)
-        ours.layers[0].heard.cross_attention.value.weight[0, 0] += 0.5  # type: ignore[union-attr, operator, index]
+        ours.layers[0].heard.cross_attention.project.value.weight[0, 0] += 0.5  # type: ignore[union-attr, operator, index]
         assert all((a - b).abs().max() > 1e-5 for a, b in zip(ours(**given), expected, strict=True))
 
 
@@ -94,5 +100,5 @@ def test_silence_and_very_large_logits_stay_finite() -> None:
     ours, given = make(CONFIG).double(), feeds()
     given["heard"][:] = 0
     with torch.no_grad():
-        ours.layers[0].spoken.cross_attention.query.weight.mul_(1e5)  # type: ignore[union-attr, operator]
+        ours.layers[0].spoken.cross_attention.project.query.weight.mul_(1e5)  # type: ignore[union-attr, operator]
         assert all(torch.isfinite(each).all() for each in ours(**given))

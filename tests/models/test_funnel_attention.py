@@ -19,8 +19,8 @@ def test_pooled_queries_attend_to_all_tokens_and_are_spread_over_their_own(seq: 
     for b, s in np.ndindex(*pooled.shape[:2]):
         tokens = [t for t in range(s * pool, min(seq, (s + 1) * pool)) if keep[b, t]]
         pooled[b, s] = x[b, tokens].mean(axis=0) if tokens else 0.0
-    q = heads(module.query, torch.from_numpy(pooled))
-    k, v = heads(module.key, given["x"]), heads(module.value, given["x"])
+    q = heads(module.project.query, torch.from_numpy(pooled))
+    k, v = heads(module.project.key, given["x"]), heads(module.project.value, given["x"])
     h = pooled + project_out(module.out, attend(q, k, v, kept(given)))
     h = (h - h.mean(axis=-1, keepdims=True)) / np.sqrt(h.var(axis=-1, keepdims=True) + module.norm.eps)
     expected = x + np.repeat(h, pool, axis=1)[:, :seq]

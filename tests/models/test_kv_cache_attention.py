@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch_layers import attention_weights
 
 from attnport.models.blocks.attention_parts import split_heads
 from attnport.models.kv_cache_attention import KVCacheAttention, KVCacheConfig, make
@@ -18,22 +19,14 @@ def sequence(batch: int, length: int) -> torch.Tensor:
 
 def cached(module: KVCacheAttention, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a cache holds after `x`: keys, values, and a mask that hides nothing."""
-    keys, values = (split_heads(part(x), 3) for part in (module.key, module.value))
+    keys, values = (split_heads(part(x), 3) for part in (module.project.key, module.project.value))
     return keys, values, torch.ones(x.shape[:2], dtype=torch.int64)
 
 
 def reference(ours: KVCacheAttention, x: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
     """Causal attention over all of `x`, computed again; `hidden` [B, T] is True for keys that are not there."""
     theirs = nn.MultiheadAttention(48, 3, batch_first=True).double().eval()
-    parts = (ours.query, ours.key, ours.value)
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": torch.cat([part.weight for part in parts]),
-            "in_proj_bias": torch.cat([part.bias for part in parts]),
-            "out_proj.weight": ours.out.weight,
-            "out_proj.bias": ours.out.bias,
-        }
-    )
+    theirs.load_state_dict(attention_weights(ours))
     later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
     y: torch.Tensor = theirs(x, x, x, attn_mask=later, key_padding_mask=hidden, need_weights=False)[0]
     return y

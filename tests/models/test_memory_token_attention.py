@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch_layers import attention_weights
 
 from attnport.models.memory_token_attention import MemoryTokenAttention, MemoryTokenConfig, make
 
@@ -17,13 +18,7 @@ def given(batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
 def theirs(ours: MemoryTokenAttention, **options: bool) -> nn.MultiheadAttention:
     """torch's attention with the weights of ours; its own learned key and value, where it has one, are ours too."""
     model = nn.MultiheadAttention(48, 3, batch_first=True, **options).double().eval()
-    parts = (ours.query, ours.key, ours.value)
-    weights = {
-        "in_proj_weight": torch.cat([part.weight for part in parts]),
-        "in_proj_bias": torch.cat([part.bias for part in parts]),
-        "out_proj.weight": ours.out.weight,
-        "out_proj.bias": ours.out.bias,
-    }
+    weights = attention_weights(ours)
     if options:
         weights |= {"bias_k": ours.memory_keys[None], "bias_v": ours.memory_values[None]}
     model.load_state_dict(weights)
@@ -46,8 +41,8 @@ def test_many_memory_tokens_are_keys_and_values_like_any_other() -> None:
     ours, (x, mask) = make(MemoryTokenConfig(width=48, heads=3, memory=5)).double(), given(2, 9)
     mask[1, 3:6] = 0
     own = torch.randn(5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    ours.memory_keys.copy_(ours.key(own))
-    ours.memory_values.copy_(ours.value(own))
+    ours.memory_keys.copy_(ours.project.key(own))
+    ours.memory_values.copy_(ours.project.value(own))
     context = torch.cat([own.expand(2, -1, -1), x], dim=1)
     hidden = nn.functional.pad(mask == 0, (5, 0))
     expected, _ = theirs(ours)(x, context, context, key_padding_mask=hidden)

@@ -37,9 +37,10 @@ def reference(module: RecurrentMemoryAttention, x: torch.Tensor, memory: torch.T
         for i in range(S):
             for h in range(2):
                 part = slice(12 * h, 12 * h + 12)
-                q = (weight["query.weight"] @ x[b, i].numpy())[part]
+                q = (weight["project.query.weight"] @ x[b, i].numpy())[part]
                 keys, values = (
-                    (weight[name] @ context[b, : i + M + 1].T).T[:, part] for name in ("key.weight", "value.weight")
+                    (weight[f"project.{name}.weight"] @ context[b, : i + M + 1].T).T[:, part]
+                    for name in ("key", "value")
                 )
                 scores = np.array([
                     (q + weight["content_bias"][h, 0]) @ key

@@ -29,8 +29,8 @@ def reference(ours: RetrievalTransformer, given: dict[str, torch.Tensor]) -> tor
         memory = ours.memory_norm(chunks[there.bool()].reshape(1, -1, CONFIG.width))
         x = (ours.tokens.weight[ids] + ours.positions.table.weight[: len(ids)])[None]
         for layer in ours.layers:
-            norms = [layer.attention_norm, layer.retrieval_norm, layer.feed_forward_norm]
-            attentions = [layer.attention, layer.retrieval]
+            norms = [layer.attention_norm, layer.cross_norm, layer.feed_forward_norm]
+            attentions = [layer.attention, layer.cross_attention]
             x = decoder_layer(attentions, norms, layer.feed_forward, CONFIG, norm_first=True, activation="gelu")(
                 x, memory, tgt_mask=later(len(ids)), tgt_key_padding_mask=(keep == 0)[None]
             )
@@ -77,7 +77,8 @@ def test_without_any_chunk_it_is_a_plain_decoder() -> None:
     with torch.no_grad():
         got = ours(**given)
         for layer in ours.layers:
-            for leaf in (layer.retrieval.query, layer.retrieval.key, layer.retrieval.value):  # type: ignore[union-attr]
+            project = layer.cross_attention.project  # type: ignore[union-attr]
+            for leaf in (project.query, project.key, project.value):  # type: ignore[union-attr]
                 leaf.weight.add_(1.0)  # type: ignore[union-attr, operator]
         assert torch.isfinite(got).all()
         assert torch.equal(got, ours(**given))
@@ -97,5 +98,5 @@ def test_zero_chunks_and_very_large_logits_stay_finite() -> None:
     ours, given = make(CONFIG).double(), feeds()
     given["chunks"][0] = 0
     with torch.no_grad():
-        ours.layers[0].retrieval.query.weight.mul_(1e5)  # type: ignore[union-attr, operator]
+        ours.layers[0].cross_attention.project.query.weight.mul_(1e5)  # type: ignore[union-attr, operator]
         assert torch.isfinite(ours(**given)).all()

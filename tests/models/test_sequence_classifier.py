@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from equal_weights import filled, renamed
 from test_bert_encoder import EMBEDDING_NAMES, LAYER_NAMES
 
 from attnport.errors import UsageError
@@ -40,14 +41,7 @@ def reference(module: SequenceClassifier) -> torch.nn.Module:
     names |= {"dense": "bert.pooler.dense", "classifier": "classifier"}
     for index in range(ENCODER.layers):
         names |= {f"encoder.layers.{index}.{a}": f"bert.encoder.layer.{index}.{b}" for a, b in LAYER_NAMES.items()}
-    weights = {}
-    for key, value in module.state_dict().items():
-        owner, _, leaf = key.rpartition(".")
-        weights[f"{names[owner]}.{leaf}"] = value
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert not [name for name in missing if name in dict(theirs.named_parameters())]
-    return theirs.eval()  # type: ignore[no-any-return]
+    return filled(theirs, renamed(module, names))
 
 
 def feeds(batch: int = 3, seq: int = 12) -> dict[str, torch.Tensor]:

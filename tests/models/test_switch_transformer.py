@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from equal_weights import ATTENTION, filled, renamed
 
 from attnport.exporter.capture import capture
 from attnport.models.switch_transformer import SPEC, SwitchConfig, SwitchFeedForward, SwitchTransformer, make
@@ -11,13 +12,12 @@ from attnport.models.switch_transformer import SPEC, SwitchConfig, SwitchFeedFor
 CONFIG = SwitchConfig(
     vocabulary=53, width=40, heads=3, depth=16, layers=4, hidden=72, experts=5, every=2, buckets=8, max_distance=9
 )
-ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
 
 
 def names(config: SwitchConfig) -> dict[str, str]:
     """Our modules' paths, and transformers'."""
     found = {
-        "tokens": "encoder.embed_tokens",
+        "tokens": "shared",
         "norm": "encoder.final_layer_norm",
         "positions.table": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
     }
@@ -55,15 +55,7 @@ def reference(ours: SwitchTransformer, config: SwitchConfig) -> torch.nn.Module:
             attn_implementation="eager",
         )
     )
-    known = names(config)
-    weights = {}
-    for key, value in ours.state_dict().items():
-        owner, _, leaf = key.rpartition(".")
-        weights[f"{known[owner]}.{leaf}"] = value
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"shared.weight"}
-    return theirs.eval()  # type: ignore[no-any-return]
+    return filled(theirs, renamed(ours, names(config)))
 
 
 def feeds(batch: int = 3, seq: int = 23) -> dict[str, torch.Tensor]:

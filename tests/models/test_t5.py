@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from equal_weights import ATTENTION, filled, renamed
 
 from attnport.models.t5 import SPEC, T5, T5Config, make
 
 # Distances beyond the last bucket's begin occur, and H D is not E.
 CONFIG = T5Config(vocabulary=53, width=40, heads=3, depth=16, layers=2, hidden=72, buckets=8, max_distance=9)
-ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
 FEED_FORWARD = {"up": "DenseReluDense.wi", "down": "DenseReluDense.wo"}
 
 
@@ -49,15 +49,7 @@ def reference(ours: T5, config: T5Config) -> torch.nn.Module:
             attn_implementation="eager",
         )
     )
-    known = names(config)
-    weights = {}
-    for key, value in ours.state_dict().items():
-        owner, _, leaf = key.rpartition(".")
-        weights[f"{known[owner]}.{leaf}"] = value
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-    return theirs.eval()  # type: ignore[no-any-return]
+    return filled(theirs, renamed(ours, names(config)))
 
 
 def feeds(batch: int = 3, seq: int = 23, target: int = 17) -> dict[str, torch.Tensor]:
@@ -131,7 +123,7 @@ def test_a_source_without_any_token_reaches_nothing_and_stays_finite() -> None:
 def test_very_large_logits_and_zero_embeddings_stay_finite() -> None:
     ours, given = make(CONFIG), feeds()
     with torch.no_grad():
-        ours.encoder[0].attention.query.weight.mul_(1e4)  # type: ignore[union-attr, operator]
+        ours.encoder[0].attention.project.query.weight.mul_(1e4)  # type: ignore[union-attr, operator]
         ours.tokens.weight[0] = 0
         given["input_ids"][0] = 0
         assert torch.isfinite(ours(**given)).all()
@@ -140,5 +132,5 @@ def test_very_large_logits_and_zero_embeddings_stay_finite() -> None:
 def test_the_scale_of_scores_is_in_the_weights_of_q() -> None:
     ours, config = SPEC.make(), T5Config()
     attention = ours.decoder[0].cross_attention  # type: ignore[index, union-attr]
-    assert attention.query.weight.std().item() == pytest.approx((config.width * config.depth) ** -0.5, rel=0.1)
-    assert attention.key.weight.std().item() == pytest.approx(config.width**-0.5, rel=0.1)
+    assert attention.project.query.weight.std().item() == pytest.approx((config.width * config.depth) ** -0.5, rel=0.1)
+    assert attention.project.key.weight.std().item() == pytest.approx(config.width**-0.5, rel=0.1)

@@ -78,7 +78,7 @@ def test_one_changed_weight_is_noticed_by_the_comparison(config: TransformerConf
     ours, given = make(config).double(), feeds()
     with torch.no_grad():
         expected = reference(ours, config, *given)
-        ours.decoder[1].cross_attention.key.weight[0, 0] += 0.5
+        ours.decoder[1].cross_attention.project.key.weight[0, 0] += 0.5
         assert (ours(*given) - expected).abs().max() > 1e-4
 
 
@@ -124,5 +124,5 @@ def test_very_large_logits_stay_finite() -> None:
     ours, given = make(PRE), feeds()
     with torch.no_grad():
         for layer in ours.encoder:
-            layer.attention.query.weight.mul_(1e4)
+            layer.attention.project.query.weight.mul_(1e4)
         assert torch.isfinite(ours(*given)).all()

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 
-def attention_weights(ours: Any, prefix: str) -> dict[str, torch.Tensor]:
-    """A `MultiHeadAttention`'s, under the names of `nn.MultiheadAttention`."""
-    parts = (ours.query, ours.key, ours.value)
+def attention_weights(ours: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    """A `ProjectedAttention`'s, under the names of `nn.MultiheadAttention`."""
+    parts = (ours.project.query, ours.project.key, ours.project.value)
     return {
-        f"{prefix}.in_proj_weight": torch.cat([part.weight for part in parts]),
-        f"{prefix}.in_proj_bias": torch.cat([part.bias for part in parts]),
-        f"{prefix}.out_proj.weight": ours.out.weight,
-        f"{prefix}.out_proj.bias": ours.out.bias,
+        f"{prefix}in_proj_weight": torch.cat([part.weight for part in parts]),
+        f"{prefix}in_proj_bias": torch.cat([part.bias for part in parts]),
+        f"{prefix}out_proj.weight": ours.out.weight,
+        f"{prefix}out_proj.bias": ours.out.bias,
     }
 
 
@@ -27,7 +27,7 @@ def leaf_weights(**parts: Any) -> dict[str, torch.Tensor]:
 def encoder_layer(attention: Any, norms: list[Any], feed_forward: Any, config: Any, **options: Any) -> nn.Module:
     """`nn.TransformerEncoderLayer` in float64 and eval mode; every weight is set."""
     layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden, batch_first=True, **options)
-    weights = attention_weights(attention, "self_attn") | leaf_weights(
+    weights = attention_weights(attention, "self_attn.") | leaf_weights(
         norm1=norms[0], norm2=norms[1], linear1=feed_forward.up, linear2=feed_forward.down
     )
     layer.load_state_dict(weights, strict=True)
@@ -37,7 +37,7 @@ def encoder_layer(attention: Any, norms: list[Any], feed_forward: Any, config: A
 def decoder_layer(attentions: list[Any], norms: list[Any], feed_forward: Any, config: Any, **options: Any) -> nn.Module:
     """`nn.TransformerDecoderLayer` in float64 and eval mode; every weight is set."""
     layer = nn.TransformerDecoderLayer(config.width, config.heads, config.hidden, batch_first=True, **options)
-    weights = attention_weights(attentions[0], "self_attn") | attention_weights(attentions[1], "multihead_attn")
+    weights = attention_weights(attentions[0], "self_attn.") | attention_weights(attentions[1], "multihead_attn.")
     weights |= leaf_weights(
         norm1=norms[0], norm2=norms[1], norm3=norms[2], linear1=feed_forward.up, linear2=feed_forward.down
     )

@@ -5,38 +5,38 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.projected_attention import ProjectedAttention
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(ProjectedAttention):
     """`Wo softmax(q k^T / sqrt(D) + mask) v`, q of x and k, v of memory (Vaswani et al. 2017, section 3.2.2).
 
     Args:
         width: Model dim E.
-        heads: H; the head dim is D = E / H.
+        heads: H.
+        depth: Head dim D; None: E / H.
+        bias: Whether the projections have one.
+        scale: What scores are multiplied by; None: 1 / sqrt(D).
     """
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
+    def __init__(
+        self, width: int, heads: int, *, depth: int | None = None, bias: bool = True, scale: float | None = None
+    ) -> None:
+        super().__init__(width, heads, depth=depth, bias=bias)
+        self.scale = scale
 
-    def forward(self, x_BSE: torch.Tensor, memory_BTE: torch.Tensor, allowed_B1ST: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BSE: torch.Tensor, memory_BTE: torch.Tensor, mask_BHST: torch.Tensor | None) -> torch.Tensor:
         """Attends from every position of `x_BSE` to the allowed ones of `memory_BTE`; gives [B, S, E].
 
         Args:
             x_BSE: What asks.
             memory_BTE: What is read; `x_BSE` again for self-attention.
-            allowed_B1ST: True where a key may be attended, 1 for B or S where they do not matter; a row with no True
-                gives zero before the output projection.
+            mask_BHST: True where a key may be attended, or a bias that is -inf where it may not; 1 for B, H or S where
+                they do not matter, None where every key is allowed. A row with no allowed key gives zero before the
+                output projection.
         """
-        q_BHSD, k_BHTD, v_BHTD = (
-            split_heads(project(source), self.heads)
-            for project, source in ((self.query, x_BSE), (self.key, memory_BTE), (self.value, memory_BTE))
+        q_BHSD, k_BHTD, v_BHTD = self.project(x_BSE, memory_BTE)
+        mixed_BHSD = nn.functional.scaled_dot_product_attention(
+            q_BHSD, k_BHTD, v_BHTD, attn_mask=mask_BHST, scale=self.scale
         )
-        mixed_BHSD = nn.functional.scaled_dot_product_attention(q_BHSD, k_BHTD, v_BHTD, attn_mask=allowed_B1ST)
-        y_BSE: torch.Tensor = self.out(merge_heads(mixed_BHSD))
-        return y_BSE
+        return self.merge(mixed_BHSD)

@@ -1,4 +1,4 @@
-"""The projections of self-attention: queries, keys and values of one sequence, split into heads."""
+"""The projections before an attention: queries of one sequence, keys and values of it or of another, in heads."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from attnport.models.blocks.attention_parts import split_heads
 
 
 class QueryKeyValue(nn.Module):
-    """Three projections of the same tokens (Vaswani et al. 2017, section 3.2.2).
+    """Three projections, each split into heads (Vaswani et al. 2017, section 3.2.2).
 
     Args:
-        width: Model dim E; a head has D = E / H.
+        width: Model dim E.
         heads: H.
+        groups: G, the heads of keys and values, a divisor of H; None: as many as queries have.
+        depth: Head dim D; None: E / H.
         bias: Whether the projections have one.
     """
 
-    def __init__(self, width: int, heads: int, bias: bool = True) -> None:
+    def __init__(
+        self, width: int, heads: int, *, groups: int | None = None, depth: int | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width, bias=bias)
-        self.key = nn.Linear(width, width, bias=bias)
-        self.value = nn.Linear(width, width, bias=bias)
+        self.heads, self.groups = heads, groups or heads
+        depth = depth or width // heads
+        self.query = nn.Linear(width, heads * depth, bias=bias)
+        self.key = nn.Linear(width, self.groups * depth, bias=bias)
+        self.value = nn.Linear(width, self.groups * depth, bias=bias)
 
-    def forward(self, x_BTE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v of `x_BTE`, each [B, H, T, D]."""
-        q_BHTD, k_BHTD, v_BHTD = (
-            split_heads(project(x_BTE), self.heads) for project in (self.query, self.key, self.value)
-        )
-        return q_BHTD, k_BHTD, v_BHTD
+    def forward(
+        self, x_BSE: torch.Tensor, memory_BTE: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [B, H, S, D] of `x_BSE`; k and v [B, G, T, D] of `memory_BTE`, or of `x_BSE` where there is none."""
+        read_BTE = x_BSE if memory_BTE is None else memory_BTE
+        q_BHSD = split_heads(self.query(x_BSE), self.heads)
+        k_BGTD, v_BGTD = (split_heads(project(read_BTE), self.groups) for project in (self.key, self.value))
+        return q_BHSD, k_BGTD, v_BGTD

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attnport.artifacts import IOContract
-from attnport.dims import Dim, TensorSpec
+from attnport.dims import TensorSpec
 from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.usual_dims import BATCH, length
 
 PADDING = MaskSpec(kinds=("padding",), input="attention_mask")
 
@@ -14,6 +17,7 @@ def sequence_contract(
     *,
     inputs: tuple[str, ...] = ("attention_mask",),
     masks: tuple[MaskSpec, ...] = (PADDING,),
+    positions: Literal["absolute", "none"] = "absolute",
     limit: int = 512,
 ) -> IOContract:
     """`x` float32 [batch, seq, E] to `y` of the same shape.
@@ -22,6 +26,7 @@ def sequence_contract(
         width: E.
         inputs: What else goes in, each int64 [batch, seq] of zeros and ones.
         masks: What these mean, and the patterns that the layer has by itself.
+        positions: `none` where padding on the left changes nothing, for it moves all positions and no distance.
         limit: The longest sequence.
     """
     tokens = ("batch", "seq")
@@ -31,6 +36,7 @@ def sequence_contract(
             *(TensorSpec(name, "int64", tokens, high=2) for name in inputs),
         ),
         outputs=(TensorSpec("y", "float32", (*tokens, width)),),
-        dims=(Dim("batch", 1, 8, 32), Dim("seq", 1, min(128, limit), limit)),
+        dims=(BATCH, length(limit=limit)),
         masks=masks,
+        positions=positions,
     )

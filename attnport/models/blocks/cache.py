@@ -1,0 +1,42 @@
+"""A key/value cache as attention reads it: what was kept of earlier tokens, and which of it each new token may see."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from attnport.masks import torch_builders as masks
+
+
+class Cache(NamedTuple):
+    """What one layer has of P earlier tokens, when S new ones stand behind them; T = P + S.
+
+    Attributes:
+        keys: [B, G, P, D].
+        values: [B, G, P, D].
+        allowed: [B, 1, S, T], True where a new token may attend to a cached or a new one.
+        length: int64 [B, 1, 1, 1], how many tokens the cache holds: the position of the first new one.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    allowed: torch.Tensor
+    length: torch.Tensor
+
+    def with_new(self, k_BGSD: torch.Tensor, v_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all T tokens, cached and new."""
+        return torch.cat([self.keys, k_BGSD], dim=2), torch.cat([self.values, v_BGSD], dim=2)
+
+
+def allowed_behind(cache_mask_BP: torch.Tensor, S: int) -> torch.Tensor:
+    """What S new tokens may attend to, bool [B, 1, S, P + S]: what the cache holds, and the new ones up to their own.
+
+    Args:
+        cache_mask_BP: 1 where the cache holds a token and 0 where it holds nothing, anywhere.
+        S: How many tokens are new; the last of them stands at the last key.
+    """
+    keep_BT = nn.functional.pad(cache_mask_BP, (0, S), value=1)
+    causal_11ST = masks.causal(S, keep_BT.shape[1], "lower_right", cache_mask_BP.device)
+    return masks.combine(causal_11ST, masks.padding(keep_BT))
