@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from make_masks import made_on, place
+from make_masks import made_on, place, shares
 
-from attnport.artifacts import FusionTable
+from attnport.artifacts import FusionTable, ParityReport
 
 PAGE = Path(__file__).resolve().parent / "coverage.md"
 COLUMNS = {
@@ -30,13 +30,14 @@ COLUMNS = {
     "tensorrt_rtx bf16": ("tensorrt_rtx", "bf16"),
     "tensorrt_rtx fp16_islands": ("tensorrt_rtx", "fp16_islands"),
 }
+CHECKED = ("ort_cpu", "openvino", "onnx_reference")
+"""The runtimes that every model must compute right on; the graph of every form is checked beside them."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One model on one target: how many attentions are fused of those counted, in which kernels, and why not all."""
 
-    model: str
     column: str
     attentions: int
     fused: int
@@ -44,9 +45,30 @@ class Cell:
     reasons: tuple[str, ...]
 
 
-def measure(model: str, progress: Callable[[str], None] = lambda message: None) -> list[Cell]:
-    """Exports a model and fuses it for every column; what a verb refuses is a reason in the cell."""
+@dataclass(frozen=True)
+class Row:
+    """One model.
+
+    Attributes:
+        parity: PASS, FAIL or NOT_RUN of all runtimes in `CHECKED` and of the graphs of all forms together.
+        reason: What failed.
+        cases: How many sizes and layouts of its masks were compared.
+        share: The largest share that an error had of its bound; above 1 fails.
+        cells: What became of its attentions, one for each of `COLUMNS`.
+    """
+
+    model: str
+    parity: str
+    reason: str
+    cases: int
+    share: float
+    cells: tuple[Cell, ...]
+
+
+def measure(model: str, progress: Callable[[str], None] = lambda message: None) -> Row:
+    """Exports a model, fuses it for every column and checks it; what `fuse` refuses is a reason in the cell."""
     from attnport.errors import AttnportError
+    from attnport.pipeline.check import check
     from attnport.pipeline.export import export
     from attnport.pipeline.fuse import fuse
 
@@ -60,39 +82,51 @@ def measure(model: str, progress: Callable[[str], None] = lambda message: None) 
             try:
                 report = fuse(out, targets=[target], plans={target: plan})
                 usual = target != "tensorrt_rtx" or plan == "fp16"
-                cells.append(_cell(model, column, report.targets[target if usual else f"{target}.{plan}"]))
+                cells.append(_cell(column, report.targets[target if usual else f"{target}.{plan}"]))
             except AttnportError as err:
-                cells.append(Cell(model, column, counted, 0, (), (err.message,)))
-    return cells
+                cells.append(Cell(column, counted, 0, (), (err.message,)))
+        progress(f"{model}: check")
+        return judged(model, check(out, CHECKED), cells)
 
 
-def _cell(model: str, column: str, table: FusionTable) -> Cell:
+def judged(model: str, parity: ParityReport, cells: Sequence[Cell]) -> Row:
+    """The row of a model: one verdict over all runtimes and forms, and the worst share of a bound."""
+    every = {**parity.runtimes, **parity.forms}
+    bad = next(((name, one) for name, one in every.items() if one.verdict != "PASS"), None)
+    cases = {case.case for one in every.values() for case in one.cases}
+    share = max((share for one in every.values() for share in shares(one)), default=0.0)
+    verdict, reason = (bad[1].verdict, f"{bad[0]}: {bad[1].reason}") if bad else (parity.verdict, "")
+    return Row(model, verdict, reason, len(cases), share, tuple(cells))
+
+
+def _cell(column: str, table: FusionTable) -> Cell:
     kernels = sorted({item.kernel for item in table.items if item.kernel})
     reasons = dict.fromkeys(item.reason for item in table.items if not item.fused)
-    return Cell(model, column, table.attentions, table.fused, tuple(kernels), tuple(reasons))
+    return Cell(column, table.attentions, table.fused, tuple(kernels), tuple(reasons))
 
 
-def written(cells: Sequence[Cell]) -> str:
+def written(rows: Sequence[Row]) -> str:
     """The table, and the reasons below it by number."""
     reasons: dict[str, int] = {}
-    lines = [f"| model | {' | '.join(COLUMNS)} |", f"|-{'|-' * len(COLUMNS)}|"]
-    for model in dict.fromkeys(cell.model for cell in cells):
-        row = [_text(cell, reasons) for cell in cells if cell.model == model]
-        lines.append(f"| `{model}` | {' | '.join(row)} |")
+    lines = [f"| model | parity | {' | '.join(COLUMNS)} |", f"|-|-{'|-' * len(COLUMNS)}|"]
+    for row in rows:
+        parity = f"{row.share:.2f} of {row.cases} cases" if row.parity == "PASS" else f"**{row.parity}**"
+        shown = [parity + _numbers((row.reason,) if row.reason else (), reasons)]
+        shown += [_text(cell, reasons) for cell in row.cells]
+        lines.append(f"| `{row.model}` | {' | '.join(shown)} |")
     lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
     return "\n".join(lines)
 
 
 def _text(cell: Cell, reasons: dict[str, int]) -> str:
     if not cell.attentions:
-        return "no softmax" if not cell.reasons else _numbers(cell, reasons)
-    known = f"{cell.fused}/{cell.attentions}"
+        return f"no softmax{_numbers(cell.reasons, reasons)}"
     kernels = f" `{'`, `'.join(cell.kernels)}`" if cell.kernels else ""
-    return f"{known}{kernels}{_numbers(cell, reasons)}"
+    return f"{cell.fused}/{cell.attentions}{kernels}{_numbers(cell.reasons, reasons)}"
 
 
-def _numbers(cell: Cell, reasons: dict[str, int]) -> str:
-    found = [str(reasons.setdefault(" ".join(reason.split()), len(reasons) + 1)) for reason in cell.reasons]
+def _numbers(given: Sequence[str], reasons: dict[str, int]) -> str:
+    found = [str(reasons.setdefault(" ".join(reason.split()), len(reasons) + 1)) for reason in given]
     return f" ({', '.join(found)})" if found else ""
 
 
@@ -104,17 +138,16 @@ def main() -> None:
     arguments.add_argument("models", nargs="*", metavar="MODEL")
     arguments.add_argument("--json", type=Path)
     chosen = arguments.parse_args()
-    cells = [
-        cell
+    rows = [
+        measure(model, lambda message: print(message, file=sys.stderr, flush=True))
         for model in chosen.models or base.names()
-        for cell in measure(model, lambda message: print(message, file=sys.stderr, flush=True))
     ]
     if chosen.json:
-        chosen.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n")
+        chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if chosen.models:
-        print(written(cells))
+        print(written(rows))
     else:
-        PAGE.write_text(place(PAGE.read_text(), written(cells), made_on("docs/make_coverage.py")))
+        PAGE.write_text(place(PAGE.read_text(), written(rows), made_on("docs/make_coverage.py")))
 
 
 if __name__ == "__main__":

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import ROOT, load
 
 from attnport.artifacts import CaseResult, FusionItem, FusionTable, ParityReport, RuntimeParity, Verdict
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = ROOT / "docs" / "masks.md"
 Rows = dict[tuple[str, str], list[str]]
 
-
-def load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make = load(DOCS / "make_masks.py")
+make = load("docs/make_masks.py")
 EVERY = list(itertools.product(make.ATTENTIONS.values(), make.KINDS.values()))
 
 
@@ -75,12 +63,12 @@ def without_figures(found: Rows) -> Rows:
 def measured(attention: str, kind: str) -> tuple[Rows, Rows]:
     """The row as it is made now, and as the page has it."""
     made = rows(make.written(make.measure(attention, kind), [attention], [kind]))
-    page = rows(tables((DOCS / "masks.md").read_text()))
+    page = rows(tables(PAGE.read_text()))
     return without_figures(made), without_figures({key: page[key] for key in made})
 
 
 def test_the_page_has_every_mask_on_every_attention_and_none_fails() -> None:
-    assert problems(tables((DOCS / "masks.md").read_text())) == []
+    assert problems(tables(PAGE.read_text())) == []
 
 
 def test_a_representative_row_is_what_the_page_says() -> None:
@@ -185,7 +173,7 @@ def test_only_what_is_between_the_markers_is_replaced() -> None:
 
 
 def test_the_example_declares_an_input_for_every_mask_that_takes_one() -> None:
-    examples = load(DOCS.parent / "examples" / "masked_attention.py")
+    examples = load("examples/masked_attention.py")
     assert set(examples.MASKS) == set(make.KINDS)
     assert set(examples.ATTENTIONS) == set(make.ATTENTIONS)
     assert examples.declarations("cached", "explicit")[-1] == "mask=bool[batch,1,seq,past]:explicit"

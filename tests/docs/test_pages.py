@@ -10,23 +10,18 @@ from pathlib import Path
 
 import click
 import pytest
+from pages import PAGES, SCRIPTS, python_blocks, shell_lines
+from scripts import ROOT
 
 from attnport import errors
 from attnport.cli import cli
 from attnport.compare import latency, parity
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")})
 
 
 def broken_links(page: Path, text: str) -> list[str]:
     """Relative links of a Markdown page that lead to no file."""
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
     return [target for target in targets if "://" not in target and not (page.parent / target).exists()]
-
-
-def python_blocks(text: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def missing_imports(code: str) -> list[str]:
@@ -54,12 +49,8 @@ def is_module(name: str) -> bool:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of every `attnport ...` line of code, comments cut off and continued lines joined."""
-    joined = text.replace("\\\n", " ")
-    fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```", joined, re.DOTALL | re.MULTILINE))
-    indented = "\n".join(re.findall(r"^ {4,}(.*)$", joined, re.MULTILINE))
-    lines = re.findall(r"^attnport (.*)$", f"{fenced}\n{indented}", re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
+    """The arguments of every `attnport ...` line of code, comments cut off."""
+    return [shlex.split(line, comments=True)[1:] for line in shell_lines(text) if line.startswith("attnport ")]
 
 
 def refused(arguments: list[str]) -> str:
@@ -74,7 +65,7 @@ def refused(arguments: list[str]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "examples" / "custom_attention.py"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda page: page.name)
 def test_every_command_of_a_page_is_one_that_the_command_line_takes(page: Path) -> None:
     assert [(line, refused(line)) for line in commands(page.read_text()) if refused(line)] == []
 
