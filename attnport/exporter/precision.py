@@ -73,7 +73,7 @@ def to_half(array: np.ndarray[Any, Any], half: ir.DataType) -> np.ndarray[Any, A
         cast = array.astype(dtype)
         if array.size != 1 or not np.isfinite(array).all() or not array.any():
             return cast
-        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+        info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes has no types
         low, high = float(info.smallest_normal), float(info.max)
         magnitude = np.clip(np.abs(array.astype(np.float64)), low, high)
         return np.asarray(np.copysign(magnitude, array)).astype(dtype).reshape(array.shape)

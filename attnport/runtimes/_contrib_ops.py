@@ -55,7 +55,7 @@ class GroupQueryAttention(OpRun):
         past_key, past_value, last, total, *more = rest
         _refuse("GroupQueryAttention", past_key, past_value, *more)
         if attributes.get("causal", 1) != 1 or attributes.get("local_window_size", -1) != -1:
-            raise NotImplementedError("GroupQueryAttention: only causal, without a window, is known here.")
+            raise ValueError("GroupQueryAttention: only causal, without a window, is what a lowered form has.")
         q, heads = _split(q, attributes["num_heads"]), attributes["num_heads"]
         groups = attributes["kv_num_heads"]
         k, v = (_split(value, groups) for value in (k, v))
@@ -72,7 +72,7 @@ class GroupQueryAttention(OpRun):
 
 def _refuse(name: str, *given: Any) -> None:
     if any(value is not None for value in given):
-        raise NotImplementedError(f"{name}: an input that no lowered form has is not known here.")
+        raise ValueError(f"{name}: it has an input that no lowered form has.")
 
 
 def _split(value: Any, heads: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from handwritten import BATCH, MEM, MEMORY, SEQ, E, X, Y
+from spellings.case import BATCH, MEM, MEMORY, SEQ, E, X, Y
 from torch import nn
 
 from attnport.artifacts import IOContract

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import handwritten
 import numpy as np
 import torch
+from spellings.case import contract
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnport.dims import TensorSpec
@@ -111,7 +111,7 @@ class Case:
     def io(self) -> Any:
         given = (_heads("q", H, "seq"), _heads("k", self.groups, self.key), _heads("v", self.groups, self.key))
         masks = (MaskSpec(("padding",), "mask"),) if MASK in self.inputs else ()
-        return handwritten.contract(*given, *self.inputs, outputs=(_heads("y", H, "seq"),), masks=masks)
+        return contract(*given, *self.inputs, outputs=(_heads("y", H, "seq"),), masks=masks)
 
     def feeds(self, sizes: dict[str, int], *, empty: bool = False) -> Arrays:
         random = np.random.default_rng(sum(sizes.values()))

@@ -9,7 +9,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
-from handwritten import CASES, E, X, Y, contract
+from spellings import CASES
+from spellings.case import E, X, Y, contract
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 

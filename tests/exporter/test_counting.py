@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from handwritten import E, contract
+from spellings.case import E, contract
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 

@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from handwritten import X, contract
 from library_modules import CASES, Arrays
 from running import distance, on_ort, on_reference
+from spellings.case import X, contract
 from torch import nn
 from torch.nn.modules import transformer
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from attnport.exporter.float_limits import largest
 from attnport.exporter.fusion.attention import Multiplier, NotRecognised
 from attnport.exporter.fusion.elements import scalar
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, axes_of, op
@@ -237,8 +238,6 @@ def _zero() -> ir.Value:
 
 def _clamped(node: ir.Node) -> ir.Value:
     """`max(scores, lowest number)`, which changes no score."""
-    import ml_dtypes
-
     first, *bounds = node.inputs
     dtype = node.outputs[0].dtype
     on = first
@@ -246,7 +245,7 @@ def _clamped(node: ir.Node) -> ir.Value:
         on, bounds = bounds[0], [first]
     lowest = scalar(bounds[0]) if bounds and bounds[0] is not None else None
     highest = scalar(bounds[1]) if len(bounds) > 1 and bounds[1] is not None else None
-    limit = float(ml_dtypes.finfo(dtype.numpy()).max) if dtype is not None else math.inf  # type: ignore[no-untyped-call]
+    limit = largest(dtype) if dtype is not None else math.inf
     unbounded_above = len(bounds) < 2 or bounds[1] is None or (highest is not None and highest >= limit)
     if on is None or lowest is None or lowest > -limit or not unbounded_above:
         raise NotRecognised(f"the scores are clamped by {node.op_type}")

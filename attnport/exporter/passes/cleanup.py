@@ -24,5 +24,5 @@ def inline_functions(model: ir.Model) -> None:
 
     if model.functions:
         passes.InlinePass()(model)
-        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # its __init__ has no types
         clean_up(model)

@@ -41,7 +41,7 @@ def to_opset(model: ir.Model, opset: int) -> int:
         for function in model.functions.values():
             function.opset_imports[""] = opset
         passes.InlinePass()(model)
-        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # its __init__ has no types
         passes.RemoveUnusedOpsetsPass()(model)
     model.ir_version = min(model.ir_version or 10, 8 if opset <= 18 else 11)
     try:

@@ -50,7 +50,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
         )
     batch, head = Lead(Axis("l0"), q_dims[0]), Lead(Axis("l1"), q_dims[1])
     layout = Layout((batch,), (head,), (batch.axis, head.axis))
-    q = Located(node.inputs[0], (batch.axis, head.axis, ROW, DEPTH))  # type: ignore[arg-type]
+    q = Located(node.inputs[0], (batch.axis, head.axis, ROW, DEPTH))  # type: ignore[arg-type]  # has dims, so is there
     k, v = (_keys(layout, value, dims) for value, dims in zip(node.inputs[1:3], (k_dims, v_dims), strict=True))
     k, v = key_and_value(layout, k, v)
     reader = MaskReader(layout, context.masks)
