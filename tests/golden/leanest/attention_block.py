@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from graph_writer import GraphWriter
 
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Dim, TensorSpec
@@ -33,14 +34,12 @@ class Sizes:
     value_depth: int = 32
 
 
-class Block:
+class Block(GraphWriter):
     """Adds nodes to one graph; `q`, `k`, `v` are `[B,H,S,D]`, `[B,G,T,D]`, `[B,G,T,Dv]`."""
 
     def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
         self.sizes = sizes
-        self.tape = ir.tape.Tape()
-        self.random = np.random.default_rng(0)
-        self.count = 0
         self.inputs: list[ir.Value] = []
         self.specs: list[TensorSpec] = []
         self.anchors: tuple[str, ...] = ()
@@ -48,20 +47,6 @@ class Block:
         self.q = self._heads(self.x, sizes.heads, sizes.depth)
         self.k = self._heads(self.x, sizes.groups, sizes.depth)
         self.v = self._heads(self.x, sizes.groups, sizes.value_depth)
-
-    def op(self, kind: str, *inputs: ir.Value, name: str = "", **attributes: Any) -> ir.Value:
-        self.count += 1
-        return self.tape.op(kind, inputs, attributes, name=name or f"{kind}_{self.count}")
-
-    def const(self, array: Any, dtype: type = np.float16) -> ir.Value:
-        self.count += 1
-        return self.tape.initializer(ir.tensor(np.asarray(array, dtype)), name=f"constant_{self.count}")
-
-    def ints(self, *values: int) -> ir.Value:
-        return self.const(values, np.int64)
-
-    def weight(self, *shape: int) -> ir.Value:
-        return self.const(self.random.standard_normal(shape, dtype=np.float32) * 0.02)
 
     def input(self, name: str, dtype: ir.DataType, *dims: int | str) -> ir.Value:
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
@@ -115,7 +100,7 @@ class Block:
         """Writes the block with its output projection."""
         merged = self.op("Transpose", attended, perm=[0, 2, 1, 3])
         width = self.sizes.heads * self.sizes.value_depth
-        y = self._dense(self.op("Reshape", merged, self.ints(0, 0, width)), width, MODEL_DIM)
+        y = self.dense(self.op("Reshape", merged, self.ints(0, 0, width)), width, MODEL_DIM)
         y.name, y.type, y.shape = "y", ir.TensorType(HALF), ir.Shape(["batch", "seq", MODEL_DIM])
         graph = ir.Graph(
             self.inputs,
@@ -127,11 +112,8 @@ class Block:
         )
         ir.save(ir.Model(graph, ir_version=11), path)
 
-    def _dense(self, x: ir.Value, rows: int, columns: int) -> ir.Value:
-        return self.op("Add", self.op("MatMul", x, self.weight(rows, columns)), self.weight(columns))
-
     def _heads(self, x: ir.Value, heads: int, depth: int) -> ir.Value:
-        split = self.op("Reshape", self._dense(x, MODEL_DIM, heads * depth), self.ints(0, 0, heads, depth))
+        split = self.op("Reshape", self.dense(x, MODEL_DIM, heads * depth), self.ints(0, 0, heads, depth))
         return self.op("Transpose", split, perm=[0, 2, 1, 3])
 
 

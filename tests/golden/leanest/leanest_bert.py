@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from graph_writer import GraphWriter
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -58,38 +58,7 @@ class Variant:
         return (1, 0) if self.sequence_major else (0, 1)
 
 
-class _Writer:
-    """Adds nodes to one graph; weights are random and seeded."""
-
-    def __init__(self) -> None:
-        self.tape = ir.tape.Tape()
-        self.random = np.random.default_rng(0)
-        self.count = 0
-
-    def op(self, kind: str, *inputs: ir.Value, name: str = "", **attributes: Any) -> ir.Value:
-        self.count += 1
-        return self.tape.op(kind, inputs, attributes, name=name or f"{kind}_{self.count}")
-
-    def const(self, array: Any, dtype: type = np.float16) -> ir.Value:
-        self.count += 1
-        return self.tape.initializer(ir.tensor(np.asarray(array, dtype)), name=f"constant_{self.count}")
-
-    def ints(self, *values: int) -> ir.Value:
-        return self.const(values, np.int64)
-
-    def weight(self, *shape: int) -> ir.Value:
-        return self.const(self.random.standard_normal(shape, dtype=np.float32) * 0.02)
-
-    def dense(self, x: ir.Value, rows: int, columns: int) -> ir.Value:
-        return self.op("Add", self.op("MatMul", x, self.weight(rows, columns)), self.weight(columns))
-
-    def norm(self, x: ir.Value, size: int) -> ir.Value:
-        # 1e-12 is 0 in float16; the operator keeps its epsilon as a float32 attribute and computes in float32.
-        scale, bias = self.const(np.ones(size)), self.const(np.zeros(size))
-        return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=1e-12)
-
-
-def _qkv(w: _Writer, x: ir.Value, shape: Shape, variant: Variant) -> list[ir.Value]:
+def _qkv(w: GraphWriter, x: ir.Value, shape: Shape, variant: Variant) -> list[ir.Value]:
     size = shape.hidden
     if not variant.joined:
         return [w.dense(x, size, size) for _ in range(3)]
@@ -97,14 +66,14 @@ def _qkv(w: _Writer, x: ir.Value, shape: Shape, variant: Variant) -> list[ir.Val
     return [w.op("Slice", joined, w.ints(at * size), w.ints((at + 1) * size), axis) for at in range(3)]
 
 
-def _heads(w: _Writer, x: ir.Value, shape: Shape, variant: Variant, last: Sequence[int] = (1, 3)) -> ir.Value:
+def _heads(w: GraphWriter, x: ir.Value, shape: Shape, variant: Variant, last: Sequence[int] = (1, 3)) -> ir.Value:
     """[B,H,T,D] from [B,T,E]; with `last` (3, 1) [B,H,D,T]."""
     split = w.op("Reshape", x, w.ints(0, 0, shape.heads, shape.hidden // shape.heads))
     batch, sequence = variant.swap
     return w.op("Transpose", split, perm=[batch, 2, *(sequence if axis == 1 else axis for axis in last)])
 
 
-def _attention(w: _Writer, x: ir.Value, mask_B11T: ir.Value, shape: Shape, variant: Variant, name: str) -> ir.Value:
+def _attention(w: GraphWriter, x: ir.Value, mask_B11T: ir.Value, shape: Shape, variant: Variant, name: str) -> ir.Value:
     q, k, v = _qkv(w, x, shape, variant)
     scale = (shape.hidden // shape.heads) ** -0.5
     q_BHTD, v_BHTD = (_heads(w, value, shape, variant) for value in (q, v))
@@ -124,7 +93,7 @@ def _attention(w: _Writer, x: ir.Value, mask_B11T: ir.Value, shape: Shape, varia
     return w.dense(w.op("Reshape", out, w.ints(0, 0, shape.hidden)), shape.hidden, shape.hidden)
 
 
-def _masked(w: _Writer, scores: ir.Value, mask_B11T: ir.Value, variant: Variant) -> ir.Value:
+def _masked(w: GraphWriter, scores: ir.Value, mask_B11T: ir.Value, variant: Variant) -> ir.Value:
     hidden = w.const(-np.inf)
     if variant.attention == "bias":
         return w.op("Add", scores, w.op("Where", mask_B11T, w.const(0.0), hidden))
@@ -133,7 +102,7 @@ def _masked(w: _Writer, scores: ir.Value, mask_B11T: ir.Value, variant: Variant)
     return w.op("Where", mask_B11T, scores, hidden)
 
 
-def _feed_forward(w: _Writer, x: ir.Value, shape: Shape, variant: Variant) -> ir.Value:
+def _feed_forward(w: GraphWriter, x: ir.Value, shape: Shape, variant: Variant) -> ir.Value:
     size = shape.feed_forward // variant.chunks
     total = w.op("Add", x, w.weight(shape.hidden))
     for _ in range(variant.chunks):
@@ -142,7 +111,7 @@ def _feed_forward(w: _Writer, x: ir.Value, shape: Shape, variant: Variant) -> ir
     return total
 
 
-def _pool(w: _Writer, x_BTE: ir.Value, attention_mask: ir.Value) -> ir.Value:
+def _pool(w: GraphWriter, x_BTE: ir.Value, attention_mask: ir.Value) -> ir.Value:
     mask_BT1 = w.op("Cast", w.op("Unsqueeze", attention_mask, w.ints(2)), to=ir.DataType.FLOAT16)
     total = w.op("ReduceSum", w.op("Mul", x_BTE, mask_BT1), w.ints(1), keepdims=0)
     count = w.op("Max", w.op("ReduceSum", mask_BT1, w.ints(1), keepdims=0), w.const(1e-4))
@@ -153,7 +122,7 @@ def _pool(w: _Writer, x_BTE: ir.Value, attention_mask: ir.Value) -> ir.Value:
 
 def leanest(shape: Shape, variant: Variant) -> ir.Model:
     """The encoder: int64 inputs [B,T]; outputs `last_hidden_state` [B,T,E] and `sentence_embedding` [B,E]."""
-    w = _Writer()
+    w = GraphWriter()
     ids, mask, types = inputs = [
         ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", "seq"])) for name in INPUTS
     ]
