@@ -14,7 +14,7 @@ import numpy as np
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.operands import scaled, transposed_key_of
+from attnport.exporter.forms.operands import operands
 from attnport.exporter.forms.sinks import sink_bias
 from attnport.exporter.fusion.attention import Attention
 
@@ -38,9 +38,7 @@ def decomposed(
     dtype = attention.q.dtype
     assert dtype is not None
     compute = compute or dtype
-    q = build.cast(scaled(build, attention.q, attention.scale), compute, "q_cast")
-    k_transposed = build.cast(repeated(build, attention, transposed_key_of(build, attention)), compute, "k_cast")
-    v = build.cast(repeated(build, attention, attention.v), compute, "v_cast")
+    q, k_transposed, v = operands(build, attention, compute, attention.scale, repeated)
     scores = build.op("MatMul", q, k_transposed, name="qk")
     anchors = [scores]
     if attention.softcap:

@@ -1,7 +1,8 @@
-"""q and k as the forms want them: q scaled, k itself or transposed, with as few nodes as the graph allows."""
+"""q, k and v as the forms want them: q scaled, k itself or transposed, with as few nodes as the graph allows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attnport.exporter.builder import Builder
@@ -10,6 +11,20 @@ from attnport.exporter.fusion.moves import perm_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+ForEachHead = Callable[[Builder, Attention, "ir.Value"], "ir.Value"]
+"""Keys or values for every query head that reads them."""
+
+
+def operands(
+    build: Builder, attention: Attention, compute: ir.DataType, factor: float, for_each_head: ForEachHead
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """q times a factor, k transposed and v, each cast to `compute`: what the products of a form multiply."""
+    q = build.cast(scaled(build, attention.q, factor), compute, "q_cast")
+    k_transposed = build.cast(for_each_head(build, attention, transposed_key_of(build, attention)), compute, "k_cast")
+    v = build.cast(for_each_head(build, attention, attention.v), compute, "v_cast")
+    return q, k_transposed, v
 
 
 def scaled(build: Builder, q: ir.Value, factor: float) -> ir.Value:

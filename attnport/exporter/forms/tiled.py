@@ -17,6 +17,7 @@ Each choice was measured on one block at T=4096 (`benchmarks/engine_forms.py`; s
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy as np
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
-from attnport.exporter.forms.operands import scaled, transposed_key_of
+from attnport.exporter.forms.operands import operands
 from attnport.exporter.forms.sinks import sink_bias
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import ELEMENTWISE, axes_of, reads_of
@@ -48,14 +49,11 @@ def tiled(
     Raises:
         CannotRepeat: the head counts do not say how often a key/value head is repeated.
     """
-
     dtype = attention.q.dtype
     assert dtype is not None
     compute = compute or dtype
     on_q, on_scores = split_scale(attention.scale)
-    q = build.cast(scaled(build, attention.q, on_q), compute, "q_cast")
-    k_transposed = build.cast(_for_each_head(build, attention, transposed_key_of(build, attention)), compute, "k_cast")
-    v = build.cast(_for_each_head(build, attention, attention.v), compute, "v_cast")
+    q, k_transposed, v = operands(build, attention, compute, on_q, _for_each_head)
     product = build.op("MatMul", q, k_transposed, name="qk")
     scores = product
     if on_scores != 1.0:
@@ -148,36 +146,29 @@ def _uses_queries(attention: Attention) -> bool:
 
 def _of_indices(bias: ir.Value) -> bool:
     """Whether a bias is computed element by element from ranges, so that a kernel computes it on its way."""
-    pending, seen, ranges = [bias], set(), False
-    while pending:
-        value = pending.pop()
-        node = value.producer()
-        if value in seen or node is None:
-            continue
-        seen.add(value)
-        if node.op_type == "Range":
-            ranges = True
-        elif node.op_type in {*ELEMENTWISE, "Cast", "Unsqueeze", "Div", "Reshape", "Expand"}:
-            pending.extend(part for part in node.inputs if part is not None)
-        else:
-            return False
-    return ranges
+    through = {*ELEMENTWISE, "Cast", "Unsqueeze", "Div", "Reshape", "Expand"}
+    computing = {node.op_type for node in _computing(bias, through)}
+    return "Range" in computing and computing <= {*through, "Range"}
 
 
 def _is_gathered(bias: ir.Value) -> bool:
     """Whether a bias is looked up in a table, which the builder writes to memory for all queries and keys."""
-    pending, seen = [bias], set()
+    through = {"Add", "Mul", "Cast", "Where", "Unsqueeze", "Squeeze", "Transpose", "Reshape", "Expand"}
+    return any(node.op_type in {"Gather", "GatherND", "GatherElements"} for node in _computing(bias, through))
+
+
+def _computing(value: ir.Value, through: Collection[str]) -> Iterator[ir.Node]:
+    """The nodes that compute a value, from the last one back; what feeds a node only where its type is in `through`."""
+    pending, seen = [value], set()
     while pending:
         value = pending.pop()
         node = value.producer()
         if value in seen or node is None:
             continue
         seen.add(value)
-        if node.op_type in {"Gather", "GatherND", "GatherElements"}:
-            return True
-        if node.op_type in {"Add", "Mul", "Cast", "Where", "Unsqueeze", "Squeeze", "Transpose", "Reshape", "Expand"}:
+        yield node
+        if node.op_type in through:
             pending.extend(part for part in node.inputs if part is not None)
-    return False
 
 
 def _capped(build: Builder, scores: ir.Value, cap: float) -> ir.Value:
