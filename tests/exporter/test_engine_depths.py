@@ -1,0 +1,80 @@
+"""One kernel of TensorRT-RTX covers an attention of any head dim from 8 to 256, odd ones too, in every plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnport.artifacts import Evidence, ModelSpec
+from attnport.exporter import storage
+from attnport.exporter.capture import capture
+from attnport.exporter.engine import build_engine, prove, read_plan
+from attnport.exporter.lowering import base
+
+pytest.importorskip("tensorrt_rtx")
+
+HEADS = 2
+DEPTHS = (8, 9, 12, 16, 20, 24, 31, 32, 40, 48, 64, 80, 96, 100, 128, 160, 192, 255, 256)
+# Each depth in fp16; the other plans have the same kernels, so the ends and what has to be padded is enough.
+PLANS = {"fp16": DEPTHS, "bf16": (8, 12, 20, 100, 128, 256), "fp16_islands": (8, 12, 20, 100, 128, 256)}
+# No mask, a mask, a bias with a mask, keys that heads share, keys of another sequence.
+ATTENTIONS = (
+    "self_attention",
+    "masked_self_attention",
+    "alibi_attention",
+    "grouped_query_attention",
+    "cross_attention",
+)
+QUICK = {
+    ("masked_self_attention", 12, "fp16"),
+    ("self_attention", 256, "bf16"),
+    ("alibi_attention", 100, "fp16_islands"),
+}
+
+
+def spec_of(name: str, depth: int) -> ModelSpec:
+    """The ModelSpec of an attention of attnport with this head dim."""
+    module: Any = importlib.import_module(f"attnport.models.{name}")
+    config = type(module.spec.__defaults__[0])
+    fields = {field.name for field in dataclasses.fields(config)}
+    sizes = {"depth": depth, "width": 2 * depth} if "depth" in fields else {"width": HEADS * depth, "heads": HEADS}
+    if "groups" in fields:
+        sizes["groups"] = 1
+    spec: ModelSpec = module.spec(config(**sizes))
+    return spec
+
+
+def proofs(name: str, depth: int, plan: str, folder: Path) -> dict[str, object]:
+    """What the engine's text says of each counted attention."""
+    spec = spec_of(name, depth)
+    found = capture(spec.make(), spec.io)
+    low = base.get("tensorrt_rtx").lower(found.model, found.attentions, plan=plan, masks=spec.io.masks)
+    storage.save_form(low.model, folder / "form.onnx", "form.bin")
+    build_engine("tensorrt_rtx", folder / "form.onnx", spec.io, folder / "form.engine", plan=plan)
+    text = read_plan(folder / "form.engine")
+    return {one.name: prove(text, low.anchors.get(one.name, ()), 1) for one in found.attentions}
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "plan"),
+    [
+        pytest.param(name, depth, plan, marks=[] if (name, depth, plan) in QUICK else [pytest.mark.slow])
+        for name in ATTENTIONS
+        for plan, depths in PLANS.items()
+        for depth in depths
+    ],
+)
+def test_one_kernel_covers_every_head_dim(name: str, depth: int, plan: str, tmp_path: Path) -> None:
+    found = proofs(name, depth, plan, tmp_path)
+    assert found
+    assert all(isinstance(proof, Evidence) for proof in found.values()), found
+
+
+def test_a_head_dim_beyond_the_kernels_is_noticed(tmp_path: Path) -> None:
+    assert not any(
+        isinstance(proof, Evidence) for proof in proofs("masked_self_attention", 264, "fp16", tmp_path).values()
+    )
