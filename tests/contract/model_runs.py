@@ -119,7 +119,7 @@ def with_padding(io: IOContract, mask: MaskSpec, feeds: Mapping[str, Array], mor
             shape = (*array.shape[:axis], more, *array.shape[axis + 1 :])
             if spec.name == mask.input and mask.carries == "mask":
                 extra = encode_mask(mask, spec.dtype, np.zeros(shape, dtype=bool))
-            elif any(each.input == spec.name for each in io.masks):
+            elif _is_mask(io, spec.name):
                 extra = np.zeros(shape)
             elif spec.dtype.startswith("int"):
                 extra = random.integers(0, spec.high or 2, shape)
@@ -139,3 +139,31 @@ def without_padding(io: IOContract, mask: MaskSpec, outputs: Sequence[Array], mo
         array[tuple(kept if dim == keys else slice(None) for dim in spec.dims)]
         for spec, array in zip(io.outputs, outputs, strict=True)
     ]
+
+
+def with_another_end(io: IOContract, feeds: Mapping[str, Array], dim: str) -> Arrays:
+    """The same feeds, but for the last position along `dim` of every input that is no mask."""
+    made = dict(feeds)
+    for spec in io.inputs:
+        if dim not in spec.dims or _is_mask(io, spec.name):
+            continue
+        array = np.moveaxis(feeds[spec.name].copy(), spec.dims.index(dim), 0)
+        array[-1] = (array[-1] + 1) % (spec.high or 2) if array.dtype.kind == "i" else array[-1] + 3
+        made[spec.name] = np.moveaxis(array, 0, spec.dims.index(dim))
+    return made
+
+
+def with_equal_tokens(io: IOContract, feeds: Mapping[str, Array]) -> Arrays:
+    """The same feeds, but every position of an item is like its first, in every input that is no mask."""
+    made = dict(feeds)
+    for spec in io.inputs:
+        array = feeds[spec.name]
+        for axis, dim in enumerate(spec.dims):
+            if isinstance(dim, str) and dim != "batch" and not _is_mask(io, spec.name):
+                array = np.repeat(array.take([0], axis), array.shape[axis], axis)
+        made[spec.name] = array
+    return made
+
+
+def _is_mask(io: IOContract, name: str) -> bool:
+    return any(mask.input == name for mask in io.masks)

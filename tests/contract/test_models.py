@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -21,6 +22,16 @@ WITHIN = 2e-5
 
 # Where padding cannot be harmless, and why.
 FEELS_PADDING: dict[str, str] = {}
+
+# The dim along which a model only looks back: of those that declare a causal mask of their own, and of the others.
+CAUSAL = {
+    **{name: "seq" for name in base.names() if any("causal" in mask.kinds for mask in base.get(name).io.masks)},
+    "dual_stream_transformer": "seq",
+    "retrieval_transformer": "seq",
+    "state_space_layer": "seq",
+    "t5": "target",
+    "transformer": "target",
+}
 
 PADDED = [name for name in base.names() if base.get(name).io.padding_masks() and name not in FEELS_PADDING]
 
@@ -136,6 +147,37 @@ def test_its_export_equals_the_module_under_every_layout_of_its_masks(name: str,
         assert runs.error(spec.io, case, runs.on_ort(name)(case.feeds), runs.in_float64(name)(case.feeds)) < WITHIN, (
             case.name
         )
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_later_token_changes_nothing_before_it(name: str) -> None:
+    io, run, dim = base.get(name).io, runs.in_float64(name), CAUSAL[name]
+    feeds = runs.unpadded(io, "small").feeds
+    before, after = run(feeds), run(runs.with_another_end(io, feeds, dim))
+    for spec, one, other in zip(io.outputs, before, after, strict=True):
+        along = spec.dims.index(dim)
+        changed = np.abs(np.moveaxis(one - other, along, -1)).reshape(-1, one.shape[along]).max(0)
+        assert changed[:-1].max() < 1e-12
+        assert changed[-1] > 1e-3
+
+
+def test_equal_tokens_go_through(name: str, spec: ModelSpec) -> None:
+    """Scores that are all alike: nothing is divided by their spread, and no order of equals is taken for granted."""
+    case = runs.unpadded(spec.io, "small")
+    equal = dataclasses.replace(case, feeds=runs.with_equal_tokens(spec.io, case.feeds))
+    found = runs.on_ort(name)(equal.feeds)
+    assert runs.error(spec.io, equal, found, runs.in_float64(name)(equal.feeds)) < WITHIN
+
+
+def test_very_large_inputs_stay_finite(name: str, spec: ModelSpec) -> None:
+    feeds = runs.unpadded(spec.io, "small").feeds
+    masks = {mask.input for mask in spec.io.masks}
+    large = {
+        key: array * np.float32(1e4) if array.dtype.kind == "f" and key not in masks else array
+        for key, array in feeds.items()
+    }
+    for found in (runs.in_float64(name)(large), runs.on_ort(name)(large)):
+        assert all(np.isfinite(each).all() for each in found)
 
 
 @pytest.mark.slow
