@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnport.masks import torch_builders as masks
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Cache(NamedTuple):
@@ -27,6 +27,8 @@ class Cache(NamedTuple):
 
     def with_new(self, k_BGSD: torch.Tensor, v_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all T tokens, cached and new."""
+        import torch
+
         return torch.cat([self.keys, k_BGSD], dim=2), torch.cat([self.values, v_BGSD], dim=2)
 
 
@@ -37,6 +39,8 @@ def allowed_behind(cache_mask_BP: torch.Tensor, S: int) -> torch.Tensor:
         cache_mask_BP: 1 where the cache holds a token and 0 where it holds nothing, anywhere.
         S: How many tokens are new; the last of them stands at the last key.
     """
-    keep_BT = nn.functional.pad(cache_mask_BP, (0, S), value=1)
+    import torch
+
+    keep_BT = torch.nn.functional.pad(cache_mask_BP, (0, S), value=1)
     causal_11ST = masks.causal(S, keep_BT.shape[1], "lower_right", cache_mask_BP.device)
     return masks.combine(causal_11ST, masks.padding(keep_BT))
