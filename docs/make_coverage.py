@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -32,17 +32,23 @@ COLUMNS = {
 }
 CHECKED = ("ort_cpu", "openvino", "onnx_reference")
 """The runtimes that every model must compute right on; the graph of every form is checked beside them."""
+NARROW = ("fp16", "bf16")
+"""How a plan begins that has half precision in it."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on one target: how many attentions are fused of those counted, in which kernels, and why not all."""
+    """One model on one target: how many attentions are fused of those counted, in which kernels, and why not all.
+
+    `wrong`: why the graph of a form in half precision failed parity, "" where it passed.
+    """
 
     column: str
     attentions: int
     fused: int
     kernels: tuple[str, ...]
     reasons: tuple[str, ...]
+    wrong: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Row:
     """One model.
 
     Attributes:
-        parity: PASS, FAIL or NOT_RUN of all runtimes in `CHECKED` and of the graphs of all forms together.
+        parity: PASS, FAIL or NOT_RUN of all runtimes in `CHECKED` and of the graphs of all forms in float32.
         reason: What failed.
         cases: How many sizes and layouts of its masks were compared.
         share: The largest share that an error had of its bound; above 1 fails.
@@ -90,12 +96,15 @@ def measure(model: str, progress: Callable[[str], None] = lambda message: None) 
 
 
 def judged(model: str, parity: ParityReport, cells: Sequence[Cell]) -> Row:
-    """The row of a model: one verdict over all runtimes and forms, and the worst share of a bound."""
-    every = {**parity.runtimes, **parity.forms}
+    """The row of a model: one verdict and the worst share over all runtimes and float32 forms; others by their cell."""
+    narrow = {name: form for name, form in parity.forms.items() if form.plan.startswith(NARROW)}
+    every = {**parity.runtimes, **{name: form for name, form in parity.forms.items() if name not in narrow}}
+    failed = {name.replace(".", " "): form.reason for name, form in narrow.items() if form.verdict != "PASS"}
+    cells = [replace(cell, wrong=failed.get(cell.column, "")) for cell in cells]
     bad = next(((name, one) for name, one in every.items() if one.verdict != "PASS"), None)
     cases = {case.case for one in every.values() for case in one.cases}
     share = max((share for one in every.values() for share in shares(one)), default=0.0)
-    verdict, reason = (bad[1].verdict, f"{bad[0]}: {bad[1].reason}") if bad else (parity.verdict, "")
+    verdict, reason = (bad[1].verdict, f"{bad[0]}: {bad[1].reason}") if bad else ("PASS", "")
     return Row(model, verdict, reason, len(cases), share, tuple(cells))
 
 
@@ -119,10 +128,11 @@ def written(rows: Sequence[Row]) -> str:
 
 
 def _text(cell: Cell, reasons: dict[str, int]) -> str:
+    wrong = f", parity **FAIL**{_numbers([cell.wrong], reasons)}" if cell.wrong else ""
     if not cell.attentions:
-        return f"no softmax{_numbers(cell.reasons, reasons)}"
+        return f"no softmax{_numbers(cell.reasons, reasons)}{wrong}"
     kernels = f" `{'`, `'.join(cell.kernels)}`" if cell.kernels else ""
-    return f"{cell.fused}/{cell.attentions}{kernels}{_numbers(cell.reasons, reasons)}"
+    return f"{cell.fused}/{cell.attentions}{kernels}{_numbers(cell.reasons, reasons)}{wrong}"
 
 
 def _numbers(given: Sequence[str], reasons: dict[str, int]) -> str:

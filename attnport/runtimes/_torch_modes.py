@@ -26,7 +26,7 @@ from attnport.errors import SpecError
 HIDDEN = -9e3
 """Scores and additive masks at or below this hide a key: -inf, finfo.min and -1e4, the last with a real score added."""
 
-_SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}
+SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}
 # What is whole under inference mode but opaque: its attention cannot be reached, so running on would be a silent lie.
 _OPAQUE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention"}
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,7 +48,7 @@ class AttentionMode(TorchDispatchMode):
         name = operator_name(func)
         if name == "scaled_dot_product_attention":
             return self.attention(func, *args, **kwargs)
-        if name in _SOFTMAXES:
+        if name in SOFTMAXES:
             return self.softmax(func, *args, **kwargs)
         if name in _OPAQUE or name.startswith("_scaled_dot_product"):
             raise SpecError(
@@ -96,8 +96,7 @@ class FollowContract(AttentionMode):
 class Islands(AttentionMode):
     """Casts q, k and v of scaled_dot_product_attention to half precision, and its output back.
 
-    Attention written by hand (product, softmax, product) stays as the module has it: from inside the calls one cannot
-    tell where its q, k and v begin. Its twin is then the fp32 module, the stricter of the two bounds.
+    Attention that a module writes out is the part of `_written_attention`.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -149,13 +148,17 @@ def active(*modes: TorchDispatchMode) -> Iterator[None]:
         yield
 
 
+HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16}
+"""The type in which attention runs in a module that is float32 otherwise."""
+
+
 def modes_for(plan: str, *, contract: bool, float64: bool) -> list[TorchDispatchMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or to float64)."""
     chosen: list[TorchDispatchMode] = []
     if float64:
         chosen.append(Double())
-    elif plan.endswith("_islands"):
-        chosen.append(Islands(torch.float16 if plan.startswith("fp16") else torch.bfloat16))
+    elif plan in HALF_OF_ISLANDS:
+        chosen.append(Islands(HALF_OF_ISLANDS[plan]))
     if contract:
         chosen.append(FollowContract())
     return chosen

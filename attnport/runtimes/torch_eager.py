@@ -63,7 +63,7 @@ class _TorchSession(CheckedSession):
     def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype) -> None:
         import torch
 
-        from attnport.runtimes._torch_modes import modes_for
+        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
 
         precision = "fp64" if opening.float64 else opening.plan
         # On CPU this setting lets float32 products run in bfloat16, silently.
@@ -74,19 +74,30 @@ class _TorchSession(CheckedSession):
         self._dtype = dtype
         self._threads = opening.threads or physical_cores()
         self._modes = modes_for(opening.plan, contract=opening.contract, float64=opening.float64)
+        self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         import torch
 
-        from attnport.runtimes._torch_modes import active
-
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
         tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
-        with refused("torch_eager", feeds), active(*self._modes):
-            assert self._module is not None
-            result = self._module(**tensors)
+        with refused("torch_eager", feeds):
+            result = self._result(tensors)
         return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+
+    def _result(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        from attnport.runtimes._torch_modes import active
+        from attnport.runtimes._written_attention import Found, Rounded
+
+        assert self._module is not None
+        modes = self._modes
+        if self._island is not None:
+            with active(found := Found()):
+                self._module(**tensors)
+            modes = [*modes, Rounded(found, self._island)]
+        with active(*modes):
+            return self._module(**tensors)
 
     def _free(self) -> None:
         self._module = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -20,6 +21,13 @@ NOT_WHOLE = {
     ("luong_attention", ""): "2/3",  # one of its three multiplies the probabilities by a Gaussian window
     ("linformer_attention", "openvino"): "0/1",
 }
+# Forms in half precision whose numbers are outside the bound, which is that of PyTorch in the same precision.
+OUTSIDE = {
+    # Which tokens share a bucket is decided by an argmax; near a tie every rounding decides it anew.
+    ("lsh_attention", "tensorrt_rtx bf16"),
+    # Scores without a scale are large, and the form's graph rounds them, as PyTorch's kernel does not.
+    ("luong_attention", "tensorrt_rtx fp16_islands"),
+}
 NO_SOFTMAX = {"linear_attention", "performer_attention", "state_space_layer"}
 
 
@@ -36,7 +44,7 @@ def problems(text: str) -> list[str]:
     wrong = [f"{name} is missing" for name in base.names() if name not in found]
     for model, cells in found.items():
         share = re.fullmatch(r"(\d\.\d\d) of (\d+) cases", cells["parity"])
-        if not share or float(share[1]) > 1 or int(share[2]) < 5:
+        if not share or float(share[1]) > 1 or int(share[2]) < 4:
             wrong.append(f"{model}: parity {cells['parity']}")
         wrong += [
             f"{model}: ({number}) is not explained"
@@ -50,6 +58,8 @@ def problems(text: str) -> list[str]:
 
 
 def as_pinned(model: str, column: str, cell: str) -> bool:
+    if ("FAIL" in cell) != ((model, column) in OUTSIDE):
+        return False
     if model in NO_SOFTMAX:
         return cell == "no softmax"
     counts = cell.partition(" ")[0]
@@ -112,7 +122,8 @@ def row(**changed: Any) -> Any:
     [
         ({"parity": "FAIL", "reason": "openvino: off"}, "t5: parity **FAIL** (1)"),
         ({"share": 1.2}, "t5: parity 1.20 of 8 cases"),
-        ({"cases": 4}, "t5: parity 0.50 of 4 cases"),
+        ({"cases": 3}, "t5: parity 0.50 of 3 cases"),
+        ({"cells": cells(wrong="off")}, "t5, tensorrt_rtx bf16: 2/2 `Attention`, parity **FAIL** (1)"),
         ({"cells": cells(fused=1, reasons=("why",))}, "t5, ort_cpu: 1/2 `Attention` (1)"),
         ({"cells": cells(attentions=0, fused=0, kernels=())}, "t5, openvino: no softmax"),
         (
@@ -136,6 +147,15 @@ def test_a_reason_that_is_missing_is_seen() -> None:
 def results(verdict: Verdict, rms: float) -> RuntimeParity:
     case = CaseResult("primes", "y", verdict, "", 9, rms, 1.0, 0.1, 2.0, None, None, 0)
     return RuntimeParity(verdict, "it is off" if verdict == "FAIL" else "fine", "fp32", None, (case,))
+
+
+def test_a_form_in_half_precision_that_fails_is_in_its_own_cell() -> None:
+    wrong = dataclasses.replace(results("FAIL", 3.0), plan="bf16")
+    made = make.judged(
+        "t5", ParityReport("FAIL", {"ort_cpu": results("PASS", 0.2)}, {"tensorrt_rtx.bf16": wrong}), cells()
+    )
+    assert (made.parity, made.share) == ("PASS", 0.2)
+    assert {cell.column: cell.wrong for cell in made.cells if cell.wrong} == {"tensorrt_rtx bf16": "it is off"}
 
 
 def test_a_models_parity_is_the_worst_of_all_runtimes_and_forms() -> None:

@@ -203,12 +203,17 @@ def test_float64_reaches_where_the_module_names_float32() -> None:
 
 
 @pytest.mark.parametrize(("plan", "eps"), [("fp16_islands", 2**-11), ("bf16_islands", 2**-8)])
-def test_islands_round_attention_alone(plan: str, eps: float) -> None:
-    whole, islands = run(Sdpa(SDPAS["bool"])), run(Sdpa(SDPAS["bool"]), plan=plan)
+@pytest.mark.parametrize("module", [Sdpa(SDPAS["bool"]), *map(ByHand, SOFTMAXES.values())])
+def test_islands_round_attention(module: nn.Module, plan: str, eps: float) -> None:
+    whole, islands = run(module), run(module, plan=plan)
     assert islands.dtype == np.float32
     assert eps / 8 < np.abs(whole - islands)[:2].max() < 8 * eps
+
+
+def test_a_float64_reference_has_no_islands() -> None:
     by_hand = ByHand(SOFTMAXES["F.softmax"])
-    np.testing.assert_array_equal(run(by_hand)[:2], run(by_hand, plan=plan)[:2])
+    float64 = {"contract": True, "float64": True}
+    np.testing.assert_array_equal(run(by_hand, plan="fp16_islands", **float64), run(by_hand, **float64))
 
 
 def test_islands_keep_a_hidden_but_finite_mask_finite() -> None:
