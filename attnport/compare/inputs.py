@@ -67,6 +67,8 @@ def cases(io: IOContract, seed: int = 0) -> list[Case]:
     plans.append(("sequence 1" if ones else "shortest", "sizes", shortest, NO_PADDING))
     plans.append(("longest", "sizes", _sizes(io, 2, lambda dim: dim.max), "right padding"))
     plans.append(("primes", "sizes", _prime_sizes(io), "right padding"))
+    if batch:
+        plans.append(("one item", "sizes", _sizes(io, 1, lambda dim: min(dim.opt, _LENGTH)), NO_PADDING))
     plans += [(name, "sizes", sizes, NO_PADDING) for name, sizes in _window_sizes(io).items()]
     made = []
     for name, group, sizes, layout in plans:

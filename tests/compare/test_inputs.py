@@ -121,6 +121,12 @@ def test_sizes_are_one_the_maximum_and_primes() -> None:
     cross = named(CONTRACTS["cross"], "primes").feeds
     assert cross["src"].shape[1] != cross["input_ids"].shape[1]
     assert named(CONTRACTS["one dim"], "longest").feeds["x"].shape == (512, 8)
+
+
+def test_one_item_alone_is_a_size_of_its_own() -> None:
+    feeds = named(CONTRACTS["cross"], "one item").feeds
+    assert {array.shape[0] for array in feeds.values()} == {1}
+    assert min(array.shape[1] for array in feeds.values()) > 1
     assert named(CONTRACTS["at least two"], "shortest").feeds["input_ids"].shape == (2, 20)
     assert named(CONTRACTS["at least two"], "primes").feeds["input_ids"].shape == (2, 20)
 
