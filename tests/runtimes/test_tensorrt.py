@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import EngineRecord, IOContract
+from attnport.bundling.python.engine_session import choose_profile, logger
+from attnport.bundling.python.errors import FeedError as ReaderFeedError
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError, UsageError
 from attnport.optional import is_installed
 from attnport.runtimes import _cuda, base
 from attnport.runtimes import tensorrt as tensorrt_runtime
-from attnport.runtimes._engine_session import choose_profile
 from attnport.runtimes.base import Opening
 
 RUNTIME = base.get("tensorrt_rtx")
@@ -67,7 +68,7 @@ def engine(tmp_path: Path) -> Path:
 class HostDevice:
     """Memory of the host in the place of a GPU's; it notices what is not freed."""
 
-    name, sm, stream = "Pretended GPU", 89, 7
+    name, sm, stream, uuid = "Pretended GPU", 89, 7, "ab" * 16
 
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
@@ -155,6 +156,9 @@ class Engine:
     def get_tensor_dtype(self, name: str) -> Any:
         return SimpleNamespace(name=self.kinds[name])
 
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1,) if name == "m" else (-1, 3)
+
     def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
         return [(n, 3) if name == "x" else (n,) for n in PROFILES[index]]
 
@@ -185,7 +189,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
             return made.engine  # type: ignore[attr-defined,no-any-return]
 
     module = SimpleNamespace(
-        __version__=VERSION, ILogger=Logger, Runtime=Deserialiser, TensorIOMode=SimpleNamespace(INPUT="input")
+        __name__="tensorrt_rtx",
+        __version__=VERSION,
+        ILogger=Logger,
+        Runtime=Deserialiser,
+        TensorIOMode=SimpleNamespace(INPUT="input"),
     )
     monkeypatch.setattr(tensorrt_runtime, "require", lambda name: module)
     monkeypatch.setattr(_cuda, "Device", lambda: made)
@@ -250,7 +258,7 @@ def test_of_several_fitting_profiles_the_closest_is_chosen() -> None:
     wide, close = {"x": ((1,), (64,))}, {"x": ((2,), (8,))}
     assert choose_profile([wide, close], {"x": (4,)}) == 1
     assert choose_profile([wide, close], {"x": (1,)}) == 0
-    with pytest.raises(FeedError, match="'x'"):
+    with pytest.raises(ReaderFeedError, match="'x'"):
         choose_profile([wide, close], {"x": (4, 4)})
 
 
@@ -346,12 +354,10 @@ def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
 def test_errors_of_the_installed_tensorrt_are_kept_for_our_messages() -> None:
     import tensorrt_rtx as trt
 
-    from attnport.runtimes._engine_session import _logger
-
     complaints: list[str] = []
-    logger = _logger(trt, complaints)
-    logger.log(trt.ILogger.ERROR, "wrong")
-    logger.log(trt.ILogger.WARNING, "odd")
+    made = logger(trt, complaints)
+    made.log(trt.ILogger.ERROR, "wrong")
+    made.log(trt.ILogger.WARNING, "odd")
     assert complaints == ["wrong"]
 
 
