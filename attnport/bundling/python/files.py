@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import IntegrityError
 from .external import references
-from .manifest import MANIFEST, Form, Manifest
+from .manifest import ENGINES, MANIFEST, Form, Manifest
 from .regular import open_regular
 from .signature import BYTES, SIGNATURE
 
@@ -58,7 +58,7 @@ def _findings(folder: Path, manifest: Manifest) -> Iterator[Finding]:
             damaged = True
             yield Finding(name, problem)
     if not damaged:  # the models are looked into only once they are known to be the ones that were bundled
-        for form in manifest.forms.values():
+        for form in (one for one in manifest.forms.values() if one.runtime not in ENGINES):
             yield from _external(folder, manifest, form)
 
 
