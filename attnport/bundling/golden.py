@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract
+from attnport.bundling.python.manifest import Bound
 from attnport.errors import ArtifactError
 
 EPS_FP32 = 2.0**-23
@@ -48,8 +49,8 @@ def cases(arrays: Mapping[str, Array]) -> list[str]:
     return sorted({name.split("/")[0] for name in arrays if "/" in name})
 
 
-def bounds(arrays: Mapping[str, Array], contract: IOContract) -> list[dict[str, str | float]]:
-    """The bound of every output of every case.
+def bounds(arrays: Mapping[str, Array], contract: IOContract) -> tuple[Bound, ...]:
+    """The bound of every output of every case in float32.
 
     RMS error: twice that of PyTorch eager; max error: four times eager's largest over all cases of that output; plus
     4 eps RMS(reference). Eager ran in float32 where the artifact was exported.
@@ -74,15 +75,10 @@ def bounds(arrays: Mapping[str, Array], contract: IOContract) -> list[dict[str, 
         spec.name: max(found[1] for (_, output), found in measured.items() if output == spec.name)
         for spec in contract.outputs
     }
-    return [
-        {
-            "case": case,
-            "output": output,
-            "rms_bound": 2 * rms + 4 * EPS_FP32 * scale,
-            "max_bound": 4 * largest[output] + 4 * EPS_FP32 * scale,
-        }
+    return tuple(
+        Bound(case, output, "fp32", 2 * rms + 4 * EPS_FP32 * scale, 4 * largest[output] + 4 * EPS_FP32 * scale)
         for (case, output), (rms, _, scale) in measured.items()
-    ]
+    )
 
 
 def write(path: Path, arrays: Mapping[str, Array]) -> None:

@@ -20,7 +20,7 @@ def readme(name: str, io: IO, tokenizer: str | None) -> str:
         "Made by attnport. It needs Python 3.10 or later, `numpy` and `onnxruntime`; nothing else, no PyTorch.",
         "    pip install numpy onnxruntime",
         "Check it where it landed: every file against its digest, then known inputs against known outputs.",
-        "    python -m attnport_bundle selftest",
+        "    cd python && python -m attnport_bundle selftest",
         "(run in this folder; exit 0 = fine, 3 = no fitting onnxruntime, 4 = the numbers are off, 6 = a file differs)",
         "## Use it",
         "Copy the folder as it is into your product, here as `app/`, and keep your own files out of it: an added file "
@@ -53,7 +53,7 @@ def program(io: IO) -> str:
     lines = [
         "import sys",
         "",
-        "sys.path.insert(0, 'app')",
+        "sys.path.append('app/python')",
         "import numpy as np",
         "from attnport_bundle import load",
         "",
@@ -85,7 +85,7 @@ def _text_program(io: IO, tokenizer: str) -> str:
         [
             "import sys",
             "",
-            "sys.path.insert(0, 'app')",
+            "sys.path.append('app/python')",
             "import numpy as np",
             "from attnport_bundle import load",
             "from tokenizers import Tokenizer",

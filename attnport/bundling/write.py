@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import cast
 
 from attnport import __version__
-from attnport.artifacts import Form, FusionTable, IOContract, Manifest, Verdict
+from attnport.artifacts import Form, FusionTable, IOContract, Manifest, RuntimeParity, Verdict
 from attnport.bundling import golden
-from attnport.bundling.model_file import external_files, oldest_onnxruntime
+from attnport.bundling.model_file import dtypes, external_files, oldest_onnxruntime
 from attnport.bundling.python import manifest as spec
 from attnport.bundling.readme import readme
 from attnport.errors import IntegrityError, UsageError
 from attnport.masks.spec import MaskSpec
 
-PACKAGE = "attnport_bundle"
+PACKAGE = "python/attnport_bundle"
 GOLDENS = "goldens.npz"
 README = "README.md"
-RUNS: dict[str, tuple[str, str]] = {"ort_cpu": ("onnxruntime", "CPUExecutionProvider")}
+RUNS: dict[str, tuple[spec.Runtime, str]] = {"ort_cpu": ("onnxruntime", "CPUExecutionProvider")}
 """Form targets that the reader has a runtime for, with the execution provider."""
 
 _NO_BYTECODE = (
@@ -35,12 +35,19 @@ _NO_BYTECODE = (
 
 @dataclass(frozen=True)
 class Judged:
-    """What was found about a form: `runtime` and `graph` are its verdicts on its runtime and as a graph alone."""
+    """What was found about a form.
+
+    Attributes:
+        runtime: The verdict on its own runtime.
+        graph: The verdict on the graph alone.
+        measured: The one of the two that has the evidence: the runtime's where it passed.
+    """
 
     verdict: Verdict
     runtime: Verdict
     graph: Verdict
     reason: str
+    measured: RuntimeParity | None
     fusion: FusionTable | None
 
 
@@ -78,10 +85,6 @@ def write(target: Path, folder: Path, manifest: Manifest, forms: Mapping[str, Ju
     arrays = golden.read(folder / "golden.npz", manifest.io)
     golden.write(target / GOLDENS, arrays)
     _copy_reader(target / PACKAGE)
-    bounds = tuple(
-        spec.Bound(str(found["case"]), str(found["output"]), float(found["rms_bound"]), float(found["max_bound"]))
-        for found in golden.bounds(arrays, manifest.io)
-    )
     (target / README).write_text(readme(manifest.name, contract, manifest.tokenizer), encoding="utf-8")
     made = spec.Manifest(
         format=spec.FORMAT,
@@ -91,7 +94,7 @@ def write(target: Path, folder: Path, manifest: Manifest, forms: Mapping[str, Ju
         io=contract,
         order=tuple(forms),
         forms=bundled,
-        goldens=spec.Goldens(GOLDENS, bounds),
+        goldens=spec.Goldens(GOLDENS, golden.bounds(arrays, manifest.io)),
         tokenizer=manifest.tokenizer,
         provenance=spec.Provenance(
             source=_without_folders(manifest.source.text),
@@ -99,6 +102,7 @@ def write(target: Path, folder: Path, manifest: Manifest, forms: Mapping[str, Ju
             code_sha256=manifest.source.code_digest,
             weights_sha256=manifest.source.weights_digest,
             opset=manifest.opset,
+            commands=(),
             versions=dict(sorted({**manifest.versions, "attnport": __version__}.items())),
         ),
         files={
@@ -158,20 +162,37 @@ def _counted(io: IOContract, mask: MaskSpec) -> str | None:
 def _form(folder: Path, form: Form, judged: Judged) -> spec.Form:
     runtime, provider = RUNS[form.target]
     release, opset = oldest_onnxruntime(folder / form.file)
-    fusion = None
-    if judged.fusion is not None:
-        items = tuple(spec.FusionItem(one.attention, one.fused, one.kernel, one.reason) for one in judged.fusion.items)
-        fusion = spec.Fusion(judged.fusion.attentions, judged.fusion.fused, items)
     return spec.Form(
         file=form.file,
         external=external_files(folder, form.file),
         plan=form.plan,
         runtime=runtime,
         provider=provider,
-        requires=spec.Requires(release, opset),
-        parity=spec.Parity(judged.verdict, judged.runtime, judged.graph, judged.reason),
-        fusion=fusion,
+        dtypes=dtypes(folder / form.file),
+        profiles=(),
+        requires=spec.Requires(release, False, opset, ()),
+        proof="device" if judged.runtime == "PASS" else "graph-only",
+        parity=_parity(judged),
+        fusion=_fusion(judged.fusion),
     )
+
+
+def _parity(judged: Judged) -> spec.Parity:
+    found = judged.measured
+    results = [
+        spec.Measured(one.case, one.output, one.rms_error, one.rms_bound, one.max_error, one.max_bound)
+        for one in (found.cases if found else ())
+        if one.rms_error is not None and one.max_error is not None
+    ]
+    ran = spec.Ran(found.ran.device, found.ran.provider, found.ran.precision) if found and found.ran else None
+    return spec.Parity(judged.verdict, judged.runtime, judged.graph, judged.reason, tuple(results), ran)
+
+
+def _fusion(table: FusionTable | None) -> spec.Fusion | None:
+    if table is None:
+        return None
+    items = tuple(spec.FusionItem(one.attention, one.fused, one.kernel, one.reason) for one in table.items)
+    return spec.Fusion(table.attentions, table.fused, table.proved_by, items)
 
 
 def _copy(source: Path, target: Path, sha256: str) -> None:
@@ -186,7 +207,7 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
 
 
 def _copy_reader(target: Path) -> None:
-    target.mkdir()
+    target.mkdir(parents=True)
     for source in sorted((Path(__file__).parent / "python").glob("*.py")):
         shutil.copyfile(source, target / source.name)
     (target / "py.typed").write_text("")

@@ -97,28 +97,27 @@ def _judge(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, 
     found = {}
     for name in names:
         runtime, graph = _verdicts(manifest, parity, name)
-        verdicts = (runtime[0], graph[0])
+        verdicts = (runtime.verdict, graph.verdict)
         verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
-        reason = "; ".join(dict.fromkeys(text for one, text in (runtime, graph) if text and one == verdict))
-        found[name] = Judged(verdict, *verdicts, reason, fusion.targets.get(name) if fusion else None)
+        decided = [one for one in (runtime, graph) if one.verdict == verdict]
+        reason = "; ".join(dict.fromkeys(one.reason for one in decided if one.reason))
+        measured = decided[0] if verdict == "PASS" else None
+        found[name] = Judged(verdict, *verdicts, reason, measured, fusion.targets.get(name) if fusion else None)
     return found
 
 
-def _verdicts(manifest: Manifest, parity: ParityReport | None, name: str) -> list[tuple[Verdict, str]]:
-    """Verdict and reason of a form on its runtime and of its graph."""
+def _verdicts(manifest: Manifest, parity: ParityReport | None, name: str) -> tuple[RuntimeParity, RuntimeParity]:
+    """What was found of a form on its runtime, and of its graph."""
+    plan = manifest.forms[name].plan
     if parity is None:
-        return [("NOT_RUN", "parity was not checked")] * 2
+        return (RuntimeParity("NOT_RUN", "parity was not checked", plan),) * 2
     made = max(
         (stage.made for stage in manifest.stages.values() if manifest.forms[name].file in stage.files), default=""
     )
     if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < made:
-        return [("NOT_RUN", "the form was made again after parity was checked")] * 2
-    return [_verdict(parity.runtimes, name), _verdict(parity.forms, name)]
-
-
-def _verdict(results: Mapping[str, RuntimeParity], name: str) -> tuple[Verdict, str]:
-    result = results.get(name)
-    return (result.verdict, result.reason) if result else ("NOT_RUN", "it is not in the parity report")
+        return (RuntimeParity("NOT_RUN", "the form was made again after parity was checked", plan),) * 2
+    missing = RuntimeParity("NOT_RUN", "it is not in the parity report", plan)
+    return parity.runtimes.get(name, missing), parity.forms.get(name, missing)
 
 
 def _gate(folder: Path, judged: Mapping[str, Judged], unverified: bool) -> None:

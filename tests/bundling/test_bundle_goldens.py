@@ -24,7 +24,7 @@ from attnport.bundling.python.manifest import Bound, read
 from attnport.bundling.python.manifest import Goldens as GoldenRecord
 from attnport.bundling.python.selftest import selftest
 
-BOUND = Bound("case", "y", 1e-6, 2e-6)
+BOUND = Bound("case", "y", "fp32", 1e-6, 2e-6)
 REFERENCE = np.linspace(-1, 1, 24).reshape(2, 3, 4)
 VALID = np.array([[True, True, True], [True, False, False]])
 
@@ -75,7 +75,7 @@ def test_a_model_that_drifts_fails_the_selftest_with_exit_4(app: Path, monkeypat
     )
     report = selftest(app)
     assert report.exit_code == 4
-    assert [row.verdict for row in report.rows] == ["PASS", *["FAIL"] * 6]
+    assert [row.verdict for row in report.rows] == ["NOT_RUN", "PASS", *["FAIL"] * 6]
 
 
 def test_a_model_that_cannot_run_fails_the_selftest(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_model_that_cannot_run_fails_the_selftest(app: Path, monkeypatch: pyte
     monkeypatch.setattr(onnxruntime.InferenceSession, "run", broken)
     report = selftest(app)
     assert report.exit_code == 4
-    assert "kernel gone" in report.rows[1].detail
+    assert "kernel gone" in report.rows[2].detail
 
 
 def test_every_golden_case_is_run(app: Path) -> None:
@@ -123,8 +123,8 @@ def test_a_golden_file_that_unpacks_to_too_much_is_refused(app: Path, monkeypatc
 
 
 def test_a_manifest_without_golden_cases_is_refused(app: Path) -> None:
-    with pytest.raises(IntegrityError, match="no golden case"):
-        Goldens(app, dataclasses.replace(read(app), goldens=GoldenRecord("goldens.npz", ())))
+    with pytest.raises(ValueError, match="no golden case"):
+        dataclasses.replace(read(app), goldens=GoldenRecord("goldens.npz", ()))
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------

@@ -37,14 +37,14 @@ def hidden(folder: Path) -> list[Path]:
 def test_a_bundle_holds_what_it_needs_and_nothing_else(made_bundle: Path, made_artifact: Path) -> None:
     found = manifest.read(made_bundle)
     assert files.check(made_bundle, found) == []
-    assert set(found.files) - {name for name in found.files if name.startswith("attnport_bundle/")} == {
+    assert set(found.files) - {name for name in found.files if name.startswith("python/attnport_bundle/")} == {
         "README.md",
         "goldens.npz",
         "model.ort_cpu.onnx",
         "weights.bin",
     }
     assert found.forms["ort_cpu"].external == ("weights.bin",)
-    assert found.forms["ort_cpu"].requires == manifest.Requires("1.28", 23)
+    assert found.forms["ort_cpu"].requires == manifest.Requires("1.28", False, 23, ())
     assert not (made_bundle / "weights.bin").samefile(made_artifact / "weights.bin")
 
 
@@ -85,7 +85,10 @@ def test_a_form_without_a_verdict_is_bundled_only_on_demand_and_says_so(
     assert found.unverified
     assert found.forms["ort_cpu"].parity.verdict == "NOT_RUN"
     done = subprocess.run(
-        [sys.executable, "-m", "attnport_bundle", "selftest"], cwd=tmp_path / "app", capture_output=True, text=True
+        [sys.executable, "-m", "attnport_bundle", "selftest"],
+        cwd=tmp_path / "app" / "python",
+        capture_output=True,
+        text=True,
     )
     assert "UNVERIFIED" in done.stdout
 
@@ -244,15 +247,15 @@ def test_the_folder_of_a_call_at_work_is_not_cleared_away(made_artifact: Path, t
 
 
 def test_bounds_follow_the_rule_and_a_reference_that_is_not_finite_is_refused(arrays: dict[str, Any]) -> None:
-    found = {(one["case"], one["output"]): one for one in golden.bounds(arrays, tiny.IO)}
+    found = {(one.case, one.output): one for one in golden.bounds(arrays, tiny.IO)}
     assert len(found) == 6
     for case in tiny.LENGTHS:
         valid = arrays[f"{case}/valid/hidden"]
         reference = arrays[f"{case}/out/hidden"][valid]
         error = arrays[f"{case}/eager/hidden"][valid] - reference
         floor = 4 * 2**-23 * tiny.rms(reference)
-        assert found[case, "hidden"]["rms_bound"] == pytest.approx(2 * tiny.rms(error) + floor)
-        assert float(found[case, "hidden"]["max_bound"]) >= 4 * float(np.abs(error).max()) + floor
+        assert found[case, "hidden"].rms_bound == pytest.approx(2 * tiny.rms(error) + floor)
+        assert found[case, "hidden"].max_bound >= 4 * float(np.abs(error).max()) + floor
     broken = {**arrays, "golden-0/out/hidden": np.full_like(arrays["golden-0/out/hidden"], np.nan)}
     with pytest.raises(ArtifactError, match="NaN or Inf"):
         golden.bounds(broken, tiny.IO)
