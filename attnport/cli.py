@@ -50,12 +50,13 @@ _source = [
         help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
     ),
     click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
+    click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
     click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
 ]
 
 
 def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --force."""
+    """SPEC, -o, --input, --dim, --with-weights, --force."""
     for option in reversed(_source):
         work = option(work)
     return work
@@ -76,7 +77,9 @@ def ship(
     """
     from attnport.pipeline.ship import ship as run
 
-    result = run(spec, output, sentences=text, budget_s=budget, progress=out.progress, on_bug=out.bug, **options)
+    result = run(
+        spec, output, sentences=text, budget_s=budget, progress=out.progress, tell=out.tell, on_bug=out.bug, **options
+    )
 
     def finish() -> None:
         out.show(result, "show_ship")
@@ -98,7 +101,7 @@ def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[
     """
     from attnport.pipeline.export import export as run
 
-    manifest = run(spec, output, progress=out.progress, **options)
+    manifest = run(spec, output, progress=out.progress, tell=out.tell, **options)
     return lambda: out.show(manifest, "show_manifest")
 
 
@@ -247,6 +250,28 @@ def verify(out: Reporter, path: Path) -> Callable[[], None]:
 
     def finish() -> None:
         out.show(result, "show_verify")
+        raise_for(result)
+
+    return finish
+
+
+@cli.command()
+@click.argument("path", type=FOLDER)
+@click.option("--fix", is_flag=True, help="Take away notes, doc strings and unknown fields of ONNX files.")
+@verb
+def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
+    """Say what a file gives away: paths, people, notes, weights, data.
+
+    PATH is an ONNX file, an engine, an artifact folder or a bundle. Exits with 6 when something was found and is still
+    there.
+    """
+    from attnport.pipeline.audit import audit as run
+    from attnport.pipeline.audit import raise_for
+
+    result = run(path, fix, progress=out.progress)
+
+    def finish() -> None:
+        out.show(result, "show_audit")
         raise_for(result)
 
     return finish

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,10 +18,14 @@ from attnport.errors import AttnportError, ExportError
 from attnport.jsonfile import digest_text, to_json
 from attnport.pipeline.loading import load
 from attnport.pipeline.machine import versions
+from attnport.pipeline.outputs import without_outputs
 from attnport.pipeline.refusals import refuse_stranger
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
+
+if TYPE_CHECKING:
+    from attnport.exporter.capture import Capture
 
 STAGE = "export"
 MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
@@ -39,8 +43,10 @@ def export(
     *,
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
+    with_weights: bool = False,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> Manifest:
     """Exports a SPEC into `folder`; what an earlier export left there is replaced all at once.
 
@@ -48,32 +54,64 @@ def export(
         text: The SPEC.
         inputs: `--input` declarations, for factories that return a plain module.
         dims: `--dim` declarations.
+        with_weights: Keep outputs that are attention weights, which can reveal what the model reads; otherwise the
+            module is exported without them.
         force: Export even when nothing changed since the last time.
+        tell: Is given one line when outputs were left out.
 
     Raises:
         UsageError: the folder holds somebody's files and is no artifact.
         SpecError: there is no such module, or it does not load.
-        ExportError: torch cannot export it, a dim froze, or the graph computes something else.
+        ExportError: torch cannot export it, a dim froze, the graph computes something else, or every output is
+            attention weights.
     """
     began_s = time.monotonic()
     refuse_stranger(folder)
     progress(f"loading {text}")
     spec = load(text, inputs=inputs, dims=dims)
+    declared = spec.io.outputs
     digest = digest_text(
-        toolchain("torch", "onnx", "onnxscript", "transformers"), to_json(spec.source), to_json(spec.io)
+        toolchain("torch", "onnx", "onnxscript", "transformers"),
+        to_json(spec.source),
+        to_json(spec.io),
+        "with weights" if with_weights else "without weights",
     )
     earlier = open_if_there(folder)
-    if earlier is not None and not force and fresh(folder, earlier, STAGE, digest):
-        return earlier
-    return _export(spec, folder, digest, progress, began_s)
+    if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
+        progress("tracing the module")
+        spec, captured = _capture(spec, with_weights)
+        earlier = _export(spec, captured, folder, digest, progress, began_s)
+    kept = {output.name for output in earlier.io.outputs}
+    hidden = [output.name for output in declared if output.name not in kept]
+    if hidden:
+        tell(f"attention weights are no outputs without --with-weights; left out: {', '.join(hidden)}")
+    return earlier
 
 
-def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str], None], began_s: float) -> Manifest:
-    from attnport.exporter import storage
-    from attnport.exporter.capture import OPSET, capture
+def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
+    """The module's graph, and the module that it is a graph of: without outputs that are attention weights."""
+    from attnport.exporter.capture import capture
+    from attnport.exporter.weights_out import leave_out, weights_out
 
-    progress("tracing the module")
     captured = capture(spec.make(), spec.io)
+    hidden = () if with_weights else weights_out(captured.model)
+    if not hidden:
+        return spec, captured
+    if len(hidden) == len(spec.io.outputs):
+        raise ExportError(
+            f"every output of the module is attention weights: {', '.join(hidden)}.",
+            hint="They can reveal what the model reads; if that is wanted, export with --with-weights.",
+        )
+    leave_out(captured.model, hidden)
+    return without_outputs(spec, hidden), captured
+
+
+def _export(
+    spec: ModelSpec, captured: Capture, folder: Path, digest: str, progress: Callable[[str], None], began_s: float
+) -> Manifest:
+    from attnport.exporter import storage
+    from attnport.exporter.capture import OPSET
+
     with change(folder) as changing:
         changing.began(began_s)
         for name in tuple(changing.manifest.files) if changing.manifest else ():
