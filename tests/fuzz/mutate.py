@@ -7,14 +7,14 @@ import json
 import random
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 Mutate = Callable[[bytes, int], bytes]
 """Bytes and the most bytes that may come back."""
 
 _ODD = [None, True, 0, 1, -1, 1 << 63, 1.5, 1e308, "", "..", "a/b", "nul", "\x1b[2J", "\ud800", [], {}, [[]], {"a": 1}]
-_AS_BYTES = 0.3
+_AS_BYTES, _STOP = 0.3, 0.3
 _ANY = (TypeError, ValueError, KeyError, RecursionError, zipfile.BadZipFile, zlib.error, OSError, NotImplementedError)
 
 
@@ -23,36 +23,32 @@ def json_value(data: bytes, max_size: int, seed: int, fallback: Mutate) -> bytes
     chance = random.Random(seed)
     try:
         value = json.loads(data)
-        places = [place for place in _places(value) if place]
     except _ANY:
-        places = []
-    if not places or chance.random() < _AS_BYTES:
+        value = None
+    if not isinstance(value, dict | list) or not value or chance.random() < _AS_BYTES:
         return fallback(data, max_size)
-    place = chance.choice(places)
-    holder, key = _at(value, place[:-1]), place[-1]
-    action = chance.randrange(4)
-    if action == 0:
+    holder, key = _place(value, chance)
+    action = chance.randrange(5)
+    if action <= 1:
         holder[key] = chance.choice(_ODD)
-    elif action == 1:
+    elif action == 2:
         del holder[key]
-    elif action == 2 and isinstance(holder, dict):
+    elif action == 3 and isinstance(holder, dict):
         holder[str(key) + chance.choice(["x", "/..", "", "."])] = holder.pop(key)
     else:
-        holder[key] = json.loads(json.dumps(_at(value, chance.choice(places))))
+        other, name = _place(value, chance)
+        holder[key] = json.loads(json.dumps(other[name]))
     return json.dumps(value, separators=(",", ":")).encode()[:max_size]
 
 
-def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from _places(inner, (*at, key))
-
-
-def _at(value: Any, place: tuple[Any, ...]) -> Any:
-    for key in place:
-        value = value[key]
-    return value
+def _place(value: Any, chance: random.Random) -> tuple[Any, Any]:
+    """A holder and a key in it, by a walk down from the top, so that few deep lists do not draw all the mutations."""
+    while True:
+        key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        inner = value[key]
+        if not isinstance(inner, dict | list) or not inner or chance.random() < _STOP:
+            return value, key
+        value = inner
 
 
 def zip_member(data: bytes, max_size: int, seed: int, fallback: Mutate) -> bytes:

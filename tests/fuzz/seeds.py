@@ -1,4 +1,4 @@
-"""Writes the file `valid` of each corpus, which the fuzzer starts from: run it again when the format changes.
+"""Writes the files of the corpora that the fuzzer starts from, `valid` and others: run it when the format changes.
 
 python tests/fuzz/seeds.py
 """
@@ -38,6 +38,7 @@ def main() -> None:
                 zipped([[f"{name}.npy", npy(file[name])] for name in file.files])
             )
     (CORPUS / "external" / "valid").write_bytes(model())
+    (CORPUS / "external" / "wrapped_enum").write_bytes(wrapped_enum())
 
 
 def manifest(value: dict[str, Any]) -> bytes:
@@ -72,6 +73,17 @@ def model() -> bytes:
         external(attribute.g.initializer.add())
         external(attribute.graphs.add().initializer.add())
     return proto.SerializeToString()
+
+
+def wrapped_enum() -> bytes:
+    """A model with a tensor that is external by the number 2**32 + 1, which no mutation comes upon."""
+    proto = onnx.ModelProto(ir_version=10)
+    external(proto.graph.initializer.add())
+    tag = onnx.TensorProto.DATA_LOCATION_FIELD_NUMBER << 3
+    one, wrapped = bytes([tag, 1]), bytes([tag, 0x81, 0x80, 0x80, 0x80, 0x10])
+    field = proto.graph.initializer[0].SerializeToString().replace(one, wrapped)
+    graph = bytes([onnx.GraphProto.INITIALIZER_FIELD_NUMBER << 3 | 2, len(field)]) + field
+    return bytes([onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | 2, len(graph)]) + graph
 
 
 def external(tensor: onnx.TensorProto, **more: str) -> None:
