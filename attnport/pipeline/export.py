@@ -12,10 +12,11 @@ import numpy as np
 
 from attnport import __version__
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
-from attnport.compare.inputs import Case, cases, full_case
+from attnport.compare.inputs import Case, full_case
 from attnport.compare.parity import Errors, Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
 from attnport.jsonfile import digest_text, to_json
+from attnport.pipeline.golden import write_golden
 from attnport.pipeline.loading import load
 from attnport.pipeline.machine import versions
 from attnport.pipeline.outputs import without_outputs
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 STAGE = "export"
 MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
-GOLDEN_CASES = (
-    *("right padding", "one row fully masked", "usual sizes", "primes"),
-    *("prefixes of several lengths", "documents of several lengths", "random global tokens"),
-)
 _PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 _CHECKERS = ("ort_cpu", "onnx_reference")
 
@@ -117,11 +114,10 @@ def _export(
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        with _sessions(spec, contract=False) as (reference, eager):
+        with _sessions(spec) as (reference, eager):
             _check_dims(spec.io, changing.path(MODEL), reference, eager, progress)
         progress("golden outputs in float64")
-        with _sessions(spec, contract=True) as (reference, eager):
-            _write_golden(spec.io, reference, eager, changing.path(GOLDEN))
+        write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:
             changing.path("tokenizer.json").write_bytes(spec.tokenizer.read_bytes())
         changing.manifest = Manifest(
@@ -140,11 +136,11 @@ def _export(
 
 
 @contextmanager
-def _sessions(spec: ModelSpec, *, contract: bool) -> Iterator[tuple[Session, Session]]:
-    """The module in float64, and in float32 as the measure of error; `contract` as in `Opening`."""
+def _sessions(spec: ModelSpec) -> Iterator[tuple[Session, Session]]:
+    """The module as it is in float64, and in float32 as the measure of error."""
     torch_eager = base.get("torch_eager")
-    reference = torch_eager.open(Opening(spec.io, spec=spec, float64=True, contract=contract))
-    eager = torch_eager.open(Opening(spec.io, spec=spec, contract=contract))
+    reference = torch_eager.open(Opening(spec.io, spec=spec, float64=True))
+    eager = torch_eager.open(Opening(spec.io, spec=spec))
     try:
         yield reference, eager
     finally:
@@ -239,18 +235,3 @@ def _outputs(session: Session, case: Case) -> dict[str, np.ndarray[Any, Any]] | 
 def _problem(case: Case, errors: Mapping[str, Errors], by: Yardstick) -> str:
     results = [judge(case.name, output, error, by) for output, error in errors.items()]
     return "; ".join(f"{result.output}: {result.reason}" for result in results if result.verdict == "FAIL")
-
-
-def _write_golden(io: IOContract, reference: Session, eager: Session, path: Path) -> None:
-    """A few cases with the float64 outputs of the mask contract, and eager's float32 ones as the measure of error."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for case in cases(io):
-        if case.name not in GOLDEN_CASES:
-            continue
-        key = case.name.replace(" ", "_")
-        arrays |= {f"{key}/in/{name}": np.asarray(array) for name, array in case.feeds.items()}
-        arrays |= {f"{key}/out/{name}": array for name, array in reference.run(case.feeds).items()}
-        arrays |= {f"{key}/eager/{name}": array for name, array in eager.run(case.feeds).items()}
-        arrays |= {f"{key}/valid/{name}": np.asarray(array) for name, array in case.valid.items()}
-    with path.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +112,10 @@ class Profile:
     """An optimization profile of an engine: a range, inside the model's own, for every named dim."""
 
     dims: tuple[Dim, ...]
+
+    def admits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether every size lies in its dim's range; a dim without a size does not matter."""
+        return all(dim.min <= sizes.get(dim.name, dim.min) <= dim.max for dim in self.dims)
 
     def check(self, io: IO) -> None:
         """Raises ValueError unless it has the model's dims, in order, each inside its range."""
