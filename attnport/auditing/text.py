@@ -29,7 +29,7 @@ _PATHS = re.compile(
     r"|(?<![A-Za-z0-9])[A-Za-z]:(?:\\{1,2}|/)(?:[\w .()-]{2,}[\\/]{1,2})+[\w.()-]*"
     r"|(?<![\\\w])\\{2,4}[A-Za-z][\w.-]+\\{1,2}[A-Za-z][\w.-]*\$?\\{1,2}[\w.-]+"
 )
-_HOMES = re.compile(r"(?:/home/|/Users/|[A-Za-z]:[\\/]{1,2}Users[\\/]{1,2})([\w.-]+)")
+_HOMES = re.compile(r"(?:(?<![\w.])/(?:home|Users)/|[A-Za-z]:[\\/]{1,2}Users[\\/]{1,2})([\w.-]+)")
 _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}\b")
 _TRACE = re.compile(r"Traceback \(most recent call last\)|File \"[^\"\n]+\", line \d+[^\n]*")
 _TRACED_LINE = re.compile(r"File \"[^\"\n]+\", line \d+[^\n]*\n[ \t]+(?!File \")(\S[^\n]*)")
