@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import with_weights
+import weights_model
 
 from attnport.errors import ExportError
 from attnport.pipeline.audit import audit
@@ -16,7 +16,7 @@ from attnport.pipeline.check import check
 from attnport.pipeline.export import export
 from attnport.pipeline.workspace import load_spec, open_folder
 
-SPEC = f"{with_weights.__file__}:make"
+SPEC = f"{weights_model.__file__}:make"
 INPUTS = ["x=float32[batch,seq,16]"]
 DIMS = ["batch=1:2:3", "seq=1:4:7"]
 
@@ -60,7 +60,7 @@ def test_weights_that_were_asked_for_are_kept_and_found_by_audit(tmp_path: Path)
 
 
 def test_a_module_of_weights_alone_is_not_exported_without_a_word(tmp_path: Path) -> None:
-    text = f"{with_weights.__file__}:only_weights"
+    text = f"{weights_model.__file__}:only_weights"
     with pytest.raises(ExportError, match="every output") as caught:
         export(text, tmp_path / "out", inputs=INPUTS, dims=DIMS)
     assert "--with-weights" in caught.value.hint
