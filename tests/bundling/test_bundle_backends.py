@@ -162,6 +162,21 @@ def test_an_engine_that_nobody_looked_at_needs_unverified(artifact: Path, tmp_pa
     assert (read.unverified, read.forms[NAME].proof) == (True, "graph-only")
 
 
+@pytest.mark.parametrize("file", [f"engines/{NAME}", f"model.{FORM}.onnx"])
+def test_a_verdict_older_than_the_engine_or_its_form_does_not_count(wide: Path, tmp_path: Path, file: str) -> None:
+    with change(wide) as edit:
+        edit.path(file).write_bytes((wide / file).read_bytes())
+        edit.finish("built again", "1")
+    with change(wide) as edit:
+        assert edit.manifest
+        late = dataclasses.replace(edit.manifest.stages["built again"], made="2999-01-01T00:00:00+00:00")
+        stages = {**edit.manifest.stages, "built again": late}
+        edit.manifest = dataclasses.replace(edit.manifest, stages=stages)
+        edit.finish("another", "1")
+    with pytest.raises(ParityFailed, match="made again after parity was checked"):
+        bundle(wide, tmp_path / "app", forms=[NAME])
+
+
 def test_of_several_engines_one_is_named(artifact: Path, tmp_path: Path) -> None:
     other = record(file="engines/other.engine")
     verdicts = {f"tensorrt_rtx.{name}": found(verdict) for name, verdict in ((NAME, "PASS"), ("other", "NOT_RUN"))}  # type: ignore[arg-type]  # a Literal in a loop

@@ -35,7 +35,14 @@ def engine(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def unverified(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
     found["unverified"] = True
     form(found)["proof"] = "graph-only"
-    none = {"verdict": "NOT_RUN", "runtime": "NOT_RUN", "graph": "NOT_RUN", "reason": "", "results": [], "ran": None}
+    none: dict[str, Any] = {
+        "verdict": "NOT_RUN",
+        "runtime": "NOT_RUN",
+        "graph": "NOT_RUN",
+        "reason": "",
+        "results": [],
+        "ran": None,
+    }
     form(found)["parity"] = none | changes
     return form(found)
 
