@@ -92,7 +92,7 @@ def write(
         _copy(folder / name, target / name, manifest.files.get(name, ""))
     golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE)
-    (target / README).write_text(readme(manifest.name, contract, manifest.tokenizer), encoding="utf-8")
+    (target / README).write_text(readme(manifest.name, contract, manifest.tokenizer, target), encoding="utf-8")
     made = spec.Manifest(
         format=spec.FORMAT,
         version=spec.VERSION,
