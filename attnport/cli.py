@@ -221,7 +221,10 @@ def bench(
 @click.argument("folder", type=FOLDER)
 @click.option("-o", "--output", type=FOLDER, required=True, help="The bundle's folder.")
 @click.option("--lang", multiple=True, default=("python",), show_default=True, help="Language of the reader.")
-@click.option("--form", "forms", multiple=True, default=("ort_cpu",), show_default=True, help="Forms to bundle.")
+@click.option(
+    "--form", "forms", multiple=True, default=("ort_cpu",), show_default=True, help="Forms and engines, the best first."
+)
+@click.option("--sign", type=FOLDER, help="An Ed25519 private key (PEM), kept outside of both folders.")
 @click.option("--unverified", is_flag=True, help="Take forms whose parity was not run; the bundle says so.")
 @click.option("--force", is_flag=True, help="Replace a bundle even when its files were changed.")
 @verb
@@ -237,16 +240,17 @@ def bundle(
 
 @cli.command()
 @click.argument("path", type=FOLDER)
+@click.option("--key", type=FOLDER, help="The Ed25519 public key (PEM) that a bundle must be signed with.")
 @verb
-def verify(out: Reporter, path: Path) -> Callable[[], None]:
-    """Check that files are as written, and a bundle's golden outputs.
+def verify(out: Reporter, path: Path, key: Path | None) -> Callable[[], None]:
+    """Check that files are as written, signature, golden outputs.
 
     PATH is a bundle or an artifact folder.
     """
     from attnport.pipeline.verify import raise_for
     from attnport.pipeline.verify import verify as run
 
-    result = run(path)
+    result = run(path, key)
 
     def finish() -> None:
         out.show(result, "show_verify")
