@@ -9,6 +9,7 @@ from pathlib import Path
 from attnport.artifacts import Manifest
 from attnport.bundling import place, signing
 from attnport.bundling.backends import Backend, choose
+from attnport.bundling.python.signature import SIGNATURE
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.pipeline.golden import read_goldens
@@ -62,6 +63,8 @@ def bundle(
     gate(folder, judged, unverified)
     goldens = read_goldens(folder / _GOLDEN, manifest.io, {backend.form.plan for backend in backends})
     _refuse_stranger(out, force)
+    if sign is None and (out / SIGNATURE).exists():
+        progress(f"{out} was signed; the bundle that replaces it is not")
     with place.replaced(out, lambda: _refuse_stranger(out, force)) as staged:
         progress("copying")
         write(staged, folder, manifest, judged, goldens)

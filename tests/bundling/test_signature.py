@@ -27,6 +27,7 @@ from attnport.bundling.python.selftest import selftest
 from attnport.bundling.signing import PASSWORD, private_key, sign
 from attnport.errors import ArtifactError, MissingDependency, UsageError
 from attnport.errors import IntegrityError as NotAsWritten
+from attnport.pipeline.bundle import bundle
 from attnport.pipeline.verify import raise_for, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -85,6 +86,28 @@ def test_signing_again_gives_the_same_64_bytes(signed: Path, secret: Path) -> No
     sign(signed, secret)
     assert (signed / "bundle.sig").read_bytes() == first
     assert len(first) == signature.BYTES
+
+
+def test_a_bundle_is_signed_as_it_is_made_and_made_twice_it_is_equal(
+    artifact: Path, tmp_path: Path, secret: Path, public: Path
+) -> None:
+    made = [bundle(artifact, tmp_path / name, sign=secret) for name in ("one", "two")]
+    one, two = ({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in made)
+    assert one == two
+    raise_for(verify(made[0], public))
+
+
+def test_a_key_that_is_not_taken_leaves_no_bundle(artifact: Path, tmp_path: Path, secret: Path) -> None:
+    with pytest.raises(UsageError, match="proves nothing"):
+        bundle(artifact, tmp_path / "new", sign=secret.rename(artifact / "secret.pem"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_it_is_said_when_a_signed_bundle_is_replaced_by_one_that_is_not(signed: Path, artifact: Path) -> None:
+    said: list[str] = []
+    bundle(artifact, signed, progress=said.append)
+    assert any("was signed" in line for line in said)
+    assert not (signed / "bundle.sig").exists()
 
 
 def test_a_signature_of_the_bare_manifest_is_not_taken(signed: Path, public: Path) -> None:
