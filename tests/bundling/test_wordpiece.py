@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,10 +118,10 @@ def changed(path: Path, folder: Path, change: Callable[[Any], None]) -> Path:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("accents are kept", lambda patch: patch.setattr(wordpiece.unicodedata, "normalize", lambda form, text: text)),
+        ("accents are kept", lambda patch: patch.setattr(unicodedata, "normalize", lambda form, text: text)),
         ("words of any length", lambda patch: patch.setattr(WordPiece, "_cut", endless)),
         ("no ideographs", lambda patch: patch.setattr(wordpiece, "_is_ideograph", lambda char: False)),
-        ("ASCII marks only", lambda patch: patch.setattr(wordpiece.unicodedata, "category", lambda char: "Ll")),
+        ("ASCII marks only", lambda patch: patch.setattr(unicodedata, "category", lambda char: "Ll")),
     ],
 )
 def test_a_tokenizer_that_leaves_a_step_out_is_caught(
@@ -229,7 +230,8 @@ def test_what_cannot_be_fed_from_text_says_so(minilm: Path) -> None:
     for wrong in (contract("pixels"), contract("input_ids", "pixels"), contract("input_ids", dims=("batch",))):
         with pytest.raises(BundleError, match="does not read text: it takes"):
             Tokenizer(minilm, wrong)
-    for texts in ("a text", []):
+    wrong_texts: tuple[Any, ...] = ("a text", [])
+    for texts in wrong_texts:
         with pytest.raises(FeedError, match="expected a list of one text or more"):
             Tokenizer(minilm, contract("input_ids", "mask")).encode(texts)
     with pytest.raises(FeedError, match="takes no padding mask"):
