@@ -167,7 +167,7 @@ def wrapped_enum(folder: Path, manifest: Path, file: str) -> None:
     """A tensor whose `data_location` is 2**32 + 1, which protobuf cuts to 1: external data not every reader sees."""
     import onnx
 
-    tensor = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[4], name="hidden")
+    tensor = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[4], name="unused")
     tensor.external_data.add(key="location", value="../outside")
     field = tensor.SerializeToString() + bytes([14 << 3, 0x81, 0x80, 0x80, 0x80, 0x10])
     graph = bytes([5 << 3 | 2, len(field)]) + field

@@ -66,6 +66,7 @@ def test_nothing_to_compare_and_bounds_or_references_that_are_not_finite_fail() 
     assert not judge(REFERENCE, np.ones((2, 4), bool))[0]
     assert not judge(REFERENCE, bound=dataclasses.replace(BOUND, rms_bound=float("nan")))[0]
     assert not compare(BOUND, REFERENCE, np.full_like(REFERENCE, np.nan), VALID).passed
+    assert not compare(BOUND, REFERENCE, np.full_like(REFERENCE, 1e300), VALID).passed
 
 
 def test_a_model_that_drifts_fails_the_selftest_with_exit_4(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
