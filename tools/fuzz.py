@@ -6,9 +6,11 @@ A find ends the run with exit 1; its input lies in .cache/fuzz, to be moved into
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +53,9 @@ def _keep(target: str, found: Path) -> None:
 
 
 def _run(target: str, *options: str) -> int:
-    return subprocess.run([sys.executable, "tests/fuzz/runner.py", target, *options], cwd=ROOT, check=False).returncode
+    command = [sys.executable, "tests/fuzz/runner.py", target, *options]
+    with tempfile.TemporaryDirectory() as scratch:  # libFuzzer ends without Python's own clearing up
+        return subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, "TMPDIR": scratch}).returncode
 
 
 if __name__ == "__main__":
