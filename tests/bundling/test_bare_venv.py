@@ -75,6 +75,22 @@ def test_the_goldens_pass_there(python: Path, minilm: Path) -> None:
     assert bare_venv.run(python, minilm / "python", "-m", "attnport_bundle", "selftest").returncode == 6
 
 
+def test_the_oldest_onnxruntime_is_not_older_than_it_says(
+    minilm: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    older = bare_venv.make(tmp_path_factory.mktemp("older") / "venv", "onnxruntime==1.23.*", "numpy")
+    line = ["-m", "attnport_bundle", "selftest"]
+    refused = bare_venv.run(older, minilm / "python", *line)
+    assert refused.returncode == 3
+    assert re.search(r"got onnxruntime 1\.23\.\d; expected 1\.28 or later", refused.stdout)
+    manifest = (minilm / "bundle.json").read_text("utf-8")
+    promised = manifest.replace('"runtime": "1.28"', '"runtime": "1.23"')
+    assert promised != manifest
+    (minilm / "bundle.json").write_text(promised, "utf-8")  # no digest covers it but a signature
+    wrong = bare_venv.run(older, minilm / "python", *line)
+    assert wrong.returncode == 4, wrong.stdout + wrong.stderr
+
+
 def test_it_is_timed_there(python: Path, minilm: Path) -> None:
     line = ["-m", "attnport_bundle", "bench", "--shape", "batch=1,seq=16", "--seconds", "0.3", "--json"]
     done = bare_venv.run(python, minilm / "python", *line)
