@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
-RUNTIMES := cpu,openvino,rtx,hf
+RUNTIMES := cpu,openvino,rtx,hf,sign
 # Test files that `make test-all` runs at once; each has tests of several threads.
 JOBS ?= 2
 # Found without importing it: the package's own code wants sentence-transformers, which only its model folder is free of.
@@ -14,13 +14,14 @@ MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
 # Nothing is downloaded after set-up: a model that is not there is an error, not a request.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-all lint help clean
+.PHONY: demo test test-all lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (20 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
 	@echo "make lint      ruff and mypy"
+	@echo "make fuzz      the bundle's reader against 60 s of made-up files; what is new goes into tests/fuzz/corpus"
 	@echo "make clean     removes .venv, out and caches"
 
 demo: $(VENV)/.demo
@@ -36,6 +37,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python tools/fuzz.py
 
 clean:
 	rm -rf $(VENV) out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
@@ -58,4 +62,9 @@ $(VENV)/.demo: $(VENV)/.made $(PINS)
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "Installing what the tests need."
 	@$(PIP) --no-build-isolation --editable ".[$(RUNTIMES),dev]"
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@echo "Installing the fuzzer."
+	@$(PIP) --no-build-isolation --editable ".[fuzz]"
 	@touch $@

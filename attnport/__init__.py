@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from attnport.pipeline.audit import audit
     from attnport.pipeline.bench import bench
     from attnport.pipeline.build import build
     from attnport.pipeline.bundle import bundle
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from attnport.pipeline.verify import verify
 
 __all__ = [
+    "audit",
     "bench",
     "build",
     "bundle",

@@ -50,12 +50,13 @@ _source = [
         help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
     ),
     click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
+    click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
     click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
 ]
 
 
 def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --force."""
+    """SPEC, -o, --input, --dim, --with-weights, --force."""
     for option in reversed(_source):
         work = option(work)
     return work
@@ -76,7 +77,9 @@ def ship(
     """
     from attnport.pipeline.ship import ship as run
 
-    result = run(spec, output, sentences=text, budget_s=budget, progress=out.progress, on_bug=out.bug, **options)
+    result = run(
+        spec, output, sentences=text, budget_s=budget, progress=out.progress, tell=out.tell, on_bug=out.bug, **options
+    )
 
     def finish() -> None:
         out.show(result, "show_ship")
@@ -98,7 +101,7 @@ def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[
     """
     from attnport.pipeline.export import export as run
 
-    manifest = run(spec, output, progress=out.progress, **options)
+    manifest = run(spec, output, progress=out.progress, tell=out.tell, **options)
     return lambda: out.show(manifest, "show_manifest")
 
 
@@ -218,7 +221,10 @@ def bench(
 @click.argument("folder", type=FOLDER)
 @click.option("-o", "--output", type=FOLDER, required=True, help="The bundle's folder.")
 @click.option("--lang", multiple=True, default=("python",), show_default=True, help="Language of the reader.")
-@click.option("--form", "forms", multiple=True, default=("ort_cpu",), show_default=True, help="Forms to bundle.")
+@click.option(
+    "--form", "forms", multiple=True, default=("ort_cpu",), show_default=True, help="Forms and engines, the best first."
+)
+@click.option("--sign", type=FOLDER, help="An Ed25519 private key (PEM), kept outside of both folders.")
 @click.option("--unverified", is_flag=True, help="Take forms whose parity was not run; the bundle says so.")
 @click.option("--force", is_flag=True, help="Replace a bundle even when its files were changed.")
 @verb
@@ -234,19 +240,42 @@ def bundle(
 
 @cli.command()
 @click.argument("path", type=FOLDER)
+@click.option("--key", type=FOLDER, help="The Ed25519 public key (PEM) that a bundle must be signed with.")
 @verb
-def verify(out: Reporter, path: Path) -> Callable[[], None]:
-    """Check that files are as written, and a bundle's golden outputs.
+def verify(out: Reporter, path: Path, key: Path | None) -> Callable[[], None]:
+    """Check that files are as written, signature, golden outputs.
 
     PATH is a bundle or an artifact folder.
     """
     from attnport.pipeline.verify import raise_for
     from attnport.pipeline.verify import verify as run
 
-    result = run(path)
+    result = run(path, key)
 
     def finish() -> None:
         out.show(result, "show_verify")
+        raise_for(result)
+
+    return finish
+
+
+@cli.command()
+@click.argument("path", type=FOLDER)
+@click.option("--fix", is_flag=True, help="Take away notes, doc strings and unknown fields of ONNX files.")
+@verb
+def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
+    """Say what a file gives away: paths, people, notes, weights, data.
+
+    PATH is an ONNX file, an engine, an artifact folder or a bundle. Exits with 6 when something was found and is still
+    there.
+    """
+    from attnport.pipeline.audit import audit as run
+    from attnport.pipeline.audit import raise_for
+
+    result = run(path, fix, progress=out.progress)
+
+    def finish() -> None:
+        out.show(result, "show_audit")
         raise_for(result)
 
     return finish

@@ -10,6 +10,7 @@ from attnport.errors import MissingDependency
 
 # import name -> the extra of this project that brings it
 EXTRAS: dict[str, str] = {
+    "cryptography": "sign",
     "onnxruntime": "cpu",
     "openvino": "openvino",
     "tensorrt": "tensorrt",

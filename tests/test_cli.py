@@ -64,7 +64,7 @@ def test_the_list_of_verbs_cuts_no_description_short() -> None:
 
 def test_an_unknown_verb_gets_the_closest_one() -> None:
     assert "Did you mean 'export'?" in refused(call("exprot", "x"))
-    assert "There are bench, build" in refused(call("zzz"))
+    assert "There are audit, bench, build" in refused(call("zzz"))
 
 
 def test_a_missing_output_folder_is_named() -> None:

@@ -19,8 +19,10 @@ from attnport.artifacts import (
     Ran,
     RuntimeParity,
 )
-from attnport.console import tables
+from attnport.auditing.findings import Finding
+from attnport.console import cells, tables, trust_tables
 from attnport.console.run import Reporter
+from attnport.pipeline.audit import AuditReport
 from attnport.pipeline.listing import Listing, listing
 from attnport.pipeline.ship import ShipResult, StageResult
 from attnport.pipeline.verify import VerifyResult, VerifyRow
@@ -81,13 +83,17 @@ VALUES: dict[str, Any] = {
     "show_fusion_explained": FUSION,
     "show_parity": PARITY,
     "show_latency": LATENCY,
+    "show_audit": AuditReport(
+        PATH, "folder", ("a", "b"), (Finding("x" * 100, LONG, "path", LONG[:80], False, LONG),) * 2, 3, (LONG,)
+    ),
     "show_verify": VerifyResult(PATH, "bundle", "FAIL", 6, (VerifyRow("x" * 100, "FAIL", LONG),), True),
     "show_listing": Listing("models", {"name" * 30: LONG}),
 }
 
 
 def printed(name: str, value: Any, *, colour: bool = False) -> str:
-    return tables.render(getattr(tables, name), value, colour=colour)
+    show = getattr(tables, name, None) or getattr(trust_tables, name)
+    return cells.render(show, value, colour=colour)
 
 
 @pytest.mark.parametrize("name", VALUES)

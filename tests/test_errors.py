@@ -24,6 +24,7 @@ EXIT_CODES = {
     "ParityFailed": 4,
     "FusionMissing": 5,
     "IntegrityError": 6,
+    "Disclosure": 6,
 }
 
 

@@ -1,9 +1,10 @@
 """The order of the layers, read from the imports of every file.
 
-    errors, jsonfile, optional, transaction < dims, masks < artifacts
+    bundling.python < errors, jsonfile, optional, transaction < dims, masks < artifacts
         < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
 
-Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
+The bundle's reader, `bundling.python`, goes where nothing else is: it imports nothing of ours, and everything may
+use it. Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "attnport"
-SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundling", "reporting")
+SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundling", "reporting", "auditing")
+READER_UNIT = "reader"
+INSIDE = "attnport.bundling.python"
 LAYERS: tuple[tuple[str, ...], ...] = (
+    (READER_UNIT,),
     ("errors", "jsonfile", "optional", "registry", "transaction"),
     ("dims", "masks"),
     ("artifacts",),
@@ -40,8 +44,8 @@ HEAVY = {
     "torch",
     "transformers",
 }
-READER = {"numpy", "onnxruntime"}
-"""What a bundle's own reader may import beside the standard library: it is copied to where nothing else is."""
+READER = {"cryptography", "numpy", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx"}
+"""What a bundle's own reader may import beside the standard library, where it is used and not before."""
 
 
 def absolute(node: ast.ImportFrom, module: str) -> str:
@@ -77,6 +81,8 @@ def imported(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
 
 def unit(dotted: str) -> str:
     """The layer's member that a dotted name of the package belongs to: `attnport.runtimes.base` -> `runtimes`."""
+    if f"{dotted}.".startswith(f"{INSIDE}."):
+        return READER_UNIT
     parts = dotted.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in RANK else "__init__"
 
@@ -92,21 +98,40 @@ def violations(source: str, module: str) -> list[str]:
         if name.split(".")[0] != "attnport" or name.startswith("attnport.__"):
             continue
         other = unit(name)
-        allowed = other == own or RANK[other] < RANK[own] or (RANK[other] == RANK[own] and RANK[own] < 2)
+        allowed = (
+            other == own or RANK[other] < RANK[own] or (RANK[other] == RANK[own] and RANK[own] < RANK["artifacts"])
+        )
         if not allowed:
             found.append(f"{module}:{line} imports {name}: {own} may not use {other}")
     return found
 
 
 def reader_violations(source: str, module: str, own: set[str]) -> list[str]:
-    """What a file of the bundle's reader imports beside numpy, onnxruntime, the standard library and its own files."""
+    """What a file of the bundle's reader imports beside `READER`, the standard library and its own files."""
     found = []
     for line, name in imported(ast.parse(source), module):
         top = name.split(".")[0]
-        mine = name.startswith("attnport.bundling.python") or top in own
+        mine = f"{name}.".startswith(f"{INSIDE}.") or top in own
         if top not in READER and top not in sys.stdlib_module_names and not mine:
             found.append(f"{module}:{line} imports {name}")
     return found
+
+
+def reader_at_import(tree: ast.AST) -> set[str]:
+    """The packages of `READER` that a file of the reader imports when it is imported: outside functions and types."""
+    found = set[str]()
+    for node in ast.iter_child_nodes(tree):
+        typed = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or typed:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Call):
+            found.add(by_call(node).split(".")[0])
+        found |= reader_at_import(node)
+    return found & READER
 
 
 def bound(tree: ast.Module) -> dict[str, str]:
@@ -148,7 +173,9 @@ def files(*, reader: bool = False) -> list[Path]:
 
 
 def test_every_file_belongs_to_a_layer() -> None:
-    members = {path.stem if path.is_file() else path.name for path in PACKAGE.iterdir() if path.suffix in ("", ".py")}
+    members = {READER_UNIT} | {
+        path.stem if path.is_file() else path.name for path in PACKAGE.iterdir() if path.suffix in ("", ".py")
+    }
     assert members - {"__pycache__"} <= RANK.keys()
 
 
@@ -157,7 +184,16 @@ def test_no_file_imports_against_the_order_of_the_layers() -> None:
     assert not found, "\n".join(found)
 
 
-def test_the_bundles_reader_needs_numpy_and_onnxruntime_alone() -> None:
+def test_the_bundles_reader_imports_a_runtime_only_where_it_uses_it() -> None:
+    found = [
+        f"{path.name}: {names}"
+        for path in files(reader=True)
+        if (names := reader_at_import(ast.parse(path.read_text())))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_bundles_reader_needs_numpy_and_runtimes_alone() -> None:
     paths = files(reader=True)
     own = {path.stem for path in paths}
     found = [text for path in paths for text in reader_violations(path.read_text(), dotted_name(path, ROOT), own)]
@@ -181,6 +217,9 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         ("attnport.runtimes.ort_cpu", "import importlib\nimportlib.import_module('attnport.exporter.capture')"),
         ("attnport.sources.hf", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
         ("attnport.bundling.write", "def f():\n    import attnport.pipeline.workspace as w"),
+        ("attnport.runtimes.tensorrt", "from attnport.bundling.write import write"),
+        ("attnport.runtimes.tensorrt", "from attnport.bundling import python_of_another_kind"),
+        ("attnport.bundling.python.model", "def f():\n    from attnport.errors import AttnportError"),
         ("attnport.pipeline.ship", "from attnport.cli import main"),
         ("attnport.pipeline.ship", "import attnport\nattnport.ship()"),
         ("attnport.pipeline.ship", "from attnport import ship"),
@@ -200,6 +239,8 @@ def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
         ("attnport.pipeline.ship", "from attnport.runtimes import base\nfrom attnport import __version__"),
         ("attnport.cli", "def f():\n    from attnport.pipeline import ship"),
         ("attnport.cli", "import torch.nn"),
+        ("attnport.runtimes._cuda", "from attnport.bundling.python import cuda"),
+        ("attnport.errors", "from attnport.bundling.python.errors import BundleError"),
         ("attnport.exporter.engine.build", "import attnport\nprint(attnport.__file__)"),
     ],
 )
@@ -213,6 +254,20 @@ def test_the_readers_check_finds_a_foreign_import() -> None:
     assert reader_violations("import onnxruntime as ort", module, set()) == []
     assert len(reader_violations("def f():\n    import torch", module, set())) == 1
     assert len(reader_violations("from attnport.dims import check_feeds", module, set())) == 1
+    assert len(reader_violations("from attnport.bundling.python_of_another_kind import x", module, set())) == 1
+
+
+def test_the_readers_check_finds_a_runtime_that_comes_with_the_import() -> None:
+    for source, names in {
+        "import openvino": {"openvino"},
+        "from onnxruntime.capi import onnxruntime_pybind11_state as s": {"onnxruntime"},
+        "try:\n    import tensorrt as trt\nexcept ImportError:\n    pass": {"tensorrt"},
+        "class A:\n    import numpy as np": {"numpy"},
+        "import importlib\nm = importlib.import_module('tensorrt_rtx')": {"tensorrt_rtx"},
+        "if TYPE_CHECKING:\n    import numpy as np\ndef f():\n    import openvino": set(),
+        "import json\nfrom . import cuda": set(),
+    }.items():
+        assert reader_at_import(ast.parse(source)) == names
 
 
 def test_the_check_for_heavy_imports_knows_leaves_that_subclass() -> None:

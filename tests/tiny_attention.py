@@ -61,13 +61,13 @@ def module() -> Any:
             y_BTE = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep_B1ST).squeeze(1)
             hidden = self.out(y_BTE) + x_BTE
             weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
-            return hidden, (hidden * weights).sum(1) / weights.sum(1)
+            return hidden, (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
 
     torch.manual_seed(7)
     return Tiny().eval()
 
 
-def export(folder: Path) -> None:
+def export(folder: Path, opset: int = 23) -> None:
     """Writes `model.onnx` and `weights.bin` into `folder`."""
     import onnx
     import torch
@@ -77,7 +77,7 @@ def export(folder: Path) -> None:
             module(),
             (torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)),
             dynamo=True,
-            opset_version=23,
+            opset_version=opset,
             input_names=[spec.name for spec in IO.inputs],
             output_names=[spec.name for spec in IO.outputs],
             dynamic_shapes={name: {0: "batch", 1: "seq"} for name in ("ids", "attention_mask")},
@@ -101,7 +101,7 @@ def feeds(lengths: list[int], seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def goldens() -> dict[str, np.ndarray[Any, Any]]:
-    """What export stores: inputs, float64 outputs, valid elements, and eager's float32 outputs."""
+    """What export stores: inputs, float64 outputs, valid elements, and eager's outputs in float32 and float16."""
     import torch
 
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -109,12 +109,13 @@ def goldens() -> dict[str, np.ndarray[Any, Any]]:
         for seed, (case, lengths) in enumerate(LENGTHS.items()):
             given = feeds(lengths, seed)
             tensors = {name: torch.from_numpy(array) for name, array in given.items()}
-            exact, eager = module().double()(**tensors), module()(**tensors)
+            exact, eager, half = (made(**tensors) for made in (module().double(), module(), module().half()))
             for name, array in given.items():
                 arrays[f"{case}/in/{name}"] = array
-            for spec, reference, single in zip(IO.outputs, exact, eager, strict=True):
+            for spec, reference, single, narrow in zip(IO.outputs, exact, eager, half, strict=True):
                 arrays[f"{case}/out/{spec.name}"] = reference.numpy()
                 arrays[f"{case}/eager/{spec.name}"] = single.numpy()
+                arrays[f"{case}/eager.fp16/{spec.name}"] = narrow.numpy()
                 valid = given["attention_mask"].astype(bool) if spec.name == "hidden" else np.ones(len(lengths), bool)
                 arrays[f"{case}/valid/{spec.name}"] = valid
     return arrays

@@ -1,25 +1,38 @@
-"""The golden cases that export stored, and the bound of each output, by the rule of parity: nothing tuned by hand."""
+"""The golden cases that export stored, and the file of them that a bundle carries."""
 
 from __future__ import annotations
 
 import io
-import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnport.artifacts import IOContract
+from attnport.bundling.python.manifest import Bound
 from attnport.errors import ArtifactError
 
-EPS_FP32 = 2.0**-23
 Array = np.ndarray[Any, Any]
 
 
-def read(path: Path, contract: IOContract) -> dict[str, Array]:
-    """Reads `golden.npz`: `<case>/in|out|valid|eager/<tensor>`, complete for every case.
+@dataclass(frozen=True)
+class Goldens:
+    """What a bundle carries: inputs, references and what is valid, by name; and a bound for each output and plan."""
+
+    arrays: Mapping[str, Array]
+    bounds: tuple[Bound, ...]
+
+
+def eager(plan: str) -> str:
+    """What PyTorch's outputs at a precision plan are called in `golden.npz`."""
+    return "eager" if plan == "fp32" else f"eager.{plan}"
+
+
+def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> dict[str, Array]:
+    """Reads `golden.npz`: `<case>/in|out|valid|eager/<tensor>`, complete for every case and plan.
 
     Raises:
         ArtifactError: it cannot be read, or a case lacks an array.
@@ -29,17 +42,21 @@ def read(path: Path, contract: IOContract) -> dict[str, Array]:
             arrays = {name: file[name] for name in file.files}
     except Exception as err:  # damaged bytes make numpy and zipfile raise a dozen kinds
         raise ArtifactError(f"{path} is not a file of arrays: {err}", hint="Export again.") from err
+    kinds = ("out", "valid", *(eager(plan) for plan in plans))
     wanted = {
         f"{case}/{part}"
         for case in cases(arrays)
         for part in (
             *(f"in/{spec.name}" for spec in contract.inputs),
-            *(f"{kind}/{spec.name}" for kind in ("out", "valid", "eager") for spec in contract.outputs),
+            *(f"{kind}/{spec.name}" for kind in kinds for spec in contract.outputs),
         )
     }
     if not wanted or wanted - set(arrays):
         missing = sorted(wanted - set(arrays))
-        raise ArtifactError(f"{path} lacks {missing[0] if missing else 'golden cases'}.", hint="Export again.")
+        raise ArtifactError(
+            f"{path} lacks {missing[0] if missing else 'golden cases'}.",
+            hint="Export again; PyTorch is run there at every precision plan that it can compute in.",
+        )
     return {name: arrays[name] for name in sorted(wanted)}
 
 
@@ -48,52 +65,25 @@ def cases(arrays: Mapping[str, Array]) -> list[str]:
     return sorted({name.split("/")[0] for name in arrays if "/" in name})
 
 
-def bounds(arrays: Mapping[str, Array], contract: IOContract) -> list[dict[str, str | float]]:
-    """The bound of every output of every case.
-
-    RMS error: twice that of PyTorch eager; max error: four times eager's largest over all cases of that output; plus
-    4 eps RMS(reference). Eager ran in float32 where the artifact was exported.
-
-    Raises:
-        ArtifactError: a reference or eager's output is not finite in a valid element, or a case has none.
-    """
-    measured: dict[tuple[str, str], tuple[float, float, float]] = {}
-    for case in cases(arrays):
-        for spec in contract.outputs:
-            valid = arrays[f"{case}/valid/{spec.name}"]
-            reference = arrays[f"{case}/out/{spec.name}"][valid].astype(np.float64)
-            error = arrays[f"{case}/eager/{spec.name}"][valid].astype(np.float64) - reference
-            if not reference.size or not np.isfinite(error).all():
-                raise ArtifactError(
-                    f"golden case {case}, output {spec.name}: got {reference.size} valid elements, "
-                    f"{int((~np.isfinite(error)).sum())} of them NaN or Inf; expected some, all finite.",
-                    hint="Export again; if it stays, the model's own output is not finite.",
-                )
-            measured[case, spec.name] = (_rms(error), float(np.abs(error).max()), _rms(reference))
-    largest = {
-        spec.name: max(found[1] for (_, output), found in measured.items() if output == spec.name)
-        for spec in contract.outputs
+def sizes(arrays: Mapping[str, Array], contract: IOContract, case: str) -> dict[str, int]:
+    """The size of each named dim of the inputs in a case."""
+    return {
+        dim: size
+        for spec in contract.inputs
+        for dim, size in zip(spec.dims, arrays[f"{case}/in/{spec.name}"].shape, strict=True)
+        if isinstance(dim, str)
     }
-    return [
-        {
-            "case": case,
-            "output": output,
-            "rms_bound": 2 * rms + 4 * EPS_FP32 * scale,
-            "max_bound": 4 * largest[output] + 4 * EPS_FP32 * scale,
-        }
-        for (case, output), (rms, _, scale) in measured.items()
-    ]
 
 
 def write(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes what the reader needs of the goldens; equal arrays give equal bytes."""
+    """Writes what the reader needs of the goldens, references in float64; equal arrays give equal bytes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(arrays):
-            if name.split("/")[1] != "eager":
+            kind = name.split("/")[1]
+            if kind in ("in", "out", "valid"):
+                array = np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape)
                 data = io.BytesIO()
-                np.lib.format.write_array(data, np.ascontiguousarray(arrays[name]), allow_pickle=False)
+                np.lib.format.write_array(
+                    data, array.astype(np.float64) if kind == "out" else array, allow_pickle=False
+                )
                 archive.writestr(zipfile.ZipInfo(f"{name}.npy"), data.getvalue())
-
-
-def _rms(values: Array) -> float:
-    return math.sqrt(float(np.mean(np.square(values))))

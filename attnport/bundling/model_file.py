@@ -53,6 +53,19 @@ def oldest_onnxruntime(path: Path) -> tuple[str, int]:
     )
 
 
+def dtypes(path: Path) -> dict[str, str]:
+    """The dtype of every input and output in the file; a half-precision form's are narrower than the contract's."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    names = {"FLOAT": "float32", "DOUBLE": "float64"}
+    found = {}
+    for value in (*graph.input, *graph.output):
+        name = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        found[value.name] = names.get(name, name.lower())
+    return found
+
+
 def _has_attention(graph: Any) -> bool:
     """Whether a graph or function, or a graph inside it, has an operator of `_SINCE_ATTENTION`."""
     for node in graph.node:

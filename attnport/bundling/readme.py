@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from attnport.bundling.python.errors import BundleError
 from attnport.bundling.python.manifest import IO, Mask, Tensor
+from attnport.bundling.python.text import Tokenizer
 
 _TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
-def readme(name: str, io: IO, tokenizer: str | None) -> str:
+def readme(name: str, io: IO, tokenizer: str | None, folder: Path | None = None) -> str:
     """The page.
 
     Args:
         name: The model's name.
         io: The contract; the program is made for it.
         tokenizer: The bundle's tokenizer file, for models that read text.
+        folder: Where that file stands now: tried whether the reader reads it without another package.
     """
     parts = [
         f"# {name}: a model in a folder",
         "Made by attnport. It needs Python 3.10 or later, `numpy` and `onnxruntime`; nothing else, no PyTorch.",
         "    pip install numpy onnxruntime",
         "Check it where it landed: every file against its digest, then known inputs against known outputs.",
-        "    python -m attnport_bundle selftest",
-        "(run in this folder; exit 0 = fine, 3 = no fitting onnxruntime, 4 = the numbers are off, 6 = a file differs)",
+        "    cd python && python -m attnport_bundle selftest",
+        "(run in this folder; exit 0 = fine, 3 = no fitting onnxruntime, 4 = the numbers are off, 6 = a file differs) "
+        "How long a call takes here, with `--shape`, `--threads` and `--seconds`:",
+        "    cd python && python -m attnport_bundle bench",
         "## Use it",
         "Copy the folder as it is into your product, here as `app/`, and keep your own files out of it: an added file "
         "is refused like a changed one. This program stands beside it:",
         _indent(program(io)),
     ]
     if tokenizer and {spec.name for spec in io.inputs} <= set(_TEXT_INPUTS):
-        parts += ["From text (`pip install tokenizers`):", _indent(_text_program(io, tokenizer))]
+        parts += _from_text(io, tokenizer, folder)
     parts += [
         "## What goes in and out",
         _table(io),
@@ -38,8 +45,11 @@ def readme(name: str, io: IO, tokenizer: str | None) -> str:
         "expected. Rows of padded positions are unspecified but finite. `run` may be called from several threads.",
         "## Trust",
         "`load` compares every file with `bundle.json` before it opens the model. This catches accidents. Against "
-        "somebody who can write to the folder, and so to `bundle.json` too, keep its SHA-256 elsewhere, and check with "
-        "a reader that does not come from the folder: `attnport verify app/`.",
+        "somebody who can write to the folder, and so to `bundle.json` and to the reader too, check with a reader that "
+        "does not come from the folder: `attnport verify app/ --key PUBLIC.pem` where the bundle is signed (there is a "
+        "`bundle.sig`), with a key that does not come from the folder either; else keep the SHA-256 of `bundle.json` "
+        'elsewhere. `load("app", require_signature="PUBLIC.pem")` opens nothing that is not signed with the key '
+        "(`pip install cryptography`).",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -53,7 +63,7 @@ def program(io: IO) -> str:
     lines = [
         "import sys",
         "",
-        "sys.path.insert(0, 'app')",
+        "sys.path.append('app/python')",
         "import numpy as np",
         "from attnport_bundle import load",
         "",
@@ -76,7 +86,38 @@ def program(io: IO) -> str:
     return "\n".join(lines)
 
 
-def _text_program(io: IO, tokenizer: str) -> str:
+def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
+    try:
+        if folder is not None:
+            Tokenizer(folder / tokenizer, io)
+            return [
+                "From text; the reader knows this tokenizer. It gave the ids of the package `tokenizers` for every "
+                "text of common scripts that was tried; marks that Unicode took in later than that package's tables "
+                "may differ.",
+                _indent(_own_program(tokenizer)),
+            ]
+    except BundleError:
+        pass  # a kind that only the package reads
+    return ["From text (`pip install tokenizers`):", _indent(_package_program(io, tokenizer))]
+
+
+def _own_program(tokenizer: str) -> str:
+    return "\n".join(
+        [
+            "import sys",
+            "",
+            "sys.path.append('app/python')",
+            "from attnport_bundle import Tokenizer, load",
+            "",
+            'with load("app") as model:',
+            f'    tokenizer = Tokenizer("app/{tokenizer}", model.io)',
+            '    outputs = model.run(**tokenizer.encode(["A sentence.", "Another one, longer."]))',
+            "print({name: array.shape for name, array in outputs.items()})",
+        ]
+    )
+
+
+def _package_program(io: IO, tokenizer: str) -> str:
     dims = {dim.name: dim for dim in io.dims}
     last = io.inputs[0].dims[-1]
     longest = dims[last].max if isinstance(last, str) else last
@@ -85,7 +126,7 @@ def _text_program(io: IO, tokenizer: str) -> str:
         [
             "import sys",
             "",
-            "sys.path.insert(0, 'app')",
+            "sys.path.append('app/python')",
             "import numpy as np",
             "from attnport_bundle import load",
             "from tokenizers import Tokenizer",

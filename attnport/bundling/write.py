@@ -5,27 +5,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from attnport import __version__
-from attnport.artifacts import Form, FusionTable, IOContract, Manifest, Verdict
+from attnport.artifacts import FusionTable, IOContract, Manifest, RuntimeParity, Verdict
 from attnport.bundling import golden
-from attnport.bundling.model_file import external_files, oldest_onnxruntime
+from attnport.bundling.backends import Backend
+from attnport.bundling.commands import commands, without_folders
+from attnport.bundling.model_file import dtypes, external_files, oldest_onnxruntime
+from attnport.bundling.python import engine_header
 from attnport.bundling.python import manifest as spec
+from attnport.bundling.python.decode import MAX_TEXT
 from attnport.bundling.readme import readme
-from attnport.errors import IntegrityError, UsageError
+from attnport.dims import Dim
+from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.masks.spec import MaskSpec
 
-PACKAGE = "attnport_bundle"
+PACKAGE = "python/attnport_bundle"
 GOLDENS = "goldens.npz"
 README = "README.md"
-RUNS: dict[str, tuple[str, str]] = {"ort_cpu": ("onnxruntime", "CPUExecutionProvider")}
-"""Form targets that the reader has a runtime for, with the execution provider."""
+OPENVINO = "2026.4"
+"""The release of OpenVINO that forms were tried with; none before it was."""
 
 _NO_BYTECODE = (
     "Python keeps compiled code in a folder of this name. As a file it keeps Python from writing or reading any here,\n"
@@ -35,83 +39,94 @@ _NO_BYTECODE = (
 
 @dataclass(frozen=True)
 class Judged:
-    """What was found about a form: `runtime` and `graph` are its verdicts on its runtime and as a graph alone."""
+    """What was found about a form or engine.
 
+    Attributes:
+        runtime: The verdict on its own runtime.
+        graph: The verdict on the graph alone.
+        measured: The one of the two that has the evidence: the runtime's where it passed.
+    """
+
+    backend: Backend
     verdict: Verdict
     runtime: Verdict
     graph: Verdict
     reason: str
+    measured: RuntimeParity | None
     fusion: FusionTable | None
 
 
-def needed_files(folder: Path, manifest: Manifest, forms: Iterable[str]) -> list[str]:
-    """The artifact's files that a bundle of `forms` is made from.
+def needed_files(folder: Path, manifest: Manifest, backends: Iterable[Backend]) -> list[str]:
+    """The artifact's files that a bundle is made from; of an engine also the form, whose dtypes it has.
 
     Raises:
         ArtifactError, IntegrityError: a form is not an ONNX file, or takes weights from outside the folder.
     """
     names = {"golden.npz"}
-    for form in (manifest.forms[name] for name in forms):
-        names |= {form.file, *external_files(folder, form.file)}
+    for backend in backends:
+        names |= {backend.form.file, *backend.copied(folder)}
     if manifest.tokenizer:
         names.add(manifest.tokenizer)
     return sorted(names)
 
 
-def write(target: Path, folder: Path, manifest: Manifest, forms: Mapping[str, Judged], *, unverified: bool) -> None:
+def write(
+    target: Path, folder: Path, manifest: Manifest, forms: Sequence[Judged], goldens: golden.Goldens
+) -> spec.Manifest:
     """Fills the empty folder `target` with a bundle of an artifact.
 
     Args:
         folder: The artifact folder; its files are compared with the manifest while they are copied.
-        forms: The forms to bundle, the preferred one first.
-        unverified: Whether some form's parity was not run; the bundle says so.
+        forms: The forms and engines to bundle, the preferred one first.
 
     Raises:
-        UsageError: an input or output that a bundle cannot carry.
+        UsageError: an input or output that a bundle cannot carry, or an engine that no golden case fits.
         ArtifactError, IntegrityError: a file of the artifact is damaged.
     """
     contract = _contract(manifest)
-    bundled = {name: _form(folder, manifest.forms[name], judged) for name, judged in forms.items()}
-    for name in needed_files(folder, manifest, forms):
-        if name != "golden.npz":
-            _copy(folder / name, target / name, manifest.files.get(name, ""))
-    arrays = golden.read(folder / "golden.npz", manifest.io)
-    golden.write(target / GOLDENS, arrays)
+    backends = [judged.backend for judged in forms]
+    bundled = {judged.backend.name: _form(folder, judged) for judged in forms}
+    for name, form in bundled.items():
+        _check_profiles(name, form, manifest.io, goldens.arrays)
+    for name in sorted({name for backend in backends for name in backend.copied(folder)} | _tokenizer(manifest)):
+        _copy(folder / name, target / name, manifest.files.get(name, ""))
+    golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE)
-    bounds = tuple(
-        spec.Bound(str(found["case"]), str(found["output"]), float(found["rms_bound"]), float(found["max_bound"]))
-        for found in golden.bounds(arrays, manifest.io)
-    )
-    (target / README).write_text(readme(manifest.name, contract, manifest.tokenizer), encoding="utf-8")
+    (target / README).write_text(readme(manifest.name, contract, manifest.tokenizer, target), encoding="utf-8")
     made = spec.Manifest(
         format=spec.FORMAT,
         version=spec.VERSION,
         name=manifest.name,
-        unverified=unverified,
+        unverified=any(judged.verdict == "NOT_RUN" for judged in forms),
         io=contract,
-        order=tuple(forms),
+        order=tuple(bundled),
         forms=bundled,
-        goldens=spec.Goldens(GOLDENS, bounds),
+        goldens=spec.Goldens(GOLDENS, goldens.bounds),
         tokenizer=manifest.tokenizer,
-        provenance=spec.Provenance(
-            source=_without_folders(manifest.source.text),
-            inputs=manifest.source.inputs,
-            code_sha256=manifest.source.code_digest,
-            weights_sha256=manifest.source.weights_digest,
-            opset=manifest.opset,
-            versions=dict(sorted({**manifest.versions, "attnport": __version__}.items())),
-        ),
+        provenance=_provenance(manifest, backends),
         files={
             path.relative_to(target).as_posix(): _record(path) for path in sorted(target.rglob("*")) if path.is_file()
         },
     )
     text = json.dumps(dataclasses.asdict(made), indent=1, allow_nan=False, ensure_ascii=False)
     (target / spec.MANIFEST).write_text(text + "\n", encoding="utf-8")
+    return made
 
 
-def _without_folders(source: str) -> str:
-    """A SPEC with the last part of a path only: the builder's folders are nobody else's business."""
-    return re.sub(r"(?<![\w.])~?/(?:[^/:]*/)*(?=[^/:])", "", source)
+def _tokenizer(manifest: Manifest) -> set[str]:
+    return {manifest.tokenizer} if manifest.tokenizer else set()
+
+
+def _provenance(manifest: Manifest, backends: Sequence[Backend]) -> spec.Provenance:
+    return spec.Provenance(
+        source=without_folders(manifest.source.text),
+        inputs=manifest.source.inputs,
+        code_sha256=manifest.source.code_digest,
+        weights_sha256=manifest.source.weights_digest,
+        opset=manifest.opset,
+        commands=commands(manifest, backends),
+        versions=dict(sorted({**manifest.versions, "attnport": __version__}.items())),
+    )
 
 
 def _contract(manifest: Manifest) -> spec.IO:
@@ -125,7 +140,7 @@ def _contract(manifest: Manifest) -> spec.IO:
     return spec.IO(
         inputs=tuple(spec.Tensor(one.name, one.dtype, one.dims, one.high) for one in manifest.io.inputs),
         outputs=tuple(spec.Tensor(one.name, one.dtype, one.dims, one.high) for one in manifest.io.outputs),
-        dims=tuple(spec.Dim(one.name, one.min, one.opt, one.max) for one in manifest.io.dims),
+        dims=_dims(manifest.io.dims),
         masks=tuple(
             spec.Mask(
                 one.kinds,
@@ -139,6 +154,10 @@ def _contract(manifest: Manifest) -> spec.IO:
             for one in manifest.io.masks
         ),
     )
+
+
+def _dims(dims: Iterable[Dim]) -> tuple[spec.Dim, ...]:
+    return tuple(spec.Dim(one.name, one.min, one.opt, one.max) for one in dims)
 
 
 def _counted(io: IOContract, mask: MaskSpec) -> str | None:
@@ -155,23 +174,79 @@ def _counted(io: IOContract, mask: MaskSpec) -> str | None:
     return next(iter(named))
 
 
-def _form(folder: Path, form: Form, judged: Judged) -> spec.Form:
-    runtime, provider = RUNS[form.target]
-    release, opset = oldest_onnxruntime(folder / form.file)
-    fusion = None
-    if judged.fusion is not None:
-        items = tuple(spec.FusionItem(one.attention, one.fused, one.kernel, one.reason) for one in judged.fusion.items)
-        fusion = spec.Fusion(judged.fusion.attentions, judged.fusion.fused, items)
+def _form(folder: Path, judged: Judged) -> spec.Form:
+    backend, engine = judged.backend, judged.backend.engine
     return spec.Form(
-        file=form.file,
-        external=external_files(folder, form.file),
-        plan=form.plan,
-        runtime=runtime,
-        provider=provider,
-        requires=spec.Requires(release, opset),
-        parity=spec.Parity(judged.verdict, judged.runtime, judged.graph, judged.reason),
-        fusion=fusion,
+        file=backend.file,
+        external=() if engine else external_files(folder, backend.file),
+        plan=backend.form.plan,
+        runtime=backend.runtime,
+        provider=backend.provider,
+        dtypes=dict(sorted(dtypes(folder / backend.form.file).items())),
+        profiles=tuple(spec.Profile(_dims(profile.dims)) for profile in engine.profiles) if engine else (),
+        requires=_requires(folder, backend),
+        proof="device" if judged.runtime == "PASS" else "graph-only",
+        parity=_parity(judged),
+        fusion=_fusion(judged.fusion),
     )
+
+
+def _requires(folder: Path, backend: Backend) -> spec.Requires:
+    engine = backend.engine
+    if engine is None:
+        release, opset = oldest_onnxruntime(folder / backend.file)
+        return spec.Requires(OPENVINO if backend.runtime == "openvino" else release, False, opset, ())
+    if engine.target != "tensorrt_rtx":  # nothing is known of the header of the other flavour
+        return spec.Requires(engine.version, True, None, tuple(sorted(engine.sm)))
+    try:
+        header = engine_header.read_header(folder / engine.file)
+    except (OSError, ValueError) as err:
+        raise ArtifactError(str(err), hint="Build it again.") from err
+    if header.version != engine.version:
+        raise IntegrityError(
+            f"{folder / engine.file} is of TensorRT-RTX {header.version}; its record says {engine.version}.",
+            hint="Build it again.",
+        )
+    return spec.Requires(header.version, True, None, tuple(sorted(header.sm)))
+
+
+def _check_profiles(name: str, form: spec.Form, io: IOContract, arrays: Mapping[str, golden.Array]) -> None:
+    """Raises UsageError for an engine that no golden case fits: nothing could ever show that it is right."""
+    found = [golden.sizes(arrays, io, case) for case in golden.cases(arrays)]
+    if form.profiles and not any(profile.admits(sizes) for profile in form.profiles for sizes in found):
+        wanted = ",".join(f"{dim}={size}" for dim, size in found[0].items())
+        raise UsageError(
+            f"engine {name}: no golden case has sizes inside one of its profiles, so that no reader could test it.",
+            hint=f"Build it with a profile that admits {wanted}.",
+        )
+
+
+def _parity(judged: Judged) -> spec.Parity:
+    found = judged.measured
+    results = [
+        spec.Measured(one.case, one.output, one.rms_error, one.rms_bound, one.max_error, one.max_bound)
+        for one in (found.cases if found else ())
+        if one.rms_error is not None and one.max_error is not None
+    ]
+    ran = spec.Ran(found.ran.device, found.ran.provider, found.ran.precision) if found and found.ran else None
+    return spec.Parity(judged.verdict, judged.runtime, judged.graph, _line(judged.reason), tuple(results), ran)
+
+
+def _fusion(table: FusionTable | None) -> spec.Fusion | None:
+    if table is None:
+        return None
+    items = tuple(
+        spec.FusionItem(one.attention, one.fused, None if one.kernel is None else _line(one.kernel), _line(one.reason))
+        for one in table.items
+    )
+    return spec.Fusion(table.attentions, table.fused, table.proved_by, items)
+
+
+def _line(text: str) -> str:
+    """Text of a runtime as one line that a reader takes: printable, and not too long."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(printable.split())
+    return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 3] + "..."
 
 
 def _copy(source: Path, target: Path, sha256: str) -> None:
@@ -186,7 +261,7 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
 
 
 def _copy_reader(target: Path) -> None:
-    target.mkdir()
+    target.mkdir(parents=True)
     for source in sorted((Path(__file__).parent / "python").glob("*.py")):
         shutil.copyfile(source, target / source.name)
     (target / "py.typed").write_text("")

@@ -61,6 +61,15 @@ class Reporter:
 
             self._status.update(escape(message))
 
+    def tell(self, message: str) -> None:
+        """Says on stderr what a user has to know though nothing failed."""
+        if self._status is not None:
+            from rich.markup import escape
+
+            self._status.console.print(f"[yellow]note[/]: {escape(message)}")
+        else:
+            click.echo(f"{click.style('note', fg='yellow')}: {message}", err=True)
+
     @contextlib.contextmanager
     def working(self, title: str) -> Iterator[None]:
         """A context in which `progress` has a spinner, and whatever else is printed goes to stderr.
@@ -78,15 +87,16 @@ class Reporter:
         self._status = None
 
     def show(self, value: Any, table: str) -> None:
-        """Prints a value as JSON, or by the function of `attnport.console.tables` that is called `table`."""
+        """Prints a value as JSON, or by the function of `tables` or `trust_tables` that is called `table`."""
         if self.as_json:
             from attnport.jsonfile import to_json
 
             self.print(to_json(value))
             return
-        from attnport.console import tables
+        from attnport.console import cells, tables, trust_tables
 
-        self.print(tables.render(getattr(tables, table), value, colour=sys.stdout.isatty()))
+        show = getattr(tables, table, None) or getattr(trust_tables, table)
+        self.print(cells.render(show, value, colour=sys.stdout.isatty()))
 
     def show_path(self, path: Path) -> None:
         """Prints where something was written."""

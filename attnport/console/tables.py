@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnport.console import cells
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from attnport.artifacts import (
         EngineRecord,
@@ -24,76 +25,24 @@ if TYPE_CHECKING:
     from attnport.pipeline.inspect import Inspection
     from attnport.pipeline.listing import Listing
     from attnport.pipeline.ship import ShipResult
-    from attnport.pipeline.verify import VerifyResult
 
-WIDTH = 80
-_COLOURS = {"PASS": "green", "FAIL": "bold red", "NOT_RUN": "yellow", "done": "green", "failed": "bold red"}
 _MOST_WORKLOADS = 3
-_MOST_IN_A_CELL = 150
 _UNPROVEN = "-"  # a table with three workloads has no room for more
 _GRAPH_WORDS = {"elements": "weights", "weights_bytes": "bytes of weights", "external": "weights are in"}
 
 
-def render(show: Callable[[Console, Any], None], value: Any, *, colour: bool = False, width: int = WIDTH) -> str:
-    """What one of this file's functions prints for `value`, in lines of at most `width` columns."""
-    import io
-
-    from rich.console import Console
-
-    text = io.StringIO()
-    show(Console(file=text, width=width, highlight=False, force_terminal=colour), value)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
-
-
-def _table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
-    """A table; columns of `whole` are never broken into lines."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
-    return table
-
-
-def _plain(text: object) -> str:
-    from rich.markup import escape
-
-    return escape(str(text))
-
-
-def _verdict(text: str) -> str:
-    colour = _COLOURS.get(text)
-    return f"[{colour}]{text}[/]" if colour else text
-
-
-def _short(text: str) -> str:
-    """As much of a text as a cell can hold; the whole of an error stands on stderr."""
-    return text if len(text) <= _MOST_IN_A_CELL else f"{text[: _MOST_IN_A_CELL - 1].rstrip()}…"
-
-
-def _notes(console: Console, notes: Mapping[str, str]) -> None:
-    """What does not fit a cell: `name: text`, indented below its table; names that share a text share a line."""
-    from rich.padding import Padding
-
-    names: dict[str, list[str]] = {}
-    for name, text in notes.items():
-        names.setdefault(text, []).append(name)
-    for text, those in names.items():
-        console.print(Padding(f"[bold]{_plain(', '.join(those))}[/]: {_plain(text)}", (0, 0, 0, 2)))
-
-
 def show_ship(console: Console, result: ShipResult) -> None:
     """Stages, one row a runtime with everything that was found about it, and where to read on."""
-    table = _table("stages", "stage", "status", "s", "result", right=("s",), whole=("stage", "status", "s"))
+    table = cells.table("stages", "stage", "status", "s", "result", right=("s",), whole=("stage", "status", "s"))
     for stage in result.stages:
-        table.add_row(stage.stage, _verdict(stage.status), f"{stage.seconds:.1f}", _plain(_short(stage.detail)))
+        table.add_row(
+            stage.stage, cells.verdict(stage.status), f"{stage.seconds:.1f}", cells.plain(cells.short(stage.detail))
+        )
     console.print(table)
     if result.parity is not None:
         _show_verdicts(console, result, result.parity)
     end = "[green]shipped[/]" if not result.exit_code else f"[bold red]not shipped[/] (exit {result.exit_code})"
-    console.print(f"{end}: {_plain(result.folder)}; read {_plain(result.folder)}/report.html")
+    console.print(f"{end}: {cells.plain(result.folder)}; read {cells.plain(result.folder)}/report.html")
 
 
 def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -> None:
@@ -101,8 +50,8 @@ def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -
     latency = result.latency
     shapes = list(latency.shapes)[:_MOST_WORKLOADS] if latency else []
     columns = [re.sub(r"(^|,)\w+=", lambda found: "x" if found[1] else "", shape) + " ms" for shape in shapes]  # 8x128
-    table = _table(
-        f"verdict: {_verdict(parity.verdict)}",
+    table = cells.table(
+        f"verdict: {cells.verdict(parity.verdict)}",
         "runtime",
         "parity",
         "fused",
@@ -114,7 +63,7 @@ def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -
         rows = [latency.shapes[shape].get(name) for shape in shapes] if latency else []
         proof = result.fusion.targets.get(name) if result.fusion else None
         fused = _UNPROVEN if proof and proof.proved_by is None else _fused(result.fusion, name)
-        table.add_row(name, _verdict(row.verdict), fused, *map(_short_latency, rows))
+        table.add_row(name, cells.verdict(row.verdict), fused, *map(_short_latency, rows))
     console.print(table)
     about = ["parity: errors against a float64 run of the module, within its bound or not"]
     if result.fusion is not None:
@@ -128,10 +77,10 @@ def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -
     for name, row in parity.forms.items():
         if row.verdict != "PASS":
             notes[f"graph of {name}"] = f"{row.verdict}: {row.reason}"
-    _notes(console, notes)
+    cells.notes(console, notes)
     passed = [name for name, row in parity.forms.items() if row.verdict == "PASS"]
     if passed:
-        console.print(f"graphs of the lowered forms that pass: {_plain(', '.join(passed))}")
+        console.print(f"graphs of the lowered forms that pass: {cells.plain(', '.join(passed))}")
 
 
 def _fused(fusion: FusionReport | None, runtime: str) -> str:
@@ -150,29 +99,31 @@ def _short_latency(row: LatencyRow | None) -> str:
 
 def show_manifest(console: Console, manifest: Manifest) -> None:
     """What was exported."""
-    table = _table(f"{_plain(manifest.name)}: opset {manifest.opset}", "tensor", "dtype", "dims")
+    table = cells.table(f"{cells.plain(manifest.name)}: opset {manifest.opset}", "tensor", "dtype", "dims")
     for spec in manifest.io.inputs:
         table.add_row(f"{spec.name} (in)", spec.dtype, ", ".join(map(str, spec.dims)))
     for spec in manifest.io.outputs:
         table.add_row(f"{spec.name} (out)", spec.dtype, ", ".join(map(str, spec.dims)))
     console.print(table)
-    console.print(f"dims: {_plain('  '.join(map(str, manifest.io.dims)))}")
+    console.print(f"dims: {cells.plain('  '.join(map(str, manifest.io.dims)))}")
     count = len(manifest.attentions)
     console.print(f"{count} attention{'' if count == 1 else 's'} counted")
 
 
 def show_fusion(console: Console, report: FusionReport) -> None:
     """One row a target; reasons stand below."""
-    table = _table("fusion", "target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
+    table = cells.table("fusion", "target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
     notes: dict[str, str] = {}
     for key, found in report.targets.items():
         reasons = dict.fromkeys(item.cost if item.fused else item.reason for item in found.items)
         reasons.pop("", None)
-        table.add_row(key, _fused(report, key), _plain(_kernels(found) or "-"), _plain(found.proved_by or "-"))
+        table.add_row(
+            key, _fused(report, key), cells.plain(_kernels(found) or "-"), cells.plain(found.proved_by or "-")
+        )
         if reasons:
             notes[key] = "; ".join(reasons)
     console.print(table)
-    _notes(console, notes)
+    cells.notes(console, notes)
 
 
 def _kernels(table: FusionTable) -> str:
@@ -182,7 +133,7 @@ def _kernels(table: FusionTable) -> str:
 def show_engine_fusion(console: Console, table: FusionTable) -> None:
     """One line: how many attentions an engine fuses, and in which kernels."""
     kernels = _kernels(table)
-    console.print(f"{table} attentions fused{f': {_plain(kernels)}' if kernels else ''}")
+    console.print(f"{table} attentions fused{f': {cells.plain(kernels)}' if kernels else ''}")
 
 
 def show_fusion_explained(console: Console, report: FusionReport) -> None:
@@ -190,27 +141,27 @@ def show_fusion_explained(console: Console, report: FusionReport) -> None:
     from rich.padding import Padding
 
     for key, found in report.targets.items():
-        console.print(f"[bold]{_plain(key)}[/] ({found.plan}, {_plain(found.file)}): {found}")
+        console.print(f"[bold]{cells.plain(key)}[/] ({found.plan}, {cells.plain(found.file)}): {found}")
         for item in found.items:
             unfused = "[yellow]not proven[/]" if found.proved_by is None else "[yellow]not fused[/]"
-            state = f"[green]fused[/] in {_plain(item.kernel)}" if item.fused else unfused
-            console.print(f"  {_plain(item.attention)}: {state}")
+            state = f"[green]fused[/] in {cells.plain(item.kernel)}" if item.fused else unfused
+            console.print(f"  {cells.plain(item.attention)}: {state}")
             for line in filter(None, (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)):
-                console.print(Padding(_plain(line), (0, 0, 0, 4)), style="dim")
+                console.print(Padding(cells.plain(line), (0, 0, 0, 4)), style="dim")
 
 
 def show_parity(console: Console, report: ParityReport) -> None:
     """One row a runtime and a lowered form, with the result that comes closest to its bound; reasons stand below."""
-    _parity_table(console, f"parity against float64: {_verdict(report.verdict)}", "runtime", report.runtimes)
+    _parity_table(console, f"parity against float64: {cells.verdict(report.verdict)}", "runtime", report.runtimes)
     if report.forms:
         _parity_table(console, "graph parity of the lowered forms", "form", report.forms)
     console.print("worst: the largest error over its bound, over all cases and outputs; above 1 fails", style="dim")
     for note in report.notes:
-        console.print(f"note: {_plain(note)}", style="dim")
+        console.print(f"note: {cells.plain(note)}", style="dim")
 
 
 def _parity_table(console: Console, title: str, what: str, rows: Mapping[str, RuntimeParity]) -> None:
-    table = _table(
+    table = cells.table(
         title,
         what,
         "verdict",
@@ -230,34 +181,34 @@ def _parity_table(console: Console, title: str, what: str, rows: Mapping[str, Ru
         ]
         worst = f"{max(shares):.2f}" if shares else ""
         cases = str(len({case.case for case in row.cases})) if row.cases else ""
-        table.add_row(name, _verdict(row.verdict), _plain(ran), cases, worst)
+        table.add_row(name, cells.verdict(row.verdict), cells.plain(ran), cases, worst)
     console.print(table)
-    _notes(console, {name: row.reason for name, row in rows.items() if row.verdict != "PASS"})
+    cells.notes(console, {name: row.reason for name, row in rows.items() if row.verdict != "PASS"})
 
 
 def show_latency(console: Console, report: LatencyReport) -> None:
     """One table a workload: medians, intervals of the ratio to the baseline, throughput, memory."""
     numbers = ("median ms", "items/s", "tokens/s", "peak MiB")
     for shape, rows in report.shapes.items():
-        table = _table(
-            f"latency: {_plain(shape)}", "runtime", "median ms", "ratio (interval)", *numbers[1:], right=numbers
+        table = cells.table(
+            f"latency: {cells.plain(shape)}", "runtime", "median ms", "ratio (interval)", *numbers[1:], right=numbers
         )
         notes = {name: row.reason for name, row in rows.items() if row.reason}
         for name, row in rows.items():
             if row.median_ns is None:
-                table.add_row(name, _verdict("NOT_RUN"))
+                table.add_row(name, cells.verdict("NOT_RUN"))
                 continue
             ratio = f"{row.ratio[1]:.2f} [{row.ratio[0]:.2f}, {row.ratio[2]:.2f}]" if row.ratio else row.verdict
             table.add_row(
                 name,
                 f"{row.median_ns / 1e6:.2f}",
-                _plain(f"{ratio} ~" if row.verdict == "no difference shown" else ratio),
+                cells.plain(f"{ratio} ~" if row.verdict == "no difference shown" else ratio),
                 _number(row.items_per_s),
                 _number(row.tokens_per_s),
                 "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f}",
             )
         console.print(table)
-        _notes(console, notes)
+        cells.notes(console, notes)
     console.print(f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown", style="dim")
     console.print("peak: memory above what the process had once its packages were imported", style="dim")
 
@@ -268,65 +219,54 @@ def _number(value: float | None) -> str:
 
 def show_engine(console: Console, record: EngineRecord) -> None:
     """One engine."""
-    table = _table(_plain(record.file), "what", "value")
+    table = cells.table(cells.plain(record.file), "what", "value")
     table.add_row("target", f"{record.target} {record.version}, {record.plan}")
     table.add_row("compute capabilities", ", ".join(map(str, record.sm)) or "the builder's default")
     for profile in record.profiles:
-        table.add_row("profile", _plain(profile))
+        table.add_row("profile", cells.plain(profile))
     table.add_row("size", f"{record.size_bytes / 2**20:.1f} MiB")
     table.add_row("scratch memory", f"{record.scratch_bytes / 2**20:.1f} MiB")
     console.print(table)
 
 
-def show_verify(console: Console, result: VerifyResult) -> None:
-    """One row a check."""
-    note = " (unverified: parity was not run)" if result.unverified else ""
-    table = _table(
-        f"{result.kind} {_plain(result.path)}: {_verdict(result.verdict)}{note}", "check", "verdict", "detail"
-    )
-    for row in result.rows:
-        table.add_row(_plain(row.check), _verdict(row.verdict), _plain(row.detail))
-    console.print(table)
-
-
 def show_listing(console: Console, found: Listing) -> None:
     """Names and descriptions."""
-    table = _table(found.what, "name", "what it is")
+    table = cells.table(found.what, "name", "what it is")
     for name, text in found.items.items():
-        table.add_row(name, _plain(text))
+        table.add_row(name, cells.plain(text))
     console.print(table)
 
 
 def show_doctor(console: Console, found: DoctorReport) -> None:
     """The machine, versions, runtimes, and what would mend what is wrong."""
     machine = found.machine
-    console.print(f"attnport {found.attnport}, Python {machine.python}, {_plain(machine.platform)}")
-    console.print(f"{_plain(machine.cpu)}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
+    console.print(f"attnport {found.attnport}, Python {machine.python}, {cells.plain(machine.platform)}")
+    console.print(f"{cells.plain(machine.cpu)}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
     gpus = ", ".join(f"{gpu.name} (SM {gpu.sm})" for gpu in machine.gpus) or f"none: {machine.gpu_note}"
-    console.print(f"GPU: {_plain(gpus)}")
-    table = _table("runtimes", "runtime", "available", "version", "reason, and what brings it")
+    console.print(f"GPU: {cells.plain(gpus)}")
+    table = cells.table("runtimes", "runtime", "available", "version", "reason, and what brings it")
     for runtime in found.runtimes:
         state = "[green]yes[/]" if runtime.available else "[yellow]no[/]"
         why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
-        table.add_row(runtime.runtime, state, runtime.version, _plain(why))
+        table.add_row(runtime.runtime, state, runtime.version, cells.plain(why))
     console.print(table)
-    packages = _table("packages", "package", "version")
+    packages = cells.table("packages", "package", "version")
     for name, version in found.packages.items():
         packages.add_row(name, version or "[yellow]not installed[/]")
     console.print(packages)
     for problem in found.problems:
-        console.print(f"[bold red]problem[/]: {_plain(problem.what)}")
+        console.print(f"[bold red]problem[/]: {cells.plain(problem.what)}")
         for line in problem.mend:
-            console.print(f"  {_plain(line)}")
+            console.print(f"  {cells.plain(line)}")
     if not found.problems:
         console.print("No problem found.")
 
 
 def show_inspection(console: Console, found: Inspection) -> None:
     """What a file or folder is."""
-    table = _table(f"{found.kind} {_plain(found.path)}", "what", "value")
+    table = cells.table(f"{found.kind} {cells.plain(found.path)}", "what", "value")
     for what, value in _facts(found):
-        table.add_row(what, _plain(value))
+        table.add_row(what, cells.plain(value))
     console.print(table)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from attnport.artifacts import FusionReport, Manifest, ParityReport, RuntimeParity, Verdict
-from attnport.bundling import place
-from attnport.bundling.write import RUNS, Judged, needed_files, write
+from attnport.artifacts import Manifest
+from attnport.bundling import place, signing
+from attnport.bundling.backends import Backend, choose
+from attnport.bundling.python.signature import SIGNATURE
+from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
-from attnport.jsonfile import read
+from attnport.pipeline.golden import read_goldens
+from attnport.pipeline.judging import FUSION, PARITY, gate, judge
 from attnport.pipeline.workspace import check_files, open_folder
 
 LANGUAGES = ("python",)
-_PARITY, _FUSION, _CHECK = "parity.json", "fusion.json", "check"
+_GOLDEN = "golden.npz"
 
 
 def bundle(
@@ -24,6 +27,7 @@ def bundle(
     lang: Sequence[str] = ("python",),
     forms: Sequence[str] = ("ort_cpu",),
     unverified: bool = False,
+    sign: Path | None = None,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Path:
@@ -33,105 +37,52 @@ def bundle(
         folder: The artifact folder.
         out: The bundle's folder. One that is there is replaced when it is empty or a bundle as it was made.
         lang: The languages to bundle a reader for.
-        forms: The forms to bundle, the preferred one first.
+        forms: The forms and engines to bundle, the preferred one first.
         unverified: Take forms whose parity was not run; the bundle says so. One that failed is never taken.
+        sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
         force: Replace a bundle even when files were changed in it or added to it.
 
     Returns:
         `out`.
 
     Raises:
-        UsageError: an unknown language or form, or `out` is no bundle.
+        UsageError: an unknown language or form, a key that is not taken, or `out` is no bundle.
         ArtifactError, IntegrityError: the artifact is incomplete, or not what was written.
         ParityFailed: a form failed, or was not checked; or the bundle fails its own golden cases here.
     """
     unknown = [one for one in lang if one not in LANGUAGES]
     if unknown or not lang:
         raise UsageError(f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.")
+    if sign is not None:
+        signing.private_key(sign, folder, out)  # before the work, not behind it
     manifest = open_folder(folder)
-    names = list(dict.fromkeys(form.replace("-", "_") for form in forms))
-    _check_forms(folder, manifest, names)
+    backends = choose(folder, manifest, forms)
     progress("checking the artifact's files")
-    check_files(folder, manifest, *_wanted(folder, manifest, names))
-    judged = _judge(folder, manifest, names)
-    _gate(folder, judged, unverified)
+    check_files(folder, manifest, *_wanted(folder, manifest, backends))
+    judged = judge(folder, manifest, backends)
+    gate(folder, judged, unverified)
+    goldens = read_goldens(folder / _GOLDEN, manifest.io, {backend.form.plan for backend in backends})
     _refuse_stranger(out, force)
+    if sign is None and (out / SIGNATURE).exists():
+        progress(f"{out} was signed; the bundle that replaces it is not")
     with place.replaced(out, lambda: _refuse_stranger(out, force)) as staged:
         progress("copying")
-        not_run = any(found.verdict == "NOT_RUN" for found in judged.values())
-        write(staged, folder, manifest, judged, unverified=not_run)
+        write(staged, folder, manifest, judged, goldens)
+        if sign is not None:
+            signing.sign(staged, sign)
         progress("running the golden cases")
         _try(staged)
     return out
 
 
-def _check_forms(folder: Path, manifest: Manifest, names: Sequence[str]) -> None:
-    if not names:
-        raise UsageError("no form was named.", hint=f"Name one of {', '.join(manifest.forms)}.")
-    for name in names:
-        if name not in manifest.forms:
-            raise ArtifactError(
-                f"{folder} has no form {name!r}; it has {', '.join(manifest.forms) or 'none'}.",
-                hint=f"Make it with: attnport fuse {folder}",
-            )
-        form = manifest.forms[name]
-        if form.target not in RUNS or form.plan != "fp32":
-            raise UsageError(
-                f"form {name!r} is for {form.target} in {form.plan}; a bundle's reader runs {', '.join(RUNS)} in fp32."
-            )
-
-
-def _wanted(folder: Path, manifest: Manifest, names: Sequence[str]) -> list[str]:
+def _wanted(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> list[str]:
     """The artifact's files that are used; a form is compared with its digest before it is looked into."""
-    check_files(folder, manifest, *(manifest.forms[name].file for name in names))
-    wanted = [*needed_files(folder, manifest, names), *(one for one in (_PARITY, _FUSION) if one in manifest.files)]
+    check_files(folder, manifest, *(backend.form.file for backend in backends))
+    wanted = [*needed_files(folder, manifest, backends), *(one for one in (PARITY, FUSION) if one in manifest.files)]
     for name in wanted:
         if name not in manifest.files:
             raise ArtifactError(f"{folder} has no {name}, which a bundle is made from.", hint="Export and fuse again.")
     return wanted
-
-
-def _judge(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, Judged]:
-    parity = read(ParityReport, folder / _PARITY) if _PARITY in manifest.files else None
-    fusion = read(FusionReport, folder / _FUSION) if _FUSION in manifest.files else None
-    found = {}
-    for name in names:
-        runtime, graph = _verdicts(manifest, parity, name)
-        verdicts = (runtime[0], graph[0])
-        verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
-        reason = "; ".join(dict.fromkeys(text for one, text in (runtime, graph) if text and one == verdict))
-        found[name] = Judged(verdict, *verdicts, reason, fusion.targets.get(name) if fusion else None)
-    return found
-
-
-def _verdicts(manifest: Manifest, parity: ParityReport | None, name: str) -> list[tuple[Verdict, str]]:
-    """Verdict and reason of a form on its runtime and of its graph."""
-    if parity is None:
-        return [("NOT_RUN", "parity was not checked")] * 2
-    made = max(
-        (stage.made for stage in manifest.stages.values() if manifest.forms[name].file in stage.files), default=""
-    )
-    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < made:
-        return [("NOT_RUN", "the form was made again after parity was checked")] * 2
-    return [_verdict(parity.runtimes, name), _verdict(parity.forms, name)]
-
-
-def _verdict(results: Mapping[str, RuntimeParity], name: str) -> tuple[Verdict, str]:
-    result = results.get(name)
-    return (result.verdict, result.reason) if result else ("NOT_RUN", "it is not in the parity report")
-
-
-def _gate(folder: Path, judged: Mapping[str, Judged], unverified: bool) -> None:
-    for name, found in judged.items():
-        if found.verdict == "FAIL":
-            raise ParityFailed(
-                f"form {name} failed parity: {found.reason}.", hint=f"It is never bundled; see {folder / _PARITY}."
-            )
-        if found.verdict == "NOT_RUN" and not unverified:
-            raise ParityFailed(
-                f"form {name} has no parity verdict: {found.reason}.",
-                hint=f"Run: attnport check {folder}; or bundle with --unverified, which is said inside.",
-            )
 
 
 def _refuse_stranger(out: Path, force: bool) -> None:

@@ -6,29 +6,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnport import __version__
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
-from attnport.compare.inputs import Case, cases, full_case
+from attnport.compare.inputs import Case, full_case
 from attnport.compare.parity import Errors, Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
 from attnport.jsonfile import digest_text, to_json
+from attnport.pipeline.golden import write_golden
 from attnport.pipeline.loading import load
 from attnport.pipeline.machine import versions
+from attnport.pipeline.outputs import without_outputs
 from attnport.pipeline.refusals import refuse_stranger
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 
+if TYPE_CHECKING:
+    from attnport.exporter.capture import Capture
+
 STAGE = "export"
 MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
-GOLDEN_CASES = (
-    *("right padding", "one row fully masked", "usual sizes", "primes"),
-    *("prefixes of several lengths", "documents of several lengths", "random global tokens"),
-)
 _PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 _CHECKERS = ("ort_cpu", "onnx_reference")
 
@@ -39,8 +40,10 @@ def export(
     *,
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
+    with_weights: bool = False,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> Manifest:
     """Exports a SPEC into `folder`; what an earlier export left there is replaced all at once.
 
@@ -48,42 +51,73 @@ def export(
         text: The SPEC.
         inputs: `--input` declarations, for factories that return a plain module.
         dims: `--dim` declarations.
+        with_weights: Keep outputs that are attention weights, which can reveal what the model reads; otherwise the
+            module is exported without them.
         force: Export even when nothing changed since the last time.
+        tell: Is given one line when outputs were left out.
 
     Raises:
         UsageError: the folder holds somebody's files and is no artifact.
         SpecError: there is no such module, or it does not load.
-        ExportError: torch cannot export it, a dim froze, or the graph computes something else.
+        ExportError: torch cannot export it, a dim froze, the graph computes something else, or every output is
+            attention weights.
     """
     began_s = time.monotonic()
     refuse_stranger(folder)
     progress(f"loading {text}")
     spec = load(text, inputs=inputs, dims=dims)
+    declared = spec.io.outputs
     digest = digest_text(
-        toolchain("torch", "onnx", "onnxscript", "transformers"), to_json(spec.source), to_json(spec.io)
+        toolchain("torch", "onnx", "onnxscript", "transformers"),
+        to_json(spec.source),
+        to_json(spec.io),
+        "with weights" if with_weights else "without weights",
     )
     earlier = open_if_there(folder)
-    if earlier is not None and not force and fresh(folder, earlier, STAGE, digest):
-        return earlier
-    return _export(spec, folder, digest, progress, began_s)
+    if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
+        progress("tracing the module")
+        spec, captured = _capture(spec, with_weights)
+        earlier = _export(spec, captured, folder, digest, progress, began_s)
+    kept = {output.name for output in earlier.io.outputs}
+    hidden = [output.name for output in declared if output.name not in kept]
+    if hidden:
+        tell(f"attention weights are no outputs without --with-weights; left out: {', '.join(hidden)}")
+    return earlier
 
 
-def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str], None], began_s: float) -> Manifest:
-    from attnport.exporter import storage
-    from attnport.exporter.capture import OPSET, capture
+def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
+    """The module's graph, and the module that it is a graph of: without outputs that are attention weights."""
+    from attnport.exporter.capture import capture
+    from attnport.exporter.weights_out import leave_out, weights_out
 
-    progress("tracing the module")
     captured = capture(spec.make(), spec.io)
+    hidden = () if with_weights else weights_out(captured.model)
+    if not hidden:
+        return spec, captured
+    if len(hidden) == len(spec.io.outputs):
+        raise ExportError(
+            f"every output of the module is attention weights: {', '.join(hidden)}.",
+            hint="They can reveal what the model reads; if that is wanted, export with --with-weights.",
+        )
+    leave_out(captured.model, hidden)
+    return without_outputs(spec, hidden), captured
+
+
+def _export(
+    spec: ModelSpec, captured: Capture, folder: Path, digest: str, progress: Callable[[str], None], began_s: float
+) -> Manifest:
+    from attnport.exporter import storage
+    from attnport.exporter.capture import OPSET
+
     with change(folder) as changing:
         changing.began(began_s)
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        with _sessions(spec, contract=False) as (reference, eager):
+        with _sessions(spec) as (reference, eager):
             _check_dims(spec.io, changing.path(MODEL), reference, eager, progress)
         progress("golden outputs in float64")
-        with _sessions(spec, contract=True) as (reference, eager):
-            _write_golden(spec.io, reference, eager, changing.path(GOLDEN))
+        write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:
             changing.path("tokenizer.json").write_bytes(spec.tokenizer.read_bytes())
         changing.manifest = Manifest(
@@ -102,11 +136,11 @@ def _export(spec: ModelSpec, folder: Path, digest: str, progress: Callable[[str]
 
 
 @contextmanager
-def _sessions(spec: ModelSpec, *, contract: bool) -> Iterator[tuple[Session, Session]]:
-    """The module in float64, and in float32 as the measure of error; `contract` as in `Opening`."""
+def _sessions(spec: ModelSpec) -> Iterator[tuple[Session, Session]]:
+    """The module as it is in float64, and in float32 as the measure of error."""
     torch_eager = base.get("torch_eager")
-    reference = torch_eager.open(Opening(spec.io, spec=spec, float64=True, contract=contract))
-    eager = torch_eager.open(Opening(spec.io, spec=spec, contract=contract))
+    reference = torch_eager.open(Opening(spec.io, spec=spec, float64=True))
+    eager = torch_eager.open(Opening(spec.io, spec=spec))
     try:
         yield reference, eager
     finally:
@@ -201,18 +235,3 @@ def _outputs(session: Session, case: Case) -> dict[str, np.ndarray[Any, Any]] | 
 def _problem(case: Case, errors: Mapping[str, Errors], by: Yardstick) -> str:
     results = [judge(case.name, output, error, by) for output, error in errors.items()]
     return "; ".join(f"{result.output}: {result.reason}" for result in results if result.verdict == "FAIL")
-
-
-def _write_golden(io: IOContract, reference: Session, eager: Session, path: Path) -> None:
-    """A few cases with the float64 outputs of the mask contract, and eager's float32 ones as the measure of error."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for case in cases(io):
-        if case.name not in GOLDEN_CASES:
-            continue
-        key = case.name.replace(" ", "_")
-        arrays |= {f"{key}/in/{name}": np.asarray(array) for name, array in case.feeds.items()}
-        arrays |= {f"{key}/out/{name}": array for name, array in reference.run(case.feeds).items()}
-        arrays |= {f"{key}/eager/{name}": array for name, array in eager.run(case.feeds).items()}
-        arrays |= {f"{key}/valid/{name}": np.asarray(array) for name, array in case.valid.items()}
-    with path.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)

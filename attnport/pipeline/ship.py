@@ -109,9 +109,11 @@ def ship(
     dims: Sequence[str] = (),
     sentences: Path | None = None,
     require: bool = False,
+    with_weights: bool = False,
     force: bool = False,
     budget_s: float = 60.0,
     progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] = lambda message: None,
     on_bug: Callable[[Exception], None] = lambda error: None,
 ) -> ShipResult:
     """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
@@ -122,8 +124,10 @@ def ship(
         dims: `--dim` declarations.
         sentences: A file of sentences, one a line, for models that read text.
         require: A target whose fusion could be looked at and is not complete counts as failed.
+        with_weights: Keep outputs that are attention weights; see `export`.
         force: Do every stage again, changed or not.
         budget_s: About how long the latency measurement may take.
+        tell: Is given one line when outputs were left out.
         on_bug: Is given each unexpected error of a stage; the other stages go on.
 
     Raises:
@@ -135,7 +139,9 @@ def ship(
     run = _Ship(folder, force, progress, on_bug)
     began = time.monotonic()
     before = run.done("export")
-    manifest = export(text, folder, inputs=inputs, dims=dims, force=force, progress=progress)
+    manifest = export(
+        text, folder, inputs=inputs, dims=dims, with_weights=with_weights, force=force, progress=progress, tell=tell
+    )
     status: Status = "up to date" if before and run.done("export") == before and not force else "done"
     run.add("export", status, began, f"{count(len(manifest.attentions), 'attention')} counted, opset {manifest.opset}")
     run.run("fuse", lambda: _fuse(run, require, force))

@@ -12,7 +12,7 @@ from attnport.bundling.model_file import external_files
 from attnport.bundling.python.errors import BundleError
 from attnport.bundling.python.manifest import MANIFEST as BUNDLE
 from attnport.bundling.python.selftest import selftest
-from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError
+from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.pipeline.workspace import check_files, open_folder
 from attnport.transaction import OWN
 
@@ -47,24 +47,34 @@ class VerifyResult:
     unverified: bool = False
 
 
-def verify(path: Path) -> VerifyResult:
+def verify(path: Path, key: Path | None = None) -> VerifyResult:
     """Checks a bundle (files, then golden cases where onnxruntime is installed) or an artifact folder (files).
 
     No code of the folder runs: the reader is this attnport's own.
 
+    Args:
+        path: The folder.
+        key: The public key that a bundle must be signed with, a PEM file from outside the folder.
+
     Raises:
-        ArtifactError: neither a bundle nor an artifact folder, or of a version that is not known.
-        IntegrityError: the manifest is malformed. Files that differ are in the result; see `raise_for`.
+        ArtifactError: neither a bundle nor an artifact folder, or of a version that is not known; or the key is no
+            Ed25519 public key from outside the bundle.
+        IntegrityError: the manifest is malformed or, with a key, not signed with it. Files that differ are in the
+            result; see `raise_for`.
+        UsageError: a key for an artifact folder, which has no signature.
+        UnavailableError: there is a key and the package cryptography is not installed.
     """
     if not path.is_dir():
         raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
     if (path / BUNDLE).exists() or (path / BUNDLE).is_symlink():
-        return _bundle(path)
+        return _bundle(path, key)
     if not (path / ARTIFACT).exists() and not any((path / name).exists() for name in OWN):
         raise ArtifactError(
             f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
             hint="Make one with: attnport export SPEC -o FOLDER, then attnport bundle FOLDER -o APP",
         )
+    if key is not None:
+        raise UsageError(f"{path} is an artifact folder; bundles alone are signed.", hint="Verify it without a key.")
     return _artifact(path)
 
 
@@ -85,9 +95,9 @@ def raise_for(result: VerifyResult) -> None:
         )
 
 
-def _bundle(path: Path) -> VerifyResult:
+def _bundle(path: Path, key: Path | None) -> VerifyResult:
     try:
-        report = selftest(path)
+        report = selftest(path, key=key)
     except BundleError as err:
         raise _KINDS.get(err.exit_code, ArtifactError)(str(err)) from err
     rows = tuple(VerifyRow(row.check, row.verdict, row.detail) for row in report.rows)

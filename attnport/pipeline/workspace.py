@@ -97,6 +97,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
         SpecError: the source is gone or changed; names which of the two, and the SPEC.
     """
     from attnport.pipeline.loading import load
+    from attnport.pipeline.outputs import without_outputs
 
     spec = load(manifest.source.text, inputs=manifest.source.inputs, dims=manifest.source.dims)
     for part in ("code", "weights"):
@@ -105,7 +106,9 @@ def load_spec(manifest: Manifest) -> ModelSpec:
                 f"the {part} of {manifest.source.text} changed since export.",
                 hint="Export again, or bring the earlier state back.",
             )
-    return dataclasses.replace(spec, io=manifest.io)
+    exported = {output.name for output in manifest.io.outputs}
+    hidden = [output.name for output in spec.io.outputs if output.name not in exported]
+    return dataclasses.replace(without_outputs(spec, hidden), io=manifest.io)
 
 
 class Change:

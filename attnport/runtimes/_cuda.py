@@ -1,129 +1,28 @@
-"""The few calls of the CUDA driver that a TensorRT engine needs, through ctypes.
-
-No CUDA build of PyTorch is asked for: the driver's library comes with every GPU, and its C interface is stable.
-Source: CUDA Driver API reference, https://docs.nvidia.com/cuda/cuda-driver-api/.
-"""
+"""The GPU as the bundle's reader drives it, with errors of this package."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
-from attnport.errors import UnavailableError
+from attnport.bundling.python import cuda
+from attnport.runtimes._reader import own_errors
 
-_LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no hidden wait for the default stream
+_HINT = "Run on a machine with an NVIDIA GPU and driver."
 
 
 def load_driver() -> Any:
-    """The driver's library.
-
-    Raises:
-        UnavailableError: there is none.
-    """
-    for name in _LIBRARIES:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise UnavailableError(
-        f"no NVIDIA driver: {_LIBRARIES[0]} cannot be loaded.", hint="Run on a machine with an NVIDIA GPU and driver."
-    )
+    """The driver's library. Raises UnavailableError where there is none."""
+    with own_errors(_HINT):
+        return cuda.load_driver()
 
 
-class Device:
-    """The first GPU, its primary context (shared with every other CUDA library in the process) and one stream.
-
-    Attributes:
-        name: As the driver calls it.
-        sm: Compute capability; `86` is 8.6.
-        stream: The stream's handle.
-    """
+class Device(cuda.Device):
+    """The first GPU; every call that the driver refuses raises UnavailableError."""
 
     def __init__(self) -> None:
-        self._driver = load_driver()
-        count = ctypes.c_int()
-        self._call("cuInit", ctypes.c_uint(0))
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        if count.value == 0:
-            raise UnavailableError("the NVIDIA driver finds no GPU.", hint="CUDA_VISIBLE_DEVICES may hide it.")
-        device, text = ctypes.c_int(), ctypes.create_string_buffer(256)
-        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
-        self._call("cuDeviceGetName", text, ctypes.c_int(len(text)), device)
-        self.name = text.value.decode(errors="replace")
-        self.sm = 10 * self._attribute(device, _CAPABILITY_MAJOR) + self._attribute(device, _CAPABILITY_MINOR)
-        self._device = device
-        self._context: ctypes.c_void_p | None = None
-        self.stream = 0
-
-    def open(self) -> None:
-        """Takes the context and makes the stream; `close` gives both back."""
-        context, stream = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
-        self._context = context
-        self.bind()
-        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
-        self.stream = stream.value or 0
-
-    def bind(self) -> None:
-        """Makes the context current in the calling thread."""
-        self._call("cuCtxSetCurrent", self._context)
-
-    def close(self) -> None:
-        """Gives stream and context back; closing twice is fine."""
-        if self._context is None:
-            return
-        self.bind()
-        if self.stream:
-            self._call("cuStreamDestroy_v2", ctypes.c_void_p(self.stream))
-        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
-        self._context, self.stream = None, 0
-
-    def allocate(self, size_bytes: int) -> int:
-        """Address of new device memory of at least one byte."""
-        address = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size_bytes, 1)))
-        return address.value
-
-    def free(self, address: int) -> None:
-        """Frees what `allocate` gave."""
-        self._call("cuMemFree_v2", ctypes.c_uint64(address))
-
-    def upload(self, address: int, array: Any) -> None:
-        """Copies a C-contiguous array to the device, in stream order."""
-        self._call(
-            "cuMemcpyHtoDAsync_v2",
-            ctypes.c_uint64(address),
-            ctypes.c_void_p(array.ctypes.data),
-            ctypes.c_size_t(array.nbytes),
-            ctypes.c_void_p(self.stream),
-        )
-
-    def download(self, array: Any, address: int) -> None:
-        """Copies device memory into a C-contiguous array; it is there after `synchronize`."""
-        self._call(
-            "cuMemcpyDtoHAsync_v2",
-            ctypes.c_void_p(array.ctypes.data),
-            ctypes.c_uint64(address),
-            ctypes.c_size_t(array.nbytes),
-            ctypes.c_void_p(self.stream),
-        )
-
-    def synchronize(self) -> None:
-        """Waits for everything in the stream."""
-        self._call("cuStreamSynchronize", ctypes.c_void_p(self.stream))
-
-    def _attribute(self, device: ctypes.c_int, which: int) -> int:
-        value = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(which), device)
-        return value.value
+        with own_errors(_HINT):
+            super().__init__()
 
     def _call(self, function: str, *args: Any) -> None:
-        """Raises UnavailableError with the driver's own name of the error."""
-        status = getattr(self._driver, function)(*args)
-        if status != 0:
-            text = ctypes.c_char_p()
-            self._driver.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
-            name = text.value.decode() if text.value else f"error {status}"
-            raise UnavailableError(f"the NVIDIA driver answers {function} with {name}.")
+        with own_errors():
+            super()._call(function, *args)

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
-from attnport.errors import ArtifactError, UnavailableError, first_line
+from attnport.bundling.python.openvino_session import PRECISIONS, compiled, infer
+from attnport.bundling.python.signal_stack import signal_stack_kept
+from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
+from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes._signal_stack import signal_stack_kept
 from attnport.runtimes.base import Opening, Runtime, physical_cores
-
-PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
-"""The plugin's own words. It has no float16 on CPU. bf16: an fp32 graph that the plugin computes in bfloat16."""
 
 # What lowering asks: does an attention written so become one layer? Answered by compiling it. Node names are anchors.
 _DECOMPOSED = "t = Transpose<perm=[0,1,3,2]>(k) [qk] s = MatMul(q, t) {} [softmax] p = Softmax<axis=-1>({}) "
@@ -118,26 +117,8 @@ def _compiled(path: Path, graph: Any, plan: str, threads: int | None) -> Any:
     """Compiles for CPU and reads back what was really set. Raises ArtifactError or UnavailableError."""
     import openvino
 
-    wanted = PRECISIONS[plan]
-    settings = {
-        # Left alone, the plugin computes an fp32 graph in bf16 where the CPU can.
-        "INFERENCE_PRECISION_HINT": wanted,
-        "INFERENCE_NUM_THREADS": threads or physical_cores(),
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    try:
-        with signal_stack_kept():
-            compiled = openvino.Core().compile_model(graph, "CPU", settings)
-    except Exception as err:  # a runtime's own exceptions share no base
-        raise ArtifactError(f"{path}: OpenVINO cannot compile it: {first_line(err)}") from err
-    precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-    devices = list(compiled.get_property("EXECUTION_DEVICES"))
-    if precision != wanted or devices != ["CPU"]:
-        raise UnavailableError(
-            f"OpenVINO was asked for {wanted} on CPU; it runs {precision} on {', '.join(devices)}.",
-            hint="This CPU may lack bfloat16 instructions; use the plan fp32.",
-        )
-    return compiled
+    with own_errors("Where bfloat16 was asked for and this CPU lacks it, use the plan fp32."):
+        return compiled(openvino, graph, plan, threads or physical_cores(), path)
 
 
 class _OpenVinoSession(CheckedSession):
@@ -149,14 +130,8 @@ class _OpenVinoSession(CheckedSession):
         self._compiled = compiled
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        # Inputs are copied (share_inputs off): OpenVINO 2026.4 keeps the address of a shared array beyond the call and
-        # crashed when it was freed and another request of the same model ran at another shape.
         with refused("OpenVINO", feeds):
-            self._request.infer(dict(feeds), share_inputs=False)
-            return {
-                spec.name: self._request.get_tensor(self._compiled.output(spec.name)).data.copy()
-                for spec in self._io.outputs
-            }
+            return infer(self._request, self._compiled, feeds, tuple(spec.name for spec in self._io.outputs))
 
     def _free(self) -> None:
         self._request = self._compiled = None

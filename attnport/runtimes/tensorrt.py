@@ -5,7 +5,6 @@ An engine is deserialised only after its digest, the installed version, its head
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -95,22 +94,6 @@ def check_engine_file(path: Path, record: EngineRecord) -> None:
             f"{path} is not the engine of its record: got {size} bytes, SHA-256 {digest[:12]}; "
             f"expected {record.size_bytes} bytes, {record.digest[:12]}.",
             hint="It was changed or cut short; build it again.",
-        )
-
-
-def check_rtx_header(path: Path) -> None:
-    """Checks magic and size in the header of a TensorRT-RTX engine, as measured on 1.7: not a documented format.
-
-    Raises:
-        IntegrityError: other magic, or another size than the file's.
-    """
-    with path.open("rb") as file:
-        head = file.read(24)
-    size = path.stat().st_size
-    if len(head) < 24 or head[:4] != b"vtrt" or struct.unpack_from("<Q", head, 16)[0] != size:
-        raise IntegrityError(
-            f"{path} lacks the header of a TensorRT-RTX file of {size} bytes; it begins {head[:4].hex() or 'nothing'}.",
-            hint="Build the engine again.",
         )
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from attnport.artifacts import Capabilities
-from attnport.runtimes.tensorrt import TensorRT, check_rtx_header
+from attnport.bundling.python.engine_header import read_header
+from attnport.errors import IntegrityError
+from attnport.runtimes.tensorrt import TensorRT
 
 
 class TensorRTRTX(TensorRT):
@@ -28,7 +30,10 @@ class TensorRTRTX(TensorRT):
 
     def check_header(self, path: Path) -> None:
         """Checks magic and size; raises IntegrityError."""
-        check_rtx_header(path)
+        try:
+            read_header(path)
+        except ValueError as err:
+            raise IntegrityError(str(err), hint="Build the engine again.") from err
 
 
 RUNTIME = TensorRTRTX()

@@ -2,7 +2,9 @@
 
 A description: `about` (one sentence), `on` (`bundle` or `artifact`), `do` (steps, see `STEPS`), `reseal` (the attacker
 can write the manifest too: sizes and digests are made to fit afterwards), `exit` (2 or 6), `says` (a part of the
-message).
+message). It may have `signed` (the bundle is signed before the attack), `key` (what the reader checks it with: `right`,
+`other`, `small_order`, `inside` the bundle, `linked` into it; else nothing) and `found` (`open` or `run`: what has to
+happen before a reader can know; else nothing has to).
 """
 
 from __future__ import annotations
@@ -10,11 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keys
+import numpy as np
+
+from attnport.bundling.signing import sign
+
+ENGINE = "engines/fake.engine"
 MANIFESTS = {"bundle": "bundle.json", "artifact": "attnport.json"}
 
 
@@ -29,6 +38,9 @@ class Attack:
     reseal: bool
     exit: int
     says: str
+    signed: bool = False
+    key: str | None = None
+    found: str = "files"
 
 
 def read(path: Path) -> Attack:
@@ -38,6 +50,10 @@ def read(path: Path) -> Attack:
 def carry_out(attack: Attack, folder: Path) -> None:
     """Attacks the folder."""
     manifest = folder / MANIFESTS[attack.on]
+    if attack.signed:
+        secret = folder.parent / "private.pem"
+        secret.write_text(keys.private_pem(keys.SEED))
+        sign(folder, secret)
     for step in attack.do:
         arguments = dict(step)
         STEPS[arguments.pop("step")](folder, manifest, **arguments)
@@ -147,6 +163,55 @@ def hidden_external(folder: Path, manifest: Path, file: str, location: str) -> N
     (folder / file).write_bytes(model.SerializeToString())
 
 
+def wrapped_enum(folder: Path, manifest: Path, file: str) -> None:
+    """A tensor whose `data_location` is 2**32 + 1, which protobuf cuts to 1: external data not every reader sees."""
+    import onnx
+
+    tensor = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[4], name="unused")
+    tensor.external_data.add(key="location", value="../outside")
+    field = tensor.SerializeToString() + bytes([14 << 3, 0x81, 0x80, 0x80, 0x80, 0x10])
+    graph = bytes([5 << 3 | 2, len(field)]) + field
+    # Protobuf joins a message that is there twice, so the file may end with one more piece of the graph.
+    with (folder / file).open("ab") as model:
+        model.write(bytes([7 << 3 | 2, len(graph)]) + graph)
+
+
+def golden(folder: Path, manifest: Path, name: str, dtype: str) -> None:
+    """Gives one array of the goldens another dtype."""
+    path = folder / "goldens.npz"
+    with np.load(path) as file:
+        arrays = {key: file[key] for key in file.files}
+    arrays[name] = arrays[name].astype(dtype)
+    np.savez(path, **arrays)
+
+
+def add_engine(folder: Path, manifest: Path) -> None:
+    """A form more: an engine of TensorRT-RTX 1.7.1.116 for SM 86 by its header, garbage behind it; all of it agrees."""
+    body = bytes(range(200))
+    head = b"vtrt" + bytes(12) + struct.pack("<Q", 36 + len(body)) + bytes([1, 7, 1, 116]) + bytes(4) + b"\4\0\0\0"
+    value = json.loads(manifest.read_text())
+    form = json.loads(json.dumps(value["forms"]["ort_cpu"]))
+    form |= {"file": ENGINE, "external": [], "runtime": "tensorrt_rtx", "provider": None, "proof": "graph-only"}
+    form |= {"profiles": [{"dims": value["io"]["dims"]}], "fusion": None}
+    form["requires"] = {"runtime": "1.7.1.116", "exact": True, "opset": None, "sm": [86]}
+    form["parity"] |= {"runtime": "NOT_RUN"}
+    value["forms"]["tensorrt_rtx"] = form
+    value["order"].append("tensorrt_rtx")
+    value["files"][ENGINE] = {"bytes": 0, "sha256": "0" * 64}
+    (folder / ENGINE).parent.mkdir()
+    (folder / ENGINE).write_bytes(head + body)
+    manifest.write_text(json.dumps(value))
+    reseal(folder, manifest)
+
+
+def overwrite(folder: Path, manifest: Path, file: str, at: int, hex: str) -> None:  # noqa: A002 - the key in the data
+    """Writes bytes over those of a file."""
+    data = bytearray((folder / file).read_bytes())
+    new = bytes.fromhex(hex)
+    data[at : at + len(new)] = new
+    (folder / file).write_bytes(data)
+
+
 STEPS: dict[str, Callable[..., None]] = {
     step.__name__: step
     for step in (
@@ -162,5 +227,9 @@ STEPS: dict[str, Callable[..., None]] = {
         replace_bytes,
         external,
         hidden_external,
+        wrapped_enum,
+        golden,
+        add_engine,
+        overwrite,
     )
 }

@@ -23,6 +23,7 @@ from attnport.bundling.python import files, manifest
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.jsonfile import to_json
 from attnport.pipeline.bundle import bundle
+from attnport.pipeline.golden import bounds
 from attnport.pipeline.workspace import change
 
 
@@ -37,14 +38,14 @@ def hidden(folder: Path) -> list[Path]:
 def test_a_bundle_holds_what_it_needs_and_nothing_else(made_bundle: Path, made_artifact: Path) -> None:
     found = manifest.read(made_bundle)
     assert files.check(made_bundle, found) == []
-    assert set(found.files) - {name for name in found.files if name.startswith("attnport_bundle/")} == {
+    assert set(found.files) - {name for name in found.files if name.startswith("python/attnport_bundle/")} == {
         "README.md",
         "goldens.npz",
         "model.ort_cpu.onnx",
         "weights.bin",
     }
     assert found.forms["ort_cpu"].external == ("weights.bin",)
-    assert found.forms["ort_cpu"].requires == manifest.Requires("1.28", 23)
+    assert found.forms["ort_cpu"].requires == manifest.Requires("1.28", False, 23, ())
     assert not (made_bundle / "weights.bin").samefile(made_artifact / "weights.bin")
 
 
@@ -85,7 +86,10 @@ def test_a_form_without_a_verdict_is_bundled_only_on_demand_and_says_so(
     assert found.unverified
     assert found.forms["ort_cpu"].parity.verdict == "NOT_RUN"
     done = subprocess.run(
-        [sys.executable, "-m", "attnport_bundle", "selftest"], cwd=tmp_path / "app", capture_output=True, text=True
+        [sys.executable, "-m", "attnport_bundle", "selftest"],
+        cwd=tmp_path / "app" / "python",
+        capture_output=True,
+        text=True,
     )
     assert "UNVERIFIED" in done.stdout
 
@@ -145,7 +149,7 @@ def test_unknown_languages_and_forms_are_refused_by_name(artifact: Path, tmp_pat
         forms = {**edit.manifest.forms, "tensorrt_rtx": Form("tensorrt_rtx", "fp16", "model.onnx", 23)}
         edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
         edit.finish("again", "1")
-    with pytest.raises(UsageError, match="reader runs ort_cpu"):
+    with pytest.raises(UsageError, match="opens an engine of it"):
         bundle(artifact, tmp_path / "app", forms=["tensorrt-rtx"])
 
 
@@ -244,21 +248,21 @@ def test_the_folder_of_a_call_at_work_is_not_cleared_away(made_artifact: Path, t
 
 
 def test_bounds_follow_the_rule_and_a_reference_that_is_not_finite_is_refused(arrays: dict[str, Any]) -> None:
-    found = {(one["case"], one["output"]): one for one in golden.bounds(arrays, tiny.IO)}
+    found = {(one.case, one.output): one for one in bounds(arrays, tiny.IO, "fp32")}
     assert len(found) == 6
     for case in tiny.LENGTHS:
         valid = arrays[f"{case}/valid/hidden"]
         reference = arrays[f"{case}/out/hidden"][valid]
         error = arrays[f"{case}/eager/hidden"][valid] - reference
         floor = 4 * 2**-23 * tiny.rms(reference)
-        assert found[case, "hidden"]["rms_bound"] == pytest.approx(2 * tiny.rms(error) + floor)
-        assert float(found[case, "hidden"]["max_bound"]) >= 4 * float(np.abs(error).max()) + floor
+        assert found[case, "hidden"].rms_bound == pytest.approx(2 * tiny.rms(error) + floor)
+        assert found[case, "hidden"].max_bound >= 4 * float(np.abs(error).max()) + floor
     broken = {**arrays, "golden-0/out/hidden": np.full_like(arrays["golden-0/out/hidden"], np.nan)}
     with pytest.raises(ArtifactError, match="NaN or Inf"):
-        golden.bounds(broken, tiny.IO)
+        bounds(broken, tiny.IO, "fp32")
     nothing = {**arrays, "golden-0/valid/hidden": np.zeros_like(arrays["golden-0/valid/hidden"])}
-    with pytest.raises(ArtifactError, match="0 valid elements"):
-        golden.bounds(nothing, tiny.IO)
+    with pytest.raises(ArtifactError, match="no element to compare"):
+        bounds(nothing, tiny.IO, "fp32")
 
 
 def test_goldens_that_lack_an_array_are_refused_by_its_name(arrays: dict[str, Any], tmp_path: Path) -> None:

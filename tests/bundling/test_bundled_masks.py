@@ -57,7 +57,7 @@ def readme_program(app: Path) -> str:
 def check(kind: str, folder: Path) -> Path:
     app = bundled(kind, folder)
     assert read(app).io.masks == (CASES[kind][1],)
-    assert f"ort_cpu {GOLDENS[kind]} output" in run(app, "-m", "attnport_bundle", "selftest")
+    assert f"ort_cpu {GOLDENS[kind]} output" in run(app / "python", "-m", "attnport_bundle", "selftest")
     assert run(folder, "-c", readme_program(app)) == "output (2, 6, 64)\n"
     return app
 

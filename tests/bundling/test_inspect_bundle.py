@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from attnport.bundling.python.manifest import VERSION
 from attnport.errors import ArtifactError, IntegrityError
 from attnport.pipeline.inspect import inspect
 
@@ -38,6 +39,6 @@ def test_an_added_file_of_a_bundle_is_an_integrity_error(app: Path) -> None:
 
 def test_a_bundle_of_a_later_version_is_an_error_that_says_so(app: Path) -> None:
     manifest = app / "bundle.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99', 1))
+    manifest.write_text(manifest.read_text().replace(f'"version": {VERSION}', '"version": 99', 1))
     with pytest.raises(ArtifactError, match="version 99"):
         inspect(app)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attnport.bundling.python import cuda
 from attnport.errors import UnavailableError
 from attnport.runtimes import _cuda
 
@@ -32,6 +33,8 @@ class Driver:
                 args[0].value = b"Some GPU"
             elif name == "cuDeviceGetAttribute":
                 args[0]._obj.value = {75: 8, 76: 6}[args[1].value]
+            elif name == "cuDeviceGetUuid":
+                args[0]._obj[:] = range(16)
             elif name in ("cuMemAlloc_v2", "cuStreamCreate", "cuDevicePrimaryCtxRetain"):
                 args[0]._obj.value = 4096
             return 0
@@ -41,9 +44,10 @@ class Driver:
 
 def test_the_driver_is_asked_for_name_and_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(1)
-    monkeypatch.setattr(_cuda, "load_driver", lambda: driver)
+    monkeypatch.setattr(cuda, "load_driver", lambda: driver)
     device = _cuda.Device()
     assert (device.name, device.sm) == ("Some GPU", 86)
+    assert device.uuid == bytes(range(16)).hex()
     device.open()
     assert device.stream == 4096
     assert device.allocate(0) == 4096
@@ -56,6 +60,36 @@ def test_the_driver_is_asked_for_name_and_compute_capability(monkeypatch: pytest
 
 
 def test_a_driver_without_a_gpu_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cuda, "load_driver", lambda: Driver(0))
+    monkeypatch.setattr(cuda, "load_driver", lambda: Driver(0))
     with pytest.raises(UnavailableError, match="no GPU"):
         _cuda.Device()
+
+
+class Management:
+    """NVML's C functions as ctypes would call them."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.open = status, 0
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's own name
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self) -> int:  # noqa: N802 - NVML's own name
+        self.open -= 1
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> int:  # noqa: N802 - NVML's own name
+        text.value = b"580.65.06"
+        return self.status
+
+
+def test_the_drivers_release_is_told_where_it_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Management(0)
+    monkeypatch.setattr(cuda, "_library", lambda names: library)
+    assert cuda.driver_release() == "580.65.06"
+    library.status = 3
+    assert cuda.driver_release() == ""
+    assert library.open == 0
+    monkeypatch.setattr(cuda, "_library", lambda names: None)
+    assert cuda.driver_release() == ""

@@ -179,7 +179,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_after_models_that_closed_out_of_order_is_an_interrupt(tiny_artifact: Path) -> None:
-    # OpenVINO leaves the thread with a signal stack that is freed; see `_signal_stack`.
+    # OpenVINO leaves the thread with a signal stack that is freed; see the reader's `signal_stack`.
     run = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED, str(tiny_artifact)],
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,

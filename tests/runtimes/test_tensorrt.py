@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import hashlib
-import struct
 from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from pretended_gpu import PROFILES, Config, Context, Engine, HostDevice, Kept, engine_bytes, trt
 
 from attnport.artifacts import EngineRecord, IOContract
+from attnport.bundling.python.engine_session import choose_profile, logger
+from attnport.bundling.python.errors import FeedError as ReaderFeedError
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError, UsageError
 from attnport.optional import is_installed
 from attnport.runtimes import _cuda, base
 from attnport.runtimes import tensorrt as tensorrt_runtime
-from attnport.runtimes._engine_session import choose_profile
 from attnport.runtimes.base import Opening
 
 RUNTIME = base.get("tensorrt_rtx")
@@ -31,13 +30,6 @@ IO = IOContract(
     (TensorSpec("y", "bfloat16", ("n", 3)),),
     (Dim("n", 1, 4, 64),),
 )
-PROFILES = ((1, 4, 8), (16, 32, 64))
-
-
-def engine_bytes() -> bytes:
-    body = bytearray(b"vtrt" + bytes(96))
-    struct.pack_into("<Q", body, 16, len(body))
-    return bytes(body)
 
 
 def recorded(path: Path, **changes: Any) -> EngineRecord:
@@ -64,130 +56,10 @@ def engine(tmp_path: Path) -> Path:
     return path
 
 
-class HostDevice:
-    """Memory of the host in the place of a GPU's; it notices what is not freed."""
-
-    name, sm, stream = "Pretended GPU", 89, 7
-
-    def __init__(self) -> None:
-        self.memory: dict[int, Any] = {}
-        self.closed = self.waits = 0
-
-    def open(self) -> None: ...
-
-    def bind(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def allocate(self, size_bytes: int) -> int:
-        buffer = ctypes.create_string_buffer(max(size_bytes, 1))
-        self.memory[ctypes.addressof(buffer)] = buffer
-        return ctypes.addressof(buffer)
-
-    def free(self, address: int) -> None:
-        del self.memory[address]
-
-    def upload(self, address: int, array: np.ndarray) -> None:
-        assert array.flags.c_contiguous
-        assert array.nbytes <= len(self.memory[address])
-        ctypes.memmove(address, array.ctypes.data, array.nbytes)
-
-    def download(self, array: np.ndarray, address: int) -> None:
-        assert array.nbytes <= len(self.memory[address])
-        ctypes.memmove(array.ctypes.data, address, array.nbytes)
-
-    def synchronize(self) -> None:
-        self.waits += 1
-
-
-class Context:
-    """Computes y = bfloat16(2 x) where m, else 0, from and to the addresses that it is given."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.addresses: dict[str, int] = {}
-        self.profile: int | None = None
-
-    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
-        self.profile = profile
-        return True
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        low, _, high = PROFILES[self.profile or 0]
-        self.shapes[name] = shape
-        return low <= shape[0] <= high
-
-    def set_tensor_address(self, name: str, address: int) -> bool:
-        self.addresses[name] = address
-        return True
-
-    def infer_shapes(self) -> list[str]:
-        return [name for name in ("x", "m") if name not in self.shapes]
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return self.shapes["x"] if name == "y" else self.shapes[name]
-
-    def execute_async_v3(self, stream: int) -> bool:
-        n = self.shapes["x"][0]
-        x = np.ctypeslib.as_array((ctypes.c_float * (3 * n)).from_address(self.addresses["x"])).reshape(n, 3)
-        m = np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(self.addresses["m"])).astype(bool)
-        y = (np.where(m[:, None], x, 0) * 2).astype(ml_dtypes.bfloat16)
-        ctypes.memmove(self.addresses["y"], y.ctypes.data, y.nbytes)
-        return stream == 7
-
-
-class Engine:
-    """The part of ICudaEngine that a session calls."""
-
-    num_io_tensors, num_optimization_profiles = 3, len(PROFILES)
-    kinds = MappingProxyType({"x": "FLOAT", "m": "BOOL", "y": "BF16"})
-
-    def __init__(self) -> None:
-        self.contexts: list[Context] = []
-
-    def get_tensor_name(self, index: int) -> str:
-        return ["x", "m", "y"][index]
-
-    def get_tensor_mode(self, name: str) -> str:
-        return "output" if name == "y" else "input"
-
-    def get_tensor_dtype(self, name: str) -> Any:
-        return SimpleNamespace(name=self.kinds[name])
-
-    def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
-        return [(n, 3) if name == "x" else (n,) for n in PROFILES[index]]
-
-    def create_execution_context(self) -> Context:
-        self.contexts.append(Context())
-        return self.contexts[-1]
-
-
-class Logger:
-    ERROR, INTERNAL_ERROR = "error", "internal error"
-
-    def log(self, severity: str, message: str) -> None: ...
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
-    """TensorRT and a GPU as this file pretends them; `deserialised` counts."""
-    made, engine = HostDevice(), Engine()
-    made.engine, made.deserialised = engine, 0  # type: ignore[attr-defined]
-
-    class Deserialiser:
-        def __init__(self, logger: Logger) -> None:
-            self.logger = logger
-
-        def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
-            made.deserialised += 1  # type: ignore[attr-defined]
-            self.logger.log(Logger.ERROR, "pretended complaint")
-            return made.engine  # type: ignore[attr-defined,no-any-return]
-
-    module = SimpleNamespace(
-        __version__=VERSION, ILogger=Logger, Runtime=Deserialiser, TensorIOMode=SimpleNamespace(INPUT="input")
-    )
-    monkeypatch.setattr(tensorrt_runtime, "require", lambda name: module)
+    made = HostDevice()
+    monkeypatch.setattr(tensorrt_runtime, "require", lambda name: trt(made, VERSION))
     monkeypatch.setattr(_cuda, "Device", lambda: made)
     return made
 
@@ -208,7 +80,8 @@ def test_an_engine_runs_at_every_size_of_its_profiles(engine: Path, device: Host
         y = session.run(given)["y"]
         assert y.dtype == ml_dtypes.bfloat16
         np.testing.assert_array_equal(y, (given["x"] * given["m"][:, None] * 2).astype(ml_dtypes.bfloat16))
-    contexts = device.engine.contexts  # type: ignore[attr-defined]
+    assert device.engine is not None
+    contexts = device.engine.contexts
     assert [context.profile for context in contexts] == [0, 1]
     assert session.ran.device == "Pretended GPU (SM 89)"
     assert session.ran.provider == f"tensorrt_rtx {VERSION}"
@@ -250,7 +123,7 @@ def test_of_several_fitting_profiles_the_closest_is_chosen() -> None:
     wide, close = {"x": ((1,), (64,))}, {"x": ((2,), (8,))}
     assert choose_profile([wide, close], {"x": (4,)}) == 1
     assert choose_profile([wide, close], {"x": (1,)}) == 0
-    with pytest.raises(FeedError, match="'x'"):
+    with pytest.raises(ReaderFeedError, match="'x'"):
         choose_profile([wide, close], {"x": (4, 4)})
 
 
@@ -279,7 +152,7 @@ def test_a_changed_engine_is_never_deserialised(
     damage(engine)
     with pytest.raises(IntegrityError, match=words):
         RUNTIME.open(given)
-    assert device.deserialised == 0  # type: ignore[attr-defined]
+    assert device.deserialised == 0
 
 
 @pytest.mark.parametrize("damage", [no_magic, longer, lambda path: path.write_bytes(b"vtrt")])
@@ -289,13 +162,13 @@ def test_a_file_that_is_no_engine_is_never_deserialised_even_if_its_record_says_
     damage(engine)
     with pytest.raises(IntegrityError, match="header"):
         RUNTIME.open(opening(engine))
-    assert device.deserialised == 0  # type: ignore[attr-defined]
+    assert device.deserialised == 0
 
 
 def test_another_version_is_refused_by_both_names(engine: Path, device: HostDevice) -> None:
     with pytest.raises(IntegrityError, match=r"1\.2\.3.*9\.9\.9"):
         RUNTIME.open(opening(engine, version="1.2.3"))
-    assert device.deserialised == 0  # type: ignore[attr-defined]
+    assert device.deserialised == 0
 
 
 @pytest.mark.parametrize(
@@ -323,7 +196,7 @@ def test_a_gpu_that_the_engine_was_not_built_for_is_refused_by_number(engine: Pa
 
 
 def test_an_engine_that_cannot_be_deserialised_carries_the_reason(engine: Path, device: HostDevice) -> None:
-    device.engine = None  # type: ignore[attr-defined]
+    device.engine = None
     with pytest.raises(ArtifactError, match="pretended complaint"):
         RUNTIME.open(opening(engine))
     assert device.closed == 1
@@ -333,8 +206,14 @@ def test_an_engine_that_cannot_be_deserialised_carries_the_reason(engine: Path, 
 def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
     import tensorrt_rtx as trt
 
-    for kind, used in ((trt.ICudaEngine, Engine), (trt.IExecutionContext, Context)):
-        names = [name for name in vars(used) if not name.startswith("_") and name not in ("kinds",)]
+    pairs = (
+        (trt.ICudaEngine, Engine),
+        (trt.IExecutionContext, Context),
+        (trt.IRuntimeConfig, Config),
+        (trt.IRuntimeCache, Kept),
+    )
+    for kind, used in pairs:
+        names = [name for name in vars(used) if not name.startswith("_") and name not in ("kinds", "factor")]
         assert [name for name in names if not hasattr(kind, name)] == []
     assert hasattr(trt.Runtime, "deserialize_cuda_engine")
     assert {"ERROR", "INTERNAL_ERROR"} <= set(dir(trt.ILogger))
@@ -346,12 +225,10 @@ def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
 def test_errors_of_the_installed_tensorrt_are_kept_for_our_messages() -> None:
     import tensorrt_rtx as trt
 
-    from attnport.runtimes._engine_session import _logger
-
     complaints: list[str] = []
-    logger = _logger(trt, complaints)
-    logger.log(trt.ILogger.ERROR, "wrong")
-    logger.log(trt.ILogger.WARNING, "odd")
+    made = logger(trt, complaints)
+    made.log(trt.ILogger.ERROR, "wrong")
+    made.log(trt.ILogger.WARNING, "odd")
     assert complaints == ["wrong"]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from attnport.bundling.python import cuda
 from attnport.errors import UnavailableError
 from attnport.optional import is_installed
 from attnport.runtimes import _cuda, base
 
 
 def test_without_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
+    monkeypatch.setattr(cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
     with pytest.raises(UnavailableError, match="no NVIDIA driver"):
         _cuda.Device()
     found = base.get("tensorrt_rtx").probe()
@@ -22,7 +23,7 @@ def test_without_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) ->
 def test_rtx_without_a_driver_says_that_it_builds_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnport.runtimes import tensorrt_rtx
 
-    monkeypatch.setattr(_cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
+    monkeypatch.setattr(cuda, "_LIBRARIES", ("libthere-is-none.so.1",))
     assert tensorrt_rtx.RUNTIME.probe().hint.startswith("engines can be built here")
     monkeypatch.setattr(tensorrt_rtx.TensorRTRTX, "module", "tensorrt_of_nowhere")
     assert "built here" not in tensorrt_rtx.RUNTIME.probe().hint

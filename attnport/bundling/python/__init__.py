@@ -13,18 +13,21 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036 - a bundle goes where attnport itself need not run
     raise ImportError("attnport_bundle needs Python 3.10 or later.")
 
-from .errors import BundleError, FeedError, IntegrityError, NumbersOff, RuntimeMissing
+from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
 from .manifest import VERSION, Manifest
 from .model import Model, load
+from .text import Tokenizer
 
 __all__ = [
     "VERSION",
     "BundleError",
+    "BundleWarning",
     "FeedError",
     "IntegrityError",
     "Manifest",
     "Model",
     "NumbersOff",
     "RuntimeMissing",
+    "Tokenizer",
     "load",
 ]

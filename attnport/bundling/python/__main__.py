@@ -1,4 +1,7 @@
-"""`python -m attnport_bundle selftest`: exit 0 fine, 2 no bundle, 3 no runtime, 4 numbers are off, 6 a file differs."""
+"""`python -m attnport_bundle selftest` checks the bundle, `bench` times it; exit codes are those of errors.py.
+
+0 fine, 2 no bundle or wrong use, 3 no runtime, 4 numbers are off, 6 a file differs.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +9,118 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from . import bench as timing
+from . import selftest as checking
 from .errors import BundleError
-from .model import HERE
-from .selftest import Report, selftest
+from .model import HERE, load
+
+Verb = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m attnport_bundle", description="Checks this bundle.")
+    parser = argparse.ArgumentParser(prog="python -m attnport_bundle", description="Checks this bundle, or times it.")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    test = verbs.add_parser("selftest", help="compare every file and run the golden cases")
-    test.add_argument("folder", nargs="?", type=Path, default=HERE, help="another bundle (default: this one)")
-    test.add_argument("--threads", type=int, help="compute threads")
-    test.add_argument("--json", action="store_true", help="print JSON")
+    test = _verb(verbs, "selftest", _selftest, "compare every file and run the golden cases")
+    test.add_argument("--key", type=Path, help="public key (PEM, from outside) that the bundle must be signed with")
+    bench = _verb(verbs, "bench", _bench, "time one shape")
+    bench.add_argument("--shape", type=_shape, default={}, metavar="batch=8,seq=128", help="default: the usual sizes")
+    bench.add_argument("--seconds", type=_seconds, default=2.0, help="how long samples are taken (default: 2)")
+    bench.add_argument("--form", help="which form (default: the first that can be opened)")
     options = parser.parse_args(arguments)
     try:
-        report = selftest(options.folder, options.threads)
+        return int(options.run(options))
     except BundleError as err:
         print(f"error: {err}", file=sys.stderr)
         return err.exit_code
+
+
+def _verb(verbs: Any, name: str, run: Verb, words: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=words)
+    parser.set_defaults(run=run)
+    parser.add_argument("folder", nargs="?", type=Path, default=HERE, help="another bundle (default: this one)")
+    parser.add_argument("--threads", type=int, help="compute threads (default: the runtime's own choice)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _shape(text: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not (size.isascii() and size.isdigit() and len(size) < 16) or name in sizes:
+            raise argparse.ArgumentTypeError(f"got {text!r}; expected one size a dim, as in batch=8,seq=128")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"got {text}; expected more than 0 and at most 3600")
+    return seconds
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    report = checking.selftest(options.folder, options.threads, options.key)
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:
-        _print(report)
+        _print_checks(report)
     return report.exit_code
 
 
-def _print(report: Report) -> None:
+def _print_checks(report: checking.Report) -> None:
     width = max(len(row.check) for row in report.rows)
     for row in report.rows:
         print(f"{row.check:<{width}}  {row.verdict:<7}  {row.detail}")
     if report.unverified:
         print("This bundle is UNVERIFIED: a form in it was not compared with its source when it was made.")
     print("OK" if report.exit_code == 0 else f"NOT OK (exit {report.exit_code})")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    start = time.perf_counter_ns()
+    with load(options.folder, form=options.form, threads=options.threads) as model:
+        load_ns = time.perf_counter_ns() - start
+        report = timing.bench(model, options.shape, options.seconds)
+    if options.json:
+        print(json.dumps({"load_ns": load_ns, "threads": options.threads, **dataclasses.asdict(report)}, indent=1))
+    else:
+        _print_times(report, load_ns, options.threads)
+    return 0
+
+
+def _print_times(report: timing.Report, load_ns: int, threads: int | None) -> None:
+    p90 = "too few samples" if report.p90_ns is None else _milliseconds(report.p90_ns)
+    settled = "settled" if report.settled else "NOT settled: medians still differ by more than 5 %"
+    _print_rows(
+        {
+            "form": report.form,
+            "runtime": f"{report.runtime} {report.version}, {report.provider}",
+            "threads": "the runtime's own choice" if threads is None else str(threads),
+            "shape": ", ".join(f"{name}={size}" for name, size in report.sizes.items()),
+            "load": f"{_milliseconds(load_ns)}, files compared and model opened",
+            "warm-up": f"{report.warmup_runs} calls, {settled}",
+            "samples": str(len(report.samples_ns)),
+            "median": _milliseconds(report.median_ns),
+            "p90": p90,
+        }
+    )
+
+
+def _print_rows(rows: Mapping[str, str]) -> None:
+    for name, value in rows.items():
+        print(f"{name:<8} {value}")
+
+
+def _milliseconds(duration_ns: float) -> str:
+    return f"{duration_ns / 1e6:.3f} ms"
 
 
 if __name__ == "__main__":

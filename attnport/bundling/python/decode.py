@@ -1,12 +1,13 @@
 """JSON from an untrusted file into dataclasses: strict, bounded, and without surprises.
 
-Refused: duplicate keys, NaN and Inf, unknown keys, missing ones that have no default, wrong types (a bool is no
-number), deep nesting.
+Refused: duplicate keys, NaN and Inf, unknown keys, missing ones, wrong types (a bool is no number), integers that a
+double cannot hold, text that cannot be printed or is long, deep nesting.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -18,6 +19,9 @@ from .errors import IntegrityError
 
 T = TypeVar("T")
 MAX_DEPTH = 32
+MAX_TEXT = 1000
+MAX_INTEGER = (1 << 53) - 1
+"""The largest that every reader of JSON takes for what is written."""
 
 
 def parse(data: bytes, where: str) -> Any:
@@ -90,10 +94,11 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         return {_decode(str, key, where): _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
     elif origin is Literal and any(type(value) is type(arg) and value == arg for arg in args):
         return value
-    elif kind is float and type(value) is int and abs(value) < 1 << 53:
+    elif kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
         return float(value)
-    elif type(value) is kind:
-        _check_text(value, where)
+    elif type(value) is kind and not (kind is int and abs(value) > MAX_INTEGER):
+        if kind is str:
+            _check_text(value, where)
         return value
     raise IntegrityError(f"{where}: got {_short(value)}; expected {_words(kind)}.")
 
@@ -101,18 +106,24 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise IntegrityError(f"{where}: got {_short(value)}; expected {_words(kind)}.")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for key in value:
         if key not in hints:
             raise IntegrityError(f"{where}: unknown key {key!r}.")
     for field in dataclasses.fields(kind):
-        if field.name not in value and field.default is dataclasses.MISSING:
+        if field.name not in value:
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")
     fields = {key: _decode(hints[key], given, f"{where}.{key}" if where else key) for key, given in value.items()}
     try:
         return kind(**fields)
     except ValueError as err:
         raise IntegrityError(f"{where}: {err}") from err
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass' fields; working them out anew would be most of the time that a manifest takes."""
+    return typing.get_type_hints(kind)
 
 
 def _fits(kind: Any, value: Any) -> bool:
@@ -123,11 +134,12 @@ def _fits(kind: Any, value: Any) -> bool:
     return type(value) is kind or (kind is float and type(value) is int)
 
 
-def _check_text(value: Any, where: str) -> None:
-    try:
-        str(value).encode("utf-8")
-    except UnicodeEncodeError as err:
-        raise IntegrityError(f"{where}: half of a surrogate pair.") from err
+def _check_text(value: str, where: str) -> None:
+    """Text reaches a terminal in messages, so control characters and the like stay out."""
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise IntegrityError(f"{where}: half of a surrogate pair.")
+    if not value.isprintable() or len(value) > MAX_TEXT:
+        raise IntegrityError(f"{where}: got {_short(value)}; expected printable text of at most {MAX_TEXT} characters.")
 
 
 def _short(value: Any) -> str:

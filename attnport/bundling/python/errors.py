@@ -19,6 +19,10 @@ class RuntimeMissing(BundleError):
     exit_code = 3
 
 
+class BundleWarning(UserWarning):
+    """Something was done in another way than one may expect: a form was passed over, or no cache is kept."""
+
+
 class NumbersOff(BundleError):
     """The model computes something else here than where the bundle was made."""
 

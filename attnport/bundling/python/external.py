@@ -13,7 +13,8 @@ from pathlib import Path
 
 MAX_NESTING = 64
 _TENSOR, _ENTRY, _SPARSE = "tensor", "entry", "sparse"
-_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of TensorProto
+_OPSET_IMPORT = 8  # of ModelProto
 # message -> field number -> message that the field holds
 _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -37,12 +38,30 @@ class Reference:
 
 def references(path: Path) -> list[Reference]:
     """Every reference to external data in the ONNX file `path`. Raises ValueError for what is not an ONNX file."""
+    return list(_visit(_mapped(path), "model", 0))
+
+
+def _mapped(path: Path) -> memoryview:
     if path.stat().st_size == 0:
         raise ValueError("the file is empty")
     with path.open("rb") as file:
         # Not closed by hand: views of it may still be alive in a traceback, and closing would hide the error.
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return list(_visit(memoryview(data), "model", 0))
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def opset(path: Path) -> int:
+    """The opset of ONNX's own operators that the file `path` is written in. Raises ValueError when it names none."""
+    found = []
+    for number, _, value in _fields(_mapped(path)):
+        if number == _OPSET_IMPORT and value is not None:
+            domain, version = "", 0
+            for key, integer, text in _fields(value):
+                domain = bytes(text).decode("utf-8") if key == 1 and text is not None else domain
+                version = integer if key == 2 else version
+            found += [version] if domain in ("", "ai.onnx") else []
+    if not found:
+        raise ValueError("it imports no opset of ONNX's own operators")
+    return max(found)
 
 
 def _visit(view: memoryview, message: str, depth: int) -> Iterator[Reference]:
@@ -62,7 +81,9 @@ def _tensor(view: memoryview) -> Iterator[Reference]:
     external = False
     for number, integer, value in _fields(view):
         if number == _DATA_LOCATION:
-            external = integer == 1
+            # Protobuf cuts an enum to 32 bits (2**32 + 1 is EXTERNAL), and the last of several counts: any that is not
+            # DEFAULT is taken for external, and nothing takes that back.
+            external = external or integer != 0
         elif number == _EXTERNAL_DATA and value is not None:
             external = True
             texts = {key: bytes(text).decode("utf-8") for key, _, text in _fields(value) if text is not None}

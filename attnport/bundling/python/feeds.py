@@ -16,8 +16,16 @@ def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
     """Checks arrays against the declared inputs and returns the size of each named dim.
 
     Raises:
-        FeedError: a missing or unknown name, a wrong dtype, rank or size; names the tensor, got and expected.
+        FeedError: a missing or unknown name, a wrong dtype, rank, size or value; names the tensor, got and expected.
     """
+    sizes = check_shapes(io, feeds)
+    for spec in io.inputs:
+        _check_values(spec, feeds[spec.name])
+    return sizes
+
+
+def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] | None = None) -> dict[str, int]:
+    """As `check`, of names, dtypes and shapes alone; `dtypes`: of inputs, where they are not the contract's."""
     declared = {spec.name: spec for spec in io.inputs}
     for name in feeds:
         if name not in declared:
@@ -26,12 +34,19 @@ def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
     for spec in io.inputs:
         if spec.name not in feeds:
             raise FeedError(f"input {spec.name!r} is missing; expected {spec}.")
-        shape = _shape(spec, feeds[spec.name])
+        shape = _shape(spec, feeds[spec.name], (dtypes or {}).get(spec.name, spec.dtype))
         for axis, (got, dim) in enumerate(zip(shape, spec.dims, strict=True)):
             _check_size(io, spec, axis, got, dim, sizes)
-    for spec in io.inputs:
-        _check_values(spec, feeds[spec.name])
     return {name: size for name, (size, _) in sizes.items()}
+
+
+def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
+    """The values of those feeds that are arrays; raises as `check`. Other tensors may be on a device."""
+    import numpy as np
+
+    for spec in io.inputs:
+        if isinstance(feeds[spec.name], np.ndarray):
+            _check_values(spec, feeds[spec.name])
 
 
 def _check_values(spec: Tensor, array: Any) -> None:
@@ -42,10 +57,10 @@ def _check_values(spec: Tensor, array: Any) -> None:
         )
 
 
-def _shape(spec: Tensor, array: object) -> tuple[int, ...]:
+def _shape(spec: Tensor, array: object, wanted: str) -> tuple[int, ...]:
     shape, dtype = getattr(array, "shape", None), str(getattr(array, "dtype", type(array).__name__))
-    if shape is None or dtype != spec.dtype:
-        raise FeedError(f"input {spec.name!r}: got dtype {dtype}; expected {spec.dtype}.")
+    if shape is None or dtype != wanted:
+        raise FeedError(f"input {spec.name!r}: got dtype {dtype}; expected {wanted}.")
     if len(shape) != len(spec.dims):
         raise FeedError(
             f"input {spec.name!r}: got rank {len(shape)}, shape {list(shape)}; expected rank {len(spec.dims)}, {spec}."

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import IntegrityError
 from .external import references
-from .manifest import MANIFEST, Form, Manifest
+from .manifest import ENGINES, MANIFEST, Form, Manifest
+from .regular import open_regular
+from .signature import BYTES, SIGNATURE
 
 MAX_FINDINGS = 20
-# Links are not followed, pipes not waited for; neither flag is there on every system.
-_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _findings(folder: Path, manifest: Manifest) -> Iterator[Finding]:
             damaged = True
             yield Finding(name, problem)
     if not damaged:  # the models are looked into only once they are known to be the ones that were bundled
-        for form in manifest.forms.values():
+        for form in (one for one in manifest.forms.values() if one.runtime not in ENGINES):
             yield from _external(folder, manifest, form)
 
 
@@ -86,6 +85,9 @@ def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
                     yield name, "added: this folder is not part of the bundle"
             elif not entry.is_file(follow_symlinks=False):
                 yield name, "not a regular file"
+            elif name == SIGNATURE:  # whether it is the right one takes a key: signature.py
+                size = entry.stat(follow_symlinks=False).st_size
+                yield name, "" if size == BYTES else f"not a signature: got {size} bytes; expected {BYTES}"
             elif name not in manifest.files and name != MANIFEST:
                 yield name, "added: this file is not part of the bundle"
             else:
@@ -95,18 +97,17 @@ def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _compare(path: Path, size: int, sha256: str) -> str:
     """What differs between a file and its record; "" = nothing."""
     try:
-        handle = os.open(path, os.O_RDONLY | _FLAGS)
-        with open(handle, "rb") as file:  # noqa: PTH123 - by descriptor: what was checked is what is read
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                return "not a regular file"
-            if status.st_size != size:
-                return f"changed: got {status.st_size} bytes; expected {size}"
+        with open_regular(path) as file:
+            got = os.fstat(file.fileno()).st_size
+            if got != size:
+                return f"changed: got {got} bytes; expected {size}"
             sha = hashlib.sha256()
             while chunk := file.read(1 << 20):
                 sha.update(chunk)
     except OSError as err:
         return f"cannot be read: {err.strerror}"
+    except ValueError as err:
+        return str(err)
     return "" if sha.hexdigest() == sha256 else "changed: its SHA-256 is not that of the manifest"
 
 

@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
-import os
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from .contract import DTYPES, IO, KINDS, Alignment, Content, Dim, Mask, Polarity, Profile, Tensor
 from .decode import decode, parse
 from .errors import BundleError, IntegrityError
+from .names import MANIFEST, check_names
 
-MANIFEST = "bundle.json"
+__all__ = [
+    "DTYPES",
+    "FORMAT",
+    "IO",
+    "KINDS",
+    "MANIFEST",
+    "VERSION",
+    "Alignment",
+    "Bound",
+    "Content",
+    "Dim",
+    "File",
+    "Form",
+    "Fusion",
+    "FusionItem",
+    "Goldens",
+    "Manifest",
+    "Mask",
+    "Measured",
+    "Parity",
+    "Polarity",
+    "Profile",
+    "Proof",
+    "Provenance",
+    "Ran",
+    "Requires",
+    "Runtime",
+    "Tensor",
+    "Verdict",
+    "check_names",
+    "from_bytes",
+    "read",
+    "read_bytes",
+]
+
 FORMAT = "attnport-bundle"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 4 << 20
-DTYPES = ("float32", "float16", "float64", "int32", "int64", "bool")
-KINDS = ("none", "padding", "causal", "window", "prefix", "documents", "global", "bias", "explicit")
+ENGINES = ("tensorrt", "tensorrt_rtx")
+"""Runtimes that open an engine: a file for one version and certain devices. The others open an ONNX file."""
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_RELEASE = re.compile(r"\d+(\.\d+){0,3}")
+_RELEASE = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}", re.ASCII)
 
 Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
-Polarity = Literal["keep", "hide", "additive"]
-Alignment = Literal["upper_left", "lower_right"]
-Content = Literal["mask", "lengths", "ids", "marks"]
+Runtime = Literal["onnxruntime", "openvino", "tensorrt", "tensorrt_rtx"]
+Proof = Literal["device", "graph-only"]
 
 
 @dataclass(frozen=True)
@@ -41,118 +76,81 @@ class File:
 
 
 @dataclass(frozen=True)
-class Dim:
-    """A named dimension: the model takes sizes from `min` to `max`."""
-
-    name: str
-    min: int
-    opt: int
-    max: int
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier() or not 1 <= self.min <= self.opt <= self.max:
-            raise ValueError(f"dim {self.name!r}: expected a name and 1 <= min <= opt <= max")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output. `dims`: names of dims, or fixed sizes. `high` bounds an integer input's values, exclusive."""
-
-    name: str
-    dtype: str
-    dims: tuple[str | int, ...]
-    high: int | None
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.dtype}[{','.join(map(str, self.dims))}]"
-
-
-@dataclass(frozen=True)
-class Mask:
-    """What a mask means.
+class Requires:
+    """What a form needs to be opened.
 
     Attributes:
-        polarity: Of a `mask`: `keep` (nonzero may be attended), `hide` (nonzero is hidden) or `additive`.
-        carries: What the input holds: a `mask`, `lengths` [B], `ids` of documents [B,T] or `marks` of global tokens.
-        keys: The dim whose positions `lengths` count; None for everything else.
+        runtime: The release of its runtime: the least one, or the only one where `exact`, as engines have it.
+        opset: The opset that an ONNX file is written in; None for engines.
+        sm: Compute capabilities that an engine runs on (`86` is 8.6), increasing; empty = its file does not say.
     """
 
-    kinds: tuple[str, ...]
-    input: str | None
-    polarity: Polarity
-    alignment: Alignment
-    window: int
-    carries: Content = "mask"
-    keys: str | None = None
-
-    def __post_init__(self) -> None:
-        unknown = [kind for kind in self.kinds if kind not in KINDS]
-        if unknown or not self.kinds:
-            raise ValueError(f"mask kind {', '.join(unknown) or 'missing'} is not one of {', '.join(KINDS)}")
-        if self.window < 0:
-            raise ValueError(f"got window {self.window}; expected 0 or more")
-        if (self.keys is None) is (self.carries == "lengths"):
-            raise ValueError(f"a mask that carries {self.carries} has keys {self.keys!r}; lengths alone count a dim")
-
-
-@dataclass(frozen=True)
-class IO:
-    """The contract of inputs and outputs."""
-
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    dims: tuple[Dim, ...]
-    masks: tuple[Mask, ...]
-
-    def __post_init__(self) -> None:
-        for names in ([x.name for x in self.inputs], [x.name for x in self.outputs], [dim.name for dim in self.dims]):
-            if len(set(names)) != len(names):
-                raise ValueError(f"a name is there twice among {', '.join(names)}")
-        known = {dim.name for dim in self.dims}
-        for tensor in (*self.inputs, *self.outputs):
-            for dim in tensor.dims:
-                if dim not in known if isinstance(dim, str) else dim < 0:
-                    raise ValueError(f"tensor {tensor.name!r}: got dim {dim!r}; known are {', '.join(sorted(known))}")
-        for mask in self.masks:
-            self._check_mask(mask)
-        if not self.inputs or not self.outputs:
-            raise ValueError("a model has at least one input and one output")
-
-    def _check_mask(self, mask: Mask) -> None:
-        carrier = next((tensor for tensor in self.inputs if tensor.name == mask.input), None)
-        if carrier is None and (mask.input is not None or mask.carries != "mask"):
-            raise ValueError(f"a mask is carried by {mask.input!r}, which is no input")
-        rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
-        if carrier is not None and rank is not None and len(carrier.dims) != rank:
-            raise ValueError(f"{carrier} carries {mask.carries}, which have rank {rank}")
-        if mask.keys is not None and mask.keys not in {dim.name for dim in self.dims}:
-            raise ValueError(f"{mask.input!r} counts {mask.keys!r}, which is no dim")
-
-
-@dataclass(frozen=True)
-class Requires:
-    """What a form needs to be opened: the least release of its runtime, and the opset that it is written in."""
-
     runtime: str
-    opset: int
+    exact: bool
+    opset: int | None
+    sm: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not _RELEASE.fullmatch(self.runtime):
             raise ValueError(f"{self.runtime!r} is not a release such as 1.26")
+        if self.opset is not None and self.opset < 1:
+            raise ValueError(f"got opset {self.opset}; expected 1 or more")
+        if list(self.sm) != sorted(set(self.sm)) or (self.sm and self.sm[0] < 1):
+            raise ValueError(f"got compute capabilities {list(self.sm)}; expected increasing numbers above 0")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What really ran, as the runtime itself told."""
+
+    device: str
+    provider: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One output of one case of parity: errors against the float64 reference, each inside its bound."""
+
+    case: str
+    output: str
+    rms_error: float
+    rms_bound: float
+    max_error: float
+    max_bound: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rms_error <= self.rms_bound and 0 <= self.max_error <= self.max_bound):
+            raise ValueError(f"case {self.case!r}, output {self.output!r}: an error is below zero or over its bound")
 
 
 @dataclass(frozen=True)
 class Parity:
-    """The verdict on a form where it was made: on its runtime, and of its graph run numerically."""
+    """The verdict on a form where it was made. No form that failed is in a bundle.
+
+    Attributes:
+        verdict: PASS where one of the next two passed; NOT_RUN where neither ran.
+        runtime: Of the form on its own runtime and device.
+        graph: Of its graph run numerically.
+        results: What was measured: on the runtime where it ran, else of the graph.
+        ran: What ran to give `results`; None where nothing did.
+    """
 
     verdict: Verdict
     runtime: Verdict
     graph: Verdict
     reason: str
+    results: tuple[Measured, ...]
+    ran: Ran | None
+
+    def __post_init__(self) -> None:
+        parts = (self.runtime, self.graph)
+        if "FAIL" in (self.verdict, *parts):
+            raise ValueError("parity failed; such a form is never in a bundle")
+        if self.verdict != ("PASS" if "PASS" in parts else "NOT_RUN"):
+            raise ValueError(f"got verdict {self.verdict} of runtime {self.runtime} and graph {self.graph}")
+        if self.verdict == "NOT_RUN" and (self.results or self.ran):
+            raise ValueError("parity was not run, and yet has results")
 
 
 @dataclass(frozen=True)
@@ -167,55 +165,140 @@ class FusionItem:
 
 @dataclass(frozen=True)
 class Fusion:
-    """How many attentions the model has, and how many run as one kernel."""
+    """How many attentions the model has, and how many run as one kernel.
+
+    Attributes:
+        proved_by: The runtime or engine that was asked; None where none was there to look.
+    """
 
     attentions: int
     fused: int
+    proved_by: str | None
     items: tuple[FusionItem, ...]
+
+    def __post_init__(self) -> None:
+        if self.attentions != len(self.items) or self.fused != sum(item.fused for item in self.items):
+            raise ValueError(f"got {self.fused} of {self.attentions} fused, which is not what the items say")
+        if self.fused and self.proved_by is None:
+            raise ValueError("an attention is fused, and nothing proved it")
 
 
 @dataclass(frozen=True)
 class Form:
-    """A model file, the runtime that opens it, and what was found about it. `external`: its weights files."""
+    """A model file or an engine, the runtime that opens it, and what was found about it.
+
+    Attributes:
+        external: The weights files of an ONNX file.
+        plan: The precision plan; the goldens have bounds for it.
+        provider: ONNX Runtime's execution provider; None for the other runtimes.
+        dtypes: The dtype of every input and output in the file, where the contract's may be wider.
+        profiles: Of an engine; a call must fit one of them.
+        proof: `device` when parity passed on the runtime itself, else `graph-only`.
+    """
 
     file: str
     external: tuple[str, ...]
     plan: str
-    runtime: str
-    provider: str
+    runtime: Runtime
+    provider: str | None
+    dtypes: Mapping[str, str]
+    profiles: tuple[Profile, ...]
     requires: Requires
+    proof: Proof
     parity: Parity
     fusion: Fusion | None
+
+    def __post_init__(self) -> None:
+        engine = self.runtime in ENGINES
+        if (self.provider is not None) is not (self.runtime == "onnxruntime"):
+            raise ValueError(f"got provider {self.provider!r} for {self.runtime}; onnxruntime alone has one")
+        if engine is not bool(self.profiles) or engine is not self.requires.exact:
+            raise ValueError(f"{self.runtime}: an engine, and nothing else, has profiles and an exact release")
+        if (
+            engine is not (self.requires.opset is None)
+            or (engine and self.external)
+            or (self.requires.sm and not engine)
+        ):
+            raise ValueError(f"{self.runtime}: an ONNX file has an opset, an engine has none and no external data")
+        if (self.proof == "device") is not (self.parity.runtime == "PASS"):
+            raise ValueError(f"got proof {self.proof}; parity on the runtime is {self.parity.runtime}")
+
+    def check(self, io: IO) -> None:
+        """Raises ValueError unless dtypes and profiles fit the contract."""
+        for spec in (*io.inputs, *io.outputs):
+            got = self.dtypes.get(spec.name)
+            if got != spec.dtype and not (got in _FLOATS and spec.dtype in _FLOATS):
+                raise ValueError(f"{self.file}: {spec.name!r} is {got} in the file; the contract says {spec.dtype}")
+        if len(self.dtypes) != len({spec.name for spec in (*io.inputs, *io.outputs)}):
+            raise ValueError(f"{self.file}: there are dtypes of what is no input or output")
+        for profile in self.profiles:
+            profile.check(io)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far one output of one golden case may be from the float64 reference, over its valid elements."""
+    """How far one output of one golden case may be from the float64 reference at a plan, over its valid elements."""
 
     case: str
     output: str
+    plan: str
     rms_bound: float
     max_bound: float
+
+    def __post_init__(self) -> None:
+        if self.rms_bound < 0 or self.max_bound < 0:
+            raise ValueError(f"case {self.case!r}, output {self.output!r}: a bound is below zero")
 
 
 @dataclass(frozen=True)
 class Goldens:
-    """The file with golden inputs and outputs, and the bound of each output."""
+    """The file with golden inputs and outputs, and the bound of each output of each case at each plan."""
 
     file: str
     bounds: tuple[Bound, ...]
 
+    def check(self, outputs: tuple[Tensor, ...], plans: set[str]) -> None:
+        """Raises ValueError unless there is one bound for every case, output and plan, and none for anything else."""
+        found = [(bound.plan, bound.case, bound.output) for bound in self.bounds]
+        cases = {bound.case for bound in self.bounds}
+        wanted = {(plan, case, spec.name) for plan in plans for case in cases for spec in outputs}
+        if not cases:
+            raise ValueError("goldens: there is no golden case")
+        if len(set(found)) != len(found):
+            raise ValueError("goldens: a bound is there twice")
+        for plan, case, output in sorted(wanted ^ set(found))[:1]:
+            raise ValueError(
+                f"goldens: the bound of case {case!r}, output {output!r}, plan {plan} is on one side only of the "
+                "forms' outputs and plans and the list of bounds"
+            )
+
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the model came from: the SPEC, digests of its code and weights, and the versions that made it."""
+    """Where the model came from.
+
+    Attributes:
+        source: The SPEC, without folders.
+        inputs: The declarations of inputs that came with it.
+        code_sha256: Of the source files of the module's classes.
+        weights_sha256: Of the parameters and buffers.
+        commands: What was run to make it, in order, as command lines without folders.
+        versions: Of the packages that made it.
+    """
 
     source: str
     inputs: tuple[str, ...]
     code_sha256: str
     weights_sha256: str
     opset: int
+    commands: tuple[str, ...]
     versions: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if not (_DIGEST.fullmatch(self.code_sha256) and _DIGEST.fullmatch(self.weights_sha256)):
+            raise ValueError("a digest of code or weights is not 64 lower-case hex digits")
+        if self.opset < 1:
+            raise ValueError(f"got opset {self.opset}; expected 1 or more")
 
 
 @dataclass(frozen=True)
@@ -239,25 +322,15 @@ class Manifest:
         used = [self.goldens.file, *([] if self.tokenizer is None else [self.tokenizer])]
         for form in self.forms.values():
             used += [form.file, *form.external]
+            form.check(self.io)
         for name in used:
             if name not in self.files:
                 raise ValueError(f"{name!r} is used, but not among the files")
         if not self.forms or sorted(self.order) != sorted(self.forms):
             raise ValueError(f"order {list(self.order)} is not an order of the forms {sorted(self.forms)}")
-
-
-def check_names(names: Mapping[str, Any]) -> None:
-    """Raises ValueError for a name that leaves the folder, or that some file system takes for another one."""
-    seen: dict[str, str] = {MANIFEST: MANIFEST}
-    for name in names:
-        for part in name.split("/"):
-            plain = part not in ("", ".", "..") and part.isprintable() and not set(part) & set('\\:*?"<>|')
-            if not plain or part[-1] in " ." or len(os.fsencode(part)) > 255:
-                raise ValueError(f"{name!r} is not a plain path inside the folder")
-        key = unicodedata.normalize("NFC", name).casefold()
-        if key in seen:
-            raise ValueError(f"{name!r} and {seen[key]!r} may be one file")
-        seen[key] = name
+        if self.unverified is not any(form.parity.verdict == "NOT_RUN" for form in self.forms.values()):
+            raise ValueError(f"got unverified {self.unverified}, which is not what the forms' parity says")
+        self.goldens.check(self.io.outputs, {form.plan for form in self.forms.values()})
 
 
 def from_bytes(data: bytes, where: str) -> Manifest:
@@ -275,8 +348,13 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     return decode(Manifest, value, where)
 
 
-def read(folder: Path) -> Manifest:
-    """Reads the manifest of the bundle in `folder`; raises as `from_bytes`."""
+def read_bytes(folder: Path) -> bytes:
+    """The bytes of the manifest in `folder`, not looked into.
+
+    Raises:
+        BundleError: it is no bundle.
+        IntegrityError: the manifest is a link, or larger than any.
+    """
     path = folder / MANIFEST
     if not folder.is_dir():
         raise BundleError(f"{folder} is not a folder.")
@@ -288,4 +366,9 @@ def read(folder: Path) -> Manifest:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise IntegrityError(f"{path} has more than {MAX_BYTES} bytes.")
-    return from_bytes(data, str(path))
+    return data
+
+
+def read(folder: Path) -> Manifest:
+    """Reads the manifest of the bundle in `folder`; raises as `from_bytes` and `read_bytes`."""
+    return from_bytes(read_bytes(folder), str(folder / MANIFEST))

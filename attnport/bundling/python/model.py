@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import feeds as feeding
-from . import files
-from .errors import BundleError, RuntimeMissing
-from .manifest import IO, Form, Manifest, read
+from . import files, trust
+from .cache import find
+from .device_tensors import described
+from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
+from .first_open import prove
+from .halves import from_file, to_file
+from .manifest import ENGINES, IO, Manifest
+from .opening import open_session
+from .session import Session
 
 if TYPE_CHECKING:
     import numpy as np
 
-HERE = Path(__file__).resolve().parent.parent
-"""The bundle that this package was copied into."""
+HERE = Path(__file__).resolve().parents[2]
+"""The bundle that this package was copied into, as `python/attnport_bundle`."""
 
 
 class Model:
@@ -26,20 +32,28 @@ class Model:
     Attributes:
         manifest: Everything that the bundle says about itself.
         form: The name of the form that is open.
-        provider: The execution provider that really runs, as the runtime tells.
+        provider: What really runs, as the runtime tells.
+        version: The runtime's release.
+        machine: The device that it runs on.
+        passed_over: The forms that the bundle prefers to this one, each with the reason why it was not opened.
     """
 
-    def __init__(self, manifest: Manifest, form: str, session: Any) -> None:
+    def __init__(self, manifest: Manifest, form: str, session: Session) -> None:
         self.manifest = manifest
         self.form = form
-        self.provider: str = session.get_providers()[0]
-        self._session = session
-        self._outputs = [spec.name for spec in manifest.io.outputs]
+        self.provider, self.version, self.machine = session.provider, session.version, session.machine
+        self.passed_over: tuple[str, ...] = ()
+        self._session: Session | None = session
 
     @property
     def io(self) -> IO:
         """The contract: inputs, outputs, named dims with their ranges, masks."""
         return self.manifest.io
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """The dtypes of the form that is open: those of `run_device`. `run` has the contract's."""
+        return self.manifest.forms[self.form].dtypes
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Runs the model: an array for each input by name, an array for each output by name.
@@ -49,13 +63,38 @@ class Model:
             BundleError: the model is closed, or the runtime failed.
         """
         feeding.check(self.io, feeds)
-        if self._session is None:
+        found = self._ran(False, {name: to_file(array, self.dtypes[name]) for name, array in feeds.items()})
+        specs = self.io.outputs
+        return {spec.name: from_file(found[spec.name], self.dtypes[spec.name], spec.dtype) for spec in specs}
+
+    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs the model on tensors where they are: anything with `__dlpack__`, and arrays.
+
+        On ONNX Runtime nothing is copied, and outputs stay on the device of the provider; they have `__dlpack__`, so
+        `torch.from_dlpack(output)` takes them. OpenVINO and TensorRT copy, from and to the CPU. Dtypes are the file's
+        (`dtypes`). Values are not looked at, as they would have to be copied: an id beyond the vocabulary is not found,
+        but in an array.
+
+        Raises:
+            FeedError: as `run`; a tensor on another device, not contiguous, or one that carries gradients.
+            RuntimeMissing: this onnxruntime is older than 1.28.
+            BundleError: the model is closed, or the runtime failed.
+        """
+        feeding.check_shapes(self.io, {name: described(name, value) for name, value in feeds.items()}, self.dtypes)
+        feeding.check_arrays(self.io, feeds)
+        found = self._ran(True, feeds)
+        return {spec.name: found[spec.name] for spec in self.io.outputs}
+
+    def _ran(self, on_device: bool, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        session = self._session
+        if session is None:
             raise BundleError("the model is closed.")
         try:
-            found = self._session.run(self._outputs, feeds)
+            return session.run_device(feeds) if on_device else session.run(feeds)
+        except BundleError:
+            raise
         except Exception as err:  # a runtime's own exceptions share no base
             raise BundleError(f"{self.manifest.forms[self.form].runtime} failed: {err}") from err
-        return dict(zip(self._outputs, found, strict=True))
 
     def masks(self, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """Every input that says what is padding, for items of `lengths` padded on the right to `size`.
@@ -67,7 +106,9 @@ class Model:
 
     def close(self) -> None:
         """Frees the model; closing twice is fine."""
-        self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def __enter__(self) -> Model:
         return self
@@ -82,67 +123,97 @@ def load(
     form: str | None = None,
     threads: int | None = None,
     check_files: bool = True,
+    require_signature: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Checks a bundle and opens its model.
 
+    A form that was never run on its device is proved first: it runs the bundle's golden cases, once on each device,
+    driver and release. One that cannot run here or fails is passed over for the next of the bundle's order, with a
+    BundleWarning and a line in `Model.passed_over`.
+
     Args:
         folder: The bundle; None = the one that this package stands in.
-        form: Which form to open; None = the first of the bundle's order that can be opened here.
+        form: Which form to open, that one or none; None = the first of the bundle's order that can be opened here.
         threads: Compute threads; None = the runtime's own choice.
         check_files: Compare every file with its digest first. False trusts the disk and saves the time to read it.
+        require_signature: A public key, as a PEM file from outside the bundle: open only what is signed with it. With
+            `check_files=False` the manifest is checked and the files are not.
+        cache: The folder for proofs and for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, else the user's own.
 
     Raises:
         BundleError: no bundle, or of a version that this reader does not know; or an unknown form.
-        IntegrityError: a file was changed, is missing or was added.
-        RuntimeMissing: no form's runtime is installed, or each is older than the bundle needs.
+        IntegrityError: a file was changed, is missing or was added, or the signature is not right.
+        RuntimeMissing: no form's runtime is installed, or none in a release that the bundle takes.
+        NumbersOff: a form that had to be proved computes something else here.
     """
     path = HERE if folder is None else Path(folder)
-    manifest = read(path)
+    manifest, _ = trust.read(path, None if require_signature is None else Path(require_signature))
     if check_files:
         files.require(path, manifest)
-    return open_form(path, manifest, form, threads)
+    kept = find(path, None if cache is None else Path(cache)) if cache or _keeps(manifest, form) else None
+
+    def proved(name: str) -> Model:
+        model = Model(manifest, name, open_session(path, manifest, name, threads, kept))
+        try:
+            prove(model, path, kept, record=check_files)
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    return _first(manifest, _candidates(manifest, form), proved)
 
 
-def open_form(folder: Path, manifest: Manifest, form: str | None = None, threads: int | None = None) -> Model:
-    """Opens one form of a bundle whose files were checked; raises as `load`."""
+def _first(manifest: Manifest, names: Sequence[str], opened: Callable[[str], Model]) -> Model:
+    """The first form that opens; says which were passed over. Raises as `load`."""
+    errors: dict[str, BundleError] = {}
+    for name in names:
+        try:
+            model = opened(name)
+        except BundleError as err:
+            if not _may_pass_over(manifest, name, err):
+                raise
+            errors[name] = err
+            continue
+        model.passed_over = tuple(f"{missed}: {err}" for missed, err in errors.items())
+        if errors:
+            warnings.warn(f"{name} runs; passed over: {' '.join(model.passed_over)}", BundleWarning, stacklevel=3)
+        return model
+    if len(errors) == 1:
+        raise next(iter(errors.values()))
+    # Numbers that are off say more than a runtime that is not here.
+    kinds = {type(err) for err in errors.values()}
+    worst = next((kind for kind in (NumbersOff, BundleError) if kind in kinds), RuntimeMissing)
+    raise worst(" ".join(f"{name}: {err}" for name, err in errors.items()))
+
+
+def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None = None) -> Model:
+    """Opens one form of a bundle whose files were checked, without a proof: for who runs the goldens himself.
+
+    Raises as `load`.
+    """
+    (name,) = _candidates(manifest, form)
+    return Model(manifest, name, open_session(folder, manifest, name, threads))
+
+
+def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:
     if form is not None and form not in manifest.forms:
         raise BundleError(f"form {form!r}: the bundle has {', '.join(manifest.order)}.")
-    reasons = []
-    for name in manifest.order if form is None else (form,):
-        try:
-            return Model(manifest, name, _session(folder, manifest.forms[name], threads))
-        except RuntimeMissing as err:
-            reasons.append(f"{name}: {err}")
-    raise RuntimeMissing(" ".join(reasons))
+    return manifest.order if form is None else (form,)
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+def _keeps(manifest: Manifest, form: str | None) -> bool:
+    """Whether a form that may be opened has anything to keep between processes."""
+    forms = [manifest.forms[name] for name in _candidates(manifest, form)]
+    return any(found.proof != "device" or found.runtime in ENGINES for found in forms)
 
 
-def _session(folder: Path, form: Form, threads: int | None) -> Any:
-    if form.runtime != "onnxruntime":
-        raise RuntimeMissing(f"this reader has no way to run {form.runtime}.")
-    try:
-        import onnxruntime
-    except ImportError as err:
-        raise RuntimeMissing("onnxruntime is not installed; pip install onnxruntime.") from err
-    least = form.requires.runtime
-    if _release(onnxruntime.__version__) < _release(least):
-        raise RuntimeMissing(
-            f'got onnxruntime {onnxruntime.__version__}; expected {least} or later; pip install "onnxruntime>={least}".'
-        )
-    if form.provider not in onnxruntime.get_available_providers():
-        raise RuntimeMissing(f"this onnxruntime was built without {form.provider}.")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised; they need not be printed as well
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    try:
-        session = onnxruntime.InferenceSession(folder / form.file, options, providers=[form.provider])
-    except Exception as err:  # a runtime's own exceptions share no base
-        raise BundleError(f"{folder / form.file} cannot be opened: {err}") from err
-    # onnxruntime goes on with another provider and a warning when the one that was asked for does not start.
-    if session.get_providers()[0] != form.provider:
-        raise RuntimeMissing(f"got provider {session.get_providers()[0]}; expected {form.provider}.")
-    return session
+def _may_pass_over(manifest: Manifest, name: str, err: BundleError) -> bool:
+    """Whether the next form may be taken: never behind a file that is not the bundled one.
+
+    A form that ran on its device when it was bundled and is refused here is a fault to be seen; of one that never ran
+    it is an answer to be expected.
+    """
+    unproved = manifest.forms[name].proof != "device"
+    return not isinstance(err, IntegrityError) and (unproved or isinstance(err, RuntimeMissing))

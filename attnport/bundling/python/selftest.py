@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import files
+from . import files, trust
 from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
 from .goldens import Goldens, Result
-from .manifest import Manifest, Verdict, read
+from .manifest import Manifest, Verdict
 from .model import open_form
+from .signature import SIGNATURE
 
 OK = 0
 
@@ -33,20 +34,27 @@ class Report:
     unverified: bool
 
 
-def selftest(folder: Path, threads: int | None = None) -> Report:
+def selftest(folder: Path, threads: int | None = None, key: Path | None = None) -> Report:
     """Checks a bundle. The model is opened only once every file is known to be the one that was bundled.
 
+    Args:
+        folder: The bundle.
+        threads: Compute threads; None = the runtime's own choice.
+        key: The public key that the bundle must be signed with, a PEM file from outside; None = not checked.
+
     Raises:
-        BundleError: it is no bundle, or of a version that this reader does not know.
-        IntegrityError: the manifest is malformed.
+        BundleError: it is no bundle, of a version that this reader does not know, or the key is not taken.
+        IntegrityError: the manifest is malformed or, with a key, not signed with it.
+        RuntimeMissing: there is a key and the package cryptography is not installed.
     """
-    manifest = read(folder)
+    manifest, fingerprint = trust.read(folder, key)
     found = files.check(folder, manifest)
     if found:
         rows = tuple(Row(finding.name, "FAIL", finding.problem) for finding in found)
         return Report(rows, IntegrityError.exit_code, manifest.unverified)
     size = sum(file.bytes for file in manifest.files.values())
-    rows = (Row("files", "PASS", f"{len(manifest.files)} files, {size / 1e6:.1f} MB, as they were bundled"),)
+    as_bundled = Row("files", "PASS", f"{len(manifest.files)} files, {size / 1e6:.1f} MB, as they were bundled")
+    rows = (_signature(folder, fingerprint), as_bundled)
     code, ran, more = OK, 0, []
     for row, exit_code in _forms(folder, manifest, threads):
         more.append(row)
@@ -55,6 +63,12 @@ def selftest(folder: Path, threads: int | None = None) -> Report:
     if not ran:
         code = RuntimeMissing.exit_code
     return Report((*rows, *more), code, manifest.unverified)
+
+
+def _signature(folder: Path, fingerprint: str) -> Row:
+    if fingerprint:
+        return Row("signature", "PASS", f"ed25519 {fingerprint}")
+    return Row("signature", "NOT_RUN", "not checked: no --key" if (folder / SIGNATURE).exists() else "not signed")
 
 
 def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tuple[Row, int]]:

@@ -1,70 +1,28 @@
-"""The header of a serialized TensorRT-RTX engine: magic, size, version and target mask.
-
-NVIDIA does not document it. The layout was read off engines of TensorRT-RTX 1.7.1: bytes 0-3 `vtrt`, a u64 at 16 = the
-size of the file, bytes 24-27 = the version, a u32 at 32 = the bit mask of targets. All little-endian.
-"""
+"""The header of a serialized TensorRT-RTX engine, with errors of this package; its layout is in the bundle's reader."""
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
 from pathlib import Path
 
+from attnport.bundling.python import engine_header
+from attnport.bundling.python.engine_header import EngineHeader
 from attnport.errors import ArtifactError, IntegrityError
 
-MAGIC = b"vtrt"
-HEADER_BYTES = 36
-TARGET_BITS = {1 << 0: 75, 1 << 1: 80, 1 << 2: 86, 1 << 3: 89, 1 << 4: 120, 1 << 5: 121}
-"""Compute capability by bit. An engine for the builder's default list also sets bit 6, for devices still to come."""
-
-
-@dataclass(frozen=True)
-class EngineHeader:
-    """What the header says.
-
-    Attributes:
-        version: The TensorRT-RTX version that built it, such as `1.7.1.116`.
-        size_bytes: The size of the whole file; equal to what is on disk, or `read_header` had refused it.
-        sm: The compute capabilities it runs on (`86` is 8.6).
-    """
-
-    version: str
-    size_bytes: int
-    sm: tuple[int, ...]
+__all__ = ["EngineHeader", "read_header"]
 
 
 def read_header(path: Path) -> EngineHeader:
     """Reads and checks the header of a TensorRT-RTX engine.
-
-    It finds a file that is no engine and one that was cut short. A changed byte behind the header it does not find:
-    compare the digest for that.
 
     Raises:
         ArtifactError: the file cannot be read, or is no TensorRT-RTX engine.
         IntegrityError: it is cut short or has bytes behind its end.
     """
     try:
-        with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
-        size = path.stat().st_size
+        return engine_header.read_header(path)
     except OSError as err:
         raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
-    if not head.startswith(MAGIC):
-        raise ArtifactError(
-            f"{path} is no TensorRT-RTX engine: got first bytes {head[:4].hex() or 'none'}; expected {MAGIC.hex()}.",
-            hint="Build one with: attnport build FOLDER --target tensorrt_rtx",
-        )
-    if len(head) < HEADER_BYTES:
-        raise IntegrityError(f"{path} is cut short: got {len(head)} bytes, less than a header.", hint="Build it again.")
-    (declared,) = struct.unpack_from("<Q", head, 16)
-    if declared != size:
-        raise IntegrityError(
-            f"{path} is cut short or has bytes behind its end: got {size} bytes; its header says {declared}.",
-            hint="Build it again.",
-        )
-    (mask,) = struct.unpack_from("<I", head, 32)
-    return EngineHeader(
-        version=".".join(str(part) for part in head[24:28]),
-        size_bytes=declared,
-        sm=tuple(sm for bit, sm in TARGET_BITS.items() if mask & bit),
-    )
+    except engine_header.NoEngine as err:
+        raise ArtifactError(str(err), hint="Build one with: attnport build FOLDER --target tensorrt_rtx") from err
+    except engine_header.OtherSize as err:
+        raise IntegrityError(str(err), hint="Build it again.") from err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Iterator
 
 _DISABLED = 2  # SS_DISABLE: no such stack
@@ -22,8 +23,9 @@ class _Stack(ctypes.Structure):
 
 @contextlib.contextmanager
 def signal_stack_kept() -> Iterator[None]:
-    """Gives the calling thread back, at the end, the signal stack that it has now; does nothing where there is none."""
-    swap = getattr(ctypes.CDLL(None), "sigaltstack", None)
+    """Gives the calling thread back, at the end, the signal stack that it has now; does nothing but on Linux."""
+    # Elsewhere there is no such call, or `stack_t` has another order.
+    swap = getattr(ctypes.CDLL(None), "sigaltstack", None) if sys.platform == "linux" else None
     before = _Stack()
     known = swap is not None and swap(None, ctypes.byref(before)) == 0
     try:

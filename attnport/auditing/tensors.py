@@ -1,0 +1,89 @@
+"""The bytes of a model's tensors, in the file and beside it, read as far as an audit needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnport.auditing.onnx_file import messages
+
+if TYPE_CHECKING:
+    import numpy as np
+    from onnx import ModelProto, TensorProto
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes of a file beside the model that a tensor refers to; `end` is None for "up to the file's end"."""
+
+    location: str
+    begin: int
+    end: int | None
+
+
+def tensors(model: ModelProto) -> Iterator[tuple[str, str, TensorProto]]:
+    """Every tensor of the model: where it stands, what nodes call it, and itself.
+
+    Initializers, constants and other attributes, those of branches and functions too.
+    """
+    node, called = "", ""
+    for where, message in messages(model):
+        kind = message.DESCRIPTOR.name
+        if kind == "NodeProto":
+            node, called = where, message.output[0] if message.op_type == "Constant" and message.output else ""
+        elif kind == "TensorProto":
+            yield where, called if where.startswith(f"{node}.") else message.name, message
+
+
+def external(tensor: TensorProto) -> Range | None:
+    """Where a tensor's bytes lie; None for one inside the file, or whose place cannot be read."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if "location" not in entries:
+        return None
+    try:
+        begin = int(entries.get("offset") or 0)
+        length = int(entries["length"]) if entries.get("length") else None
+    except ValueError:
+        return None
+    if begin < 0 or (length or 0) < 0:
+        return None
+    return Range(entries["location"], begin, None if length is None else begin + length)
+
+
+def beside(folder: Path, location: str) -> Path | None:
+    """The file of a location, if it lies in `folder` and is there: an audit opens nothing else."""
+    path = folder / location
+    inside = path.resolve().is_relative_to(folder.resolve())
+    return path if inside and path.is_file() else None
+
+
+def content(tensor: TensorProto, folder: Path, most_bytes: int) -> bytes:
+    """The first bytes of a tensor as they are stored, at most `most_bytes`; empty where they cannot be read."""
+    place = external(tensor)
+    if place is not None:
+        path = beside(folder, place.location)
+        if path is None:
+            return b""
+        with path.open("rb") as file:
+            file.seek(place.begin)
+            return file.read(most_bytes if place.end is None else min(most_bytes, place.end - place.begin))
+    if tensor.raw_data:
+        return tensor.raw_data[:most_bytes]
+    if tensor.string_data:
+        return b"\n".join(tensor.string_data)[:most_bytes]
+    values = _typed(tensor)
+    return b"" if values is None else values.tobytes()[:most_bytes]
+
+
+def _typed(tensor: TensorProto) -> np.ndarray[Any, Any] | None:
+    """The values of the older spelling, a list of numbers; None for a tensor without, or a malformed one."""
+    from onnx import numpy_helper
+
+    if not any(len(values) for values in (tensor.int32_data, tensor.int64_data, tensor.uint64_data, tensor.float_data)):
+        return None
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError):
+        return None

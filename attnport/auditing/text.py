@@ -1,0 +1,102 @@
+"""What a piece of text gives away: paths, people, source lines, stack traces, the environment it was made in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnport.auditing.findings import Kind
+
+_SHARED_ACCOUNTS = frozenset(
+    (
+        *("root", "user", "users", "admin", "administrator", "runner", "ubuntu", "debian", "jovyan", "nobody"),
+        *("docker", "builder", "build", "default", "public", "shared", "guest", "test", "tester", "vscode"),
+        *("codespace", "home"),
+    )
+)
+"""Accounts of a system and of nobody: as a word they say nothing, and modules are called so."""
+_LEAST_NAME = 3
+
+# Values of a TorchScript export are called "/encoder/layer.0/MatMul": a path is one below a folder that systems have
+# and modules hardly, or one to a file.
+_FOLDERS = "home|Users|root|tmp|work|workspace|mnt|opt|usr|var|private|srv|gpfs|lustre"
+_FILES = "py|pyc|ipynb|cpp|cc|cu|cuh|so|onnx|engine|plan|pt|pth|ckpt|safetensors|npz|npy|bin|json|ya?ml|toml|csv|txt"
+_PART = r"[^\s\"'<>|:;,()\[\]{}\\]"
+_PATHS = re.compile(
+    rf"(?<![\w.:/~+-])(?:file://)?/(?:(?:{_FOLDERS})/{_PART}+|(?:{_PART}+/)*{_PART}+\.(?:{_FILES})\b)"
+    r"|(?<![A-Za-z0-9])[A-Za-z]:(?:\\{1,2}|/)(?:[\w .()-]{2,}[\\/]{1,2})+[\w.()-]*"
+    r"|(?<![\\\w])\\{2,4}[A-Za-z][\w.-]+\\{1,2}[A-Za-z][\w.-]*\$?\\{1,2}[\w.-]+"
+)
+_HOMES = re.compile(r"(?:(?<![\w.])/(?:home|Users)/|[A-Za-z]:[\\/]{1,2}Users[\\/]{1,2})([\w.-]+)")
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}\b")
+_TRACE = re.compile(r"Traceback \(most recent call last\)|File \"[^\"\n]+\", line \d+[^\n]*")
+_TRACED_LINE = re.compile(r"File \"[^\"\n]+\", line \d+[^\n]*\n[ \t]+(?!File \")(\S[^\n]*)")
+_SOURCE = re.compile(r"[\w./\\<>-]+\.(?:py|cpp|cc|cu|h)(?:\(\d+\)|:\d+)[^\n]*")
+_VARIABLES = re.compile(
+    r"\b(?:PATH|HOME|USER|LOGNAME|PWD|HOSTNAME|SHELL|VIRTUAL_ENV|(?:CONDA|PYTHON|LD|CUDA|HF|AWS|SLURM)[A-Z0-9_]+"
+    r"|[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_?KEY)[A-Z0-9_]*)=[^\s=]\S*"
+    r"|\bhf_[A-Za-z0-9]{30,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Who and what to look for as words: names of accounts, names of machines."""
+
+    users: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+def this_builder() -> Builder:
+    """The account and machine that run this, but for names that stand for nobody (`root`, `localhost`)."""
+    import getpass
+    import socket
+    from contextlib import suppress
+
+    users = {Path.home().name} if Path.home().name else set()
+    with suppress(OSError, KeyError):  # an account without an entry, as in containers
+        users.add(getpass.getuser())
+    host = socket.gethostname().split(".")[0]
+    people = tuple(sorted(name for name in users if _is_somebody(name)))
+    return Builder(people, (host,) if len(host) > _LEAST_NAME and host != "localhost" else ())
+
+
+def leaks(text: str, builder: Builder, *, words: bool = True) -> Iterator[tuple[Kind, str]]:
+    """Each kind of thing that `text` gives away, with the text of it.
+
+    Args:
+        words: Look for the builder's names too; not in vocabularies, which hold most first names.
+    """
+    if not text:
+        return
+    for match in _PATHS.finditer(text):
+        yield "path", match[0]
+    for match in _HOMES.finditer(text):
+        if _is_somebody(match[1]):
+            yield "user", match[1]
+    yield from (("user", match[0]) for match in _MAIL.finditer(text))
+    yield from (("stack_trace", match[0]) for match in _TRACE.finditer(text))
+    yield from (("source_line", match[1]) for match in _TRACED_LINE.finditer(text))
+    yield from (("source_line", match[0]) for match in _SOURCE.finditer(text))
+    yield from (("environment", match[0]) for match in _VARIABLES.finditer(text))
+    if words:
+        yield from (("user", name) for name in builder.users if _has_word(text, name))
+        yield from (("environment", host) for host in builder.hosts if _has_word(text, host))
+
+
+def first_of_each(text: str, builder: Builder, *, words: bool = True) -> dict[Kind, str]:
+    """The first thing of each kind that `text` gives away."""
+    found: dict[Kind, str] = {}
+    for kind, evidence in leaks(text, builder, words=words):
+        found.setdefault(kind, evidence)
+    return found
+
+
+def _is_somebody(name: str) -> bool:
+    return len(name) >= _LEAST_NAME and name.lower() not in _SHARED_ACCOUNTS
+
+
+def _has_word(text: str, word: str) -> bool:
+    return word in text and re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", text) is not None

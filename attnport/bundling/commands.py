@@ -1,0 +1,48 @@
+"""The command lines that a bundle was made with, worked out from the artifact: nothing of the shell that ran them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from attnport.artifacts import Manifest
+from attnport.bundling.backends import Backend
+
+_OUT = "out/"
+# A path from a root, a home, a drive or a dot; or the folders before the name of a Python file.
+_FOLDERS = re.compile(
+    r"(?<![\w.])(?:[A-Za-z]:[\\/]|~[^\\/:]*[\\/]|\.{0,2}[\\/])(?:[^\\/:]*[\\/])*|(?:[\w.-]+/)+(?=[^/:]*\.py\b)"
+)
+
+
+def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[str, ...]:
+    """The commands that make this artifact's backends, in order; folders are cut as in `without_folders`."""
+    source = manifest.source
+    export = ["export", without_folders(source.text)]
+    for option, values in (("--input", source.inputs), ("--dim", source.dims)):
+        for value in values:
+            export += [option, value]
+    made = [[*export, "-o", _OUT]]
+    for backend in backends:
+        made += [command for command in _of(backend) if command not in made]
+    return tuple(shlex.join(["attnport", *command]) for command in made)
+
+
+def without_folders(source: str) -> str:
+    """A SPEC with the last part of a path only: the builder's folders are nobody else's business."""
+    return _FOLDERS.sub("", source)
+
+
+def _of(backend: Backend) -> list[list[str]]:
+    form, engine = backend.form, backend.engine
+    dtype = [] if form.plan == "fp32" else ["--dtype", form.plan]
+    fuse = ["fuse", _OUT, "--target", form.target, *dtype]
+    if engine is None:
+        return [fuse]
+    build = ["build", _OUT, "--target", engine.target, "--dtype", engine.plan]
+    for profile in engine.profiles:
+        build += ["--profile", str(profile)]
+    for capability in engine.sm:
+        build += ["--sm", str(capability)]
+    return [fuse, build]

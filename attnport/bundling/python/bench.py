@@ -1,0 +1,155 @@
+"""How long one call takes here: warmed up, one shape, every sample kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from . import feeds as feeding
+from .errors import FeedError
+from .manifest import IO, Mask, Tensor
+from .model import Model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WINDOW = 5
+"""Calls whose median is compared with that of the calls before them."""
+AGREE = 0.05
+P90_SAMPLES = 20
+"""Fewer samples than this do not say where a tenth of the calls lies."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured; nothing is compared with anything.
+
+    Attributes:
+        sizes: The size of each named dim.
+        settled: Whether the last two medians of the warm-up agreed within 5 % before its time was over.
+        p90_ns: None where the samples are too few for it.
+    """
+
+    form: str
+    runtime: str
+    version: str
+    provider: str
+    sizes: Mapping[str, int]
+    warmup_runs: int
+    settled: bool
+    samples_ns: tuple[int, ...]
+    median_ns: float
+    p90_ns: float | None
+
+
+def bench(
+    model: Model,
+    sizes: Mapping[str, int] | None = None,
+    seconds: float = 2.0,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> Report:
+    """Times `model.run` for about `seconds`, after a warm-up of at most as long.
+
+    Args:
+        model: An open model; load it with the number of threads that is to be measured.
+        sizes: Sizes of named dims; the others have their usual one.
+        seconds: How long samples are taken; one is taken in any case.
+        clock: Nanoseconds.
+
+    Raises:
+        FeedError: an unknown dim, or a size that the contract does not allow.
+        BundleError: the runtime failed.
+    """
+    feeds = sample_feeds(model.io, sizes or {})
+    found = feeding.check(model.io, feeds)
+
+    def call() -> int:
+        start = clock()
+        model.run(**feeds)
+        return clock() - start
+
+    limit_ns = int(seconds * 1e9)
+    warmup_runs, settled = _warm_up(call, limit_ns)
+    samples = [call()]
+    spent = samples[0]
+    while spent < limit_ns:
+        samples.append(call())
+        spent += samples[-1]
+    return Report(
+        form=model.form,
+        runtime=model.manifest.forms[model.form].runtime,
+        version=model.version,
+        provider=model.provider,
+        sizes=found,
+        warmup_runs=warmup_runs,
+        settled=settled,
+        samples_ns=tuple(samples),
+        median_ns=float(median(samples)),
+        p90_ns=_quantile(samples, 0.9) if len(samples) >= P90_SAMPLES else None,
+    )
+
+
+def _warm_up(call: Callable[[], int], limit_ns: int) -> tuple[int, bool]:
+    """Runs windows of calls until two medians in a row agree; the first calls allocate and are not like the rest."""
+    spent, runs, before = 0, 0, 0.0
+    while True:
+        window = [call() for _ in range(WINDOW)]
+        spent, runs, now = spent + sum(window), runs + WINDOW, float(median(window))
+        if abs(now - before) <= AGREE * now:
+            return runs, True
+        if spent >= limit_ns:
+            return runs, False
+        before = now
+
+
+def _quantile(samples: list[int], share: float) -> float:
+    import numpy as np
+
+    return float(np.quantile(samples, share))
+
+
+def sample_feeds(io: IO, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs that the contract allows, equal in every call: drawn at random, nothing of them padded or hidden.
+
+    Raises:
+        FeedError: `sizes` names an unknown dim.
+    """
+    import numpy as np
+
+    every = {dim.name: dim.opt for dim in io.dims}
+    for name in sizes:
+        if name not in every:
+            raise FeedError(f"dim {name!r}: the model has no such dim; expected {', '.join(every)}.")
+    every |= sizes
+    masks = {mask.input: mask for mask in io.masks if mask.input}
+    random = np.random.default_rng(0)
+    return {
+        spec.name: _open_mask(masks[spec.name], spec, shape, every)
+        if spec.name in masks
+        else _drawn(spec, shape, random)
+        for spec, shape in ((spec, tuple(_size(dim, every) for dim in spec.dims)) for spec in io.inputs)
+    }
+
+
+def _size(dim: str | int, sizes: Mapping[str, int]) -> int:
+    return sizes[dim] if isinstance(dim, str) else dim
+
+
+def _open_mask(
+    mask: Mask, spec: Tensor, shape: tuple[int, ...], sizes: Mapping[str, int]
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """A mask that hides nothing, lengths that are full, one document, or every position global."""
+    import numpy as np
+
+    value = sizes[mask.keys] if mask.keys else int(mask.carries != "mask" or mask.polarity == "keep")
+    return np.full(shape, value, dtype=spec.dtype)
+
+
+def _drawn(spec: Tensor, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
+    if spec.dtype.startswith("float"):
+        return random.standard_normal(shape).astype(spec.dtype)
+    # Without a limit, what an integer may be is not known; 0 and 1 are what the model was tried with.
+    return random.integers(0, spec.high or 2, shape).astype(spec.dtype)

@@ -1,0 +1,133 @@
+"""The folder where a machine keeps what it found out about bundles: see `first_open` and `runtime_cache`.
+
+Nothing in it is needed, and nothing is believed that does not say itself what it belongs to. It lies outside every
+bundle: what came with a bundle must not answer whether the bundle works here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from .errors import BundleError, BundleWarning
+from .manifest import Manifest
+from .regular import open_regular
+from .session import Machine
+
+VARIABLE = "ATTNPORT_CACHE"
+MAX_BYTES = 1 << 30
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Cache:
+    """Files by name in a folder that is this user's alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None when there is none that can be read, or it is larger than `MAX_BYTES`."""
+        try:
+            with open_regular(self.folder / name) as file:
+                data: bytes = file.read(MAX_BYTES + 1)
+        except (OSError, ValueError):
+            return None
+        return data if len(data) <= MAX_BYTES else None
+
+    def write(self, name: str, data: bytes) -> bool:
+        """Puts a file in its place, whole or not at all, and says whether it could: a full disk costs time, no more."""
+        temporary = None
+        try:
+            handle, temporary = tempfile.mkstemp(prefix=".", dir=self.folder)
+            with open(handle, "wb") as file:  # noqa: PTH123 - the descriptor of a file that only this call knows
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(self.folder / name)
+        except OSError:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink(missing_ok=True)
+            return False
+        return True
+
+
+def find(bundle: Path, asked: Path | None = None) -> Cache | None:
+    """The cache of this user, made where it is not there yet.
+
+    Args:
+        bundle: The bundle that is being opened.
+        asked: The folder; None = `$ATTNPORT_CACHE`, else `attnport` in the user's folder for caches.
+
+    Returns:
+        The cache, or None and a warning where the folder cannot be made, or others may write to it.
+
+    Raises:
+        BundleError: the folder is inside the bundle.
+    """
+    folder = default_folder() if asked is None else asked
+    if folder is None:
+        return None
+    if folder.resolve().is_relative_to(bundle.resolve()):
+        raise BundleError(f"{folder}: a cache inside the bundle {bundle} would not be believed; take a folder outside.")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = _problem(folder.stat())
+    except OSError as err:
+        problem = str(err.strerror)
+    if problem:
+        warnings.warn(f"{folder}: no cache is kept there: {problem}.", BundleWarning, stacklevel=3)
+        return None
+    return Cache(folder)
+
+
+def default_folder() -> Path | None:
+    """Where the cache lies when nobody says; None on a system without a home folder."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    base = os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else os.environ.get("XDG_CACHE_HOME")
+    # XDG: a path that is not absolute is to be ignored.
+    if base and Path(base).is_absolute():
+        return Path(base) / "attnport"
+    try:
+        return Path.home() / ".cache" / "attnport"
+    except RuntimeError:
+        return None
+
+
+def _problem(status: os.stat_result) -> str:
+    if not stat.S_ISDIR(status.st_mode):
+        return "not a folder"
+    if not hasattr(os, "getuid"):
+        return ""
+    if status.st_uid != os.getuid():
+        return f"it belongs to user {status.st_uid}"
+    return "others may write to it" if status.st_mode & _OTHERS_WRITE else ""
+
+
+def entry(manifest: Manifest, form: str, version: str, machine: Machine) -> str:
+    """The name of what is known of one form, on one release of its runtime, on one device with one driver.
+
+    The manifest as it was read has the digest of every file, so another model, another golden or another bound is
+    another entry.
+    """
+    found = {
+        "manifest": hashlib.sha256(_canonical(dataclasses.asdict(manifest))).hexdigest(),
+        "form": form,
+        "runtime": manifest.forms[form].runtime,
+        "version": version,
+        **dataclasses.asdict(machine),
+    }
+    return hashlib.sha256(_canonical(found)).hexdigest()
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,229 @@
+"""A TensorRT engine on a device: profiles, device memory, one execution context a profile. Both flavours share one API.
+
+Arrays go in and come out in the engine's own dtypes, bfloat16 as uint16 (see `halves`). Whoever opens an engine has
+compared digest, version, header and device before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import cuda
+from .device_tensors import through_numpy
+from .errors import BundleError, FeedError, RuntimeMissing
+from .halves import BFLOAT16, storage
+from .runtime_cache import RuntimeCache
+from .session import Port, gpu
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Range = tuple[tuple[int, ...], tuple[int, ...]]
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": BFLOAT16,
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
+
+
+class EngineSession:
+    """A deserialised engine; the attributes are `session.Session`'s. Calls from several threads take turns.
+
+    Attributes:
+        profiles: Least and largest shape of each input, a mapping for each optimization profile.
+    """
+
+    def __init__(
+        self, module: Any, device: cuda.Device, data: bytes, where: str, cache: RuntimeCache | None = None
+    ) -> None:
+        """Deserialises an engine; `device` is open, and is closed with the session.
+
+        Args:
+            where: What messages call the engine.
+            cache: Where what TensorRT-RTX compiles on the device is kept; None = nowhere.
+
+        Raises:
+            BundleError: TensorRT refuses the engine.
+        """
+        self._module, self._device, self._cache = module, device, cache
+        self._complaints: list[str] = []
+        self._lock = threading.Lock()
+        self._logger = logger(module, self._complaints)
+        self._runtime = module.Runtime(self._logger)
+        self._engine = self._runtime.deserialize_cuda_engine(data)
+        name = str(module.__name__)
+        if self._engine is None:
+            raise BundleError(f"{where}: {name} cannot deserialise it on {device.name}: {self._complaint()}")
+        self.provider, self.version = f"{name} {module.__version__}", str(module.__version__)
+        self.machine = gpu(device)
+        ports = [self._port(self._engine.get_tensor_name(index)) for index in range(self._engine.num_io_tensors)]
+        taken = [self._engine.get_tensor_mode(port.name) == module.TensorIOMode.INPUT for port in ports]
+        self.inputs = tuple(port for port, is_input in zip(ports, taken, strict=True) if is_input)
+        self.outputs = tuple(port for port, is_input in zip(ports, taken, strict=True) if not is_input)
+        self.profiles: list[dict[str, Range]] = []
+        for index in range(self._engine.num_optimization_profiles):
+            shapes = {port.name: self._engine.get_tensor_profile_shape(port.name, index) for port in self.inputs}
+            self.profiles.append({name: (tuple(low), tuple(high)) for name, (low, _, high) in shapes.items()})
+        self._contexts: dict[int, Any] = {}
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self._config, self._compiled = self._configured()
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Every output by name.
+
+        Raises:
+            FeedError: no profile admits the shapes, or TensorRT refuses them.
+            RuntimeMissing: the driver gives no memory, or TensorRT makes no context.
+        """
+        with self._lock:
+            return self._run(feeds)
+
+    def _run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        import numpy as np
+
+        profile = choose_profile(self.profiles, {port.name: feeds[port.name].shape for port in self.inputs})
+        self._device.bind()
+        context, fresh = self._context(profile)
+        # Held until the stream was waited for: the driver reads them in its own time.
+        held = {
+            port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
+            for port in self.inputs
+        }
+        for name, array in held.items():
+            if not context.set_input_shape(name, array.shape):
+                raise FeedError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
+            address = self._buffer(name, array.nbytes)
+            self._device.upload(address, array)
+            context.set_tensor_address(name, address)
+        if missing := context.infer_shapes():
+            raise BundleError(f"the engine leaves the shape of {', '.join(missing)} open.")
+        outputs = {}
+        for port in self.outputs:
+            outputs[port.name] = np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
+            context.set_tensor_address(port.name, self._buffer(port.name, outputs[port.name].nbytes))
+        if not context.execute_async_v3(self._device.stream):
+            raise FeedError(f"{self.provider} did not run: {self._complaint()}")
+        for name, array in outputs.items():
+            self._device.download(array, self._buffers[name][0])
+        self._device.synchronize()
+        if fresh:
+            self._keep()
+        return outputs
+
+    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """As `run`; inputs come from the CPU and outputs are copied there."""
+        return dict(self.run(through_numpy(feeds)))
+
+    def close(self) -> None:
+        """Frees memory, contexts and engine, and closes the device; closing twice is fine."""
+        with self._lock:
+            if self._runtime is None:
+                return
+            self._device.bind()
+            self._device.synchronize()
+            self._keep()
+            for address, _ in self._buffers.values():
+                self._device.free(address)
+            self._buffers.clear()
+            # Contexts before their engine, the engine before its runtime: TensorRT's order of destruction.
+            self._contexts.clear()
+            self._compiled = self._config = None
+            self._engine = None
+            self._runtime = None
+            self._device.close()
+
+    def _configured(self) -> tuple[Any, Any]:
+        """The configuration of contexts and the compiled kernels in it; None where nothing is to be kept."""
+        if self._cache is None:
+            return None, None
+        config = self._engine.create_runtime_config()
+        compiled = config.create_runtime_cache()
+        kept = self._cache.read()
+        # A blob of another device or version is refused there and left out; it then compiles as if there were none.
+        if kept is not None:
+            compiled.deserialize(kept)
+        config.set_runtime_cache(compiled)
+        return config, compiled
+
+    def _keep(self) -> None:
+        if self._cache is not None and self._compiled is not None:
+            self._cache.write(bytes(memoryview(self._compiled.serialize())))
+
+    def _context(self, profile: int) -> tuple[Any, bool]:
+        """The context of a profile, and whether it was made just now."""
+        if profile in self._contexts:
+            return self._contexts[profile], False
+        make: Callable[..., Any] = self._engine.create_execution_context
+        context = make() if self._config is None else make(self._config)
+        if context is None or not context.set_optimization_profile_async(profile, self._device.stream):
+            raise RuntimeMissing(f"TensorRT makes no context for profile {profile}: {self._complaint()}")
+        self._device.synchronize()
+        self._contexts[profile] = context
+        return context, True
+
+    def _buffer(self, name: str, size_bytes: int) -> int:
+        """Device memory for a tensor; kept, and made anew when it has to grow."""
+        address, held = self._buffers.get(name, (0, -1))
+        if held < size_bytes:
+            if held >= 0:
+                self._device.free(self._buffers.pop(name)[0])
+            address = self._device.allocate(size_bytes)
+            self._buffers[name] = (address, size_bytes)
+        return address
+
+    def _port(self, name: str) -> Port:
+        kind = str(self._engine.get_tensor_dtype(name).name)
+        shape = tuple(int(size) if size >= 0 else None for size in self._engine.get_tensor_shape(name))
+        return Port(name, _DTYPES.get(kind, kind), shape)
+
+    def _complaint(self) -> str:
+        return self._complaints[-1] if self._complaints else "it gives no reason."
+
+
+def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The profile that admits every shape; of several the one that ends soonest, as it was tuned closest.
+
+    Raises:
+        FeedError: none does; names a tensor, its shape and the ranges.
+    """
+
+    def admits(ranges: Range, shape: tuple[int, ...]) -> bool:
+        low, high = ranges
+        return len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
+
+    fitting = [
+        (sum(sum(ranges[name][1]) for name in shapes), index)
+        for index, ranges in enumerate(profiles)
+        if all(admits(ranges[name], shape) for name, shape in shapes.items())
+    ]
+    if fitting:
+        return min(fitting)[1]
+
+    def missed(name: str) -> int:
+        return sum(not admits(ranges[name], shapes[name]) for ranges in profiles)
+
+    worst = max(shapes, key=missed)
+    spans = "; ".join(f"{list(ranges[worst][0])} to {list(ranges[worst][1])}" for ranges in profiles)
+    raise FeedError(
+        f"input {worst!r}: got shape {list(shapes[worst])}; the engine's profiles take {spans or 'nothing'}. "
+        "Build an engine with a profile that covers it."
+    )
+
+
+def logger(module: Any, complaints: list[str]) -> Any:
+    """A TensorRT logger that keeps errors for our messages and prints nothing."""
+
+    class Log(module.ILogger):  # type: ignore[misc]  # a base that is known when TensorRT is there
+        def __init__(self) -> None:
+            module.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (module.ILogger.INTERNAL_ERROR, module.ILogger.ERROR):
+                complaints.append(message)
+
+    return Log()

@@ -1,0 +1,36 @@
+"""Names of files inside a bundle: plain on every file system, and none that another name may be taken for."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable
+
+from .signature import SIGNATURE
+
+MANIFEST = "bundle.json"
+RESERVED = (MANIFEST, SIGNATURE)
+"""Files that speak of all the others, and so are not among them."""
+
+_DIGITS = "0123456789\u00b9\u00b2\u00b3"
+_DEVICES = {
+    *("con", "prn", "aux", "nul", "conin$", "conout$"),
+    *(f"{port}{digit}" for port in ("com", "lpt") for digit in _DIGITS),
+}
+"""Windows opens a device for these, in any case and with any ending: `nul.txt` is no file there."""
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises ValueError for a name that leaves the folder, or that some file system takes for another one."""
+    seen: dict[str, str] = {name: name for name in RESERVED}
+    for name in names:
+        for part in name.split("/"):
+            plain = part not in ("", ".", "..") and part.isprintable() and not set(part) & set('\\:*?"<>|')
+            if not plain or part[-1] in " ." or len(os.fsencode(part)) > 255:
+                raise ValueError(f"{name!r} is not a plain path inside the folder")
+            if part.partition(".")[0].rstrip(" ").casefold() in _DEVICES:
+                raise ValueError(f"{name!r} is not a plain path: Windows has a device of that name")
+        key = unicodedata.normalize("NFC", name).casefold()
+        if key in seen:
+            raise ValueError(f"{name!r} and {seen[key]!r} may be one file")
+        seen[key] = name

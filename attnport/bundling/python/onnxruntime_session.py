@@ -1,0 +1,106 @@
+"""A form on ONNX Runtime, on the execution provider that it was judged on and no other."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import cuda
+from .device_tensors import bound
+from .errors import BundleError, RuntimeMissing
+from .halves import BFLOAT16
+from .manifest import Form
+from .session import Port, cpu, gpu
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CUDA = "CUDAExecutionProvider"
+# TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
+_OPTIONS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
+_DTYPES = {"float": "float32", "double": "float64"}
+_ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
+
+
+class OnnxRuntimeSession:
+    """A session of ONNX Runtime; the attributes are `session.Session`'s."""
+
+    def __init__(self, module: Any, path: Path, form: Form, threads: int | None) -> None:
+        """Opens the file.
+
+        Raises:
+            RuntimeMissing: ONNX Runtime was built without the provider, or it does not start here.
+            BundleError: ONNX Runtime refuses the file.
+        """
+        provider = str(form.provider)
+        if provider not in module.get_available_providers():
+            raise RuntimeMissing(f"this onnxruntime was built without {provider}.")
+        options = module.SessionOptions()
+        options.log_severity_level = 4  # errors are raised; they need not be printed as well
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        try:
+            session = module.InferenceSession(path, options, providers=[(provider, _OPTIONS.get(provider, {}))])
+        except Exception as err:  # a runtime's own exceptions share no base
+            raise BundleError(f"{path} cannot be opened: {err}") from err
+        # onnxruntime goes on with another provider and a warning when the one that was asked for does not start.
+        if session.get_providers()[0] != provider:
+            raise RuntimeMissing(f"got provider {session.get_providers()[0]}; expected {provider}.")
+        self._module, self._session = module, session
+        self.provider, self.version = provider, str(module.__version__)
+        self.machine = gpu(cuda.Device()) if provider == CUDA else cpu()
+        self.inputs = tuple(map(_port, session.get_inputs()))
+        self.outputs = tuple(map(_port, session.get_outputs()))
+        self._names = [port.name for port in self.outputs]
+        self._halves = any(port.dtype == BFLOAT16 for port in (*self.inputs, *self.outputs))
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Every output by name, in the file's own dtypes; bfloat16 goes in and comes out as uint16."""
+        if not self._halves:
+            return dict(zip(self._names, self._session.run(self._names, dict(feeds)), strict=True))
+        dtypes = {port.name: port.dtype for port in self.inputs}
+        given = {name: self._value(array, dtypes[name]) for name, array in feeds.items()}
+        found = self._session.run_with_ort_values(self._names, given)
+        return {name: _array(value) for name, value in zip(self._names, found, strict=True)}
+
+    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """As `run`, through I/O binding: see `device_tensors`."""
+        place = "cuda" if self.provider == CUDA else "cpu"
+        binding = bound(self._module, self._session, feeds, place)
+        for name in self._names:
+            binding.bind_output(name, place)
+        binding.synchronize_inputs()
+        self._session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return dict(zip(self._names, binding.get_outputs(), strict=True))
+
+    def close(self) -> None:
+        """Frees the session."""
+        self._session = None
+
+    def _value(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
+        kind = self._module.OrtValue
+        if dtype == BFLOAT16:
+            return kind.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
+        return kind.ortvalue_from_numpy(array)
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    """A tensor in host memory as an array; ONNX Runtime has no NumPy array for bfloat16."""
+    if value.data_type() != f"tensor({BFLOAT16})":
+        array: np.ndarray[Any, Any] = value.numpy()
+        return array
+    import numpy as np
+
+    bits = np.empty(value.shape(), np.uint16)
+    ctypes.memmove(bits.ctypes.data, value.data_ptr(), bits.nbytes)
+    return bits
+
+
+def _port(tensor: Any) -> Port:
+    kind = tensor.type.removeprefix("tensor(").removesuffix(")")
+    # Onnxruntime shows an unknown rank as it shows a scalar.
+    shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in tensor.shape or ()) or None
+    return Port(tensor.name, _DTYPES.get(kind, kind), shape)

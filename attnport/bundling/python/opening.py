@@ -1,0 +1,118 @@
+"""One form of a bundle, opened: what it requires first, then the file itself, then its runtime, then the contract.
+
+A release, provider or device that does not fit is RuntimeMissing: another form may do. A file that is not what the
+manifest says is IntegrityError: nothing else of the bundle is to be believed then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from . import cuda, engine_header
+from .cache import Cache, entry
+from .engine_session import EngineSession
+from .errors import IntegrityError, RuntimeMissing
+from .external import opset
+from .fitting import check_ports, check_profiles
+from .manifest import ENGINES, Form, Manifest, Requires
+from .onnxruntime_session import OnnxRuntimeSession
+from .openvino_session import OpenVinoSession
+from .runtime_cache import RuntimeCache
+from .session import Session, gpu
+
+
+def open_session(
+    folder: Path, manifest: Manifest, name: str, threads: int | None = None, cache: Cache | None = None
+) -> Session:
+    """Opens the form `name`.
+
+    Args:
+        threads: Compute threads of a runtime on the CPU; None = the runtime's own choice.
+        cache: Where TensorRT-RTX keeps what it compiles; None = nowhere.
+
+    Raises:
+        RuntimeMissing: the runtime, provider or device is not here, or is not the one that the form requires.
+        IntegrityError: the file is not the one that the manifest describes.
+        BundleError: the runtime refuses the file.
+    """
+    form, path = manifest.forms[name], folder / manifest.forms[name].file
+    _check_file(path, form)
+    module = _module(form.runtime, form.requires)
+    session: Session
+    if form.runtime in ENGINES:
+        session = _engine(module, path, manifest, name, cache)
+    elif form.runtime == "openvino":
+        session = OpenVinoSession(module, path, form, threads)
+    else:
+        session = OnnxRuntimeSession(module, path, form, threads)
+    try:
+        check_ports(manifest.io, form, session, str(path))
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _check_file(path: Path, form: Form) -> None:
+    """What the file says about itself against the manifest."""
+    try:
+        if form.runtime == "tensorrt_rtx":
+            header = engine_header.read_header(path)
+            got: object = (header.version, header.sm)
+            stated: object = (form.requires.runtime, form.requires.sm)
+        elif form.runtime == "tensorrt":
+            return  # nothing is known of the header of this flavour
+        else:
+            got, stated = opset(path), form.requires.opset
+    except (OSError, ValueError) as err:
+        raise IntegrityError(str(err) if str(path) in str(err) else f"{path}: {err}") from err
+    if got != stated:
+        what = "version and compute capabilities" if form.runtime in ENGINES else "opset"
+        raise IntegrityError(f"{path}: got {what} {got}; the manifest says {stated}.")
+
+
+def _module(runtime: str, requires: Requires) -> Any:
+    """The runtime's package, in a release that will do."""
+    package = runtime.replace("_", "-")
+    wanted = f"{package}=={requires.runtime}" if requires.exact else f"{package}>={requires.runtime}"
+    try:
+        module = importlib.import_module(runtime)
+    except ImportError as err:
+        raise RuntimeMissing(f'{runtime} is not installed; pip install "{wanted}".') from err
+    version = str(module.__version__)
+    fits = version == requires.runtime if requires.exact else release(version) >= release(requires.runtime)
+    if not fits:
+        words = ", that release exactly" if requires.exact else " or later"
+        raise RuntimeMissing(f'got {runtime} {version}; expected {requires.runtime}{words}; pip install "{wanted}".')
+    return module
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version, to compare; what a build adds behind them does not count."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+-]", version)[0], re.ASCII)[:3])
+
+
+def _engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache | None) -> EngineSession:
+    form = manifest.forms[name]
+    device = cuda.Device()
+    if form.requires.sm and device.sm not in form.requires.sm:
+        targets = ", ".join(map(str, form.requires.sm))
+        raise RuntimeMissing(f"the engine was built for SM {targets}; {device.name} is SM {device.sm}.")
+    kept = None
+    if cache is not None and form.runtime == "tensorrt_rtx":
+        kept = RuntimeCache(cache, entry(manifest, name, str(module.__version__), gpu(device)))
+    device.open()
+    try:
+        session = EngineSession(module, device, path.read_bytes(), str(path), kept)
+    except BaseException:
+        device.close()
+        raise
+    try:
+        check_profiles(manifest.io, form, session.profiles, str(path))
+    except BaseException:
+        session.close()
+        raise
+    return session

@@ -1,0 +1,126 @@
+"""A form on OpenVINO's CPU plugin, in the precision of its plan and no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .device_tensors import through_numpy
+from .errors import BundleError, RuntimeMissing
+from .halves import BFLOAT16
+from .manifest import Form
+from .session import Port, cpu
+from .signal_stack import signal_stack_kept
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+"""The plugin's own words. It has no float16 on CPU. bf16: an fp32 graph that the plugin computes in bfloat16."""
+
+_DTYPES = {
+    "f32": "float32",
+    "f16": "float16",
+    "f64": "float64",
+    "bf16": BFLOAT16,
+    "i32": "int32",
+    "i64": "int64",
+    "boolean": "bool",
+}
+
+
+def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Path) -> Any:
+    """Compiles a graph for the CPU and reads back what was really set.
+
+    Args:
+        graph: What `Core.read_model` gave.
+        threads: Compute threads; None = the plugin's own choice.
+        where: The file, for messages.
+
+    Raises:
+        RuntimeMissing: the CPU does not compute in the plan's precision.
+        BundleError: OpenVINO refuses the graph.
+    """
+    if plan not in PRECISIONS:
+        raise RuntimeMissing(f"openvino computes in {' or '.join(PRECISIONS)} on CPU; {plan} was asked for.")
+    wanted = PRECISIONS[plan]
+    settings: dict[str, Any] = {
+        # Left alone, the plugin computes an fp32 graph in bf16 where the CPU can.
+        "INFERENCE_PRECISION_HINT": wanted,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    if threads is not None:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    try:
+        with signal_stack_kept():
+            made = module.Core().compile_model(graph, "CPU", settings)
+    except Exception as err:  # a runtime's own exceptions share no base
+        raise BundleError(f"{where}: OpenVINO cannot compile it: {(str(err).splitlines() or [''])[0]}") from err
+    precision = made.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    devices = list(made.get_property("EXECUTION_DEVICES"))
+    if precision != wanted or devices != ["CPU"]:
+        raise RuntimeMissing(
+            f"OpenVINO was asked for {wanted} on CPU; it runs {precision} on {', '.join(devices)}. "
+            "This CPU may lack bfloat16 instructions."
+        )
+    return made
+
+
+def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str, ...]) -> dict[str, Any]:
+    """Runs a request; the outputs are copies.
+
+    Inputs are copied too (share_inputs off): OpenVINO 2026.4 keeps the address of a shared array beyond the call and
+    crashed when it was freed and another request of the same model ran at another shape.
+    """
+    request.infer(dict(feeds), share_inputs=False)
+    return {name: request.get_tensor(made.output(name)).data.copy() for name in outputs}
+
+
+class OpenVinoSession:
+    """A compiled model; the attributes are `session.Session`'s. Calls from several threads take turns."""
+
+    def __init__(self, module: Any, path: Path, form: Form, threads: int | None) -> None:
+        """Opens the file.
+
+        Raises:
+            RuntimeMissing: the CPU does not compute in the plan's precision.
+            BundleError: OpenVINO refuses the file.
+        """
+        try:
+            graph = module.Core().read_model(str(path))
+        except Exception as err:  # a runtime's own exceptions share no base
+            raise BundleError(f"{path} cannot be opened: {err}") from err
+        self._made = compiled(module, graph, form.plan, threads, path)
+        self._request = self._made.create_infer_request()
+        self._lock = threading.Lock()
+        self.provider, self.version = "OpenVINO CPU", str(module.__version__).split("-")[0]
+        self.machine = cpu()
+        declared = set(form.dtypes)
+        self.inputs = tuple(_port(port, declared) for port in self._made.inputs)
+        self.outputs = tuple(_port(port, declared) for port in self._made.outputs)
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Every output by name, in the file's own dtypes."""
+        with self._lock:
+            return infer(self._request, self._made, feeds, tuple(port.name for port in self.outputs))
+
+    def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """As `run`; inputs and outputs are copied, on the CPU, where this runtime computes."""
+        return dict(self.run(through_numpy(feeds)))
+
+    def close(self) -> None:
+        """Frees the model."""
+        with self._lock:
+            self._request = self._made = None
+
+
+def _port(port: Any, declared: set[str]) -> Port:
+    # OpenVINO may know a tensor by several names; the contract's is the one that counts.
+    names = sorted(port.get_names())
+    name = next((name for name in names if name in declared), names[0] if names else "")
+    kind = port.get_element_type().get_type_name()
+    shape = port.get_partial_shape()
+    sizes = None if shape.rank.is_dynamic else tuple(None if size.is_dynamic else size.get_length() for size in shape)
+    return Port(name, _DTYPES.get(kind, kind), sizes)

@@ -1,0 +1,65 @@
+"""Text into the inputs of a model, as its contract asks for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BundleError, FeedError
+from .feeds import padding_masks
+from .manifest import IO
+from .wordpiece import WordPiece
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IDS, TYPES = "input_ids", "token_type_ids"
+
+
+class Tokenizer:
+    """Fills every input of a text model: token ids, type ids, and what says where padding is."""
+
+    def __init__(self, path: str | os.PathLike[str], io: IO) -> None:
+        """Reads a tokenizer file.
+
+        Args:
+            path: The bundle's `tokenizer.json`.
+            io: The contract of the model that is to be fed: `model.io`.
+
+        Raises:
+            BundleError: the file is of a kind that only the `tokenizers` package reads, or the model reads no text.
+        """
+        self._words = WordPiece(Path(path))
+        self._io = io
+        self._tensors = {spec.name: spec for spec in io.inputs if spec.name in (IDS, TYPES)}
+        self._masked = {mask.input for mask in io.masks if mask.input and "padding" in mask.kinds}
+        others = [spec.name for spec in io.inputs if spec.name not in self._masked | {IDS, TYPES}]
+        if IDS not in self._tensors or others or any(len(spec.dims) != 2 for spec in self._tensors.values()):
+            raise BundleError(f"the model does not read text: it takes {', '.join(map(str, io.inputs))}.")
+        last = self._tensors[IDS].dims[1]
+        self._least, self._longest = next(((dim.min, dim.max) for dim in io.dims if dim.name == last), (last, last))
+
+    def encode(self, texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+        """One row a text, padded on the right to the longest; a text that the model cannot hold is cut at its end.
+
+        Raises:
+            FeedError: no text, or texts of several lengths for a model that takes no padding mask.
+        """
+        import numpy as np
+
+        if isinstance(texts, str) or not texts:
+            raise FeedError(f"texts: got {texts!r:.60}; expected a list of one text or more.")
+        rows = [self._words.encode(text, int(self._longest)) for text in texts]
+        lengths = [len(row.ids) for row in rows]
+        size = max(*lengths, int(self._least))
+        feeds = {name: np.zeros((len(rows), size), dtype=spec.dtype) for name, spec in self._tensors.items()}
+        feeds[IDS][:] = self._words.pad_id
+        for at, row in enumerate(rows):
+            feeds[IDS][at, : lengths[at]] = row.ids
+            if TYPES in feeds:
+                feeds[TYPES][at, : lengths[at]] = row.type_ids
+        if self._masked or min(lengths) < size:
+            feeds |= padding_masks(self._io, lengths, size)
+        return feeds

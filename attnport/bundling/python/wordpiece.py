@@ -1,0 +1,238 @@
+"""From text to token ids as BERT does it, in plain Python, so that a bundle answers a text without another package.
+
+It follows what a `tokenizer.json` says (the format of the `tokenizers` package) where that is BERT's own way: cleaned
+and lower-cased text, split at spaces and punctuation, each word cut into the longest pieces of a vocabulary (WordPiece:
+Devlin et al., 2018, https://arxiv.org/abs/1810.04805). Anything else in the file is refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .decode import decode, parse
+from .errors import BundleError, IntegrityError
+
+_WHITE = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
+_ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+_IDEOGRAPHS = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+IDS = 1 << 31
+"""Ids are below this, so that every integer type of a model holds them."""
+
+
+@dataclass(frozen=True)
+class _Normalizer:
+    type: Literal["BertNormalizer"]
+    clean_text: bool
+    handle_chinese_chars: bool
+    strip_accents: bool | None
+    lowercase: bool
+
+
+@dataclass(frozen=True)
+class _PreTokenizer:
+    type: Literal["BertPreTokenizer"]
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    type: Literal["WordPiece"]
+    unk_token: str
+    continuing_subword_prefix: str
+    max_input_chars_per_word: int
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A token that is found in the text as it stands, before anything is done to the text."""
+
+    id: int
+    content: str
+    special: bool
+    single_word: Literal[False]
+    lstrip: Literal[False]
+    rstrip: Literal[False]
+    normalized: Literal[False]
+
+
+@dataclass(frozen=True)
+class _Place:
+    id: str
+    type_id: int
+
+
+@dataclass(frozen=True)
+class _Special:
+    id: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Template:
+    """What stands around a text. Each part has one key: `SpecialToken`, always there, or `Sequence`, the text."""
+
+    type: Literal["TemplateProcessing"]
+    single: tuple[Mapping[str, _Place], ...]
+    pair: tuple[Mapping[str, _Place], ...]
+    special_tokens: Mapping[str, _Special]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The ids of one text, and the type id of each."""
+
+    ids: tuple[int, ...]
+    type_ids: tuple[int, ...]
+
+
+class WordPiece:
+    """The tokenizer of one `tokenizer.json`.
+
+    Attributes:
+        pad_id: The id that stands behind the end of a text.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file.
+
+        Raises:
+            BundleError: there is no such file, or it is not BERT's way; `tokenizers` reads every kind.
+        """
+        try:
+            value = parse(path.read_bytes(), str(path))
+            if not isinstance(value, dict):
+                raise IntegrityError("it is no object")
+            self._read(value)
+        except (IntegrityError, OSError, KeyError, ValueError) as err:
+            said = f"{err} is missing" if isinstance(err, KeyError) else str(err)
+            raise BundleError(
+                f"{path} is not read here: {said.rstrip('.')}. The reader knows BERT's tokenizers only; "
+                "pip install tokenizers, and use tokenizers.Tokenizer.from_file."
+            ) from err
+
+    def _read(self, value: Mapping[str, Any]) -> None:
+        self._rules = decode(_Normalizer, value["normalizer"], "normalizer")
+        decode(_PreTokenizer, value["pre_tokenizer"], "pre_tokenizer")
+        model = dict(_object(value, "model"))
+        self._vocab = _vocabulary(model.pop("vocab"))
+        self._pieces = decode(_Pieces, model, "model")
+        added: tuple[_Added, ...] = decode(tuple[_Added, ...], value["added_tokens"], "added_tokens")
+        self._added = {token.content: token.id for token in added if token.content}
+        self._template = decode(_Template, value["post_processor"], "post_processor")
+        self._around = [next(iter(part.items())) for part in self._template.single if len(part) == 1]
+        if [place.id for kind, place in self._around if kind == "Sequence"] != ["A"]:
+            raise ValueError("post_processor.single: expected one place for the text")
+        self._constant = sum(len(self._always(place)) for kind, place in self._around if kind != "Sequence")
+        self._unknown = self._vocab[self._pieces.unk_token]
+        # Of two tokens that begin at one place the longer one counts.
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._added else None
+        self.pad_id = self._added.get("[PAD]", 0)
+        if value.get("padding") is not None:
+            self.pad_id = decode(int, _object(value, "padding")["pad_id"], "padding.pad_id")
+        always = (index for special in self._template.special_tokens.values() for index in special.ids)
+        wrong = next((i for i in (self.pad_id, *self._added.values(), *always) if not 0 <= i < IDS), None)
+        if wrong is not None:
+            raise ValueError(f"got id {wrong}; expected 0 or more, and less than 2**31")
+
+    def _always(self, place: _Place) -> tuple[int, ...]:
+        return self._template.special_tokens[place.id].ids
+
+    def encode(self, text: str, longest: int) -> Tokens:
+        """The ids of `text`, cut at its end so that at most `longest` remain with those that are always there.
+
+        Raises:
+            BundleError: those that are always there are more than `longest`.
+        """
+        if self._constant > longest:
+            raise BundleError(f"got {longest} positions; expected {self._constant} or more for the tokens of no text.")
+        found = [index for part in self._split_added(text) for index in part][: longest - self._constant]
+        ids: list[int] = []
+        types: list[int] = []
+        for kind, place in self._around:
+            here = found if kind == "Sequence" else self._always(place)
+            ids += here
+            types += [place.type_id] * len(here)
+        return Tokens(tuple(ids), tuple(types))
+
+    def _split_added(self, text: str) -> Iterator[list[int]]:
+        for part in self._split.split(text) if self._split else [text]:
+            if part in self._added:
+                yield [self._added[part]]
+            else:
+                yield [index for word in _words(_normalised(part, self._rules)) for index in self._cut(word)]
+
+    def _cut(self, word: str) -> list[int]:
+        """The longest piece that the vocabulary has, again and again; one unknown token where there is none."""
+        if len(word) > self._pieces.max_input_chars_per_word:
+            return [self._unknown]
+        found, start, vocab = list[int](), 0, self._vocab
+        while start < len(word):
+            prefix = self._pieces.continuing_subword_prefix if start else ""
+            end = next((end for end in range(len(word), start, -1) if prefix + word[start:end] in vocab), None)
+            if end is None:
+                return [self._unknown]
+            found.append(vocab[prefix + word[start:end]])
+            start = end
+        return found
+
+
+def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = value[key]
+    if not isinstance(found, dict):
+        raise ValueError(f"{key}: got {found!r:.60}; expected an object")
+    return found
+
+
+def _vocabulary(value: Any) -> dict[str, int]:
+    """A piece may be any text, control characters too, so the rules for names in a manifest are not for it."""
+    if not isinstance(value, dict):
+        raise ValueError("model.vocab: expected the id of each piece")
+    wrong = next((piece for piece, index in value.items() if type(index) is not int or not 0 <= index < IDS), None)
+    if wrong is not None:
+        raise ValueError(f"model.vocab: got {value[wrong]!r:.60} for {wrong!r:.60}; expected an id")
+    return value
+
+
+def _normalised(text: str, rules: _Normalizer) -> str:
+    if rules.clean_text:
+        text = "".join(" " if char in _WHITE else char for char in text if not _is_removed(char))
+    if rules.handle_chinese_chars:
+        text = "".join(f" {char} " if _is_ideograph(char) else char for char in text)
+    if rules.lowercase if rules.strip_accents is None else rules.strip_accents:
+        text = "".join(char for char in unicodedata.normalize("NFD", text) if unicodedata.category(char) != "Mn")
+    if rules.lowercase:
+        # One by one: str.lower() makes the last sigma of a word another one.
+        text = "".join(char.lower() for char in text)
+    return text
+
+
+def _is_removed(char: str) -> bool:
+    return char not in "\t\n\r" and (char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf", "Co"))
+
+
+def _is_ideograph(char: str) -> bool:
+    return any(first <= ord(char) <= last for first, last in _IDEOGRAPHS)
+
+
+def _words(text: str) -> Iterator[str]:
+    """What stands between spaces; every punctuation mark is a word of its own."""
+    start = 0
+    for at, char in enumerate(text):
+        mark = char in _ASCII_PUNCTUATION or unicodedata.category(char).startswith("P")
+        if mark or char in _WHITE:
+            if start < at:
+                yield text[start:at]
+            if mark:
+                yield char
+            start = at + 1
+    if start < len(text):
+        yield text[start:]

@@ -1,0 +1,147 @@
+"""Which outputs of a graph are attention weights. They say which inputs a model looked at, and so reveal them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from attnport.exporter.counting import counts
+from attnport.exporter.naming import all_nodes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_SOFTMAXES = frozenset(("Softmax", "LogSoftmax"))
+_SCORES = 3
+"""The output of an attention operator (ONNX's, and those of com.microsoft) that holds scores or weights."""
+_PASSES = frozenset(
+    (
+        *("Reshape", "Transpose", "Flatten", "Unsqueeze", "Squeeze", "Expand", "Tile", "Slice", "Split", "Concat"),
+        *("Pad", "Gather", "GatherElements", "GatherND", "Cast", "CastLike", "Identity", "Dropout", "Where"),
+        *("ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "Exp", "Log", "Neg"),
+    )
+)
+_PRODUCTS = frozenset(("MatMul", "Gemm", "Einsum"))
+_ARITHMETIC = frozenset(("Mul", "Div", "Add", "Sub"))
+
+
+def weights_out(model: ir.Model) -> tuple[str, ...]:
+    """The names of the graph's outputs that are weights or scores of an attention, whole or averaged.
+
+    From each softmax that is an attention's by the rules of the count, or that weighs how an input compares with itself
+    (its product may be gone, where nothing but the weights is returned), and from the scores that an attention operator
+    gives out, it goes forward through what leaves weights readable, out of branches too. A product ends it.
+
+    Args:
+        model: Without functions of its own (see `passes.cleanup.inline_functions`).
+    """
+    returned = _returned(model)
+    pending = [value for node in all_nodes(model) if _attends(node) for value in _weights_of(node)]
+    seen = set[int]()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        pending += returned.get(id(value), ())
+        pending += [out for user in value.consumers() if _is_readable(value, user) for out in user.outputs]
+    return tuple(str(output.name) for output in model.graph.outputs if id(output) in seen)
+
+
+def leave_out(model: ir.Model, names: Collection[str]) -> None:
+    """Takes outputs off a graph, and what computed them alone."""
+    import onnx_ir.passes.common as passes
+
+    kept = [output for output in model.graph.outputs if output.name not in names]
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(kept)
+    passes.RemoveUnusedNodesPass()(model)
+
+
+def _attends(node: ir.Node) -> bool:
+    is_softmax = node.domain == "" and node.op_type in _SOFTMAXES
+    return counts(node) or (is_softmax and any(_compares(value) for value in _products_behind(node)))
+
+
+def _products_behind(node: ir.Node) -> Iterator[ir.Node]:
+    """The products that a softmax's scores come from, through masks, scales and layout."""
+    pending, seen = list(node.inputs), set[int]()
+    while pending:
+        value = pending.pop()
+        made = value.producer() if value is not None else None
+        if made is None or id(made) in seen or made.domain != "":
+            continue
+        seen.add(id(made))
+        if made.op_type in _PRODUCTS:
+            yield made
+        elif made.op_type in _PASSES | _ARITHMETIC:
+            pending += made.inputs
+
+
+def _compares(product: ir.Node) -> bool:
+    """Whether both sides of a product come from one input of the graph."""
+    sides = [_sources(value) for value in product.inputs[:2] if value is not None]
+    return len(sides) > 1 and bool(sides[0] & sides[1])
+
+
+def _sources(value: ir.Value) -> set[str]:
+    """The names of the graph inputs that a value comes from."""
+    pending, seen, found = [value], set[int](), set[str]()
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if one.is_graph_input() and one.name:
+            found.add(one.name)
+        made = one.producer()
+        pending += [before for before in made.inputs if before is not None] if made is not None else []
+    return found
+
+
+def _weights_of(node: ir.Node) -> list[ir.Value]:
+    outputs = list(node.outputs)
+    return outputs[:1] if node.op_type in _SOFTMAXES else [value for value in outputs[_SCORES:] if value.name]
+
+
+def _is_readable(value: ir.Value, user: ir.Node) -> bool:
+    """Whether what a node makes of weights still shows them."""
+    if user.domain != "":
+        return False
+    if user.op_type in _PASSES:
+        return True
+    if user.op_type not in _ARITHMETIC:
+        return False
+    others = [other for other in user.inputs if other is not None and other is not value]
+    return all(_is_constant(other) or _is_mask(other) for other in others)
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return value.const_value is not None or (node is not None and node.op_type == "Constant")
+
+
+def _is_mask(value: ir.Value) -> bool:
+    """Whether a value is spread over the weights (a head mask, `[H,1,1]`); features that they gate are as large."""
+    return value.shape is not None and any(dim == 1 for dim in value.shape)
+
+
+def _returned(model: ir.Model) -> dict[int, list[ir.Value]]:
+    """For each value that a branch or loop body returns: what the node around it gives out in its place."""
+    found: dict[int, list[ir.Value]] = {}
+    for node in all_nodes(model):
+        for graph in _branches(node):
+            inner = list(graph.outputs)[1:] if node.op_type == "Loop" else list(graph.outputs)  # first: go on or not
+            for value, outer in zip(inner, node.outputs, strict=False):
+                found.setdefault(id(value), []).append(outer)
+    return found
+
+
+def _branches(node: ir.Node) -> Iterator[ir.Graph]:
+    import onnx_ir as ir
+
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()

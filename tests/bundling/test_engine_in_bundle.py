@@ -1,0 +1,180 @@
+"""An engine in a bundle, on a GPU that is pretended: what is checked before it is deserialised, and its first open.
+
+No engine ran on a GPU for these tests: they show what the reader does, not what TensorRT does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundle_forms import ENGINE_VERSION, engine_bundle, manifest, seal
+from pretended_gpu import Engine, HostDevice, engine_bytes, trt
+
+from attnport.bundling.python import FeedError, IntegrityError, NumbersOff, RuntimeMissing, load
+from attnport.bundling.python import cuda as reader_cuda
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    made = HostDevice()
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", trt(made, ENGINE_VERSION))
+    monkeypatch.setattr(reader_cuda, "Device", lambda: made)
+    monkeypatch.setattr(reader_cuda, "driver_release", lambda: "580.1")
+    return made
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return engine_bundle(tmp_path / "engine")
+
+
+def feeds(n: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"x": np.arange(3 * n, dtype=np.float32).reshape(n, 3), "m": np.ones(n, np.bool_)}
+
+
+def test_an_engine_runs_in_the_contracts_dtypes(bundle: Path, cache: Path, device: HostDevice) -> None:
+    with load(bundle, cache=cache) as model:
+        assert (model.provider, model.machine.sm) == (f"tensorrt_rtx {ENGINE_VERSION}", 89)
+        for n in (1, 8, 32):
+            y = model.run(**feeds(n))["y"]
+            assert y.dtype == np.float32
+            np.testing.assert_array_equal(y, 2 * feeds(n)["x"])
+        with pytest.raises(FeedError, match=r"got shape \[12, 3\]; the engine's profiles take"):
+            model.run(**feeds(12))
+    assert device.memory == {}
+    assert device.closed == 1
+
+
+def test_it_is_proved_at_its_first_open_and_again_with_another_driver(
+    bundle: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    for driver in ("580.1", "580.1", "580.2"):
+        monkeypatch.setattr(reader_cuda, "driver_release", lambda driver=driver: driver)
+        before = device.waits
+        load(bundle, cache=cache).close()
+        waits.append(device.waits - before)
+    assert waits[0] == waits[2] > waits[1]
+    assert len(list(cache.glob("*.pass.json"))) == 2
+
+
+def test_one_that_computes_something_else_here_is_refused(bundle: Path, cache: Path, device: HostDevice) -> None:
+    assert device.engine is not None
+    device.engine.factor = 2.1
+    with pytest.raises(NumbersOff, match=r"engine does not pass the goldens on Pretended GPU: golden-0, y: "):
+        load(bundle, cache=cache)
+    assert device.closed == 1
+    assert list(cache.glob("*.pass.json")) == []
+
+
+def test_what_was_compiled_is_there_the_next_time(bundle: Path, cache: Path, device: HostDevice) -> None:
+    load(bundle, cache=cache).close()
+    (kept,) = cache.glob("*.rtxcache")
+    assert device.engine is not None
+    device.engine = Engine()
+    load(bundle, cache=cache).close()
+    (config,) = device.engine.configs
+    assert config.cache is not None
+    assert config.cache.kernels == {1}
+    kept.write_bytes(kept.read_bytes()[:-1] + b"\x07")
+    device.engine = Engine()
+    load(bundle, cache=cache).close()
+    assert device.engine.configs[0].cache is not None
+    assert 7 not in device.engine.configs[0].cache.kernels
+
+
+def replaced(data: bytes) -> Callable[[Path, dict[str, Any]], None]:
+    def change(bundle: Path, found: dict[str, Any]) -> None:
+        (bundle / "one.engine").write_bytes(data)
+
+    return change
+
+
+def one_profile(bundle: Path, found: dict[str, Any]) -> None:
+    del found["forms"]["engine"]["profiles"][1]
+
+
+def wider_profile(bundle: Path, found: dict[str, Any]) -> None:
+    found["forms"]["engine"]["profiles"][0]["dims"][0]["max"] = 9
+
+
+def other_dtype(bundle: Path, found: dict[str, Any]) -> None:
+    found["forms"]["engine"]["dtypes"]["y"] = "float16"
+
+
+WHOLE = engine_bytes(ENGINE_VERSION, 0b1100)
+BEFORE = {
+    "another version": (replaced(engine_bytes("1.7.1.115", 0b1100)), r"got version .*1\.7\.1\.115"),
+    "another target": (replaced(engine_bytes(ENGINE_VERSION, 0b1000)), r"got version .*\(89,\).*\(86, 89\)"),
+    "cut short": (replaced(WHOLE[:-1]), "cut short"),
+    "longer": (replaced(WHOLE + b"\0"), "behind its end"),
+    "half a header": (replaced(WHOLE[:30]), "less than a header"),
+    "no engine": (replaced(b"ptrt" + WHOLE[4:]), "no TensorRT-RTX engine"),
+    "nothing": (replaced(b""), "no TensorRT-RTX engine"),
+}
+AFTER = {
+    "a profile less": (one_profile, "has 2 optimization profiles; the manifest says 1"),
+    "a wider profile": (wider_profile, r"profile 0 takes 'x' from \[1, 3\] to \[8, 3\]"),
+    "another dtype": (other_dtype, "'y' is bfloat16; the manifest says float16"),
+}
+
+
+@pytest.mark.parametrize("name", [*BEFORE, *AFTER])
+def test_an_engine_that_is_not_the_manifests_is_refused(
+    bundle: Path, cache: Path, device: HostDevice, name: str
+) -> None:
+    change, words = {**BEFORE, **AFTER}[name]
+    found = manifest(bundle)
+    change(bundle, found)
+    seal(bundle, found)
+    with pytest.raises(IntegrityError, match=words):
+        load(bundle, cache=cache)
+    assert device.deserialised == (name in AFTER)
+    assert device.closed == (name in AFTER)
+
+
+def test_another_release_or_device_or_none_is_not_here(
+    tmp_path: Path, bundle: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = r'pip install "tensorrt-rtx==1\.7\.1\.116"'
+    device.sm = 120
+    with pytest.raises(RuntimeMissing, match=r"built for SM 86, 89; Pretended GPU is SM 120"):
+        load(bundle, cache=cache)
+    monkeypatch.setattr(reader_cuda, "Device", _no_driver)
+    with pytest.raises(RuntimeMissing, match="no NVIDIA driver"):
+        load(bundle, cache=cache)
+    for version in ("1.7.1.117", "1.7.1", "2.0"):
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx", trt(device, version))
+        with pytest.raises(RuntimeMissing, match=rf"expected 1\.7\.1\.116, that release exactly; {pip}"):
+            load(bundle, cache=cache)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    with pytest.raises(RuntimeMissing, match=f"tensorrt_rtx is not installed; {pip}"):
+        load(bundle, cache=cache)
+    assert device.deserialised == 0
+
+
+def _no_driver() -> None:
+    raise RuntimeMissing("no NVIDIA driver: libcuda.so.1 cannot be loaded.")
+
+
+def test_an_engine_that_tensorrt_refuses_gives_its_reason(bundle: Path, cache: Path, device: HostDevice) -> None:
+    device.engine = None
+    with pytest.raises(Exception, match="cannot deserialise it on Pretended GPU: pretended complaint"):
+        load(bundle, cache=cache)
+    assert device.closed == 1
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
+def test_here_without_a_driver_it_is_said(bundle: Path, cache: Path) -> None:
+    with pytest.raises(RuntimeMissing, match=r"NVIDIA driver|not installed|got tensorrt_rtx"):
+        load(bundle, cache=cache)

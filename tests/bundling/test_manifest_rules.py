@@ -1,0 +1,175 @@
+"""What a manifest may not say, because it contradicts itself or no reader could act on it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnport.bundling.python import BundleError, IntegrityError
+from attnport.bundling.python.manifest import from_bytes
+from attnport.bundling.python.names import check_names
+
+Edit = Callable[[dict[str, Any]], Any]
+MEASURED = {"case": "c", "output": "hidden", "rms_error": 1.0, "rms_bound": 2.0, "max_error": 1.0, "max_bound": 2.0}
+PROFILE = {"dims": [{"name": "batch", "min": 1, "opt": 2, "max": 8}, {"name": "seq", "min": 1, "opt": 5, "max": 16}]}
+
+
+def form(found: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = found["forms"]["ort_cpu"]
+    return made
+
+
+def engine(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Makes the form one of TensorRT-RTX, as far as the manifest goes."""
+    form(found).update(runtime="tensorrt_rtx", provider=None, external=[], profiles=[copy.deepcopy(PROFILE)])
+    form(found)["requires"] = {"runtime": "1.7.1.116", "exact": True, "opset": None, "sm": [86, 89]}
+    form(found).update(changes)
+    return form(found)
+
+
+def unverified(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    found["unverified"] = True
+    form(found)["proof"] = "graph-only"
+    none: dict[str, Any] = {
+        "verdict": "NOT_RUN",
+        "runtime": "NOT_RUN",
+        "graph": "NOT_RUN",
+        "reason": "",
+        "results": [],
+        "ran": None,
+    }
+    form(found)["parity"] = none | changes
+    return form(found)
+
+
+FINE: dict[str, Edit] = {
+    "as it was made": lambda m: None,
+    "an engine": lambda m: engine(m),
+    "an engine that does not say for which devices": lambda m: engine(
+        m, requires={"runtime": "1", "exact": True, "opset": None, "sm": []}
+    ),
+    "openvino": lambda m: form(m).update(runtime="openvino", provider=None),
+    "outputs in bfloat16": lambda m: form(m)["dtypes"].update(hidden="bfloat16"),
+    "unverified": lambda m: unverified(m),
+    "graph alone": lambda m: (form(m).update(proof="graph-only"), form(m)["parity"].update(runtime="NOT_RUN")),
+    "an error at its bound": lambda m: form(m)["parity"].update(results=[MEASURED | {"rms_error": 2.0}]),
+    "a bound of zero": lambda m: m["goldens"]["bounds"][0].update(rms_bound=0),
+    "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
+}
+WRONG: dict[str, tuple[Edit, str]] = {
+    "runtime": (lambda m: form(m).update(runtime="caffe"), "runtime: got 'caffe'"),
+    "no provider": (lambda m: form(m).update(provider=None), "got provider None for onnxruntime"),
+    "provider of another": (lambda m: form(m).update(runtime="openvino"), "got provider 'CPUExecutionProvider'"),
+    "profiles of an ONNX file": (lambda m: form(m).update(profiles=[PROFILE]), "has profiles and an exact release"),
+    "an engine without": (lambda m: engine(m, profiles=[]), "has profiles and an exact release"),
+    "an exact ONNX file": (lambda m: form(m)["requires"].update(exact=True), "has profiles and an exact release"),
+    "an engine of any release": (lambda m: (engine(m), form(m)["requires"].update(exact=False)), "an exact release"),
+    "an engine with an opset": (lambda m: (engine(m), form(m)["requires"].update(opset=23)), "an engine has none"),
+    "an engine with weights": (lambda m: engine(m, external=["weights.bin"]), "no external data"),
+    "an ONNX file without opset": (lambda m: form(m)["requires"].update(opset=None), "an ONNX file has an opset"),
+    "devices of an ONNX file": (lambda m: form(m)["requires"].update(sm=[86]), "an ONNX file has an opset"),
+    "devices twice": (lambda m: (engine(m), form(m)["requires"].update(sm=[86, 86])), "increasing"),
+    "devices below zero": (lambda m: (engine(m), form(m)["requires"].update(sm=[-1])), "increasing"),
+    "opset 0": (lambda m: form(m)["requires"].update(opset=0), "got opset 0"),
+    "release": (lambda m: form(m)["requires"].update(runtime="1.x"), "is not a release"),
+    "release in other digits": (lambda m: form(m)["requires"].update(runtime="١.٢"), "is not a release"),
+    "dims of a profile": (lambda m: engine(m, profiles=[{"dims": PROFILE["dims"][:1]}]), "a profile has dims"),
+    "size of a profile": (
+        lambda m: (engine(m), form(m)["profiles"][0]["dims"][1].update(max=17)),
+        "seq from 1 to 17, beyond",
+    ),
+    "dtype missing": (lambda m: form(m)["dtypes"].pop("hidden"), "'hidden' is None in the file"),
+    "dtype of nothing": (lambda m: form(m)["dtypes"].update(more="int64"), "of what is no input or output"),
+    "dtype of another kind": (lambda m: form(m)["dtypes"].update(ids="int32"), "'ids' is int32 in the file"),
+    "dtype unheard of": (lambda m: form(m)["dtypes"].update(hidden="float8"), "'hidden' is float8 in the file"),
+    "proof not shown": (lambda m: form(m)["parity"].update(runtime="NOT_RUN"), "got proof device"),
+    "proof too modest": (lambda m: form(m).update(proof="graph-only"), "got proof graph-only"),
+    "verdict FAIL": (lambda m: form(m)["parity"].update(verdict="FAIL"), "parity failed"),
+    "graph FAIL": (lambda m: form(m)["parity"].update(graph="FAIL"), "parity failed"),
+    "verdict of nothing": (lambda m: unverified(m, verdict="PASS"), "got verdict PASS of runtime NOT_RUN"),
+    "results of nothing": (lambda m: unverified(m, results=[MEASURED]), "and yet has results"),
+    "over its bound": (
+        lambda m: form(m)["parity"].update(results=[MEASURED | {"max_error": 2.1}]),
+        "below zero or over its bound",
+    ),
+    "error below zero": (
+        lambda m: form(m)["parity"].update(results=[MEASURED | {"rms_error": -1}]),
+        "below zero or over its bound",
+    ),
+    "unverified for nothing": (lambda m: m.update(unverified=True), "got unverified True"),
+    "verified by nobody": (lambda m: (unverified(m), m.update(unverified=False)), "got unverified False"),
+    "more fused than there are": (lambda m: form(m)["fusion"].update(fused=2), "got 2 of 1 fused"),
+    "fewer items": (lambda m: form(m)["fusion"].update(items=[]), "got 1 of 1 fused"),
+    "fused and unproved": (lambda m: form(m)["fusion"].update(proved_by=None), "nothing proved it"),
+    "digest of code": (lambda m: m["provenance"].update(code_sha256="zz"), "digest of code or weights"),
+    "opset of the source": (lambda m: m["provenance"].update(opset=0), "got opset 0"),
+    "bound below zero": (lambda m: m["goldens"]["bounds"][0].update(max_bound=-1e-9), "a bound is below zero"),
+    "bound twice": (lambda m: m["goldens"]["bounds"].append(m["goldens"]["bounds"][0]), "a bound is there twice"),
+    "bound of another plan": (lambda m: m["goldens"]["bounds"][0].update(plan="fp16"), "on one side only"),
+    "bound of no output": (lambda m: m["goldens"]["bounds"][0].update(output="x"), "on one side only"),
+    "plan without bounds": (lambda m: form(m).update(plan="bf16"), "on one side only"),
+    "no bounds": (lambda m: m["goldens"].update(bounds=[]), "no golden case"),
+    "name with escapes": (lambda m: m.update(name="a\x1b[2J"), "expected printable text"),
+    "key with escapes": (lambda m: m["provenance"]["versions"].update({"a\x1b": "1"}), "expected printable text"),
+    "reason too long": (lambda m: form(m)["parity"].update(reason="x" * 1001), "at most 1000 characters"),
+    "integer": (lambda m: m["io"]["inputs"][0].update(high=2**53), "high: got 9007199254740992"),
+    "integer of many digits": (lambda m: m["files"]["weights.bin"].update(bytes=10**400), "bytes: got 1000"),
+    "device": (lambda m: m["files"].update({"nul.txt": m["files"]["weights.bin"]}), "Windows has a device"),
+    "signature": (lambda m: m["files"].update({"Bundle.SIG": m["files"]["weights.bin"]}), "may be one file"),
+}
+
+
+def told(folder: Path, edit: Edit) -> bytes:
+    found = json.loads((folder / "bundle.json").read_text())
+    edit(found)
+    return json.dumps(found).encode()
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_what_makes_sense_is_read(made_bundle: Path, name: str) -> None:
+    assert from_bytes(told(made_bundle, FINE[name]), "here").name == "tiny"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_makes_no_sense_is_refused_by_its_place(made_bundle: Path, name: str) -> None:
+    edit, words = WRONG[name]
+    with pytest.raises(IntegrityError) as caught:
+        from_bytes(told(made_bundle, edit), "here")
+    assert words in str(caught.value)
+    assert str(caught.value).isprintable(), "a message goes to a terminal"
+
+
+def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
+    whole = json.loads((made_bundle / "bundle.json").read_text())
+    tried = 0
+
+    def without(value: Any) -> None:
+        nonlocal tried
+        for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            inner = value[key]
+            if isinstance(value, dict) and value is not whole["files"] and value is not whole["provenance"]["versions"]:
+                del value[key]
+                with pytest.raises(BundleError):
+                    from_bytes(json.dumps(whole).encode(), "here")
+                value[key], tried = inner, tried + 1
+            if key != "files":
+                without(inner)
+
+    without(whole)
+    assert tried > 80
+
+
+@pytest.mark.parametrize("name", ["CON", "nul.txt", "a/Aux", "com1.bin", "LPT9", "com¹", "CONIN$", "nul .txt"])
+def test_names_of_windows_devices_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="Windows has a device"):
+        check_names([name])
+
+
+@pytest.mark.parametrize("name", ["console", "null.txt", "com", "com10", "auxiliary/x", "a.nul", "lptx"])
+def test_names_that_only_look_like_devices_are_fine(name: str) -> None:
+    check_names([name])

