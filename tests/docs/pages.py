@@ -8,7 +8,7 @@ from scripts import ROOT
 
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")})
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
-STARTS = ("attnport ", "cd app ")
+STARTS = ("attnport ", "cd app/python ")
 
 
 def python_blocks(text: str) -> list[str]:
