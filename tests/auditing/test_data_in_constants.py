@@ -40,6 +40,7 @@ ROWS = RANDOM.integers(0, 30000, (8, 64))
 DATA = {
     "token ids added": (ROWS, node("Add", "c", "x")),
     "token ids looked up in": (ROWS, node("Gather", "c", "x")),  # the table itself, not the index
+    "token ids picked from": (ROWS, node("GatherElements", "c", "x")),
     "bytes of an image": (RANDOM.integers(0, 256, (16, 16), np.uint8), node("Cast", "c")),
     "text in bytes": (np.frombuffer(SECRET, np.uint8), node("Cast", "c")),
     "text in floats": (np.frombuffer(SECRET[:96], np.float32), node("Add", "c", "x")),
