@@ -12,6 +12,12 @@ from claims._svg import COLOURS, LETTER_PX, TEXT, line, picture, words
 _WIDTH, _ROW, _TOP = 320.0, 22.0, 30.0
 
 
+def _marks(within: tuple[float, float]) -> list[float]:
+    """Round ratios on the axis; tenths where it is too short for several of those of larger steps."""
+    marks = ticks(within)
+    return marks if len(marks) > 1 else [tenth / 10 for tenth in range(5, 20) if within[0] <= tenth / 10 <= within[1]]
+
+
 def ratios(rows: Mapping[str, Ratio], what: str) -> str:
     """A row a ratio: a dot, a line for its interval, and the figures.
 
@@ -27,7 +33,7 @@ def ratios(rows: Mapping[str, Ratio], what: str) -> str:
     def x(ratio: float) -> float:
         return left + _WIDTH * place(ratio, within) / 100
 
-    for tick in ticks(within):
+    for tick in _marks(within):
         parts.append(line(x(tick), _TOP, x(tick), bottom, *((TEXT, 1.4) if tick == 1 else ())))
         parts.append(words(x(tick), bottom + 14, f"{tick:g}", "middle"))
     for number, (name, ratio) in enumerate(rows.items()):

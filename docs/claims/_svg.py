@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from attnport.reporting.markup import Html, el, join
 
-COLOURS = ("#0b4f9c", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#a16207", "#be123c")
+COLOURS = ("#0b4f9c", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#a16207", "#be123c", "#52525b")
 GRID, TEXT = "#d4d4d8", "#27272a"
 LETTER_PX = 6.2
 """About the width of a letter at 11 px."""
