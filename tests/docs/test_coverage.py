@@ -44,7 +44,8 @@ def problems(text: str) -> list[str]:
     wrong = [f"{name} is missing" for name in base.names() if name not in found]
     for model, cells in found.items():
         share = re.fullmatch(r"(\d\.\d\d) of (\d+) cases", cells["parity"])
-        if not share or float(share[1]) > 1 or int(share[2]) < 5:
+        few = model in base.names() and len(base.get(model).io.dims) == 1  # no other length than the batch
+        if not share or float(share[1]) > 1 or int(share[2]) < (4 if few else 5):
             wrong.append(f"{model}: parity {cells['parity']}")
         wrong += [
             f"{model}: ({number}) is not explained"
@@ -139,9 +140,9 @@ def test_what_is_not_as_pinned_is_seen(changed: dict[str, Any], words: str) -> N
 
 
 def test_a_reason_that_is_missing_is_seen() -> None:
-    text = make.written([row(model="luong_attention", cells=cells(attentions=3, reasons=("why",)))])
-    assert [line for line in problems(text) if "luong" in line] == []
-    assert "luong_attention: (1) is not explained" in problems(text.replace("1. why", ""))
+    text = make.written([row(model="additive_attention", cells=cells(attentions=1, fused=0, reasons=("why",)))])
+    assert [line for line in problems(text) if "additive" in line] == []
+    assert "additive_attention: (1) is not explained" in problems(text.replace("1. why", ""))
 
 
 def results(verdict: Verdict, rms: float) -> RuntimeParity:
