@@ -46,7 +46,7 @@ def require(name: str) -> ModuleType:
                 f"{name} cannot be imported: {err}", hint=f"Install what it needs: {pip_line(name)}"
             ) from err
         raise MissingDependency(f"{name} is not installed.", hint=pip_line(name)) from err
-    except ImportError as err:
+    except (ImportError, OSError) as err:  # OSError: a library that the package loads by itself is not there
         raise MissingDependency(
             f"{name} is installed but cannot be imported: {err}", hint=f"Reinstall it: {pip_line(name)}"
         ) from err

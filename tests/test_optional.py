@@ -47,8 +47,9 @@ def test_a_package_that_lacks_a_part_says_which(packages: Path) -> None:
         require("half_a_runtime")
 
 
-def test_a_package_whose_library_does_not_load_says_why(packages: Path) -> None:
-    (packages / "broken_runtime.py").write_text("raise ImportError('libnothing.so.1: cannot open shared object')\n")
+@pytest.mark.parametrize("kind", ["ImportError", "OSError"])
+def test_a_package_whose_library_does_not_load_says_why(kind: str, packages: Path) -> None:
+    (packages / "broken_runtime.py").write_text(f"raise {kind}('libnothing.so.1: cannot open shared object')\n")
     with pytest.raises(MissingDependency, match=r"installed but cannot be imported: libnothing\.so\.1"):
         require("broken_runtime")
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundle_forms import ENGINE_VERSION, engine_bundle, manifest, seal
-from pretended_gpu import Engine, HostDevice, engine_bytes, trt
+from bundle_forms import ENGINE_VERSION, engine_bundle, manifest, reform, seal
+from pretended_gpu import Context, Engine, HostDevice, engine_bytes, trt
 
 from attnport.bundling.python import FeedError, IntegrityError, NumbersOff, RuntimeMissing, load
 from attnport.bundling.python import cuda as reader_cuda
+from attnport.bundling.python.errors import BundleWarning
+from attnport.bundling.python.selftest import selftest
 
 
 @pytest.fixture
@@ -75,6 +77,50 @@ def test_one_that_computes_something_else_here_is_refused(bundle: Path, cache: P
         load(bundle, cache=cache)
     assert device.closed == 1
     assert list(cache.glob("*.pass.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [("execute_async_v3", "did not run"), ("set_input_shape", r"TensorRT refuses shape \[4, 3\]")]
+)
+def test_one_that_cannot_execute_here_is_no_changed_file_and_the_next_is_taken(
+    bundle: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch, call: str, words: str
+) -> None:
+    right = getattr(Context, call)
+    refusals = iter([False])
+    monkeypatch.setattr(Context, call, lambda self, *given: next(refusals, True) and right(self, *given))
+    reform(bundle, {"engine": {}, "other": {}})
+    with pytest.warns(BundleWarning, match=rf"other runs; passed over: engine: .*golden-0, y: .*{words}"):
+        load(bundle, cache=cache).close()
+    monkeypatch.setattr(Context, call, lambda self, *given: False)
+    with pytest.raises(NumbersOff, match=words):
+        load(bundle, form="engine", cache=cache)
+
+
+def test_a_device_without_memory_for_it_says_nothing_about_its_numbers(
+    bundle: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "allocate", _no_memory)
+    with pytest.raises(RuntimeMissing, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        load(bundle, cache=cache)
+    assert device.closed == 1
+    report = selftest(bundle)
+    assert report.exit_code == 3
+    assert [(row.check, row.verdict) for row in report.rows[2:]] == [("engine", "NOT_RUN")]
+
+
+def test_cases_that_could_not_run_are_not_taken_for_passed(
+    bundle: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reform(bundle, {"engine": {}, "other": {}})
+    right, left = device.allocate, iter(["x", "m", "y"])  # memory for the tensors of the first form
+
+    def filling(size_bytes: int) -> int:
+        return right(size_bytes) if next(left, None) else _no_memory(size_bytes)
+
+    monkeypatch.setattr(device, "allocate", filling)
+    report = selftest(bundle)
+    assert [row.verdict for row in report.rows[1:]] == ["PASS", "PASS", "NOT_RUN"]
+    assert report.exit_code == 3
 
 
 def test_what_was_compiled_is_there_the_next_time(bundle: Path, cache: Path, device: HostDevice) -> None:
@@ -161,6 +207,20 @@ def test_another_release_or_device_or_none_is_not_here(
     with pytest.raises(RuntimeMissing, match=f"tensorrt_rtx is not installed; {pip}"):
         load(bundle, cache=cache)
     assert device.deserialised == 0
+
+
+def test_a_runtime_whose_library_does_not_load_is_not_here(
+    tmp_path: Path, bundle: Path, cache: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt_rtx.py").write_text("raise OSError('libnothing.so.1: cannot open shared object file')\n")
+    monkeypatch.delitem(sys.modules, "tensorrt_rtx")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeMissing, match=r"tensorrt_rtx cannot be imported: libnothing\.so\.1.*; pip install"):
+        load(bundle, cache=cache)
+
+
+def _no_memory(size_bytes: int) -> int:
+    raise RuntimeMissing("the NVIDIA driver answers cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY.")
 
 
 def _no_driver() -> None:

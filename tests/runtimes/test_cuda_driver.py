@@ -59,6 +59,17 @@ def test_the_driver_is_asked_for_name_and_compute_capability(monkeypatch: pytest
     assert driver.calls.count("cuDevicePrimaryCtxRelease_v2") == driver.calls.count("cuDevicePrimaryCtxRetain") == 1
 
 
+@pytest.mark.parametrize("refused", ["cuCtxSetCurrent", "cuStreamCreate"])
+def test_a_device_that_cannot_be_opened_keeps_no_context(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(1)
+    monkeypatch.setattr(cuda, "load_driver", lambda: driver)
+    device = _cuda.Device()
+    driver.refuses = refused
+    with pytest.raises(UnavailableError, match=f"{refused} with"):
+        device.open()
+    assert driver.calls.count("cuDevicePrimaryCtxRelease_v2") == driver.calls.count("cuDevicePrimaryCtxRetain") == 1
+
+
 def test_a_driver_without_a_gpu_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "load_driver", lambda: Driver(0))
     with pytest.raises(UnavailableError, match="no GPU"):

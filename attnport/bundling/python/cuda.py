@@ -81,12 +81,16 @@ class Device:
         self.stream = 0
 
     def open(self) -> None:
-        """Takes the context and makes the stream; `close` gives both back."""
+        """Takes the context and makes the stream; `close` gives both back, and nothing is held where this fails."""
         context, stream = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self._context = context
-        self.bind()
-        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+        try:
+            self.bind()
+            self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+        except BaseException:
+            self.close()
+            raise
         self.stream = stream.value or 0
 
     def bind(self) -> None:
@@ -97,8 +101,8 @@ class Device:
         """Gives stream and context back; closing twice is fine."""
         if self._context is None:
             return
-        self.bind()
         if self.stream:
+            self.bind()
             self._call("cuStreamDestroy_v2", ctypes.c_void_p(self.stream))
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
         self._context, self.stream = None, 0

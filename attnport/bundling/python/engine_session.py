@@ -77,7 +77,8 @@ class EngineSession:
         """Every output by name.
 
         Raises:
-            FeedError: no profile admits the shapes, or TensorRT refuses them.
+            FeedError: no profile admits the shapes.
+            BundleError: TensorRT refuses shapes that a profile admits, or cannot execute the engine.
             RuntimeMissing: the driver gives no memory, or TensorRT makes no context.
         """
         with self._lock:
@@ -96,7 +97,7 @@ class EngineSession:
         }
         for name, array in held.items():
             if not context.set_input_shape(name, array.shape):
-                raise FeedError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
+                raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
             address = self._buffer(name, array.nbytes)
             self._device.upload(address, array)
             context.set_tensor_address(name, address)
@@ -107,7 +108,7 @@ class EngineSession:
             outputs[port.name] = np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
             context.set_tensor_address(port.name, self._buffer(port.name, outputs[port.name].nbytes))
         if not context.execute_async_v3(self._device.stream):
-            raise FeedError(f"{self.provider} did not run: {self._complaint()}")
+            raise BundleError(f"{self.provider} did not run: {self._complaint()}")
         for name, array in outputs.items():
             self._device.download(array, self._buffers[name][0])
         self._device.synchronize()

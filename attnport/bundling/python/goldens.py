@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BundleError, FeedError, IntegrityError
+from . import feeds as feeding
+from .errors import BundleError, FeedError, IntegrityError, RuntimeMissing
 from .manifest import Bound, Form, Manifest
 
 if TYPE_CHECKING:
@@ -66,20 +67,36 @@ class Goldens:
         return {spec.name: self._arrays[f"{case}/in/{spec.name}"] for spec in self.manifest.io.inputs}
 
     def check(self, model: Model) -> Iterator[Result]:
-        """Runs every case and compares every output."""
+        """Runs every case and compares every output; a runtime that fails is a reason not to pass.
+
+        Raises:
+            BundleError: no profile of the form admits a case.
+            IntegrityError: inputs do not fit the contract.
+            RuntimeMissing: the device cannot run it just now; that says nothing about its numbers.
+        """
         form = model.manifest.forms[model.form]
         outputs: dict[str, np.ndarray[Any, Any]] = {}
         problem, last = "", None
         for bound in self._bounds(form):
             if bound.case != last:
                 last = bound.case
+                feeds = self._checked_inputs(bound.case)
                 try:
-                    outputs, problem = model.run(**self.inputs(bound.case)), ""
-                except FeedError as err:
-                    raise IntegrityError(f"{self._path}: case {bound.case}: {err}") from err
+                    outputs, problem = model.run(**feeds), ""
+                except RuntimeMissing:
+                    raise
                 except BundleError as err:
                     outputs, problem = {}, str(err)
             yield self._compare(bound, outputs.get(bound.output), problem)
+
+    def _checked_inputs(self, case: str) -> dict[str, np.ndarray[Any, Any]]:
+        """The inputs of a case. Raises IntegrityError where the contract does not allow them."""
+        feeds = self.inputs(case)
+        try:
+            feeding.check(self.manifest.io, feeds)
+        except FeedError as err:
+            raise IntegrityError(f"{self._path}: case {case}: {err}") from err
+        return feeds
 
     def _bounds(self, form: Form) -> list[Bound]:
         """The bounds of a form's plan, of the cases that one of its profiles admits."""

@@ -80,8 +80,10 @@ def _module(runtime: str, requires: Requires) -> Any:
     wanted = f"{package}=={requires.runtime}" if requires.exact else f"{package}>={requires.runtime}"
     try:
         module = importlib.import_module(runtime)
-    except ImportError as err:
-        raise RuntimeMissing(f'{runtime} is not installed; pip install "{wanted}".') from err
+    except (ImportError, OSError) as err:  # OSError: a library that the package loads by itself is not there
+        absent = isinstance(err, ModuleNotFoundError) and err.name == runtime
+        words = "is not installed" if absent else f"cannot be imported: {err}"
+        raise RuntimeMissing(f'{runtime} {words}; pip install "{wanted}".') from err
     version = str(module.__version__)
     fits = version == requires.runtime if requires.exact else release(version) >= release(requires.runtime)
     if not fits:
