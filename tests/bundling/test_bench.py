@@ -25,8 +25,10 @@ DIMS = (Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 16))
 
 
 def contract(spec: Tensor, polarity: Polarity = "keep", carries: Content = "mask") -> IO:
-    mask = Mask(("padding",), spec.name, polarity, "upper_left", 0, carries, "seq" if carries == "lengths" else None)
-    return IO((spec, Tensor("x", "float16", ("batch", "seq", 3), None)), (spec,), DIMS, (mask,))
+    kinds = {"ids": ("documents",), "marks": ("global",)}.get(carries, ("padding",))
+    mask = Mask(kinds, spec.name, polarity, "upper_left", 0, carries, "seq" if carries == "lengths" else None)
+    hidden = Tensor("x", "float16", ("batch", "seq", 3), None)
+    return IO((spec, hidden), (hidden,), DIMS, (mask,))
 
 
 class Clocked:
@@ -119,8 +121,9 @@ def test_a_real_model_is_timed_at_the_shape_that_was_asked_for(made_bundle: Path
         assert report.median_ns > 0
         for sizes, words in (
             ({"heads": 1}, "dim 'heads': the model has no such dim; expected batch, seq"),
-            ({"seq": 17}, "got seq=17 on axis 1; expected 1 to 16"),
-            ({"batch": 0}, "got batch=0 on axis 0; expected 1 to 8"),
+            ({"seq": 17}, "dim 'seq': got 17; expected 1 to 16"),
+            ({"batch": 0}, "dim 'batch': got 0; expected 1 to 8"),
+            ({"seq": 10**14}, "dim 'seq': got 100000000000000; expected 1 to 16"),
         ):
             with pytest.raises(FeedError) as caught:
                 bench(model, sizes, 0.02)

@@ -60,7 +60,7 @@ def bench(
         clock: Nanoseconds.
 
     Raises:
-        FeedError: an unknown dim, or a size that the contract does not allow.
+        FeedError: an unknown dim, or a size that it does not have.
         BundleError: the runtime failed.
     """
     feeds = sample_feeds(model.io, sizes or {})
@@ -115,15 +115,12 @@ def sample_feeds(io: IO, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, 
     """Inputs that the contract allows, equal in every call: drawn at random, nothing of them padded or hidden.
 
     Raises:
-        FeedError: `sizes` names an unknown dim.
+        FeedError: `sizes` names an unknown dim, or gives one a size that it does not have.
     """
     import numpy as np
 
-    every = {dim.name: dim.opt for dim in io.dims}
-    for name in sizes:
-        if name not in every:
-            raise FeedError(f"dim {name!r}: the model has no such dim; expected {', '.join(every)}.")
-    every |= sizes
+    _check_sizes(io, sizes)
+    every = {dim.name: dim.opt for dim in io.dims} | dict(sizes)
     masks = {mask.input: mask for mask in io.masks if mask.input}
     random = np.random.default_rng(0)
     return {
@@ -132,6 +129,16 @@ def sample_feeds(io: IO, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, 
         else _drawn(spec, shape, random)
         for spec, shape in ((spec, tuple(_size(dim, every) for dim in spec.dims)) for spec in io.inputs)
     }
+
+
+def _check_sizes(io: IO, sizes: Mapping[str, int]) -> None:
+    """Before anything is allocated: a size that the model does not take may be one that no memory takes."""
+    known = {dim.name: dim for dim in io.dims}
+    for name, size in sizes.items():
+        if name not in known:
+            raise FeedError(f"dim {name!r}: the model has no such dim; expected {', '.join(known)}.")
+        if not known[name].min <= size <= known[name].max:
+            raise FeedError(f"dim {name!r}: got {size}; expected {known[name].min} to {known[name].max}.")
 
 
 def _size(dim: str | int, sizes: Mapping[str, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,18 +94,27 @@ def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> di
         size: The padded length; None = the longest item.
 
     Raises:
-        FeedError: the model takes no padding mask, lengths beyond the size, or a mask without a rule, by its rank or
-            because it is to say more than padding.
+        FeedError: the model takes no padding mask, lengths or a size that are no integers, lengths beyond the size, or
+            a mask without a rule, by its rank or because it is to say more than padding.
     """
     masks = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
     if not masks:
         raise FeedError("the model takes no padding mask; give every item its full length.")
+    lengths = _integers("lengths", lengths)
     longest = max(lengths, default=0)
-    size = longest if size is None else size
+    size = longest if size is None else _integers("size", [size])[0]
     if not lengths or min(lengths) < 0 or longest > size or size < 1:
-        raise FeedError(f"lengths: got {list(lengths)} for size {size}; expected 0 to {size} for each item.")
+        raise FeedError(f"lengths: got {lengths} for size {size}; expected 0 to {size} for each item.")
     tensors = {spec.name: spec for spec in io.inputs}
     return {mask.input: _padding_mask(mask, tensors[mask.input], lengths, size) for mask in masks if mask.input}
+
+
+def _integers(name: str, values: Sequence[int]) -> list[int]:
+    """Integers as they may come, in a list or an array. Raises FeedError for anything else."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError as err:
+        raise FeedError(f"{name}: got {values!r:.60}; expected integers.") from err
 
 
 def _padding_mask(mask: Mask, spec: Tensor, lengths: Sequence[int], size: int) -> np.ndarray[Any, Any]:
