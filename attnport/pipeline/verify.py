@@ -11,6 +11,7 @@ from attnport.artifacts import Manifest, Verdict
 from attnport.bundling.model_file import external_files
 from attnport.bundling.python.errors import BundleError
 from attnport.bundling.python.manifest import MANIFEST as BUNDLE
+from attnport.bundling.python.names import shown
 from attnport.bundling.python.selftest import selftest
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.pipeline.workspace import check_files, open_folder
@@ -111,19 +112,24 @@ def _artifact(path: Path) -> VerifyResult:
     manifest = open_folder(path)
     rows = [_artifact_file(path, manifest, name) for name in manifest.files]
     if not manifest.files:
-        rows.append(VerifyRow(ARTIFACT, "FAIL", "it names no file at all"))
+        rows.append(_row(ARTIFACT, "FAIL", "it names no file at all"))
     used = {form.file for form in manifest.forms.values()} | {engine.file for engine in manifest.engines.values()}
     for name in sorted(used):
         if name not in manifest.files:
-            rows.append(VerifyRow(name, "FAIL", "the manifest uses it and has no digest of it"))
+            rows.append(_row(name, "FAIL", "the manifest uses it and has no digest of it"))
     if all(row.verdict == "PASS" for row in rows):
         rows += [row for row in (_external(path, manifest, name) for name in manifest.forms) if row]
     strangers = sorted(set(_on_disk(path)) - {*manifest.files, ARTIFACT, *OWN})
     # Nothing reads a file that the manifest does not name, so one more in a working folder is worth a word, no failure.
-    rows += [VerifyRow(name, "NOT_RUN", "not in the manifest, so never read") for name in strangers[:20]]
+    rows += [_row(name, "NOT_RUN", "not in the manifest, so never read") for name in strangers[:20]]
     failed = any(row.verdict == "FAIL" for row in rows)
     verdict: Verdict = "FAIL" if failed else "PASS"
     return VerifyResult(str(path), "artifact", verdict, IntegrityError.exit_code if failed else 0, tuple(rows))
+
+
+def _row(name: str, verdict: Verdict, detail: str) -> VerifyRow:
+    """A row about a file, whose name may hold what no terminal should see."""
+    return VerifyRow(shown(name), verdict, detail)
 
 
 def _on_disk(path: Path) -> list[str]:
@@ -141,10 +147,10 @@ def _artifact_file(path: Path, manifest: Manifest, name: str) -> VerifyRow:
         check_files(path, manifest, name)
     except IntegrityError:
         changed = "a link" if (path / name).is_symlink() else "changed: its SHA-256 is not that of the manifest"
-        return VerifyRow(name, "FAIL", changed if (path / name).is_file() else "missing")
+        return _row(name, "FAIL", changed if (path / name).is_file() else "missing")
     if any((path / parent).is_symlink() for parent in list(Path(name).parents)[:-1]):
-        return VerifyRow(name, "FAIL", "reached through a link, so not a file of this folder")
-    return VerifyRow(name, "PASS", f"{(path / name).stat().st_size} bytes, as written")
+        return _row(name, "FAIL", "reached through a link, so not a file of this folder")
+    return _row(name, "PASS", f"{(path / name).stat().st_size} bytes, as written")
 
 
 def _external(path: Path, manifest: Manifest, form: str) -> VerifyRow | None:
@@ -152,5 +158,5 @@ def _external(path: Path, manifest: Manifest, form: str) -> VerifyRow | None:
     try:
         strange = [name for name in external_files(path, file) if name not in manifest.files]
     except (ArtifactError, IntegrityError, OSError) as err:
-        return VerifyRow(file, "FAIL", str(err))
-    return VerifyRow(file, "FAIL", f"takes weights from {strange[0]}, which the manifest lacks") if strange else None
+        return _row(file, "FAIL", str(err))
+    return _row(file, "FAIL", f"takes weights from {shown(strange[0])}, which the manifest lacks") if strange else None

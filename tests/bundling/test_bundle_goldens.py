@@ -268,6 +268,13 @@ def test_text_that_is_not_strict_json_is_refused(text: str) -> None:
         parse(text.encode(), "here")
 
 
+@pytest.mark.parametrize("text", ['{"KEY": 1}', '{"KEY": 1, "KEY": 2}', "KEY.5"])
+def test_what_is_wrong_is_said_in_few_words_however_long_it_is(text: str) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        decode(Tree, parse(text.replace("KEY", "1" * 100_000).encode(), "here"), "here")
+    assert len(str(caught.value)) < 150
+
+
 def test_nesting_has_a_limit_that_brackets_in_texts_do_not_count_for() -> None:
     assert parse(("[" * MAX_DEPTH + "]" * MAX_DEPTH).encode(), "here")
     assert parse(b'"\\"' + b"[" * 10_000 + b'"', "here")

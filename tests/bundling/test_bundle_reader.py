@@ -125,6 +125,16 @@ def test_padding_masks_from_lengths(model: Model) -> None:
             model.masks(lengths, size)
 
 
+def test_lengths_are_integers_in_a_list_or_an_array(model: Model) -> None:
+    for lengths in (np.array([1, 3]), [np.int64(1), 3], np.array([1, 3], np.uint8)):
+        assert model.masks(lengths)["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]  # type: ignore[arg-type]  # as from NumPy
+    for wrong in ([5.5, 3.0], np.array([5.0]), np.array([[1, 3]]), ["2"], 3):
+        with pytest.raises(FeedError, match=r"lengths: got .*; expected integers"):
+            model.masks(wrong)  # type: ignore[arg-type]  # as a caller may have it
+    with pytest.raises(FeedError, match=r"size: got \[4\.5\]; expected integers"):
+        model.masks([2], size=4.5)  # type: ignore[arg-type]  # as a caller may have it
+
+
 @pytest.mark.parametrize(
     ("polarity", "dtype", "dims", "expected"),
     [
@@ -323,6 +333,22 @@ def test_the_command_line(app: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "weights.bin  FAIL     missing" in capsys.readouterr().out
     assert command.main(["selftest", str(app / "none")]) == 2
     assert "is not a folder" in capsys.readouterr().err
+
+
+UNPRINTABLE = {"\udcff.txt": r"'\udcff.txt'", "\x1b[31mred": r"'\x1b[31mred'", "a\nb": r"'a\nb'"}
+
+
+@pytest.mark.parametrize("name", UNPRINTABLE)
+def test_an_added_name_that_no_terminal_should_see_is_escaped(
+    app: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (app / name).write_text("added")
+    assert command.main(["selftest", str(app)]) == 6
+    printed = capsys.readouterr().out
+    assert f"{UNPRINTABLE[name]}  FAIL     added" in printed
+    assert name not in printed
+    with pytest.raises(IntegrityError, match=re.escape(f"{UNPRINTABLE[name]}: added")):
+        load(app)
 
 
 def test_the_readme_program_runs_as_it_stands(app: Path) -> None:

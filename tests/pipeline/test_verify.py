@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from refusing import call
 
 from attnport.errors import IntegrityError
 from attnport.pipeline.verify import raise_for, verify
@@ -31,3 +32,14 @@ def test_a_file_that_is_not_the_one_that_was_written_is_told_once(
     with pytest.raises(IntegrityError) as raised:
         raise_for(found)
     assert raised.value.message == f"{folder} is not what was written: model.onnx: {told}."
+
+
+def test_names_that_no_terminal_should_see_are_escaped(tiny_artifact: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_artifact, tmp_path / "folder"))
+    for name in ("\udcff.txt", "\x1b[31mred"):
+        (folder / name).write_text("added")
+    result = call("verify", folder)
+    assert result.exit_code == 0
+    assert "\x1b[31mred" not in result.output
+    rows = {row.check for row in verify(folder).rows if row.verdict == "NOT_RUN"}
+    assert rows == {r"'\udcff.txt'", r"'\x1b[31mred'"}

@@ -54,7 +54,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r} is there twice")
+            raise ValueError(f"key {_short(key)} is there twice")
         found[key] = value
     return found
 
@@ -66,7 +66,7 @@ def _no_constant(text: str) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is out of range")
+        raise ValueError(f"{_short(text)} is out of range")
     return value
 
 
@@ -109,7 +109,7 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     hints = _hints(kind)
     for key in value:
         if key not in hints:
-            raise IntegrityError(f"{where}: unknown key {key!r}.")
+            raise IntegrityError(f"{where}: unknown key {_short(key)}.")
     for field in dataclasses.fields(kind):
         if field.name not in value:
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from .errors import IntegrityError
 from .external import references
 from .manifest import ENGINES, MANIFEST, Form, Manifest
+from .names import shown
 from .regular import open_regular
 from .signature import BYTES, SIGNATURE
 
@@ -19,7 +20,7 @@ MAX_FINDINGS = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a bundle's files; `name` is relative to the folder."""
+    """One thing that is wrong with a bundle's files; `name` is relative to the folder, and printable."""
 
     name: str
     problem: str
@@ -48,7 +49,7 @@ def _findings(folder: Path, manifest: Manifest) -> Iterator[Finding]:
     for name, problem in _walk(folder, manifest):
         problems[name] = problem
         if problem:
-            yield Finding(name, problem)
+            yield Finding(shown(name), problem)
     damaged = any(problems.values())
     for name, expected in manifest.files.items():
         if problems.get(name):  # said already, and perhaps a pipe that one would wait for

@@ -20,6 +20,11 @@ _DEVICES = {
 """Windows opens a device for these, in any case and with any ending: `nul.txt` is no file there."""
 
 
+def shown(name: str) -> str:
+    """A name of a file on disk, as a terminal may see it: escaped where it holds anything that is not printable."""
+    return name if name.isprintable() else ascii(name)
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raises ValueError for a name that leaves the folder, or that some file system takes for another one."""
     seen: dict[str, str] = {name: name for name in RESERVED}
