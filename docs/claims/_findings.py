@@ -60,8 +60,9 @@ def of_ratio(what: str, ratio: Ratio) -> Verdict:
 
 
 def of_half(what: str, ratio: Ratio) -> Verdict:
-    """The claim being that a ratio is a half: it has to be nearer to a half than to 1."""
-    return Verdict(what, HOLDS if ratio[2] < 0.75 else FAILS, f"{shown(ratio)}, 0.5 claimed")
+    """The claim being that a ratio is a half: its whole interval has to be nearer to a half than to 0 or to 1."""
+    low, _, high = ratio
+    return Verdict(what, HOLDS if low > 0.25 and high < 0.75 else FAILS, f"{shown(ratio)}, 0.5 claimed")
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:

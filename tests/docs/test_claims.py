@@ -15,9 +15,12 @@ from scripts import ROOT, load
 
 PAGE = ROOT / "docs" / "claims.md"
 make = load("docs/make_claims.py")  # puts docs/ on the path
-claims, findings, fit, maps, ratios, lines, heads, sized = (
+claims, findings, fit, maps, ratios, lines, heads, half, sized = (
     importlib.import_module(f"claims{name}")
-    for name in ("", "._findings", "._fit", "._maps", "._ratios", "._lines", ".attention_heads", "._models")
+    for name in (
+        *("", "._findings", "._fit", "._maps", "._ratios", "._lines"),
+        *(".attention_heads", ".half_precision", "._models"),
+    )
 )
 QUICK = ("fused_qkv",)
 SAID = {findings.HOLDS, findings.FAILS, findings.UNKNOWN}
@@ -114,6 +117,9 @@ def test_what_is_no_power_law_has_a_wide_interval_and_what_is_no_figure_is_refus
         (findings.of_ratio("a", (1.1, 1.5, 2.0)), findings.FAILS, "the opposite: 1.50 (1.10 to 2.00)"),
         (findings.of_half("a", findings.exact(52, 100)), findings.HOLDS, "0.52, 0.5 claimed"),
         (findings.of_half("a", findings.exact(98, 100)), findings.FAILS, "0.98, 0.5 claimed"),
+        (findings.of_half("a", findings.exact(13, 100)), findings.FAILS, "0.13, 0.5 claimed"),
+        (findings.of_half("a", (0.2, 0.4, 0.6)), findings.FAILS, "0.40 (0.20 to 0.60), 0.5 claimed"),
+        (findings.of_half("a", (0.4, 0.6, 0.8)), findings.FAILS, "0.60 (0.40 to 0.80), 0.5 claimed"),
         (findings.of_order("a", (0.1, 0.2, 0.3), (0.9, 1.0, 1.1)), findings.HOLDS, "0.20 (0.10 to 0.30) against"),
         (findings.of_order("a", (0.9, 1.0, 1.1), (0.1, 0.2, 0.3)), findings.FAILS, "the opposite: 1.00"),
         (findings.of_order("a", (0.1, 0.2, 0.9), (0.8, 1.0, 1.1)), findings.FAILS, "no difference shown: 0.20"),
@@ -137,6 +143,24 @@ def test_a_claim_of_two_parts_holds_with_both_and_settings_that_differ_make_it_p
     assert findings.overall([bad, unknown]) == findings.FAILS
     assert findings.overall([good, bad]) == findings.PARTLY
     assert findings.overall([unknown]) == findings.UNKNOWN
+
+
+def test_scratch_memory_is_judged_only_between_engines_that_fuse_alike() -> None:
+    alike, apart = half._scratch(200, 100, "6/6", "6/6"), half._scratch(200, 100, "0/6", "6/6")
+    assert half._verdict("a", alike) == findings.Verdict("a", findings.HOLDS, "0.50, 0.5 claimed")
+    verdict = half._verdict("a", apart)
+    assert verdict.said == findings.UNKNOWN
+    assert verdict.why == "0.50, but the two engines fuse differently: 0/6 against 6/6"
+
+
+def test_the_page_says_half_of_what_is_about_half_and_alike_alone() -> None:
+    section = PAGE.read_text("utf-8").partition(f"\n## {half.TITLE}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \| ([\d.]+) \|$", section, re.MULTILINE)
+    assert rows
+    for name, single, other, ratio in rows:
+        differs = "apart" if single.partition(", ")[2] != other.partition(", ")[2] else ""
+        verdict = half._verdict(name, half.Pair(single, other, findings.exact(float(ratio), 1), differs))
+        assert f"| {name} | {verdict.said} |" in section
 
 
 def pattern(kind: str, T: int = 6) -> Any:
