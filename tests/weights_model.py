@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -22,6 +24,20 @@ def make(alone: bool = False) -> nn.Module:
     """The module, the same every time."""
     torch.manual_seed(0)
     return Looks(alone).eval()
+
+
+class Named(Looks):
+    """The same, its outputs by name."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        weights_BST, mixed_BSE = super().forward(x)
+        return {"weights": weights_BST, "mixed": mixed_BSE}
+
+
+def by_name() -> nn.Module:
+    """The module with a dict as its result, which no contract has names for."""
+    torch.manual_seed(0)
+    return Named(alone=False).eval()
 
 
 def only_weights() -> nn.Module:

@@ -23,6 +23,8 @@ def without_outputs(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
         return spec
 
     def keep(module: nn.Module, arguments: Any, outputs: Any) -> Any:
+        if not isinstance(outputs, (tuple, list)):
+            return outputs  # whoever names a module's outputs refuses it with words
         return outputs[kept[0]] if len(kept) == 1 else tuple(outputs[index] for index in kept)
 
     def make() -> nn.Module:
