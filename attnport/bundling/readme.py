@@ -93,12 +93,27 @@ def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
             return [
                 "From text; the reader knows this tokenizer. It gave the ids of the package `tokenizers` for every "
                 "text of common scripts that was tried; marks that Unicode took in later than that package's tables "
-                "may differ.",
+                f"may differ. {_cut_at(io)}",
                 _indent(_own_program(tokenizer)),
             ]
     except BundleError:
         pass  # a kind that only the package reads
-    return ["From text (`pip install tokenizers`):", _indent(_package_program(io, tokenizer))]
+    return [
+        f"From text (`pip install tokenizers`). {_cut_at(io)}",
+        _indent(_package_program(io, tokenizer)),
+    ]
+
+
+def _cut_at(io: IO) -> str:
+    return (
+        f"A text longer than {_longest(io)} tokens, the model's limit, is cut; a `max_length` in the tokenizer's file "
+        "does not count. Rows are padded at the right."
+    )
+
+
+def _longest(io: IO) -> int:
+    last = io.inputs[0].dims[-1]
+    return last if isinstance(last, int) else next(dim.max for dim in io.dims if dim.name == last)
 
 
 def _own_program(tokenizer: str) -> str:
@@ -118,10 +133,10 @@ def _own_program(tokenizer: str) -> str:
 
 
 def _package_program(io: IO, tokenizer: str) -> str:
-    dims = {dim.name: dim for dim in io.dims}
-    last = io.inputs[0].dims[-1]
-    longest = dims[last].max if isinstance(last, str) else last
-    feeds = [f'    "{spec.name}": np.array([one.{_TEXT_INPUTS[spec.name]} for one in found]),' for spec in io.inputs]
+    feeds = [
+        f'    "{spec.name}": np.array([one.{_TEXT_INPUTS[spec.name]} for one in found], dtype="{spec.dtype}"),'
+        for spec in io.inputs
+    ]
     return "\n".join(
         [
             "import sys",
@@ -133,7 +148,8 @@ def _package_program(io: IO, tokenizer: str) -> str:
             "",
             f'tokenizer = Tokenizer.from_file("app/{tokenizer}")',
             "tokenizer.enable_padding()",
-            f"tokenizer.enable_truncation({longest})",
+            'side = (tokenizer.truncation or {}).get("direction", "right")',
+            f"tokenizer.enable_truncation({_longest(io)}, direction=side)",
             'found = tokenizer.encode_batch(["A sentence.", "Another one, longer."])',
             "feeds = {",
             *feeds,

@@ -16,6 +16,7 @@ from attnport.bundling.readme import readme
 IDS = "input_ids"
 INPUTS = tuple(Tensor(name, "int64", ("b", "t"), None) for name in (IDS, "attention_mask", "token_type_ids"))
 MASK = Mask(("padding",), "attention_mask", "keep", "upper_left", 0, "mask", None)
+DTYPES = ("int32", "int64", "int32")
 CONTRACT = IO(INPUTS, (Tensor("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 6)), (MASK,))
 VOCABULARY = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4, "sen": 5, "##tence": 6, ".": 7}
 
@@ -86,6 +87,24 @@ def test_of_another_kind_the_package_is_shown(app: Path) -> None:
     page = readme("m", CONTRACT, "tokenizer.json", app)
     assert "From text (`pip install tokenizers`)" in page
     assert "from tokenizers import Tokenizer" in program(page)
+
+
+@pytest.mark.parametrize("direction", ["Left", "Right"])
+def test_the_packages_program_makes_the_models_dtypes_and_cuts_where_the_file_says(app: Path, direction: str) -> None:
+    pytest.importorskip("tokenizers")
+    truncation = {"direction": direction, "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    other = {"version": "1.0", **bert(), "normalizer": {"type": "Lowercase"}, "truncation": truncation}
+    (app / "tokenizer.json").write_text(json.dumps(other))
+    narrow = tuple(Tensor(spec.name, dtype, spec.dims, None) for spec, dtype in zip(INPUTS, DTYPES, strict=True))
+    page = readme("m", IO(narrow, CONTRACT.outputs, CONTRACT.dims, CONTRACT.masks), "tokenizer.json", app)
+    assert "longer than 6 tokens" in page
+    code = program(page).replace('"A sentence.", "Another one, longer."', '"a . . . . . .", "a"')
+    code += "\nfor array in outputs.values():\n    print(array.dtype, array.tolist())\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=app.parent, capture_output=True, text=True, check=False)
+    ids, *others = done.stdout.splitlines()[1:]
+    cut = {"Left": [2, 7, 7, 7, 7, 7], "Right": [2, 4, 7, 7, 7, 7]}[direction]
+    assert ids == f"int32 {[cut, [2, 4, 0, 0, 0, 0]]}", done.stderr
+    assert [line.split()[0] for line in others] == ["int64", "int32"]
 
 
 def test_a_model_of_other_inputs_has_no_program_for_text(app: Path) -> None:

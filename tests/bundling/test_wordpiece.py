@@ -153,6 +153,9 @@ OTHERS: dict[str, tuple[Callable[[Any], None], str]] = {
     "an id below zero": (lambda value: value["added_tokens"][0].update(id=-1), "got id -1"),
     "an id that is too large": (lambda value: value["model"]["vocab"].update(the=1 << 40), "expected an id"),
     "padding as a list": (lambda value: value.update(padding=[7]), "padding: got [7]; expected an object"),
+    "texts cut at their beginning": (lambda value: value["truncation"].update(direction="Left"), "got 'Left'"),
+    "padding before the text": (lambda value: value["padding"].update(direction="Left"), "padding.direction"),
+    "truncation as a list": (lambda value: value.update(truncation=[7]), "truncation: got [7]; expected an object"),
     "a list as the model": (lambda value: value.update(model=[7]), "model: got [7]"),
 }
 
@@ -216,6 +219,13 @@ def test_a_piece_may_be_any_text(minilm: Path, tmp_path: Path, pair: tuple[WordP
         minilm, tmp_path, lambda value: value["model"]["vocab"].update({"\u200d\x07": 30522, "x" * 1001: 30523})
     )
     assert WordPiece(odd).encode("the cat", 9) == pair[0].encode("the cat", 9)
+
+
+def test_the_contract_says_where_a_text_is_cut_and_not_the_file(minilm: Path, tmp_path: Path) -> None:
+    short = changed(minilm, tmp_path, lambda value: value["truncation"].update(max_length=4))
+    assert WordPiece(short).encode("a " * 99, 9) == WordPiece(minilm).encode("a " * 99, 9)
+    silent = changed(minilm, tmp_path, lambda value: value["truncation"].pop("direction", None))
+    assert len(WordPiece(silent).encode("a " * 99, 9).ids) == 9
 
 
 def test_padding_takes_the_files_own_id(minilm: Path, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 It follows what a `tokenizer.json` says (the format of the `tokenizers` package) where that is BERT's own way: cleaned
 and lower-cased text, split at spaces and punctuation, each word cut into the longest pieces of a vocabulary (WordPiece:
 Devlin et al., 2018, https://arxiv.org/abs/1810.04805). Anything else in the file is refused, never guessed at.
+
+How long a text may be is not the file's to say: its `max_length` is what somebody else's program once cut at, and the
+model's contract has the limit of the model. So texts are cut by the contract and padded to the longest of a call.
 """
 
 from __future__ import annotations
@@ -135,6 +138,8 @@ class WordPiece:
         # Of two tokens that begin at one place the longer one counts.
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._added else None
+        for key in ("truncation", "padding"):
+            _check_right(value, key)
         self.pad_id = self._added.get("[PAD]", 0)
         if value.get("padding") is not None:
             self.pad_id = decode(int, _object(value, "padding")["pad_id"], "padding.pad_id")
@@ -183,6 +188,15 @@ class WordPiece:
             found.append(vocab[prefix + word[start:end]])
             start = end
         return found
+
+
+def _check_right(value: Mapping[str, Any], key: str) -> None:
+    """Raises ValueError where texts are to be cut or padded at their beginning; older files do not say where."""
+    if value.get(key) is None:
+        return
+    direction = _object(value, key).get("direction", "Right")
+    if direction != "Right":
+        raise ValueError(f"{key}.direction: got {direction!r:.60}; expected 'Right'")
 
 
 def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
