@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable
 
 from attnport.artifacts import Manifest
 from attnport.bundling.backends import Backend
 
 _OUT = "out/"
-# A path from a root, a home, a drive or a dot; or the folders before the name of a Python file.
-_FOLDERS = re.compile(
-    r"(?<![\w.])(?:[A-Za-z]:[\\/]|~[^\\/:]*[\\/]|\.{0,2}[\\/])(?:[^\\/:]*[\\/])*|(?:[\w.-]+/)+(?=[^/:]*\.py\b)"
-)
+_KINDS = ("hf:", "onnx:")
+# OWNER/NAME of the hub. A folder of a folder looks the same, and is told as it stands.
+_HUB_ID = re.compile(r"hf:[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.onnx)", re.ASCII)
 
 
-def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[str, ...]:
-    """The commands that make this artifact's backends, in order; folders are cut as in `without_folders`."""
+def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str, ...], ...]:
+    """The commands that make this artifact's backends, in order, each as its arguments.
+
+    Folders are cut as in `without_folders`.
+    """
     source = manifest.source
     export = ["export", without_folders(source.text)]
     for option, values in (("--input", source.inputs), ("--dim", source.dims)):
@@ -26,12 +27,18 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[str, ...]
     made = [[*export, "-o", _OUT]]
     for backend in backends:
         made += [command for command in _of(backend) if command not in made]
-    return tuple(shlex.join(["attnport", *command]) for command in made)
+    return tuple(("attnport", *command) for command in made)
 
 
 def without_folders(source: str) -> str:
-    """A SPEC with the last part of a path only: the builder's folders are nobody else's business."""
-    return _FOLDERS.sub("", source)
+    """A SPEC with the last part of a path only: the builder's folders are nobody else's business.
+
+    A hub id keeps its owner: it has exactly one slash, and no path from a root, a home, a drive or a dot.
+    """
+    if _HUB_ID.fullmatch(source):
+        return source
+    kind = next((kind for kind in _KINDS if source.startswith(kind)), "")
+    return kind + re.split(r"[\\/]", source.removeprefix(kind).rstrip("\\/"))[-1]
 
 
 def _of(backend: Backend) -> list[list[str]]:

@@ -137,9 +137,16 @@ def _contract(manifest: Manifest) -> spec.IO:
                 f"{tensor.name}: got dtype {tensor.dtype}; a bundle's inputs and outputs are {', '.join(spec.DTYPES)}.",
                 hint="Cast inside the module, so that its inputs and outputs are arrays that NumPy has.",
             )
+    try:
+        return _io(manifest)
+    except ValueError as err:  # a factory makes its ModelSpec itself, and may declare what makes no sense
+        raise UsageError(f"{manifest.name}: {err}.", hint="Mend the ModelSpec, and export again.") from err
+
+
+def _io(manifest: Manifest) -> spec.IO:
     return spec.IO(
         inputs=tuple(spec.Tensor(one.name, one.dtype, one.dims, one.high) for one in manifest.io.inputs),
-        outputs=tuple(spec.Tensor(one.name, one.dtype, one.dims, one.high) for one in manifest.io.outputs),
+        outputs=tuple(spec.Tensor(one.name, one.dtype, one.dims, None) for one in manifest.io.outputs),
         dims=_dims(manifest.io.dims),
         masks=tuple(
             spec.Mask(

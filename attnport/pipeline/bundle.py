@@ -113,10 +113,16 @@ def _refuse_stranger(out: Path, force: bool) -> None:
 
 def _try(staged: Path) -> None:
     """Runs the bundle's own check on it before anybody sees it; without onnxruntime, of the files alone."""
-    from attnport.bundling.python.errors import RuntimeMissing
+    from attnport.bundling.python.errors import BundleError, RuntimeMissing
     from attnport.bundling.python.selftest import selftest
 
-    report = selftest(staged)
+    try:
+        report = selftest(staged)
+    except BundleError as err:  # what the artifact says is more than a reader takes: a long declaration, for one
+        told = str(err).removeprefix(f"{staged}{os.sep}")
+        raise ArtifactError(
+            f"no reader would take this bundle: {told}", hint="It was not written; mend what is named and export again."
+        ) from err
     bad = next((row for row in report.rows if row.verdict == "FAIL"), None)
     if bad is None or report.exit_code in (0, RuntimeMissing.exit_code):
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import struct
 import subprocess
@@ -271,7 +272,7 @@ def test_the_commands_are_told_without_the_builders_folders(wide: Path, tmp_path
         edit.manifest = dataclasses.replace(edit.manifest, source=source)
         edit.finish("again", "1")
     app = bundle(wide, tmp_path / "app", forms=["tensorrt_rtx", "ort_cpu"])
-    assert list(manifest.read(app).provenance.commands) == [
+    assert [shlex.join(command) for command in manifest.read(app).provenance.commands] == [
         "attnport export model.py:make --input 'x=float32[batch]' --dim batch=1:2:8 -o out/",
         "attnport fuse out/ --target tensorrt_rtx --dtype fp16",
         "attnport build out/ --target tensorrt_rtx --dtype fp16 --profile batch=1:2:4,seq=1:4:8 --sm 86",

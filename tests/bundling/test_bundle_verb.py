@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import pytest
 import tiny_attention as tiny
 from killing import Armed, in_child
 
-from attnport.artifacts import Form
+from attnport.artifacts import Form, IOContract
 from attnport.bundling import golden, place
 from attnport.bundling.model_file import oldest_onnxruntime
 from attnport.bundling.python import files, manifest
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.jsonfile import to_json
+from attnport.masks.spec import MaskSpec
 from attnport.pipeline.bundle import bundle
 from attnport.pipeline.golden import bounds
 from attnport.pipeline.workspace import change
@@ -64,6 +66,33 @@ def test_the_builders_folders_are_not_told(exported: Path, arrays: dict[str, Any
     app = bundle(folder, tmp_path / "app")
     assert json.loads((app / "bundle.json").read_text())["provenance"]["source"] == "hf:model"
     assert not [name for name, data in tree(app).items() if str(tmp_path).encode() in data]
+
+
+def declared(folder: Path, *inputs: str) -> Path:
+    """The artifact, exported with `--input` declarations."""
+    with change(folder) as edit:
+        assert edit.manifest
+        edit.manifest = dataclasses.replace(
+            edit.manifest, source=dataclasses.replace(edit.manifest.source, inputs=inputs)
+        )
+        edit.finish("again", "1")
+    return folder
+
+
+def test_a_model_of_many_inputs_is_bundled(artifact: Path, tmp_path: Path) -> None:
+    inputs = [f"past_keys_{index}=float32[batch,heads,past,64]" for index in range(30)]
+    told = manifest.read(bundle(declared(artifact, *inputs), tmp_path / "app")).provenance.commands[0]
+    assert sum(map(len, told)) > 1000
+    assert [value for value in told if "past" in value] == inputs
+
+
+def test_what_no_reader_would_take_is_refused_with_words(artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ArtifactError,
+        match=r"no reader would take this bundle: bundle\.json\..*inputs\[0\]: .* at most 1000 characters",
+    ):
+        bundle(declared(artifact, f"x=float32[{','.join(['batch'] * 200)}]"), tmp_path / "app")
+    assert not (tmp_path / "app").exists()
 
 
 def test_a_form_that_failed_is_never_bundled(exported: Path, arrays: dict[str, Any], tmp_path: Path) -> None:
@@ -270,6 +299,26 @@ def test_goldens_that_lack_an_array_are_refused_by_its_name(arrays: dict[str, An
     np.savez(tmp_path / "golden.npz", **fewer)
     with pytest.raises(ArtifactError, match="lacks golden-1/eager/pooled"):
         golden.read(tmp_path / "golden.npz", tiny.IO)
+
+
+@pytest.mark.parametrize(
+    ("change_io", "words"),
+    [
+        (lambda io: {"masks": (MaskSpec(("padding",), "attention_mask", "additive"),)}, "which is of floats"),
+        (lambda io: {"inputs": (dataclasses.replace(io.inputs[0], high=0), io.inputs[1])}, "got high 0"),
+    ],
+    ids=["additive integers", "high of 0"],
+)
+def test_a_contract_that_no_reader_takes_is_refused(
+    artifact: Path, tmp_path: Path, change_io: Callable[[IOContract], dict[str, Any]], words: str
+) -> None:
+    with change(artifact) as edit:
+        assert edit.manifest
+        io = edit.manifest.io
+        edit.manifest = dataclasses.replace(edit.manifest, io=dataclasses.replace(io, **change_io(io)))
+        edit.finish("again", "1")
+    with pytest.raises(UsageError, match=words):
+        bundle(artifact, tmp_path / "app")
 
 
 def test_an_output_dtype_that_numpy_lacks_is_refused(artifact: Path, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import tiny_attention as tiny
 
-from attnport.bundling.commands import without_folders
+from attnport.artifacts import Source
+from attnport.bundling.commands import commands, without_folders
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,26 @@ from attnport.bundling.commands import without_folders
         ("private/alice/model.py:make", "model.py:make"),
         ("C:\\Users\\alice\\model.py:make", "model.py:make"),
         ("hf:../alice/mini", "hf:mini"),
+        ("hf:clients/acme/secret/model", "hf:model"),
+        ("hf:models/acme/", "hf:acme"),
+        ("hf:~alice/mini", "hf:mini"),
+        ("hf:C:/mini", "hf:mini"),
+        ("onnx:clients/acme/m.onnx", "onnx:m.onnx"),
+        ("onnx:acme/m.onnx", "onnx:m.onnx"),
+        ("models/acme/m.onnx", "m.onnx"),
+        ("hf:acme/m.onnx", "hf:m.onnx"),
+        ("secret client/x.py:f", "x.py:f"),
+        ("clients\\secret client\\x.py:f", "x.py:f"),
     ],
 )
 def test_folders_are_cut_and_names_stay(source: str, told: str) -> None:
     assert without_folders(source) == told
+
+
+def test_a_command_is_its_arguments_however_many_there_are() -> None:
+    inputs = tuple(f"past_{index}=float32[batch,heads,past,64]" for index in range(30))
+    source = Source("private/x.py:make", inputs=inputs, code_digest="c" * 64, weights_digest="d" * 64)
+    (made,) = commands(tiny.manifest(source=source), [])
+    assert made[:3] == ("attnport", "export", "x.py:make")
+    assert made[3:-2] == tuple(part for one in inputs for part in ("--input", one))
+    assert made[-2:] == ("-o", "out/")

@@ -32,6 +32,23 @@ def engine(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return form(found)
 
 
+def mask(found: dict[str, Any], **changes: Any) -> None:
+    """Changes the mask of `attention_mask`."""
+    found["io"]["masks"][0].update(changes)
+
+
+def additive(found: dict[str, Any]) -> dict[str, Any]:
+    """Makes `attention_mask` an input of floats."""
+    found["io"]["inputs"][1].update(dtype="float32")
+    form(found)["dtypes"].update(attention_mask="float32")
+    return found
+
+
+def listed(found: dict[str, Any], name: str) -> None:
+    """One more name among the files."""
+    found["files"][name] = found["files"]["weights.bin"]
+
+
 def unverified(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
     found["unverified"] = True
     form(found)["proof"] = "graph-only"
@@ -59,6 +76,9 @@ FINE: dict[str, Edit] = {
     "graph alone": lambda m: (form(m).update(proof="graph-only"), form(m)["parity"].update(runtime="NOT_RUN")),
     "an error at its bound": lambda m: form(m)["parity"].update(results=[MEASURED | {"rms_error": 2.0}]),
     "a bound of zero": lambda m: m["goldens"]["bounds"][0].update(rms_bound=0),
+    "a window": lambda m: mask(m, kinds=["padding", "window"], window=7),
+    "an additive mask of floats": lambda m: mask(additive(m), polarity="additive"),
+    "without a reader for Python": lambda m: m.update(files={n: f for n, f in m["files"].items() if "python" not in n}),
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
 WRONG: dict[str, tuple[Edit, str]] = {
@@ -114,6 +134,34 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "bound of no output": (lambda m: m["goldens"]["bounds"][0].update(output="x"), "on one side only"),
     "plan without bounds": (lambda m: form(m).update(plan="bf16"), "on one side only"),
     "no bounds": (lambda m: m["goldens"].update(bounds=[]), "no golden case"),
+    "high below 1": (lambda m: m["io"]["inputs"][0].update(high=0), "got high 0 for int64"),
+    "high of floats": (lambda m: additive(m)["io"]["inputs"][1].update(high=2), "got high 2 for float32"),
+    "high of an output": (
+        lambda m: (m["io"]["outputs"][0].update(dtype="int64", high=9), form(m)["dtypes"].update(hidden="int64")),
+        "output 'hidden': got high 9",
+    ),
+    "window without the kind": (lambda m: mask(m, window=7), "got window 7"),
+    "none and padding": (lambda m: mask(m, kinds=["none", "padding"]), "none is alone"),
+    "a kind twice": (lambda m: mask(m, kinds=["padding", "padding"]), "each is there once"),
+    "marks of padding": (lambda m: mask(m, carries="marks"), "marks cannot say padding"),
+    "lengths of two kinds": (
+        lambda m: mask(m, kinds=["padding", "prefix"], carries="lengths", keys="seq"),
+        "lengths cannot say padding, prefix",
+    ),
+    "marks that hide": (
+        lambda m: mask(m, kinds=["global", "window"], carries="marks", polarity="hide"),
+        "got polarity hide for marks",
+    ),
+    "ids of floats": (lambda m: mask(additive(m), kinds=["documents"], carries="ids"), "which are integers"),
+    "additive of integers": (lambda m: mask(m, polarity="additive"), "which is of floats"),
+    "code beside the reader": (lambda m: listed(m, "python/numpy.py"), "'python/numpy.py' is not of the reader"),
+    "code beside it in other case": (lambda m: listed(m, "Python/numpy.py"), "is not of the reader"),
+    "another package": (lambda m: listed(m, "python/numpy/__init__.py"), "is not of the reader"),
+    "a reader with bytecode": (
+        lambda m: m["files"].pop("python/attnport_bundle/__pycache__"),
+        "is not among the files of the reader",
+    ),
+    "version that is long": (lambda m: m.update(version="9" * 10**5), "this reader knows version 2"),
     "name with escapes": (lambda m: m.update(name="a\x1b[2J"), "expected printable text"),
     "key with escapes": (lambda m: m["provenance"]["versions"].update({"a\x1b": "1"}), "expected printable text"),
     "reason too long": (lambda m: form(m)["parity"].update(reason="x" * 1001), "at most 1000 characters"),
@@ -138,8 +186,10 @@ def test_what_makes_sense_is_read(made_bundle: Path, name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_makes_no_sense_is_refused_by_its_place(made_bundle: Path, name: str) -> None:
     edit, words = WRONG[name]
-    with pytest.raises(IntegrityError) as caught:
+    with pytest.raises(BundleError) as caught:
         from_bytes(told(made_bundle, edit), "here")
+    assert isinstance(caught.value, IntegrityError) is not name.startswith("version")
+    assert len(str(caught.value)) < 1000
     assert words in str(caught.value)
     assert str(caught.value).isprintable(), "a message goes to a terminal"
 

@@ -8,6 +8,10 @@ from typing import Literal
 
 DTYPES = ("float32", "float16", "float64", "int32", "int64", "bool")
 KINDS = ("none", "padding", "causal", "window", "prefix", "documents", "global", "bias", "explicit")
+CARRIES = {"mask": KINDS, "lengths": ("padding", "prefix"), "ids": ("documents",), "marks": ("global",)}
+"""What an input may hold, and the kinds that it can say by that."""
+
+_INTEGERS = ("int32", "int64")
 
 Polarity = Literal["keep", "hide", "additive"]
 Alignment = Literal["upper_left", "lower_right"]
@@ -40,6 +44,8 @@ class Tensor:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.high is not None and (self.dtype not in _INTEGERS or self.high < 1):
+            raise ValueError(f"tensor {self.name!r}: got high {self.high} for {self.dtype}; expected 1 up, of integers")
 
     def __str__(self) -> str:
         return f"{self.name}={self.dtype}[{','.join(map(str, self.dims))}]"
@@ -67,10 +73,23 @@ class Mask:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise ValueError(f"mask kind {', '.join(unknown) or 'missing'} is not one of {', '.join(KINDS)}")
-        if self.window < 0:
-            raise ValueError(f"got window {self.window}; expected 0 or more")
+        if len(set(self.kinds)) != len(self.kinds) or ("none" in self.kinds and len(self.kinds) > 1):
+            raise ValueError(f"mask kinds {', '.join(self.kinds)}: each is there once, and none is alone")
+        if self.window < 0 or (self.window and "window" not in self.kinds):
+            raise ValueError(f"got window {self.window}; expected 0, or more with the kind window")
         if (self.keys is None) is (self.carries == "lengths"):
             raise ValueError(f"a mask that carries {self.carries} has keys {self.keys!r}; lengths alone count a dim")
+        if self.carries != "mask":
+            self._check_said()
+
+    def _check_said(self) -> None:
+        """Raises ValueError unless the kinds are what lengths, ids or marks can say."""
+        said = [kind for kind in self.kinds if kind in CARRIES[self.carries]]
+        beside = {"causal", "window", "bias", *["padding"] * (self.carries == "ids")}
+        if len(said) != 1 or not set(self.kinds) <= {*said, *beside}:
+            raise ValueError(f"{self.carries} cannot say {', '.join(self.kinds)}")
+        if self.polarity != "keep":
+            raise ValueError(f"got polarity {self.polarity} for {self.carries}; only a mask has one")
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,9 @@ class IO:
             for dim in tensor.dims:
                 if dim not in known if isinstance(dim, str) else dim < 0:
                     raise ValueError(f"tensor {tensor.name!r}: got dim {dim!r}; known are {', '.join(sorted(known))}")
+        for tensor in self.outputs:
+            if tensor.high is not None:
+                raise ValueError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one")
         for mask in self.masks:
             self._check_mask(mask)
         if not self.inputs or not self.outputs:
@@ -103,6 +125,10 @@ class IO:
         rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
         if carrier is not None and rank is not None and len(carrier.dims) != rank:
             raise ValueError(f"{carrier} carries {mask.carries}, which have rank {rank}")
+        if carrier is not None and mask.carries in ("lengths", "ids") and carrier.dtype not in _INTEGERS:
+            raise ValueError(f"{carrier} carries {mask.carries}, which are integers")
+        if carrier is not None and mask.polarity == "additive" and not carrier.dtype.startswith("float"):
+            raise ValueError(f"{carrier} carries an additive mask, which is of floats")
         if mask.keys is not None and mask.keys not in {dim.name for dim in self.dims}:
             raise ValueError(f"{mask.input!r} counts {mask.keys!r}, which is no dim")
 

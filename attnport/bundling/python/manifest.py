@@ -11,7 +11,7 @@ from typing import Literal
 from .contract import DTYPES, IO, KINDS, Alignment, Content, Dim, Mask, Polarity, Profile, Tensor
 from .decode import decode, parse
 from .errors import BundleError, IntegrityError
-from .names import MANIFEST, check_names
+from .names import MANIFEST, check_names, check_reader
 
 __all__ = [
     "DTYPES",
@@ -282,7 +282,7 @@ class Provenance:
         inputs: The declarations of inputs that came with it.
         code_sha256: Of the source files of the module's classes.
         weights_sha256: Of the parameters and buffers.
-        commands: What was run to make it, in order, as command lines without folders.
+        commands: What was run to make it, in order, each as its arguments, without folders.
         versions: Of the packages that made it.
     """
 
@@ -291,7 +291,7 @@ class Provenance:
     code_sha256: str
     weights_sha256: str
     opset: int
-    commands: tuple[str, ...]
+    commands: tuple[tuple[str, ...], ...]
     versions: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -319,6 +319,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         check_names(self.files)
+        check_reader(self.files)
         used = [self.goldens.file, *([] if self.tokenizer is None else [self.tokenizer])]
         for form in self.forms.values():
             used += [form.file, *form.external]
@@ -344,7 +345,7 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise BundleError(f"{where} is not the manifest of a bundle.")
     if type(value.get("version")) is not int or value["version"] != VERSION:
-        raise BundleError(f"{where}: got version {value.get('version')!r}; this reader knows version {VERSION}.")
+        raise BundleError(f"{where}: got version {value.get('version')!r:.60}; this reader knows version {VERSION}.")
     return decode(Manifest, value, where)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from .signature import SIGNATURE
 
@@ -18,6 +18,9 @@ _DEVICES = {
     *(f"{port}{digit}" for port in ("com", "lpt") for digit in _DIGITS),
 }
 """Windows opens a device for these, in any case and with any ending: `nul.txt` is no file there."""
+_PYTHON = "python/"
+_READER = "python/attnport_bundle/"
+_NO_BYTECODE = f"{_READER}__pycache__"
 
 
 def shown(name: str) -> str:
@@ -39,3 +42,15 @@ def check_names(names: Iterable[str]) -> None:
         if key in seen:
             raise ValueError(f"{name!r} and {seen[key]!r} may be one file")
         seen[key] = name
+
+
+def check_reader(names: Collection[str]) -> None:
+    """Raises ValueError for code beside the Python reader, and for a reader that Python could cache compiled code of.
+
+    `python/` is where Python looks first when the reader is run: a `numpy.py` in it would run in NumPy's place.
+    """
+    for name in names:
+        if name.casefold().startswith(_PYTHON) and not name.startswith(_READER):
+            raise ValueError(f"{name!r} is not of the reader, and {_PYTHON} holds nothing else")
+    if _NO_BYTECODE not in names and any(name.startswith(_READER) for name in names):
+        raise ValueError(f"{_NO_BYTECODE!r} is not among the files of the reader")
