@@ -55,7 +55,8 @@ class Uses:
         for _, message in messages(model):
             if message.DESCRIPTOR.name == "NodeProto":
                 for position, name in enumerate(message.input):
-                    self._users.setdefault(name, []).append((message, position))
+                    if name:  # an optional input that is left out takes nothing, least of all what has no name
+                        self._users.setdefault(name, []).append((message, position))
 
     def ends(self, name: str) -> Iterator[tuple[str, int]]:
         """Operator and input of everything that takes a constant, or what was only laid out or cast of it."""

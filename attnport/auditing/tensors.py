@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnport.auditing.findings import shown
 from attnport.auditing.onnx_file import messages
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def tensors(model: ModelProto) -> Iterator[tuple[str, str, TensorProto]]:
 def external(tensor: TensorProto) -> Range | None:
     """Where a tensor's bytes lie; None for one inside the file, or whose place cannot be read."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    if "location" not in entries:
+    if tensor.data_location != tensor.EXTERNAL or "location" not in entries:
         return None
     try:
         begin = int(entries.get("offset") or 0)
@@ -53,37 +54,63 @@ def external(tensor: TensorProto) -> Range | None:
 
 
 def beside(folder: Path, location: str) -> Path | None:
-    """The file of a location, if it lies in `folder` and is there: an audit opens nothing else."""
-    path = folder / location
-    inside = path.resolve().is_relative_to(folder.resolve())
-    return path if inside and path.is_file() else None
+    """The file of a location with all links followed, if it lies in `folder`: an audit opens nothing else."""
+    try:
+        path = (folder / location).resolve()
+        return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, a circle of links: no file's name
+        return None
+
+
+def unread(tensor: TensorProto, folder: Path) -> str:
+    """Why an audit cannot look at all of a tensor's bytes; "" where it can."""
+    if tensor.data_location != tensor.EXTERNAL:
+        return "its numbers do not fit its type and shape" if _has_typed(tensor) and _typed(tensor) is None else ""
+    place = external(tensor)
+    if place is None:
+        return "its place in another file cannot be read"
+    path = beside(folder, place.location)
+    if path is None:
+        return f"weights in {shown(place.location)}: missing or outside the folder"
+    if max(place.begin, place.end or 0) > path.stat().st_size:
+        return f"weights in {shown(place.location)}: they would lie behind the end of that file"
+    return ""
 
 
 def content(tensor: TensorProto, folder: Path, most_bytes: int) -> bytes:
     """The first bytes of a tensor as they are stored, at most `most_bytes`; empty where they cannot be read."""
-    place = external(tensor)
-    if place is not None:
-        path = beside(folder, place.location)
-        if path is None:
-            return b""
-        with path.open("rb") as file:
-            file.seek(place.begin)
-            return file.read(most_bytes if place.end is None else min(most_bytes, place.end - place.begin))
+    if tensor.data_location == tensor.EXTERNAL:
+        place = external(tensor)
+        return b"" if place is None else _stored(place, folder, most_bytes)
     if tensor.raw_data:
         return tensor.raw_data[:most_bytes]
     if tensor.string_data:
         return b"\n".join(tensor.string_data)[:most_bytes]
-    values = _typed(tensor)
+    values = _typed(tensor) if _has_typed(tensor) else None
     return b"" if values is None else values.tobytes()[:most_bytes]
 
 
+def _stored(place: Range, folder: Path, most_bytes: int) -> bytes:
+    """The first bytes of a range; empty where it is in no file, or behind its end, where not every seek can go."""
+    path = beside(folder, place.location)
+    if path is None or place.begin > path.stat().st_size:
+        return b""
+    with path.open("rb") as file:
+        file.seek(place.begin)
+        return file.read(most_bytes if place.end is None else min(most_bytes, place.end - place.begin))
+
+
+def _has_typed(tensor: TensorProto) -> bool:
+    """Whether a tensor has numbers in the older spelling, a list of them, and no bytes, which would count first."""
+    lists = (tensor.int32_data, tensor.int64_data, tensor.uint64_data, tensor.float_data, tensor.double_data)
+    return not tensor.raw_data and any(len(values) for values in lists)
+
+
 def _typed(tensor: TensorProto) -> np.ndarray[Any, Any] | None:
-    """The values of the older spelling, a list of numbers; None for a tensor without, or a malformed one."""
+    """The values of the older spelling; None for a malformed one."""
     from onnx import numpy_helper
 
-    if not any(len(values) for values in (tensor.int32_data, tensor.int64_data, tensor.uint64_data, tensor.float_data)):
-        return None
     try:
         return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, LookupError, ArithmeticError):  # LookupError: a type that no version has
         return None

@@ -16,12 +16,13 @@ from attnport.auditing.constants import audit_constants
 from attnport.auditing.findings import Finding, shown
 from attnport.auditing.onnx_file import audit_notes, load
 from attnport.auditing.strings import TEXTS, audit_bytes, audit_text
-from attnport.auditing.tensors import Range, beside, external, tensors
+from attnport.auditing.tensors import Range, beside, external, tensors, unread
 from attnport.auditing.text import Builder, this_builder
 from attnport.auditing.unreferenced import audit_unreferenced
 from attnport.bundling.python.manifest import MANIFEST as BUNDLE
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
 from attnport.jsonfile import digest_text
+from attnport.pipeline.belonging import IN_BUNDLE, owner
 from attnport.pipeline.inspect import ENGINE_SUFFIXES
 from attnport.pipeline.report import FILE as PAGE
 from attnport.pipeline.report import SENTENCE
@@ -29,7 +30,7 @@ from attnport.pipeline.workspace import change, check_files, open_folder
 from attnport.transaction import OWN
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, TensorProto
 
 STAGE = "audit"
 _VOCABULARY = "tokenizer.json"
@@ -37,7 +38,6 @@ _ADVICE = {
     ARTIFACT: "An artifact needs its SPEC to find the module again; ship a bundle, or export with a relative SPEC.",
     PAGE: "Write the page again with a relative folder and without --text, or do not pass it on.",
 }
-_IN_BUNDLE = "The bundle's digests would not fit; clean the artifact, check it and bundle again."
 _NOT_LISTED = "The manifest does not name this file; give it to attnport audit by itself, or take it out."
 _WEIGHTS = "Leave it out where the module is exported; attnport export does, unless told --with-weights."
 
@@ -74,11 +74,15 @@ def audit(path: Path, fix: bool = False, *, progress: Callable[[str], None] = la
     Raises:
         ArtifactError: there is nothing, or nothing that attnport knows, or it cannot be read.
         IntegrityError: `fix`, and a file of the folder is not the one that was written.
-        UsageError: `fix`, and `path` is a bundle.
+        UsageError: `fix`, and `path` is a bundle, or a file that a bundle or an artifact has a digest of.
     """
     target = _Target(path)
     if fix and target.kind == "bundle":
-        raise UsageError(f"{path} is a bundle, which nobody may change.", hint=_IN_BUNDLE)
+        raise UsageError(f"{path} is a bundle, which nobody may change.", hint=IN_BUNDLE)
+    if fix and target.owner:
+        raise UsageError(
+            f"{path} belongs to {target.owner.folder}, whose digests would not fit.", hint=target.owner.advice
+        )
     found = target.look(progress)
     fixable = sorted({finding.file for finding in found.findings if finding.fixable})
     if not fix or not fixable:
@@ -112,13 +116,15 @@ class _Target:
         self.kind = _kind(path)
         self.listed = set(open_folder(path).files) if self.kind == "folder" else set[str]()
         self.root = path if path.is_dir() else path.parent
+        self.owner = None if path.is_dir() else owner(path)
         self.builder = this_builder()
         self.notes: list[str] = []
 
     def look(self, progress: Callable[[str], None]) -> AuditReport:
         """Everything that its files give away."""
-        self.notes, findings = [], list[Finding]()
-        names = _on_disk(self.path) if self.path.is_dir() else [self.path.name]
+        findings = list[Finding]()
+        names, skipped = _on_disk(self.path) if self.path.is_dir() else ([self.path.name], [])
+        self.notes = [f"{shown(name)}: a link or no regular file, which is not followed" for name in skipped]
         ranges: dict[str, list[Range]] = {}
         for name in (name for name in names if name.endswith(".onnx")):
             progress(f"auditing {name}")
@@ -151,13 +157,14 @@ class _Target:
     def _note_ranges(self, name: str, model: ModelProto, ranges: dict[str, list[Range]]) -> None:
         """Adds the parts of weights files that a model's tensors take, by the files' names from the root."""
         folder = (self.root / name).parent
-        for place in filter(None, (external(tensor) for _, _, tensor in tensors(model))):
-            file = beside(folder, place.location)
-            if file is None:
-                note = f"{name}: weights in {shown(place.location)} were not looked at: missing or outside the folder"
-                self.notes += [note] if note not in self.notes else []
-            else:
-                ranges.setdefault(file.relative_to(self.root).as_posix(), []).append(place)
+        notes = list[str]()
+        for where, _, tensor in tensors(model):
+            why = unread(tensor, folder)
+            if why:
+                notes.append(f"{name}: {why if external(tensor) else f'{shown(where)}: {why}'}")
+            for file, place in _taken(tensor, folder):
+                ranges.setdefault(file.relative_to(self.root.resolve()).as_posix(), []).append(place)
+        self.notes += dict.fromkeys(notes)  # many tensors lie in one file
 
     def _other(self, name: str) -> Iterator[Finding]:
         path, advice = self.root / name, _ADVICE.get(name, "Make the file again where it gives nothing away.")
@@ -168,9 +175,11 @@ class _Target:
 
     def _placed(self, finding: Finding) -> Finding:
         """The finding, not to be fixed where a manifest forbids it."""
-        if not finding.fixable or self.kind == "onnx" or finding.file in self.listed:
+        if not finding.fixable or finding.file in self.listed:
             return finding
-        return replace(finding, fixable=False, advice=_IN_BUNDLE if self.kind == "bundle" else _NOT_LISTED)
+        if self.kind == "onnx":
+            return replace(finding, fixable=False, advice=self.owner.advice) if self.owner else finding
+        return replace(finding, fixable=False, advice=IN_BUNDLE if self.kind == "bundle" else _NOT_LISTED)
 
 
 def _kind(path: Path) -> Literal["folder", "onnx", "engine", "bundle"]:
@@ -187,11 +196,14 @@ def _kind(path: Path) -> Literal["folder", "onnx", "engine", "bundle"]:
     )
 
 
-def _on_disk(folder: Path) -> list[str]:
-    """The names of all regular files, links and an unfinished writer's own left out."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
-    names = (path.relative_to(folder) for path in found)
-    return [name.as_posix() for name in names if name.parts[0] not in OWN]
+def _on_disk(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of all regular files, and of links and the like; an unfinished writer's own left out of both."""
+    files, others = list[str](), list[str]()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0] not in OWN and (path.is_symlink() or not path.is_dir()):
+            (files if path.is_file() and not path.is_symlink() else others).append(name.as_posix())
+    return files, others
 
 
 def _weights_out(proto: ModelProto) -> tuple[str, ...]:
@@ -214,9 +226,19 @@ def _add_neighbours(path: Path, ranges: dict[str, list[Range]]) -> None:
             model = load(other)
         except (ArtifactError, OSError):  # it was not asked for
             continue
-        for place in filter(None, (external(tensor) for _, _, tensor in tensors(model))):
-            if place.location in ranges:
-                ranges[place.location].append(place)
+        for _, _, tensor in tensors(model):
+            for file, place in _taken(tensor, path.parent):
+                name = file.relative_to(path.parent.resolve()).as_posix()
+                if name in ranges:
+                    ranges[name].append(place)
+
+
+def _taken(tensor: TensorProto, folder: Path) -> Iterator[tuple[Path, Range]]:
+    """The file and the part of it that a tensor takes; nothing for one that takes none, or none that is there."""
+    place = external(tensor)
+    file = beside(folder, place.location) if place else None
+    if place and file:
+        yield file, place
 
 
 def _sentences(name: str, path: Path) -> Iterator[Finding]:

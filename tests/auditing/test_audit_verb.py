@@ -163,6 +163,43 @@ def test_a_bundle_is_never_changed(app: Path, tmp_path: Path) -> None:
     assert "bundle again" in caught.value.hint
 
 
+@pytest.fixture(params=["bundle", "artifact", "link"])
+def belonging(request: pytest.FixtureRequest, app: Path, artifact: Path, tmp_path: Path) -> Path:
+    """A file with a doc string, in a folder that has a digest of it; or a link to one."""
+    path = artifact / "model.onnx" if request.param == "artifact" else app / "model.ort_cpu.onnx"
+    model = onnx.load(path, load_external_data=False)
+    model.doc_string = "made by the team of floor 3"
+    path.write_bytes(model.SerializeToString())
+    if request.param != "link":
+        return path
+    (tmp_path / "link.onnx").symlink_to(path)
+    return tmp_path / "link.onnx"
+
+
+def test_a_file_that_a_folder_has_a_digest_of_is_never_changed_alone(belonging: Path) -> None:
+    folder, before = belonging.resolve().parent, belonging.read_bytes()
+    report = audit(belonging)
+    assert "doc_string" in kinds(report)
+    assert not any(finding.fixable for finding in report.findings)
+    with pytest.raises(UsageError, match="whose digests would not fit") as caught:
+        audit(belonging, fix=True)
+    assert str(folder) in caught.value.message
+    wanted = "bundle again" if (folder / "bundle.json").exists() else f"attnport audit {folder} --fix"
+    assert wanted in caught.value.hint
+    assert {finding.advice for finding in report.findings if finding.kind == "doc_string"} == {caught.value.hint}
+    assert belonging.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "manifest", ['{"files": {"other.onnx": ""}}', '{"files": ["net.onnx"]}', "[" * 100_000, "\xff"]
+)
+def test_a_file_beside_a_manifest_that_does_not_name_it_is_cleaned(manifest: str, plain: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(plain / "dynamo.onnx", tmp_path / "net.onnx"))
+    for name in ("bundle.json", "attnport.json"):
+        (tmp_path / name).write_text(manifest, "latin-1")
+    assert audit(path, fix=True).fixed > 0
+
+
 def test_an_engine_is_searched_for_text(tmp_path: Path) -> None:
     path = tmp_path / "net.engine"
     path.write_bytes(np.random.default_rng(0).bytes(1 << 16))
@@ -229,7 +266,12 @@ def test_links_are_not_followed(app: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("/home/dana/secret")
     (app / "link.txt").symlink_to(secret)
-    assert audit(app).findings == ()
+    (app / "folder").symlink_to(tmp_path)
+    (app / "gone").symlink_to("nowhere")
+    report = audit(app)
+    assert report.findings == ()
+    assert [note.partition(":")[0] for note in report.notes] == ["folder", "gone", "link.txt"]
+    assert all("link" in note.partition(":")[2] for note in report.notes)
 
 
 def test_the_verb_exits_with_6_until_nothing_is_left(plain: Path, tmp_path: Path) -> None:

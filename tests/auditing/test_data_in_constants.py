@@ -87,6 +87,13 @@ def test_an_index_that_is_cast_and_laid_out_first() -> None:
     assert used(ROWS, *steps, node("Gather", "e", "x"))
 
 
+def test_a_tensor_without_a_name_is_not_the_inputs_that_are_left_out() -> None:
+    unnamed = helper.make_node("Own", [], ["z"], domain="own", table=numpy_helper.from_array(ROWS))
+    left_out = helper.make_node("Resize", ["x", "", "s"], ["y"])  # its second input would be a size
+    (finding,) = audit_constants("m.onnx", model(numpy_helper.from_array(np.zeros(1)), unnamed, left_out), Path("/"))
+    assert finding.where.endswith("attribute[table].t")
+
+
 def test_a_constant_inside_a_branch() -> None:
     inner = model(numpy_helper.from_array(ROWS), node("Add", "c", "x")).graph
     choice = helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner)
