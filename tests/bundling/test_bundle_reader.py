@@ -200,8 +200,8 @@ WRONG_MASKS = {
     "lengths of nothing": ({"carries": "lengths"}, "carries lengths has keys None"),
     "keys of a mask": ({"keys": "t"}, "carries mask has keys 't'"),
     "an unknown dim": ({"carries": "lengths", "keys": "u"}, "'n' counts 'u', which is no dim"),
-    "a rank": ({"carries": "ids"}, "carries ids, which have rank 2"),
-    "no input": ({"carries": "marks", "input": None}, "carried by None, which is no input"),
+    "a rank": ({"kinds": ("documents",), "carries": "ids"}, "carries ids, which have rank 2"),
+    "no input": ({"kinds": ("global",), "carries": "marks", "input": None}, "carried by None, which is no input"),
     "another input": ({"input": "y"}, "carried by 'y', which is no input"),
 }
 
