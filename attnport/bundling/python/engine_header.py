@@ -55,7 +55,8 @@ def read_header(path: Path) -> EngineHeader:
     size = path.stat().st_size
     if not head.startswith(MAGIC):
         raise NoEngine(
-            f"{path} is no TensorRT-RTX engine by its header: got first bytes {head[:4].hex() or 'none'}; expected {MAGIC.hex()}."
+            f"{path} is no TensorRT-RTX engine by its header: got first bytes {head[:4].hex() or 'none'}; "
+            f"expected {MAGIC.hex()}."
         )
     if len(head) < HEADER_BYTES:
         raise OtherSize(f"{path} is cut short: got {len(head)} bytes, less than a header.")
