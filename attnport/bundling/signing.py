@@ -51,7 +51,9 @@ def private_key(path: Path, *folders: Path) -> Ed25519PrivateKey:
     except TypeError as err:  # encrypted and no password, or the other way round
         raise UsageError(f"{path}: {err}", hint=f"The password of a key is read from ${PASSWORD}.") from err
     except (ValueError, UnsupportedAlgorithm) as err:
-        raise UsageError(f"{path} is not a private key in PEM form, or its password is wrong.", hint=_HOW) from err
+        raise UsageError(
+            f"{path} is not a private key in PEM form, or ${PASSWORD} is not its password.", hint=_HOW
+        ) from err
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{path}: got {type(key).__name__}; expected an Ed25519 private key.", hint=_HOW)
     return key

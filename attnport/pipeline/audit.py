@@ -25,7 +25,7 @@ from attnport.jsonfile import digest_text
 from attnport.pipeline.belonging import IN_BUNDLE, owner
 from attnport.pipeline.inspect import ENGINE_SUFFIXES
 from attnport.pipeline.report import FILE as PAGE
-from attnport.pipeline.report import SENTENCE
+from attnport.pipeline.report import RANDOM, SENTENCE
 from attnport.pipeline.workspace import change, check_files, open_folder
 from attnport.transaction import OWN
 
@@ -244,7 +244,7 @@ def _taken(tensor: TensorProto, folder: Path) -> Iterator[tuple[Path, Range]]:
 def _sentences(name: str, path: Path) -> Iterator[Finding]:
     """The user's sentences in a report."""
     for said in re.findall(r"<q>([^<]*)</q>", path.read_text("utf-8", "replace")):
-        if unescape(said) != SENTENCE:
+        if unescape(said) != SENTENCE and not said.startswith(f"{RANDOM}, "):
             yield Finding(name, "attention maps", "user_text", shown(unescape(said)), False, _ADVICE[PAGE])
 
 

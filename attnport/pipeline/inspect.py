@@ -160,7 +160,7 @@ def _bundle(folder: Path) -> Inspection:
         digest=digest_file(folder / BUNDLE),
         size_bytes=sum(file.bytes for file in found.files.values()),
         source=found.provenance.source,
-        graph=graph_facts(folder / preferred.file),
+        graph=graph_facts(folder / preferred.file) if preferred.file.endswith(".onnx") else None,
         files={name: file.sha256 for name, file in found.files.items()},
         verdicts={f"parity of {name}": form.parity.verdict for name, form in found.forms.items()},
         versions=found.provenance.versions,

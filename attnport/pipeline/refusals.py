@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from attnport.artifacts import MANIFEST
@@ -24,9 +25,10 @@ _REFUSED = (
 def as_usage_error(err: OSError) -> UsageError | None:
     """An OSError as what the user is told; None for one that is not the user's to mend."""
     where = f"{err.filename}: " if err.filename else ""
-    if err.errno in _FULL:
+    # NumPy writes arrays by C's fwrite, and says how far it came, not why it came no further.
+    if err.errno in _FULL or (err.errno is None and "problem writing element" in str(err)):
         return UsageError(
-            f"{where}{err.strerror}; what was there before is untouched.",
+            f"{where}{err.strerror or os.strerror(errno.ENOSPC)}; what was there before is untouched.",
             hint="Free some space (temporary files go to TMPDIR) and try again.",
         )
     if err.errno in _REFUSED and err.filename:

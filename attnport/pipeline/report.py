@@ -28,6 +28,8 @@ SENTENCE = "The ferry that crosses the river at dawn carries letters, bread and 
 """What the attention maps are made from when no text is given."""
 _TOKENS = range(14, 25)
 _MOST_TOKENS = 40
+RANDOM = "random inputs"
+"""How the caption of the maps begins where a model reads no text."""
 _READ_SENTENCES = 256
 _POSITIONS = 20
 
@@ -153,7 +155,7 @@ def _random(spec: ModelSpec) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     counted = batch_dim(spec.io)
     sizes = {dim.name: max(dim.min, min(dim.max, 1 if dim.name == counted else _POSITIONS)) for dim in spec.io.dims}
     made = full_case(spec.io, sizes)
-    return f"random inputs, {made.name}", dict(made.feeds), ()
+    return f"{RANDOM}, {made.name}", dict(made.feeds), ()
 
 
 def readable(token: str) -> str:

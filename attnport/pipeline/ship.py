@@ -131,11 +131,15 @@ def ship(
         on_bug: Is given each unexpected error of a stage; the other stages go on.
 
     Raises:
+        UsageError: the file of sentences cannot be read.
         AttnportError: the export failed, so there is nothing to go on with.
         Exception: a bug of ours in the export.
     """
+    from attnport.compare.text import read_sentences
     from attnport.pipeline.export import export
 
+    if sentences is not None:
+        read_sentences(sentences)  # now, and not after the minutes that export and build take
     run = _Ship(folder, force, progress, on_bug)
     began = time.monotonic()
     before = run.done("export")

@@ -86,7 +86,15 @@ def raise_for(result: VerifyResult) -> None:
         IntegrityError: a file is not the one that was written.
         ParityFailed: a golden case is off.
         ArtifactError: a model cannot be opened.
+        UnavailableError: the files are fine, but none of its models could run here.
     """
+    if result.verdict == "NOT_RUN":
+        missing = [row for row in result.rows if row.verdict == "NOT_RUN" and row.check != "signature"]
+        raise UnavailableError(
+            f"{result.path} has the files that were written, but no model of it can run here: "
+            f"{missing[0].check}: {missing[0].detail.rstrip('.')}.",
+            hint="Install a runtime that it is for, and verify it again.",
+        )
     if result.exit_code:
         bad = [row for row in result.rows if row.verdict == "FAIL"]
         more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
@@ -103,9 +111,9 @@ def _bundle(path: Path, key: Path | None) -> VerifyResult:
         raise _KINDS.get(err.exit_code, ArtifactError)(str(err)) from err
     rows = tuple(VerifyRow(row.check, row.verdict, row.detail) for row in report.rows)
     failed = any(row.verdict == "FAIL" for row in rows)
-    # A runtime that is missing here says nothing about the bundle: its row is NOT_RUN and no failure.
-    code = report.exit_code if failed else 0
-    return VerifyResult(str(path), "bundle", "FAIL" if failed else "PASS", code, rows, report.unverified)
+    # One form of several that cannot run here is no failure; where none could, nothing was shown of the numbers.
+    verdict: Verdict = "FAIL" if failed else "NOT_RUN" if report.exit_code else "PASS"
+    return VerifyResult(str(path), "bundle", verdict, report.exit_code, rows, report.unverified)
 
 
 def _artifact(path: Path) -> VerifyResult:

@@ -146,7 +146,11 @@ def test_a_file_that_the_manifest_does_not_name_is_found_and_left(
 
 def test_the_sentence_of_a_report_is_the_users(artifact: Path) -> None:
     audit(artifact, fix=True)
-    for said, found in ((SENTENCE, set()), ("Mr. Jones &amp; his test", {"user_text"})):
+    for said, found in (
+        (SENTENCE, set()),
+        ("random inputs, batch=1,seq=20", set()),
+        ("Mr. Jones &amp; his test", {"user_text"}),
+    ):
         with change(artifact) as edit:
             edit.path("report.html").write_text(f"<p>Sentence: <q>{said}</q></p>")
             edit.finish("report", "1")

@@ -24,6 +24,7 @@ from attnport.dims import Profile, parse_profile
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.jsonfile import to_json
 from attnport.pipeline.bundle import bundle
+from attnport.pipeline.inspect import inspect
 from attnport.pipeline.workspace import change
 
 VERSION, SM_86 = (1, 0, 0, 9), 1 << 2
@@ -118,6 +119,7 @@ def test_an_engine_that_ran_nowhere_is_graph_only_and_says_what_it_needs(wide: P
     assert form.fusion is None, "what was proved was proved of another file"
     assert (app / "engines" / NAME).read_bytes() == engine()
     assert f"model.{FORM}.onnx" not in read.files
+    assert inspect(app).graph is None, "an engine has none that can be shown"
     assert not read.unverified
     assert read.forms["ort_cpu"].proof == "device"
     with load(app, form="ort_cpu") as model:

@@ -189,7 +189,7 @@ NO_PRIVATE_KEYS: dict[str, tuple[Callable[[], bytes], str | None, str]] = {
     "a public key": (lambda: public_pem(KEY.public_key()), None, "not a private key in PEM form"),
     "RSA": (lambda: RSA.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), None, "expected an Ed25519"),
     "no password": (lambda: private_pem(KEY, BestAvailableEncryption(b"word")), None, "[Pp]assword"),
-    "a wrong password": (lambda: private_pem(KEY, BestAvailableEncryption(b"word")), "other", "password is wrong"),
+    "a wrong password": (lambda: private_pem(KEY, BestAvailableEncryption(b"word")), "other", "is not its password"),
     "a password too many": (lambda: private_pem(KEY), "word", "not encrypted"),
 }
 
