@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnport.bundling.python.errors import BundleError
@@ -11,7 +12,28 @@ from attnport.bundling.python.text import Tokenizer
 _TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
-def readme(name: str, io: IO, tokenizer: str | None, folder: Path | None = None) -> str:
+_RUNTIMES = {
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "tensorrt": "tensorrt",
+    "tensorrt_rtx": "tensorrt-rtx",
+}
+"""The package that brings a runtime of the format."""
+
+
+def package_of(runtime: str, provider: str | None) -> str:
+    """The package that a form needs beside `numpy`."""
+    on_gpu = runtime == "onnxruntime" and provider not in (None, "CPUExecutionProvider")
+    return "onnxruntime-gpu" if on_gpu else _RUNTIMES[runtime]
+
+
+def readme(
+    name: str,
+    io: IO,
+    tokenizer: str | None,
+    folder: Path | None = None,
+    packages: Sequence[str] = ("onnxruntime",),
+) -> str:
     """The page.
 
     Args:
@@ -19,14 +41,17 @@ def readme(name: str, io: IO, tokenizer: str | None, folder: Path | None = None)
         io: The contract; the program is made for it.
         tokenizer: The bundle's tokenizer file, for models that read text.
         folder: Where that file stands now: tried whether the reader reads it without another package.
+        packages: What the forms need, the preferred one first; one of them is enough.
     """
+    wanted = list(dict.fromkeys(packages))
+    runtime = f"`{wanted[0]}`" if len(wanted) == 1 else f"one of `{'`, `'.join(wanted)}`"
     parts = [
         f"# {name}: a model in a folder",
-        "Made by attnport. It needs Python 3.10 or later, `numpy` and `onnxruntime`; nothing else, no PyTorch.",
-        "    pip install numpy onnxruntime",
+        f"Made by attnport. It needs Python 3.10 or later, `numpy` and {runtime}; nothing else, no PyTorch.",
+        f"    pip install numpy {wanted[0]}",
         "Check it where it landed: every file against its digest, then known inputs against known outputs.",
         "    cd python && python -m attnport_bundle selftest",
-        "(run in this folder; exit 0 = fine, 3 = no fitting onnxruntime, 4 = the numbers are off, 6 = a file differs) "
+        "(run in this folder; exit 0 = fine, 3 = no fitting runtime, 4 = the numbers are off, 6 = a file differs) "
         "How long a call takes here, with `--shape`, `--threads` and `--seconds`:",
         "    cd python && python -m attnport_bundle bench",
         "## Use it",

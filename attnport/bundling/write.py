@@ -20,7 +20,7 @@ from attnport.bundling.model_file import dtypes, external_files, oldest_onnxrunt
 from attnport.bundling.python import engine_header
 from attnport.bundling.python import manifest as spec
 from attnport.bundling.python.decode import MAX_TEXT
-from attnport.bundling.readme import readme
+from attnport.bundling.readme import package_of, readme
 from attnport.dims import Dim
 from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.masks.spec import MaskSpec
@@ -92,7 +92,9 @@ def write(
         _copy(folder / name, target / name, manifest.files.get(name, ""))
     golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE)
-    (target / README).write_text(readme(manifest.name, contract, manifest.tokenizer, target), encoding="utf-8")
+    packages = [package_of(form.runtime, form.provider) for form in bundled.values()]
+    page = readme(manifest.name, contract, manifest.tokenizer, target, packages)
+    (target / README).write_text(page, encoding="utf-8")
     made = spec.Manifest(
         format=spec.FORMAT,
         version=spec.VERSION,

@@ -20,6 +20,7 @@ import tiny_attention as tiny
 
 from attnport.artifacts import EngineRecord, Form, ParityReport, Ran, RuntimeParity, Verdict
 from attnport.bundling.python import load, manifest
+from attnport.bundling.readme import package_of
 from attnport.dims import Profile, parse_profile
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.jsonfile import to_json
@@ -120,10 +121,26 @@ def test_an_engine_that_ran_nowhere_is_graph_only_and_says_what_it_needs(wide: P
     assert (app / "engines" / NAME).read_bytes() == engine()
     assert f"model.{FORM}.onnx" not in read.files
     assert inspect(app).graph is None, "an engine has none that can be shown"
+    page = (app / "README.md").read_text()
+    assert "`numpy` and one of `tensorrt-rtx`, `onnxruntime`;" in page
+    assert "pip install numpy tensorrt-rtx\n" in page
     assert not read.unverified
     assert read.forms["ort_cpu"].proof == "device"
     with load(app, form="ort_cpu") as model:
         assert model.form == "ort_cpu"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "provider", "package"),
+    [
+        ("onnxruntime", "CPUExecutionProvider", "onnxruntime"),
+        ("onnxruntime", "CUDAExecutionProvider", "onnxruntime-gpu"),
+        ("openvino", None, "openvino"),
+        ("tensorrt", None, "tensorrt"),
+    ],
+)
+def test_a_form_needs_the_package_of_its_runtime(runtime: str, provider: str | None, package: str) -> None:
+    assert package_of(runtime, provider) == package
 
 
 def test_each_plan_has_bounds_of_its_own(wide: Path, tmp_path: Path, arrays: dict[str, Any]) -> None:
