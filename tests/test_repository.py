@@ -70,6 +70,12 @@ def test_constraints_pin_exact_public_versions_and_the_pytorch_developed_against
     assert names >= {"setuptools", "numpy", "onnx", "onnxruntime", "openvino", "transformers", "pytest", "ruff", "mypy"}
 
 
+def test_no_two_test_files_have_one_name(files: list[Path]) -> None:
+    """`make test` collects them all at once, and pytest imports each by its name alone."""
+    names = [path.name for path in files if path.name.startswith("test_") and path.suffix == ".py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_a_long_file_is_found(tmp_path: Path) -> None:
     fine, long = tmp_path / "fine.py", tmp_path / "long.py"
     fine.write_text("x = 1\n" * MOST_LINES)
