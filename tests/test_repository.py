@@ -15,8 +15,7 @@ SOURCES = {".py", ".cpp", ".h", ".hpp", ".c", ".cmake", ".js", ".css", ".html", 
 FOREIGN = re.compile(
     rb"|".join(
         [
-            # People of whom tests tell stories are of no machine.
-            rb"(?<![\w.])/" + rb"(?:work|root|home|Users|opt)/(?!alice\b|bob\b|dana\b)[\w.]+",
+            rb"(?<![\w.])/" + rb"(?:work|root|home|Users|opt)/[\w.]+",
             rb"/tmp/" + rb"(?:dev|bash)",
             rb"file:" + rb"///",
             rb"--(?:extra-)?index" + rb"-url",
@@ -101,7 +100,7 @@ def test_a_planted_path_or_address_is_found(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["framework/model", "/home/" + "alice/x", "https://pytorch.org/docs", "a simple/rule", "x / y", "./" + "work/a"],
+    ["framework/model", "https://pytorch.org/docs", "a simple/rule", "x / y", "./" + "work/a"],
 )
 def test_ordinary_text_is_no_path_of_a_machine(text: str) -> None:
     assert foreign(text.encode()) == []

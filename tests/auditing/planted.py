@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-LEAK = "/home/alice/secret.py"
+LEAK = "/" + "home/alice/secret.py"
 
 
 def model() -> onnx.ModelProto:

