@@ -1,0 +1,92 @@
+// Opening a bundle's model, and running it.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <attnport/contract.hpp>
+#include <attnport/error.hpp>
+#include <attnport/tensor.hpp>
+
+namespace attnport {
+
+/// How a bundle is opened.
+struct Options {
+    /// The form to open, that one or none; empty = the first of the bundle's order that can be opened here.
+    std::string form;
+    /// Compute threads of a runtime on the CPU; 0 = the runtime's own choice.
+    int threads = 0;
+    /// Compare every file with its digest first. False trusts the disk and saves the time to read it.
+    bool check_files = true;
+    /// A public key, a PEM file from outside the bundle: open only what is signed with it.
+    std::filesystem::path require_signature = {};
+    /// The folder for proofs and for what TensorRT-RTX compiles; empty = $ATTNPORT_CACHE, else the user's own.
+    std::filesystem::path cache = {};
+    /// ONNX Runtime's execution providers to try, in this order, for every form that it opens; empty = the provider
+    /// that the form was judged on. On another one a form has to pass the golden cases here first.
+    std::vector<std::string> providers = {};
+    /// Plug-in providers of ONNX Runtime: the name to register a library under, and the library.
+    std::vector<std::pair<std::string, std::filesystem::path>> plugins = {};
+    /// ONNX Runtime's library; empty = $ATTNPORT_ONNXRUNTIME, else what the loader finds as libonnxruntime.so.1.
+    std::filesystem::path onnxruntime = {};
+    /// Takes what one should know and is no error, such as a form that was passed over; empty = to stderr.
+    std::function<void(const std::string&)> warn = {};
+};
+
+/// A model that is open. `run` may be called from several threads at once; it is closed by its destructor.
+class ATTNPORT_API Model {
+public:
+    /// Checks the bundle in `folder` and opens its model.
+    ///
+    /// A form that was never run on its device is proved first: it runs the bundle's golden cases, once on each
+    /// device, driver and release. One that cannot run here or fails is passed over for the next of the bundle's
+    /// order, with a warning and a line in `passed_over`.
+    ///
+    /// Throws Error: no bundle, of a version that this reader does not know, or an unknown form. IntegrityError: a
+    /// file was changed, is missing or was added, or the signature is not right. RuntimeMissing: no form's runtime is
+    /// there, or none in a release that the bundle takes. NumbersOff: a form computes something else here.
+    explicit Model(const std::filesystem::path& folder, const Options& options = {});
+    Model(Model&&) noexcept;
+    Model& operator=(Model&&) noexcept;
+    Model(const Model&) = delete;
+    Model& operator=(const Model&) = delete;
+    ~Model();
+
+    /// Runs the model: every input by name, in the contract's dtypes and in CPU memory.
+    ///
+    /// Throws FeedError: a missing or unknown name, a wrong dtype, rank, size or value. Error: the runtime failed.
+    [[nodiscard]] Outputs run(const Inputs& inputs) const;
+
+    /// Runs the model on tensors where they are, on the CPU or on the GPU of the form; outputs stay on its device.
+    /// Dtypes are the file's (`dtypes`). Values on a GPU are not looked at. Throws as `run`, and FeedError for a
+    /// tensor in another place than the model's.
+    [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
+
+    /// Every input that says what is padding, for items of `lengths` padded on the right to `size` (none = the
+    /// longest). Throws FeedError: no padding mask, one without a rule, or lengths beyond the size.
+    [[nodiscard]] std::vector<Tensor> masks(const std::vector<std::int64_t>& lengths,
+                                            std::optional<std::int64_t> size = std::nullopt) const;
+
+    [[nodiscard]] const std::string& name() const noexcept;      ///< the model's
+    [[nodiscard]] const IO& io() const noexcept;                 ///< the contract
+    [[nodiscard]] const std::string& form() const noexcept;      ///< the form that is open
+    [[nodiscard]] const std::string& provider() const noexcept;  ///< what really runs, as the runtime tells
+    [[nodiscard]] const std::string& version() const noexcept;   ///< the runtime's release
+    [[nodiscard]] const std::string& device() const noexcept;    ///< the device that it runs on
+
+    /// The dtype in the open file of an input or output: that of `run_device`. Throws Error for an unknown name.
+    [[nodiscard]] DType file_dtype(std::string_view tensor) const;
+
+    /// The forms that the bundle prefers to this one, each with the reason why it was not opened.
+    [[nodiscard]] const std::vector<std::string>& passed_over() const noexcept;
+
+private:
+    struct Open;
+    std::unique_ptr<Open> open_;
+};
+
+}  // namespace attnport

@@ -1,0 +1,26 @@
+// Inputs checked against the contract before they reach the runtime, and masks made from lengths.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <attnport/contract.hpp>
+#include <attnport/tensor.hpp>
+
+#include "manifest.hpp"
+
+namespace attnport::reader {
+
+/// Checks inputs against the declared ones and returns pointers to them in the contract's order.
+///
+/// `dtypes`: of the file, where they are not to be the contract's. Values are looked at on the CPU alone. Throws
+/// FeedError: a missing, unknown or repeated name, a wrong dtype, rank, size or value; names the tensor, got, expected.
+[[nodiscard]] std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs,
+                                                     const Ordered<DType>* dtypes = nullptr);
+
+/// Every input that says what is padding; see Model::masks.
+[[nodiscard]] std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>& lengths,
+                                                std::optional<std::int64_t> size);
+
+}  // namespace attnport::reader

@@ -1,0 +1,65 @@
+// Golden inputs and outputs: whether the model computes here what it computed where it was bundled.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <attnport/tensor.hpp>
+
+#include "cache.hpp"
+#include "manifest.hpp"
+#include "session.hpp"
+
+namespace attnport::reader {
+
+/// The arrays of an `.npz` file by name (without `.npy`). Throws std::invalid_argument for what is none, unpacks to
+/// more than 1 GiB, names an array twice, or holds one that is not dense, C-ordered, little-endian and of a bundle's dtype.
+[[nodiscard]] Ordered<Tensor> read_npz(std::string_view data);
+
+/// One output of one golden case; errors are against the float64 reference, over valid elements.
+struct Result {
+    std::string case_;
+    std::string output;
+    bool passed = false;
+    std::string reason;
+    std::optional<double> rms_error;
+    double rms_bound = 0;
+    std::optional<double> max_error;
+    double max_bound = 0;
+};
+
+/// Runs one call of the form that is judged: checked inputs of the contract in, contract's outputs out.
+using Call = std::function<Outputs(const Inputs&)>;
+
+/// The arrays of `goldens.npz`.
+class Goldens {
+public:
+    /// Reads the file. Throws IntegrityError when it is not what the manifest says. The manifest has to stay.
+    Goldens(const std::filesystem::path& folder, const Manifest& manifest);
+
+    /// Runs every case of the form's plan that its profiles admit and compares every output; a runtime that fails is
+    /// a reason not to pass. `seen` takes each result at once. Throws Error: no profile admits a case; IntegrityError:
+    /// inputs do not fit the contract; RuntimeMissing: the device cannot run it just now.
+    void check(const Form& form, const Call& call, const std::function<void(const Result&)>& seen) const;
+
+private:
+    const Manifest& manifest_;
+    std::string path_;
+    Ordered<Tensor> arrays_;
+};
+
+/// Compares one output with its float64 reference; `got` null: there is none, and `problem` says why.
+[[nodiscard]] Result compare(const Bound& bound, const Tensor* got, const Tensor& expected, const Tensor& valid,
+                             const std::string& problem);
+
+/// Runs the goldens on a form that has to be proved here, unless they passed here before. `record`: whether a pass may
+/// be kept. Throws NumbersOff: an output is over its bound; as Goldens else.
+void prove(const std::filesystem::path& folder, const Manifest& manifest, const std::string& form, const Call& call,
+           const std::string& provider, const std::string& version, const Machine& machine,
+           const std::optional<Cache>& cache, bool record);
+
+}  // namespace attnport::reader

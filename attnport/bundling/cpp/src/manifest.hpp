@@ -1,0 +1,112 @@
+// `bundle.json`: the manifest of a bundle, read strictly. The meaning of every key is in FORMAT.md.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <attnport/contract.hpp>
+
+#include "ordered.hpp"
+
+namespace attnport::reader {
+
+inline constexpr std::string_view manifest_name = "bundle.json";
+inline constexpr std::string_view format_name = "attnport-bundle";
+inline constexpr std::int64_t format_version = 2;
+inline constexpr std::size_t max_manifest_bytes = 4U << 20U;
+
+/// The size and SHA-256 (hex) of a file.
+struct File {
+    std::int64_t bytes = 0;
+    std::string sha256;
+};
+
+/// What a form needs to be opened; see FORMAT.md.
+struct Requires {
+    std::string runtime;
+    bool exact = false;
+    std::optional<std::int64_t> opset;
+    std::vector<std::int64_t> sm;
+};
+
+/// An optimization profile: a range, inside the model's own, for every named dim, in the contract's order.
+struct Profile {
+    std::vector<Dim> dims;
+};
+
+/// What the manifest says of parity; the measured numbers are checked while reading and not kept.
+struct Parity {
+    std::string verdict;
+    std::string runtime;
+    std::string graph;
+    std::string reason;
+};
+
+/// A model file or an engine, the runtime that opens it, and what was found about it.
+struct Form {
+    std::string file;
+    std::vector<std::string> external;
+    std::string plan;
+    std::string runtime;  ///< onnxruntime, openvino, tensorrt or tensorrt_rtx
+    std::optional<std::string> provider;
+    Ordered<DType> dtypes;
+    std::vector<Profile> profiles;
+    Requires requires_;
+    std::string proof;  ///< device or graph-only
+    Parity parity;
+
+    /// Whether its file is an engine: for one version and certain devices.
+    [[nodiscard]] bool is_engine() const { return runtime == "tensorrt" || runtime == "tensorrt_rtx"; }
+};
+
+/// How far one output of one golden case may be from the float64 reference at a plan, over its valid elements.
+struct Bound {
+    std::string case_;
+    std::string output;
+    std::string plan;
+    double rms_bound = 0;
+    double max_bound = 0;
+};
+
+/// The file with golden inputs and outputs, and the bounds.
+struct GoldenRecord {
+    std::string file;
+    std::vector<Bound> bounds;
+};
+
+/// The whole of `bundle.json`, but provenance and fusion, which are checked while reading and not kept.
+struct Manifest {
+    std::string name;
+    bool unverified = false;
+    IO io;
+    std::vector<std::string> order;
+    Ordered<Form> forms;
+    GoldenRecord goldens;
+    std::optional<std::string> tokenizer;
+    Ordered<File> files;
+    std::string digest;  ///< the SHA-256 (hex) of the bytes it was read from
+
+    /// The form of that name, which `order` has.
+    [[nodiscard]] const Form& form(const std::string& name) const { return *forms.find(name); }
+};
+
+/// Reads a manifest. Throws Error: of another format or version; IntegrityError: malformed, or names what it must not.
+[[nodiscard]] Manifest from_bytes(std::string_view data, const std::string& where);
+
+/// The bytes of the manifest in `folder`, not looked into. Throws Error: no bundle; IntegrityError: a link, or too large.
+[[nodiscard]] std::string read_bytes(const std::filesystem::path& folder);
+
+/// Throws std::invalid_argument for a name that leaves the folder, or that some file system takes for another one.
+void check_names(const std::vector<std::string>& names);
+
+/// Throws std::invalid_argument for code beside the Python reader, and for one without its `__pycache__` file.
+void check_reader(const std::vector<std::string>& names);
+
+/// A name of a file on disk, as a terminal may see it.
+[[nodiscard]] std::string shown(const std::string& name);
+
+}  // namespace attnport::reader

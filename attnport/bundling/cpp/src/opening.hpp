@@ -1,0 +1,40 @@
+// One form of a bundle, opened: what it requires first, then the file itself, then its runtime, then the contract.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <attnport/model.hpp>
+
+#include "cache.hpp"
+#include "manifest.hpp"
+#include "session.hpp"
+
+namespace attnport::reader {
+
+/// Opens the form `name`. A release, provider or device that does not fit is RuntimeMissing; a file that is not what
+/// the manifest says is IntegrityError; Error: the runtime refuses the file.
+[[nodiscard]] std::unique_ptr<Session> open_session(const std::filesystem::path& folder, const Manifest& manifest,
+                                                    const std::string& name, const Options& options,
+                                                    const std::optional<Cache>& cache);
+
+/// Throws IntegrityError unless names, dtypes, ranks and fixed sizes of an open session are the manifest's.
+void check_ports(const IO& io, const Form& form, const Session& session, const std::string& where);
+
+/// Throws IntegrityError unless an engine's optimization profiles are the manifest's, in order.
+void check_profiles(const IO& io, const Form& form, const Session& session, const std::string& where);
+
+/// The first three numbers of a version, to compare; what a build adds behind them does not count.
+[[nodiscard]] std::vector<std::int64_t> release(std::string_view version);
+
+/// What each backend file offers. One that is not compiled in throws RuntimeMissing, and says what it was built without.
+[[nodiscard]] std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path& path, const Manifest& manifest,
+                                                        const Form& form, const Options& options);
+[[nodiscard]] std::unique_ptr<Session> open_openvino(const std::filesystem::path& path, const Manifest& manifest,
+                                                     const Form& form, const Options& options);
+[[nodiscard]] std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Manifest& manifest,
+                                                   const std::string& name, const std::optional<Cache>& cache);
+
+}  // namespace attnport::reader

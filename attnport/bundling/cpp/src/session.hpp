@@ -1,0 +1,63 @@
+// What every runtime's session offers to a model that is open, and what it may be asked about the machine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <attnport/tensor.hpp>
+
+namespace attnport::reader {
+
+/// An input or output as the model file itself has it; `shape`: none for what is open, whole or by axis.
+struct Port {
+    std::string name;
+    std::string dtype;  ///< as `name(DType)` has it, or the runtime's own word for one that no bundle has
+    std::optional<std::vector<std::optional<std::int64_t>>> shape;
+};
+
+/// What a pass of the goldens holds for: this device with this driver. `uuid`, `sm` and `driver` are a GPU's.
+struct Machine {
+    std::string device;
+    std::string uuid;
+    int sm = 0;
+    std::string driver;
+};
+
+/// The processor, as Python's reader calls it.
+[[nodiscard]] Machine this_cpu();
+
+/// Least and largest shape of one input in one optimization profile.
+struct Range {
+    Shape least;
+    Shape largest;
+};
+
+/// A model file that a runtime has open. `run` may be called from several threads at once.
+class Session {
+public:
+    Session() = default;
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+    virtual ~Session();
+
+    /// Every output in the order of the contract, in the file's own dtypes. `inputs` fit the contract, stand in its
+    /// order, and are on the CPU in the file's own dtypes. Throws Error and its children only.
+    virtual std::vector<Tensor> run(const std::vector<Input>& inputs) = 0;
+
+    /// As `run`, for inputs where the session computes, or on the CPU; outputs stay on its device.
+    virtual std::vector<Tensor> run_device(const std::vector<Input>& inputs) = 0;
+
+    std::string provider;  ///< what really runs, as the runtime tells
+    std::string version;   ///< the runtime's release
+    Machine machine;
+    Place place = Place::Cpu;  ///< where it computes
+    std::vector<Port> inputs;
+    std::vector<Port> outputs;
+    /// Of an engine, for each optimization profile: the ranges of its inputs, in the order of `inputs`.
+    std::vector<std::vector<Range>> profiles;
+};
+
+}  // namespace attnport::reader
