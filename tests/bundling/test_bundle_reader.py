@@ -28,7 +28,6 @@ from attnport.bundling.python.manifest import (
     Mask,
     Polarity,
     Tensor,
-    check_names,
     read,
 )
 from attnport.bundling.readme import readme
@@ -306,22 +305,6 @@ def test_trusting_the_disk_is_the_callers_choice(app: Path) -> None:
     with pytest.raises(IntegrityError):
         load(app)
     load(app, check_files=False).run(**given())
-
-
-@pytest.mark.parametrize("name", ["a/b.txt", "a.b-c_d", "ünï/çode"])
-def test_plain_names_are_fine(name: str) -> None:
-    check_names({name: None})
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "/a", "a/", "a//b", "./a", "a/..", "a\\b", "a:b", "a ", "a.", "a\n", "x" * 256, "Bundle.JSON", "\ud800"],
-)
-def test_names_that_are_not_plain_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"plain path|may be one file"):
-        check_names({name: None})
-    with pytest.raises(ValueError, match="may be one file"):
-        check_names({"Straße": None, "STRASSE": None})
 
 
 def test_the_command_line(app: Path, capsys: pytest.CaptureFixture[str]) -> None:

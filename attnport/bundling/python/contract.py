@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,7 @@ CARRIES = {"mask": KINDS, "lengths": ("padding", "prefix"), "ids": ("documents",
 """What an input may hold, and the kinds that it can say by that."""
 
 _INTEGERS = ("int32", "int64")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Polarity = Literal["keep", "hide", "additive"]
 Alignment = Literal["upper_left", "lower_right"]
@@ -28,7 +30,7 @@ class Dim:
     max: int
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or not 1 <= self.min <= self.opt <= self.max:
+        if not _IDENTIFIER.fullmatch(self.name) or not 1 <= self.min <= self.opt <= self.max:
             raise ValueError(f"dim {self.name!r}: expected a name and 1 <= min <= opt <= max")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from .errors import IntegrityError
+from .printable import is_printable
 
 T = TypeVar("T")
 MAX_DEPTH = 32
@@ -138,7 +139,7 @@ def _check_text(value: str, where: str) -> None:
     """Text reaches a terminal in messages, so control characters and the like stay out."""
     if any("\ud800" <= letter <= "\udfff" for letter in value):
         raise IntegrityError(f"{where}: half of a surrogate pair.")
-    if not value.isprintable() or len(value) > MAX_TEXT:
+    if not is_printable(value) or len(value) > MAX_TEXT:
         raise IntegrityError(f"{where}: got {_short(value)}; expected printable text of at most {MAX_TEXT} characters.")
 
 

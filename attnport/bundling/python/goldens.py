@@ -166,6 +166,8 @@ def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
             arrays = {name: file[name] for name in file.files}
         if not all(isinstance(array, np.ndarray) for array in arrays.values()):
             raise ValueError("a member is no array")
+        if not all(array.flags.c_contiguous for array in arrays.values()):
+            raise ValueError("a member is not in C order")
         return arrays
     except Exception as err:  # damaged bytes make numpy and zipfile raise a dozen kinds
         raise IntegrityError(f"{path} is not a file of arrays: {err}") from err
