@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include <attnport/model.hpp>
 
@@ -28,6 +30,13 @@ void check_profiles(const IO& io, const Form& form, const Session& session, cons
 
 /// The first three numbers of a version, to compare; what a build adds behind them does not count.
 [[nodiscard]] std::vector<std::int64_t> release(std::string_view version);
+
+/// Throws RuntimeMissing unless the release of a runtime is one that a form takes; `how` says how to get another.
+void require_release(std::string_view runtime, std::string_view version, const Requires& wanted, std::string_view how);
+
+/// Throws std::invalid_argument or SystemError for an engine whose own header contradicts the manifest; see
+/// engine_header.cpp. Nothing is known of the header of TensorRT's own engines.
+void check_engine_file(const std::filesystem::path& path, const Form& form);
 
 /// What each backend file offers. One that is not compiled in throws RuntimeMissing, and says what it was built without.
 [[nodiscard]] std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path& path, const Manifest& manifest,

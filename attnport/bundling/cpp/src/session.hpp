@@ -29,6 +29,9 @@ struct Machine {
 /// The processor, as Python's reader calls it.
 [[nodiscard]] Machine this_cpu();
 
+/// The first GPU and its driver; see cuda.cpp. Throws RuntimeMissing: no driver, or no GPU.
+[[nodiscard]] Machine this_gpu();
+
 /// Least and largest shape of one input in one optimization profile.
 struct Range {
     Shape least;

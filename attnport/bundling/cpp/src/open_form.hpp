@@ -1,0 +1,54 @@
+// One form that is open, with the contract's checks and casts around its session.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <attnport/model.hpp>
+#include <attnport/tensor.hpp>
+
+#include "cache.hpp"
+#include "manifest.hpp"
+#include "session.hpp"
+
+namespace attnport::reader {
+
+/// A form that is open; `run` and `run_device` are those of Model. The manifest has to stay.
+class OpenForm {
+public:
+    OpenForm(const Manifest& manifest, std::string name, std::unique_ptr<Session> session);
+
+    [[nodiscard]] Outputs run(const Inputs& inputs) const;
+    [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
+
+    /// Whether it has to pass the goldens here before its first answer: nobody ran it on its runtime, or it runs on
+    /// another provider than the one that it was judged on.
+    [[nodiscard]] bool to_be_proved() const;
+
+    [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
+    [[nodiscard]] const std::string& name() const noexcept { return name_; }
+    [[nodiscard]] const Form& form() const noexcept { return form_; }
+    [[nodiscard]] const Session& session() const noexcept { return *session_; }
+
+private:
+    [[nodiscard]] Outputs to_contract(std::vector<Tensor> found) const;
+
+    const Manifest& manifest_;
+    std::string name_;
+    const Form& form_;
+    std::unique_ptr<Session> session_;
+    std::vector<DType> taken_;   ///< the file's dtypes of the inputs, in the contract's order
+    bool casts_inputs_ = false;  ///< whether some of them are not the contract's
+    bool casts_outputs_ = false;
+};
+
+/// Opens one form of a bundle whose files were checked, without a proof: for who runs the goldens himself.
+/// Throws as Model.
+[[nodiscard]] std::unique_ptr<OpenForm> open_form(const std::filesystem::path& folder, const Manifest& manifest,
+                                                  const std::string& name, const Options& options,
+                                                  const std::optional<Cache>& cache);
+
+}  // namespace attnport::reader
