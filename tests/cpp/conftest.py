@@ -1,0 +1,54 @@
+"""The C++ reader as four builds, and bundles to read. A build is made once and kept; see cpp_builds."""
+
+from __future__ import annotations
+
+import cpp_builds
+import pytest
+from bundle_fixtures import app, arrays, artifact, exported, made_artifact, made_bundle
+from cpp_builds import NEW, OLD, Build, openvino_cmake
+from cpp_minilm import minilm_app, minilm_artifact
+
+__all__ = [
+    "app", "arrays", "artifact", "exported", "made_artifact", "made_bundle", "minilm_app", "minilm_artifact",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def cpp_build() -> Build:
+    """g++, a shared library with everything that can be compiled in, optimised; warnings are errors."""
+    return cpp_builds.build(
+        "g++", NEW, "-DCMAKE_BUILD_TYPE=Release", "-DATTNPORT_SHARED=ON", f"-DOpenVINO_DIR={openvino_cmake()}"
+    )
+
+
+@pytest.fixture(scope="session")
+def cpp_build_asan() -> Build:
+    """As `cpp_build`, but a static library under AddressSanitizer (leaks too) and UndefinedBehaviorSanitizer."""
+    return cpp_builds.build(
+        "g++",
+        NEW,
+        "-DCMAKE_CXX_FLAGS=-O1 -g1",
+        "-DATTNPORT_SANITIZE=address,undefined",
+        f"-DOpenVINO_DIR={openvino_cmake()}",
+    )
+
+
+@pytest.fixture(scope="session")
+def cpp_build_tsan() -> Build:
+    """As `cpp_build`, but a static library under ThreadSanitizer."""
+    return cpp_builds.build(
+        "g++", NEW, "-DCMAKE_CXX_FLAGS=-O1 -g1", "-DATTNPORT_SANITIZE=thread", f"-DOpenVINO_DIR={openvino_cmake()}"
+    )
+
+
+@pytest.fixture(scope="session")
+def cpp_build_clang() -> Build:
+    """clang, ONNX Runtime's older headers, neither OpenSSL nor OpenVINO: the other side of every #if."""
+    return cpp_builds.build(
+        "clang++",
+        OLD,
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DATTNPORT_SHARED=ON",
+        "-DCMAKE_DISABLE_FIND_PACKAGE_OpenSSL=ON",
+        "-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON",
+    )
