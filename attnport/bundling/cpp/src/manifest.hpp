@@ -91,7 +91,7 @@ struct Manifest {
     std::string digest;  ///< the SHA-256 (hex) of the bytes it was read from
 
     /// The form of that name, which `order` has.
-    [[nodiscard]] const Form& form(const std::string& name) const { return *forms.find(name); }
+    [[nodiscard]] const Form& form(const std::string& wanted) const { return *forms.find(wanted); }
 };
 
 /// Reads a manifest. Throws Error: of another format or version; IntegrityError: malformed, or names what it must not.
