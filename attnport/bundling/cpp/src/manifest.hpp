@@ -97,7 +97,7 @@ struct Manifest {
 /// Reads a manifest. Throws Error: of another format or version; IntegrityError: malformed, or names what it must not.
 [[nodiscard]] Manifest from_bytes(std::string_view data, const std::string& where);
 
-/// The bytes of the manifest in `folder`, not looked into. Throws Error: no bundle; IntegrityError: a link, or too large.
+/// The bytes of the manifest in `folder`, not looked into. Throws Error: no bundle; IntegrityError: a link, too large.
 [[nodiscard]] std::string read_bytes(const std::filesystem::path& folder);
 
 /// Throws std::invalid_argument for a name that leaves the folder, or that some file system takes for another one.

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,11 +21,11 @@ public:
         items_.emplace_back(std::move(key), std::move(value));
         return true;
     }
-    [[nodiscard]] const T* find(const std::string& key) const {
+    [[nodiscard]] const T* find(std::string_view key) const {
         const auto found = at_.find(key);
         return found == at_.end() ? nullptr : &items_[found->second].second;
     }
-    [[nodiscard]] bool has(const std::string& key) const { return at_.count(key) != 0; }
+    [[nodiscard]] bool has(std::string_view key) const { return at_.count(key) != 0; }
     [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
     [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
     [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
@@ -32,7 +33,8 @@ public:
 
 private:
     std::vector<Item> items_;
-    std::unordered_map<std::string, std::size_t> at_;
+    // No hash table: who writes the keys of a file could choose such that all have one hash.
+    std::map<std::string, std::size_t, std::less<>> at_;
 };
 
 }  // namespace attnport::reader

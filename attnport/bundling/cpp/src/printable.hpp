@@ -8,7 +8,7 @@
 
 namespace attnport::reader {
 
-/// Whether a code point is no control, format, separator (but the space), surrogate, private-use character or noncharacter.
+/// Whether a code point is no control, format, separator (but the space), surrogate, private-use or noncharacter.
 [[nodiscard]] bool is_printable(char32_t letter) noexcept;
 
 /// Whether a text is UTF-8 of printable characters.
@@ -18,7 +18,7 @@ namespace attnport::reader {
 [[nodiscard]] std::size_t letters(std::string_view text) noexcept;
 
 /// The code point at `at`, which moves behind it; 0xFFFFFFFF, and one byte further, where the bytes are no UTF-8.
-[[nodiscard]] char32_t next_letter(std::string_view text, std::size_t& at) noexcept;
+char32_t next_letter(std::string_view text, std::size_t& at) noexcept;
 
 /// Appends a code point as UTF-8.
 void append_letter(std::string& text, char32_t letter);

@@ -18,7 +18,7 @@ public:
 /// A regular file, open for reading; closed by its destructor.
 class RegularFile {
 public:
-    /// Throws SystemError: it cannot be opened (a link is one of the reasons); std::invalid_argument: not a regular file.
+    /// Throws SystemError: it cannot be opened, a link is one of the reasons; std::invalid_argument: no regular file.
     explicit RegularFile(const std::filesystem::path& path);
     RegularFile(const RegularFile&) = delete;
     RegularFile& operator=(const RegularFile&) = delete;
@@ -34,5 +34,8 @@ public:
 private:
     int descriptor_;
 };
+
+/// A path as Python's pathlib writes it, which messages show: without `.`, doubled slashes and one at its end.
+[[nodiscard]] std::string plain(const std::filesystem::path& path);
 
 }  // namespace attnport::reader
