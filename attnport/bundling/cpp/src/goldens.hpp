@@ -1,6 +1,7 @@
 // Golden inputs and outputs: whether the model computes here what it computed where it was bundled.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -16,9 +17,18 @@
 
 namespace attnport::reader {
 
+/// The most that the arrays of an `.npz` file may unpack to, together.
+inline constexpr std::uint64_t max_npz_bytes = 1U << 30U;
+
+/// An array of an `.npz` file. `dtype` is NumPy's word for it; where no bundle has that one, `tensor` has no data.
+struct NpyArray {
+    std::string dtype;
+    Tensor tensor;
+};
+
 /// The arrays of an `.npz` file by name (without `.npy`). Throws std::invalid_argument for what is none, unpacks to
-/// more than 1 GiB, names an array twice, or holds one that is not dense, C-ordered, little-endian and of a bundle's dtype.
-[[nodiscard]] Ordered<Tensor> read_npz(std::string_view data);
+/// more than 1 GiB, names an array twice, or holds one that is not dense or not C-ordered.
+[[nodiscard]] Ordered<NpyArray> read_npz(std::string_view data);
 
 /// One output of one golden case; errors are against the float64 reference, over valid elements.
 struct Result {
@@ -47,9 +57,12 @@ public:
     void check(const Form& form, const Call& call, const std::function<void(const Result&)>& seen) const;
 
 private:
+    /// The inputs of a case. Throws IntegrityError where the contract does not allow them.
+    [[nodiscard]] Inputs checked_inputs(const std::string& case_) const;
+
     const Manifest& manifest_;
     std::string path_;
-    Ordered<Tensor> arrays_;
+    Ordered<NpyArray> arrays_;
 };
 
 /// Compares one output with its float64 reference; `got` null: there is none, and `problem` says why.

@@ -53,7 +53,8 @@ typedef struct attnport_tensor {
     const void* data;
 } attnport_tensor;
 
-/* How a bundle is opened; all zero is a good choice. `struct_bytes` is sizeof(attnport_options). */
+/* How a bundle is opened; all zero is a good choice but for `struct_bytes`, which is sizeof(attnport_options): a
+ * library of a later version knows an older caller by it, and an older library refuses a later caller. */
 typedef struct attnport_options {
     size_t struct_bytes;
     const char* form;        /* NULL: the first of the bundle's order that opens */
@@ -73,7 +74,8 @@ ATTNPORT_C_API int attnport_abi_version(void);
 ATTNPORT_C_API attnport_status attnport_open(const char* folder, const attnport_options* options,
                                              attnport_model** model);
 
-/* Closes a model; NULL is fine. No call of it may be running. Outputs stay valid. */
+/* Closes a model; NULL is fine. No call of it may be running, and none may follow: closing it a second time is as
+ * undefined as a second free(). Outputs stay valid. */
 ATTNPORT_C_API void attnport_close(attnport_model* model);
 
 /* Runs the model on inputs in CPU memory, in the contract's dtypes. May be called from several threads at once. On
@@ -89,7 +91,8 @@ ATTNPORT_C_API attnport_status attnport_run_device(attnport_model* model, const 
 ATTNPORT_C_API attnport_status attnport_masks(attnport_model* model, const int64_t* lengths, size_t count, int64_t size,
                                               attnport_outputs** masks);
 
-/* The outputs of a call, in the contract's order. What `tensor` then points to lives as long as the outputs. */
+/* The outputs of a call, in the contract's order. What `tensor` then points to lives as long as the outputs, which are
+ * freed once; NULL has none, and is fine to free. */
 ATTNPORT_C_API size_t attnport_outputs_count(const attnport_outputs* outputs);
 ATTNPORT_C_API attnport_status attnport_outputs_get(const attnport_outputs* outputs, size_t index,
                                                     attnport_tensor* tensor);

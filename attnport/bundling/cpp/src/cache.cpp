@@ -1,0 +1,202 @@
+#include "cache.hpp"
+
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <system_error>
+#include <vector>
+
+#include <attnport/error.hpp>
+
+#include "regular.hpp"
+#include "sha256.hpp"
+
+namespace attnport::reader {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t max_bytes = 1U << 30U;
+constexpr std::string_view magic("attnport-rtx-1\0\0", 16);
+constexpr std::size_t digest_bytes = 32;
+constexpr std::size_t key_bytes = 64;
+
+std::string system_words(int error) { return std::generic_category().message(error); }
+
+/// A new file in a folder, which is removed again unless it got its name.
+class Temporary {
+public:
+    explicit Temporary(const fs::path& folder) : name_((folder / ".XXXXXX").string()) {
+        descriptor_ = ::mkstemp(name_.data());
+        made_ = descriptor_ >= 0;
+    }
+    Temporary(const Temporary&) = delete;
+    Temporary& operator=(const Temporary&) = delete;
+    ~Temporary() {
+        if (descriptor_ >= 0) ::close(descriptor_);
+        if (made_ && !kept_) ::unlink(name_.c_str());
+    }
+
+    [[nodiscard]] bool write(std::string_view data) const {
+        while (!data.empty()) {
+            const ssize_t wrote = ::write(descriptor_, data.data(), data.size());
+            if (wrote < 0 && errno == EINTR) continue;
+            if (wrote <= 0) return false;
+            data.remove_prefix(static_cast<std::size_t>(wrote));
+        }
+        return true;
+    }
+    /// Puts it in its place, once all of it is on the disk.
+    [[nodiscard]] bool keep(const fs::path& path) {
+        const bool synced = ::fsync(descriptor_) == 0;
+        const bool closed = ::close(descriptor_) == 0;
+        descriptor_ = -1;
+        kept_ = synced && closed && std::rename(name_.c_str(), path.c_str()) == 0;
+        return kept_;
+    }
+    [[nodiscard]] bool is_open() const noexcept { return descriptor_ >= 0; }
+
+private:
+    std::string name_;
+    int descriptor_ = -1;
+    bool kept_ = false;
+    bool made_ = false;
+};
+
+std::string variable(const char* key) {
+    const char* const found = std::getenv(key);  // NOLINT(concurrency-mt-unsafe): nothing here sets one
+    return found == nullptr ? "" : found;
+}
+
+/// The user's folder by the system's list of users; empty = it has none.
+fs::path home() {
+    if (std::string named = variable("HOME"); !named.empty()) return named;
+    passwd user{};
+    passwd* found = nullptr;
+    std::vector<char> text(1U << 14U);
+    const int error = ::getpwuid_r(::getuid(), &user, text.data(), text.size(), &found);
+    return error == 0 && found != nullptr && found->pw_dir != nullptr ? fs::path(found->pw_dir) : fs::path();
+}
+
+/// Where the cache lies when nobody says; empty on a system without a home folder.
+fs::path default_folder() {
+    if (std::string named = variable("ATTNPORT_CACHE"); !named.empty()) return named;
+    // XDG: a path that is not absolute is to be ignored.
+    if (const fs::path base = variable("XDG_CACHE_HOME"); base.is_absolute()) return base / "attnport";
+    const fs::path own = home();
+    return own.empty() ? own : own / ".cache" / "attnport";
+}
+
+/// The absolute path with every link followed, of what need not be there.
+fs::path resolved(const fs::path& path) {
+    std::error_code error;
+    const fs::path absolute = fs::absolute(path, error);
+    const fs::path found = fs::weakly_canonical(error ? path : absolute, error);
+    return error ? absolute.lexically_normal() : found;
+}
+
+/// Whether a path lies in a folder, or is it, whatever links lead there.
+bool is_inside(const fs::path& path, const fs::path& folder) {
+    const fs::path inner = resolved(path);
+    const fs::path outer = resolved(folder);
+    const auto [at, ignored] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+    return at == outer.end() || (std::next(at) == outer.end() && at->empty());  // empty: behind a last slash
+}
+
+/// Makes the folder, for this user alone, and says why it cannot be used; "" = it can.
+std::string problem_of(const fs::path& asked) {
+    const fs::path folder = asked.has_filename() ? asked : asked.parent_path();  // without a last slash
+    std::error_code error;
+    fs::create_directories(folder.parent_path(), error);  // what is wrong with them shows in the next call
+    struct stat status {};
+    if (::mkdir(folder.c_str(), S_IRWXU) != 0) {
+        const int reason = errno;
+        const bool is_there = ::stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+        if (!is_there) return system_words(reason);
+    }
+    if (::stat(folder.c_str(), &status) != 0) return system_words(errno);
+    if (!S_ISDIR(status.st_mode)) return "not a folder";
+    if (status.st_uid != ::getuid()) return "it belongs to user " + std::to_string(status.st_uid);
+    return (status.st_mode & (S_IWGRP | S_IWOTH)) != 0 ? "others may write to it" : "";
+}
+
+/// One part of a text that has no other reading.
+std::string field(const char* key, const std::string& value) {
+    return std::string(key) + " " + std::to_string(value.size()) + ":" + value + "\n";
+}
+
+std::string sha256_bytes(std::string_view data) {
+    Sha256 sha;
+    sha.update(data.data(), data.size());
+    const std::array<std::uint8_t, digest_bytes> found = sha.digest();
+    return {found.begin(), found.end()};
+}
+
+}  // namespace
+
+std::optional<std::string> Cache::read(const std::string& name) const {
+    try {
+        RegularFile file(folder_ / name);
+        std::string data = file.read_up_to(max_bytes + 1);
+        if (data.size() <= max_bytes) return data;
+    } catch (const SystemError&) {
+        return std::nullopt;
+    } catch (const std::invalid_argument&) {
+        return std::nullopt;
+    }
+    return std::nullopt;
+}
+
+bool Cache::write(const std::string& name, std::string_view data) const {
+    Temporary file(folder_);
+    return file.is_open() && file.write(data) && file.keep(folder_ / name);
+}
+
+std::optional<Cache> find_cache(const fs::path& bundle, const fs::path& asked, const Warn& warn) {
+    const fs::path folder = asked.empty() ? default_folder() : asked;
+    if (folder.empty()) return std::nullopt;
+    if (is_inside(folder, bundle)) {
+        throw Error(folder.string() + ": a cache inside the bundle " + bundle.string() +
+                    " would not be believed; take a folder outside.");
+    }
+    const std::string problem = problem_of(folder);
+    if (problem.empty()) return Cache(folder);
+    if (warn) warn(folder.string() + ": no cache is kept there: " + problem + ".");
+    return std::nullopt;
+}
+
+std::string entry(const Manifest& manifest, const std::string& form, const std::string& provider,
+                  const std::string& version, const Machine& machine) {
+    return sha256_hex("attnport-bundle C++ entry 1\n" + field("manifest", manifest.digest) + field("form", form) +
+                      field("runtime", manifest.form(form).runtime) + field("provider", provider) +
+                      field("version", version) + field("device", machine.device) + field("uuid", machine.uuid) +
+                      field("sm", std::to_string(machine.sm)) + field("driver", machine.driver));
+}
+
+std::optional<std::string> RuntimeCache::read() {
+    const std::optional<std::string> data = cache_.read(entry_ + ".rtxcache");
+    const std::size_t head = magic.size() + digest_bytes;
+    if (!data || data->size() < head + key_bytes || data->compare(0, magic.size(), magic) != 0) return std::nullopt;
+    const std::string_view rest = std::string_view(*data).substr(head);
+    if (data->compare(magic.size(), digest_bytes, sha256_bytes(rest)) != 0) return std::nullopt;
+    if (rest.substr(0, key_bytes) != entry_) return std::nullopt;
+    last_ = std::string(rest.substr(key_bytes));
+    return last_;
+}
+
+void RuntimeCache::write(std::string_view blob) {
+    if (last_ && *last_ == blob) return;
+    const std::string rest = entry_ + std::string(blob);
+    if (cache_.write(entry_ + ".rtxcache", std::string(magic) + sha256_bytes(rest) + rest)) last_ = std::string(blob);
+}
+
+}  // namespace attnport::reader
