@@ -14,12 +14,13 @@ MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
 # Nothing is downloaded after set-up: a model that is not there is an error, not a request.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-all lint fuzz help clean
+.PHONY: demo test test-all cpp-test lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (20 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
+	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make lint      ruff and mypy"
 	@echo "make fuzz      the bundle's reader against 60 s of made-up files; what is new goes into tests/fuzz/corpus"
 	@echo "make clean     removes .venv, out and caches"
@@ -27,11 +28,17 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/attnport ship "hf:$(MINILM)" -o out/minilm --text examples/sentences.txt
 
+# Where the C++ reader cannot be set up, its tests are skipped with the reason.
 test: lint
+	-$(BIN)/python tools/cpp_setup.py
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 test-all: lint
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
+
+cpp-test: $(VENV)/.dev
+	$(BIN)/python tools/cpp_setup.py --all
+	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 tests/cpp
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

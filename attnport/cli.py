@@ -220,7 +220,7 @@ def bench(
 @cli.command()
 @click.argument("folder", type=FOLDER)
 @click.option("-o", "--output", type=FOLDER, required=True, help="The bundle's folder.")
-@click.option("--lang", multiple=True, default=("python",), show_default=True, help="Language of the reader.")
+@click.option("--lang", multiple=True, default=("python",), help="A reader: python, which is always there, or cpp.")
 @click.option(
     "--form", "forms", multiple=True, default=("ort_cpu",), show_default=True, help="Forms and engines, the best first."
 )

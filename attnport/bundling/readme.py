@@ -9,7 +9,7 @@ from attnport.bundling.python.errors import BundleError
 from attnport.bundling.python.manifest import IO, Mask, Tensor
 from attnport.bundling.python.text import Tokenizer
 
-_TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
 _RUNTIMES = {
@@ -33,6 +33,7 @@ def readme(
     tokenizer: str | None,
     folder: Path | None = None,
     packages: Sequence[str] = ("onnxruntime",),
+    cpp: bool = False,
 ) -> str:
     """The page.
 
@@ -42,6 +43,7 @@ def readme(
         tokenizer: The bundle's tokenizer file, for models that read text.
         folder: Where that file stands now: tried whether the reader reads it without another package.
         packages: What the forms need, the preferred one first; one of them is enough.
+        cpp: Whether the C++ reader is in the bundle too.
     """
     wanted = list(dict.fromkeys(packages))
     runtime = f"`{wanted[0]}`" if len(wanted) == 1 else f"one of `{'`, `'.join(wanted)}`"
@@ -54,18 +56,17 @@ def readme(
         "(run in this folder; exit 0 = fine, 3 = no fitting runtime, 4 = the numbers are off, 6 = a file differs) "
         "How long a call takes here, with `--shape`, `--threads` and `--seconds`:",
         "    cd python && python -m attnport_bundle bench",
+        *(["For C++ there is a library in `cpp/`: see `cpp/README.md`."] if cpp else []),
         "## Use it",
         "Copy the folder as it is into your product, here as `app/`, and keep your own files out of it: an added file "
         "is refused like a changed one. This program stands beside it:",
-        _indent(program(io)),
+        indent(program(io)),
     ]
-    if tokenizer and {spec.name for spec in io.inputs} <= set(_TEXT_INPUTS):
+    if tokenizer and {spec.name for spec in io.inputs} <= set(TEXT_INPUTS):
         parts += _from_text(io, tokenizer, folder)
     parts += [
         "## What goes in and out",
-        _table(io),
-        "Named dims: " + "; ".join(f"`{dim.name}` from {dim.min} to {dim.max}" for dim in io.dims) + ".",
-        *([f"Masks: {'; '.join(_words(mask) for mask in io.masks if mask.input)}."] if _carried(io) else []),
+        *contract(io),
         "A wrong name, dtype, rank or size raises `FeedError`, which says which tensor, what was got and what is "
         "expected. Rows of padded positions are unspecified but finite. `run` may be called from several threads.",
         "## Trust",
@@ -81,10 +82,8 @@ def readme(
 
 def program(io: IO) -> str:
     """A program that opens the bundle in `app/` and runs it once; it stands beside the folder."""
-    sizes = {dim.name: dim.opt for dim in io.dims}
-    padded = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
-    masked = {mask.input for mask in padded}
-    hidden = {mask.input for mask in io.masks if mask.polarity != "keep"}
+    masked, lengths = made_by_masks(io)
+    zeros = filled_with_zeros(io)
     lines = [
         "import sys",
         "",
@@ -94,21 +93,36 @@ def program(io: IO) -> str:
         "",
     ]
     lines.append('with load("app") as model:')
-    carriers = [(mask, spec) for mask in padded for spec in io.inputs if spec.name == mask.input]
-    counted = {(spec.dims[0], mask.keys or spec.dims[-1]) for mask, spec in carriers}
-    if len(counted) == 1 and all(_has_rule(mask, spec) for mask, spec in carriers):
-        batch, size = (_size(dim, sizes) for dim in next(iter(counted)))
-        lines.append(f"    feeds = model.masks({[size] * batch})  # the length of each item")
-    else:
-        masked = set()
-        lines.append("    feeds = {}")
+    lines.append(f"    feeds = model.masks({lengths})  # the length of each item" if masked else "    feeds = {}")
     for spec in io.inputs:
         if spec.name not in masked:
-            shape = tuple(_size(dim, sizes) for dim in spec.dims)
-            made = "zeros" if spec.name in hidden else "ones"
-            lines.append(f'    feeds["{spec.name}"] = np.{made}({shape}, dtype="{spec.dtype}")')
+            made = "zeros" if spec.name in zeros else "ones"
+            lines.append(f'    feeds["{spec.name}"] = np.{made}({usual_shape(spec, io)}, dtype="{spec.dtype}")')
     lines += ["    outputs = model.run(**feeds)", "for name, array in outputs.items():", "    print(name, array.shape)"]
     return "\n".join(lines)
+
+
+def made_by_masks(io: IO) -> tuple[set[str], list[int]]:
+    """The inputs that a reader's `masks` makes, all of them, from the lengths of usual items; none where it cannot."""
+    padded = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
+    carriers = [(mask, spec) for mask in padded for spec in io.inputs if spec.name == mask.input]
+    counted = {(spec.dims[0], mask.keys or spec.dims[-1]) for mask, spec in carriers}
+    if len(counted) != 1 or not all(_has_rule(mask, spec) for mask, spec in carriers):
+        return set(), []
+    sizes = {dim.name: dim.opt for dim in io.dims}
+    batch, size = (_size(dim, sizes) for dim in next(iter(counted)))
+    return {spec.name for _, spec in carriers}, [size] * batch
+
+
+def filled_with_zeros(io: IO) -> set[str]:
+    """The inputs that hide nothing where they are zero; of the others, ones are fine."""
+    return {mask.input for mask in io.masks if mask.input and mask.polarity != "keep"}
+
+
+def usual_shape(spec: Tensor, io: IO) -> tuple[int, ...]:
+    """An input's shape where every named dim has the size that the model is mostly used with."""
+    sizes = {dim.name: dim.opt for dim in io.dims}
+    return tuple(_size(dim, sizes) for dim in spec.dims)
 
 
 def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
@@ -118,18 +132,19 @@ def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
             return [
                 "From text; the reader knows this tokenizer. It gave the ids of the package `tokenizers` for every "
                 "text of common scripts that was tried; marks that Unicode took in later than that package's tables "
-                f"may differ. {_cut_at(io)}",
-                _indent(_own_program(tokenizer)),
+                f"may differ. {cut_at(io)}",
+                indent(_own_program(tokenizer)),
             ]
     except BundleError:
         pass  # a kind that only the package reads
     return [
-        f"From text (`pip install tokenizers`). {_cut_at(io)}",
-        _indent(_package_program(io, tokenizer)),
+        f"From text (`pip install tokenizers`). {cut_at(io)}",
+        indent(_package_program(io, tokenizer)),
     ]
 
 
-def _cut_at(io: IO) -> str:
+def cut_at(io: IO) -> str:
+    """What a tokenizer does with texts of other lengths."""
     return (
         f"A text longer than {_longest(io)} tokens, the model's limit, is cut; a `max_length` in the tokenizer's file "
         "does not count. Rows are padded at the right."
@@ -159,7 +174,7 @@ def _own_program(tokenizer: str) -> str:
 
 def _package_program(io: IO, tokenizer: str) -> str:
     feeds = [
-        f'    "{spec.name}": np.array([one.{_TEXT_INPUTS[spec.name]} for one in found], dtype="{spec.dtype}"),'
+        f'    "{spec.name}": np.array([one.{TEXT_INPUTS[spec.name]} for one in found], dtype="{spec.dtype}"),'
         for spec in io.inputs
     ]
     return "\n".join(
@@ -197,8 +212,18 @@ def _size(dim: str | int, sizes: dict[str, int]) -> int:
     return sizes[dim] if isinstance(dim, str) else dim
 
 
-def _indent(text: str) -> str:
+def indent(text: str) -> str:
+    """Text as a block of code in Markdown."""
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
+
+
+def contract(io: IO) -> list[str]:
+    """What goes in and out: a table, the ranges of named dims, the meaning of masks."""
+    parts = [
+        _table(io),
+        "Named dims: " + "; ".join(f"`{dim.name}` from {dim.min} to {dim.max}" for dim in io.dims) + ".",
+    ]
+    return [*parts, f"Masks: {'; '.join(_words(mask) for mask in io.masks if mask.input)}."] if _carried(io) else parts
 
 
 def _table(io: IO) -> str:

@@ -21,11 +21,14 @@ from attnport.bundling.python import engine_header
 from attnport.bundling.python import manifest as spec
 from attnport.bundling.python.decode import MAX_TEXT
 from attnport.bundling.readme import package_of, readme
+from attnport.bundling.readme_cpp import readme_cpp
 from attnport.dims import Dim
 from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.masks.spec import MaskSpec
 
 PACKAGE = "python/attnport_bundle"
+CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h", "include/attnport/*.hpp", "src/*.[ch]pp", "programs/*.cpp")
+"""The files of the C++ reader."""
 GOLDENS = "goldens.npz"
 README = "README.md"
 OPENVINO = "2026.4"
@@ -71,13 +74,14 @@ def needed_files(folder: Path, manifest: Manifest, backends: Iterable[Backend]) 
 
 
 def write(
-    target: Path, folder: Path, manifest: Manifest, forms: Sequence[Judged], goldens: golden.Goldens
+    target: Path, folder: Path, manifest: Manifest, forms: Sequence[Judged], goldens: golden.Goldens, cpp: bool = False
 ) -> spec.Manifest:
     """Fills the empty folder `target` with a bundle of an artifact.
 
     Args:
         folder: The artifact folder; its files are compared with the manifest while they are copied.
         forms: The forms and engines to bundle, the preferred one first.
+        cpp: Put the C++ reader in too.
 
     Raises:
         UsageError: an input or output that a bundle cannot carry, or an engine that no golden case fits.
@@ -93,8 +97,12 @@ def write(
     golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE)
     packages = [package_of(form.runtime, form.provider) for form in bundled.values()]
-    page = readme(manifest.name, contract, manifest.tokenizer, target, packages)
+    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp)
     (target / README).write_text(page, encoding="utf-8")
+    if cpp:
+        _copy_cpp(target / "cpp")
+        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled)
+        (target / "cpp" / README).write_text(page, encoding="utf-8")
     made = spec.Manifest(
         format=spec.FORMAT,
         version=spec.VERSION,
@@ -275,6 +283,14 @@ def _copy_reader(target: Path) -> None:
         shutil.copyfile(source, target / source.name)
     (target / "py.typed").write_text("")
     (target / "__pycache__").write_text(_NO_BYTECODE)
+
+
+def _copy_cpp(target: Path) -> None:
+    reader = Path(__file__).parent / "cpp"
+    for source in sorted(path for pattern in CPP for path in reader.glob(pattern)):
+        copy = target / source.relative_to(reader)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
 
 
 def _record(path: Path) -> spec.File:

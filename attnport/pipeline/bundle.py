@@ -16,7 +16,7 @@ from attnport.pipeline.golden import read_goldens
 from attnport.pipeline.judging import FUSION, PARITY, gate, judge
 from attnport.pipeline.workspace import check_files, open_folder
 
-LANGUAGES = ("python",)
+LANGUAGES = ("python", "cpp")
 _GOLDEN = "golden.npz"
 
 
@@ -36,7 +36,7 @@ def bundle(
     Args:
         folder: The artifact folder.
         out: The bundle's folder. One that is there is replaced when it is empty or a bundle as it was made.
-        lang: The languages to bundle a reader for.
+        lang: The languages to bundle a reader for. Python's is in every bundle, so that it can check itself anywhere.
         forms: The forms and engines to bundle, the preferred one first.
         unverified: Take forms whose parity was not run; the bundle says so. One that failed is never taken.
         sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
@@ -67,7 +67,7 @@ def bundle(
         progress(f"{out} was signed; the bundle that replaces it is not")
     with place.replaced(out, lambda: _refuse_stranger(out, force)) as staged:
         progress("copying")
-        write(staged, folder, manifest, judged, goldens)
+        write(staged, folder, manifest, judged, goldens, cpp="cpp" in lang)
         if sign is not None:
             signing.sign(staged, sign)
         progress("running the golden cases")

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as a bundle of two runtimes; its artifact is exported and checked once for a state of the sources."""
+"""all-MiniLM-L6-v2 as a bundle of two runtimes; its artifact is made once for a state of the sources."""
 
 from __future__ import annotations
 

@@ -1,0 +1,226 @@
+"""The cpp/README.md of a bundle: how to build the C++ reader and use it, with a program made for the bundle's model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from attnport.bundling.python.errors import BundleError
+from attnport.bundling.python.manifest import IO, Form, Tensor
+from attnport.bundling.python.text import Tokenizer
+from attnport.bundling.readme import (
+    TEXT_INPUTS,
+    contract,
+    cut_at,
+    filled_with_zeros,
+    indent,
+    made_by_masks,
+    usual_shape,
+)
+
+_TYPES = {
+    "float32": "float",
+    "float16": "attnport::Float16",
+    "float64": "double",
+    "int32": "std::int32_t",
+    "int64": "std::int64_t",
+    "bool": "std::uint8_t",  # std::vector<bool> has no array of bool
+}
+_ONES = {"float16": "attnport::Float16{0x3C00}"}
+_ZEROS = {"float16": "attnport::Float16{0}"}
+_RUNTIMES = {
+    "onnxruntime": "ONNX Runtime {} or later",
+    "openvino": "OpenVINO {} or later",
+    "tensorrt": "TensorRT {}, that release",
+    "tensorrt_rtx": "TensorRT-RTX {}, that release",
+}
+
+
+def readme_cpp(name: str, io: IO, tokenizer: str | None, folder: Path, forms: Mapping[str, Form]) -> str:
+    """The page.
+
+    Args:
+        name: The model's name.
+        io: The contract; the program is made for it.
+        tokenizer: The bundle's tokenizer file, for models that read text.
+        folder: Where that file stands now: tried whether the reader reads it.
+        forms: The forms of the bundle, the preferred one first.
+    """
+    parts = [
+        f"# {name} in C++",
+        "A C++17 library that reads the bundle this folder stands in: the checks, answers and messages of the Python "
+        "reader beside it, and no Python. Linux, and macOS untried; g++ 12 and clang 14 or later.",
+        _forms(forms),
+        *_build(forms),
+        "## Use it",
+        "Here the bundle is `app/`, beside the program. Keep your own files, and the build, out of it: an added file "
+        "is refused like a changed one.",
+        indent(program_cpp(io)),
+        *_from_text(io, tokenizer, folder),
+        *_link(),
+        "## What goes in and out",
+        *contract(io),
+        *_rules(),
+        *_trust(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def program_cpp(io: IO) -> str:
+    """A program that opens the bundle in `app/` and runs it once on inputs of the usual sizes."""
+    masked, lengths = made_by_masks(io)
+    zeros = filled_with_zeros(io)
+    lines = ['    const attnport::Model model("app");']
+    if masked:
+        lines.append(f"    const auto masks = model.masks({{{_listed(lengths)}}});  // the length of each item")
+        lines.append("    attnport::Inputs inputs(masks.begin(), masks.end());")
+    else:
+        lines.append("    attnport::Inputs inputs;")
+    for number, spec in enumerate(io.inputs):
+        if spec.name not in masked:
+            lines += _input(spec, usual_shape(spec, io), number, zero=spec.name in zeros)
+    return _whole(lines)
+
+
+def _input(spec: Tensor, shape: tuple[int, ...], number: int, *, zero: bool) -> list[str]:
+    plain = re.fullmatch(r"[A-Za-z](_?[A-Za-z0-9])*", spec.name)
+    variable = f"{spec.name}_values" if plain else f"input_{number}"  # no word of C++ is like either
+    count = " * ".join(map(str, shape)) or "1"
+    value = _ZEROS.get(spec.dtype, "0") if zero else _ONES.get(spec.dtype, "1")
+    data = f"{variable}.data(), attnport::DType::Bool" if spec.dtype == "bool" else variable
+    return [
+        f"    const std::vector<{_TYPES[spec.dtype]}> {variable}({count}, {value});",
+        f"    inputs.emplace_back({_literal(spec.name)}, {data}, attnport::Shape{{{_listed(shape)}}});",
+    ]
+
+
+def _whole(lines: list[str]) -> str:
+    return "\n".join(
+        [
+            "#include <attnport/bundle.hpp>",
+            "",
+            "#include <cstdint>",
+            "#include <iostream>",
+            "#include <vector>",
+            "",
+            "int main() try {",
+            *lines,
+            "    for (const attnport::Tensor& output : model.run(inputs)) {",
+            '        std::cout << output.name() << ": " << output.size() << " elements\\n";',
+            "    }",
+            "} catch (const attnport::Error& error) {",
+            "    std::cerr << error.what() << '\\n';",
+            "    return error.exit_code();",
+            "}",
+        ]
+    )
+
+
+def _literal(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _listed(numbers: list[int] | tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _forms(forms: Mapping[str, Form]) -> str:
+    lines = ["Its forms, the preferred one first; the first that can be opened here is:"]
+    for name, form in forms.items():
+        provider = f", {form.provider}" if form.provider else ""
+        lines.append(f"- `{name}`: {_RUNTIMES[form.runtime].format(form.requires.runtime)}{provider}, {form.plan}")
+    return "\n".join(lines)
+
+
+def _build(forms: Mapping[str, Form]) -> list[str]:
+    runtimes = {form.runtime for form in forms.values()}
+    told = ["onnxruntime" in runtimes and "ONNXRUNTIME_INCLUDE_DIR", "openvino" in runtimes and "OpenVINO_DIR"]
+    if runtimes & {"tensorrt", "tensorrt_rtx"}:
+        told += ["TENSORRT_INCLUDE_DIR", "CUDA_INCLUDE_DIR"]
+    settings = "".join(f" -D{name}=..." for name in told if name)
+    parts = [
+        "## Build it",
+        "    apt-get install g++ cmake nlohmann-json3-dev zlib1g-dev libssl-dev\n"
+        f"    cmake -S app/cpp -B build -DCMAKE_BUILD_TYPE=Release{settings}\n"
+        "    cmake --build build -j\n"
+        "    build/attnport-selftest app",
+        "nlohmann/json 3.7 or later and zlib are needed. Of what follows CMake says what it found, and one runtime has "
+        "to be there; a form of a runtime that was left out is passed over, and the message says so.",
+    ]
+    lines = [
+        "- OpenSSL 1.1.1 or later: to check signatures (without it, a bundle that has to be signed is refused).",
+    ]
+    if "onnxruntime" in runtimes:
+        lines.append(
+            "- ONNX Runtime: its headers alone, of any release from 1.21 (`libonnxruntime-dev`, or the `include` "
+            "folder of a release), in `ONNXRUNTIME_INCLUDE_DIR`. Plug-in execution providers need those of 1.23. The "
+            "library is loaded when a model is opened: `Options::onnxruntime`, else the variable `ATTNPORT_ONNXRUNTIME`, else "
+            "`libonnxruntime.so.1`. So one build runs on many releases; that of the Python package is "
+            "`onnxruntime/capi/libonnxruntime.so.*`."
+        )
+    if "openvino" in runtimes:
+        lines.append(
+            '- OpenVINO: its CMake files, in `OpenVINO_DIR`; of the Python package, `python -c "import openvino.utils '
+            'as u; print(u.get_cmake_path())"`. It is linked, and a build runs on that release only.'
+        )
+    if runtimes & {"tensorrt", "tensorrt_rtx"}:
+        lines.append(
+            "- TensorRT and TensorRT-RTX: the folders of `NvInferRuntime.h` and `cuda_runtime_api.h`, in "
+            "`TENSORRT_INCLUDE_DIR` and `CUDA_INCLUDE_DIR`. The libraries are loaded when a model is opened."
+        )
+    parts += [
+        "\n".join(lines),
+        "Options of ours: `ATTNPORT_SHARED` (a shared library, which the C interface `attnport/attnport.h` is for), "
+        "`ATTNPORT_PROGRAMS`, `ATTNPORT_INSTALL`, `ATTNPORT_WERROR`, and `ATTNPORT_SANITIZE=address,undefined` or "
+        "`thread`. `-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON` (or `_OpenSSL`) and `-DONNXRUNTIME_INCLUDE_DIR=OFF` "
+        "leave out what is there.",
+        "`attnport-selftest` compares every file with its digest, then runs known inputs and compares the outputs: "
+        "exit 0 = fine, 2 = no bundle, 3 = no fitting runtime, 4 = the numbers are off, 6 = a file differs.",
+    ]
+    return parts
+
+
+def _from_text(io: IO, tokenizer: str | None, folder: Path) -> list[str]:
+    if not tokenizer or not {spec.name for spec in io.inputs} <= set(TEXT_INPUTS):
+        return []
+    try:
+        Tokenizer(folder / tokenizer, io)
+    except BundleError:
+        return ["Its tokenizer is of a kind that this library does not read: make the ids with another one."]
+    lines = [
+        '    const attnport::Model model("app");',
+        f'    const attnport::Tokenizer tokenizer("app/{tokenizer}", model.io());',
+        '    const auto fed = tokenizer.encode({"A sentence.", "Another one, longer."});',
+        "    const attnport::Inputs inputs(fed.begin(), fed.end());",
+    ]
+    return [f"From text. {cut_at(io)}", indent(_whole(lines))]
+
+
+def _link() -> list[str]:
+    return [
+        "In a CMake project that holds the bundle:",
+        "    add_subdirectory(app/cpp)\n    target_link_libraries(program PRIVATE attnport::bundle)",
+        "or, behind `cmake --install build --prefix ...`:",
+        "    find_package(attnport_bundle 2 REQUIRED)\n    target_link_libraries(program PRIVATE attnport::bundle)",
+    ]
+
+
+def _rules() -> list[str]:
+    return [
+        "A wrong name, dtype, rank, size or value throws `attnport::FeedError`, which says which tensor, what was got "
+        "and what is expected. Everything that is thrown is an `attnport::Error`, whose `exit_code()` is that of the "
+        "selftest. Inputs are read where they are; outputs own their memory. Rows of padded positions are unspecified "
+        "but finite. `run` may be called from several threads at once; a model is closed by its destructor, which no "
+        "call may outlive.",
+    ]
+
+
+def _trust() -> list[str]:
+    return [
+        "## Trust",
+        "`Model` compares every file with `bundle.json` before it opens one, and refuses a file that differs, is "
+        "missing or was added, links, and a manifest that breaks its format. This catches accidents. Somebody who can "
+        "write to the folder can write a manifest that fits, and this reader's source too: take the reader from elsewhere, and "
+        "set `Options::require_signature` to a public key from elsewhere; nothing that is not signed with it opens.",
+    ]
