@@ -1,0 +1,61 @@
+// From text to token ids as BERT does it (WordPiece: Devlin et al., 2018, https://arxiv.org/abs/1810.04805).
+//
+// How long a text may be is not the file's to say: its `max_length` is what somebody else's program once cut at, and
+// the model's contract has the limit of the model. So texts are cut by the contract and padded to the longest one.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "wordpiece_rules.hpp"
+
+namespace attnport::reader {
+
+/// The ids of one text, and the type id of each.
+struct Tokens {
+    std::vector<std::int64_t> ids;
+    std::vector<std::int64_t> type_ids;
+};
+
+/// The tokenizer of one `tokenizer.json`.
+class WordPiece {
+public:
+    /// Throws Error: there is no such file, or it is not BERT's way.
+    explicit WordPiece(const std::filesystem::path& path);
+
+    /// The ids of a text, cut at its end so that at most `longest` remain with those that are always there.
+    ///
+    /// Throws Error: those that are always there are more than `longest`. std::invalid_argument: it is no UTF-8.
+    [[nodiscard]] Tokens encode(std::string_view text, std::int64_t longest) const;
+
+    /// The id that stands behind the end of a text.
+    [[nodiscard]] std::int64_t pad_id() const noexcept { return rules_.pad_id; }
+
+private:
+    [[nodiscard]] std::size_t added_at(std::string_view text, std::size_t at) const;
+    void append(std::string_view text, std::size_t limit, std::vector<std::int64_t>& ids) const;
+    void cut(std::u32string_view word, std::vector<std::int64_t>& ids) const;
+
+    WordPieceRules rules_;
+    std::size_t longest_piece_ = 0;           ///< in characters
+    std::vector<std::size_t> added_lengths_;  ///< the lengths in bytes of the added tokens, longest first
+    std::array<bool, 256> begins_added_{};    ///< whether some added token begins with that byte
+};
+
+/// A text after the steps that the rules ask for.
+[[nodiscard]] std::u32string normalised(std::u32string text, const Normalizer& rules);
+
+/// What stands between spaces; every punctuation mark is a word of its own.
+[[nodiscard]] std::vector<std::u32string_view> words(std::u32string_view text);
+
+/// Throws std::invalid_argument: it is no UTF-8.
+void check_utf8(std::string_view text);
+
+[[nodiscard]] std::u32string from_utf8(std::string_view text);
+
+}  // namespace attnport::reader

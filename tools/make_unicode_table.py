@@ -1,0 +1,148 @@
+"""Writes the C++ reader's tables of Unicode, from those of the Python that runs it.
+
+    python tools/make_unicode_table.py
+
+A test compares the reader with Python on every code point, so the two are of one version, the one that the file names.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+FILE = Path(__file__).parents[1] / "attnport" / "bundling" / "cpp" / "src" / "unicode_table.cpp"
+HEAD = """\
+// Made by tools/make_unicode_table.py from Unicode {version}, the version of that Python. Do not edit.
+#include "unicode_table.hpp"
+
+#include <array>
+
+namespace attnport::reader::unicode {{
+namespace {{
+
+"""
+TAIL = "\n}  // namespace attnport::reader::unicode\n"
+HANGUL = range(0xAC00, 0xD7A4)
+PARTS = 4
+"""The longest decomposition that the tables have room for."""
+
+
+def kind(code: int) -> str:
+    """What the tokenizer does with a character; "" = keeps it in a word."""
+    category = unicodedata.category(chr(code))
+    if category in ("Cc", "Cf", "Co"):
+        return "Removed"
+    if category.startswith("P"):
+        return "Punctuation"
+    if category == "Mn":
+        # What may not change places keeps apart what stands at its two sides, also where it is left out itself.
+        return "Mark" if unicodedata.combining(chr(code)) else "FixedMark"
+    return ""
+
+
+def order(code: int) -> str:
+    """The canonical combining class of what stays when marks are left out; "" = it stays where it is."""
+    found = unicodedata.combining(chr(code))
+    return str(found) if found and kind(code) != "Mark" else ""
+
+
+def parts(code: int) -> tuple[int, ...] | None:
+    """The canonical decomposition without marks that may change places; None where it is the character itself."""
+    found = unicodedata.normalize("NFD", chr(code))
+    if code in HANGUL or found == chr(code):
+        return None
+    return tuple(ord(char) for char in found if kind(ord(char)) != "Mark")
+
+
+def codes() -> Iterator[int]:
+    """Every code point but surrogates, which no UTF-8 has."""
+    return (code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF)
+
+
+def ranges(rule: Callable[[int], str]) -> Iterator[str]:
+    """First and last code point and what the rule says of both and all between."""
+    first, last, said = -1, -1, ""
+    for code in codes():
+        now = rule(code)
+        if now == said and code == last + 1:
+            last = code
+            continue
+        if said:
+            yield f"{{{first:#x}, {last:#x}, {said}}},"
+        first, last, said = code, code, now
+    if said:
+        yield f"{{{first:#x}, {last:#x}, {said}}},"
+
+
+def lowered() -> Iterator[str]:
+    """Ranges of one distance to the lower-case letter; each has every character, or every second one."""
+    found: list[list[int]] = []  # first, last, step, distance
+    for code in codes():
+        lower = chr(code).lower()
+        if lower == chr(code) or len(lower) > 1:
+            continue
+        distance = ord(lower) - code
+        if found and found[-1][3] == distance:
+            first, last, step, _ = found[-1]
+            if code - last == step or (first == last and code - last == 2):
+                found[-1][1:3] = [code, code - last]
+                continue
+        found.append([code, code, 1, distance])
+    return (f"{{{first:#x}, {last:#x}, {step}, {distance}}}," for first, last, step, distance in found)
+
+
+def several() -> Iterator[str]:
+    """Characters whose lower case is several."""
+    for code in codes():
+        lower = chr(code).lower()
+        if len(lower) > 1:
+            yield row(code, [ord(char) for char in lower])
+
+
+def decomposed() -> Iterator[str]:
+    """Characters with the parts that stay of each."""
+    for code in codes():
+        found = parts(code)
+        if found is not None:
+            yield row(code, found)
+
+
+def row(code: int, found: Iterable[int]) -> str:
+    """A character and what stands for it."""
+    listed = [f"{one:#x}" for one in found]
+    if len(listed) > PARTS:
+        raise ValueError(f"U+{code:04X} has {len(listed)} parts; the tables have room for {PARTS}")
+    return f"{{{code:#x}, {len(listed)}, {{{', '.join(listed)}}}}},"
+
+
+def table(name: str, of: str, rows: Iterable[str]) -> Iterator[str]:
+    """An array in C++, several rows a line."""
+    listed = list(rows)
+    yield f"constexpr std::array<{of}, {len(listed)}> {name}_rows{{{{\n"
+    line = "   "
+    for one in listed:
+        if len(line) + 1 + len(one) > 120:
+            yield line + "\n"
+            line = "   "
+        line += " " + one
+    yield line + "\n}};\n\n"
+
+
+def text() -> str:
+    """The whole file."""
+    whole = [
+        ("kinds", "KindRange", ranges(lambda code: f"Kind::{kind(code)}" if kind(code) else "")),
+        ("orders", "OrderRange", ranges(order)),
+        ("decompositions", "Letters", decomposed()),
+        ("lower", "LowerRange", lowered()),
+        ("lower_several", "Letters", several()),
+    ]
+    made = "".join("".join(table(*one)) for one in whole)
+    shown = "".join(f"const Rows<{of}> {name}{{{name}_rows.data(), {name}_rows.size()}};\n" for name, of, _ in whole)
+    return f"{HEAD.format(version=unicodedata.unidata_version)}{made}}}  // namespace\n\n{shown}{TAIL}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), "utf-8")
