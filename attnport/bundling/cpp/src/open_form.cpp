@@ -1,0 +1,111 @@
+#include "open_form.hpp"
+
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include <attnport/error.hpp>
+
+#include "feeds.hpp"
+#include "halves.hpp"
+#include "opening.hpp"
+#include "words.hpp"
+
+namespace attnport::reader {
+namespace {
+
+DType dtype_in(const Form& form, const TensorSpec& spec) {
+    const DType* found = form.dtypes.find(spec.name);
+    return found == nullptr ? spec.dtype : *found;
+}
+
+FeedError misplaced(const Input& input, const std::string& words) {
+    return FeedError("input " + reader::quoted(input.name()) + ": got a tensor on cuda; " + words);
+}
+
+/// Calls a session; what it throws beside Error, such as std::bad_alloc, leaves as the runtime's failure.
+template <class Work> auto guarded(const Form& form, const Work& work) {
+    try {
+        return work();
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& err) {
+        throw Error(form.runtime + " failed: " + err.what());
+    }
+}
+
+}  // namespace
+
+OpenForm::OpenForm(const Manifest& manifest, std::string name, std::unique_ptr<Session> session)
+    : manifest_(manifest), name_(std::move(name)), form_(manifest.form(name_)), session_(std::move(session)) {
+    for (const auto& spec : manifest_.io.inputs) {
+        taken_.push_back(dtype_in(form_, spec));
+        casts_inputs_ = casts_inputs_ || taken_.back() != spec.dtype;
+    }
+    for (const auto& spec : manifest_.io.outputs) {
+        casts_outputs_ = casts_outputs_ || dtype_in(form_, spec) != spec.dtype;
+    }
+}
+
+bool OpenForm::to_be_proved() const {
+    return form_.proof != "device" || (form_.provider && session_->provider != *form_.provider);
+}
+
+Outputs OpenForm::run(const Inputs& inputs) const {
+    const auto found = check_inputs(manifest_.io, inputs);
+    bool in_order = true;
+    for (std::size_t index = 0; index < found.size(); ++index) {
+        if (found[index]->place() != Place::Cpu) throw misplaced(*found[index], "run takes tensors on the cpu.");
+        in_order = in_order && found[index] == &inputs[index];
+    }
+    return guarded(form_, [&] {
+        // As a rule the caller's own inputs are what the session takes, and nothing is copied.
+        if (in_order && !casts_inputs_) return to_contract(session_->run(inputs));
+        std::vector<Tensor> made;
+        std::vector<Input> given;
+        made.reserve(found.size());  // views of its tensors follow
+        given.reserve(found.size());
+        for (std::size_t index = 0; index < found.size(); ++index) {
+            if (taken_[index] == found[index]->dtype()) {
+                given.push_back(*found[index]);
+                continue;
+            }
+            made.push_back(cast(*found[index], taken_[index]));
+            given.emplace_back(made.back());
+        }
+        return to_contract(session_->run(given));
+    });
+}
+
+Outputs OpenForm::run_device(const Inputs& inputs) const {
+    const auto found = check_inputs(manifest_.io, inputs, &form_.dtypes);
+    std::vector<Input> given;
+    given.reserve(found.size());
+    for (const Input* input : found) {
+        if (input->place() != Place::Cpu && input->place() != session_->place) {
+            throw misplaced(*input, "the model computes on cpu.");
+        }
+        given.push_back(*input);
+    }
+    return guarded(form_, [&] { return Outputs(session_->run_device(given)); });
+}
+
+Outputs OpenForm::to_contract(std::vector<Tensor> found) const {
+    if (casts_outputs_) {
+        for (std::size_t index = 0; index < found.size(); ++index) {
+            found[index] = cast(found[index], manifest_.io.outputs[index].dtype);
+        }
+    }
+    return Outputs(std::move(found));
+}
+
+std::unique_ptr<OpenForm> open_form(const std::filesystem::path& folder, const Manifest& manifest,
+                                    const std::string& name, const Options& options,
+                                    const std::optional<Cache>& cache) {
+    if (!manifest.forms.has(name)) {
+        throw Error("form " + reader::quoted(name) + ": the bundle has " + joined(manifest.order) + ".");
+    }
+    return std::make_unique<OpenForm>(manifest, name, open_session(folder, manifest, name, options, cache));
+}
+
+}  // namespace attnport::reader
