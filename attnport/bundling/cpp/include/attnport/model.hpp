@@ -6,6 +6,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <attnport/contract.hpp>
@@ -60,6 +63,12 @@ public:
     ///
     /// Throws FeedError: a missing or unknown name, a wrong dtype, rank, size or value. Error: the runtime failed.
     [[nodiscard]] Outputs run(const Inputs& inputs) const;
+
+    /// As above, of tensors such as Tokenizer::encode and `masks` make. (A template, so that braces mean Inputs.)
+    template <class T, std::enable_if_t<std::is_same_v<T, Tensor>, int> = 0>
+    [[nodiscard]] Outputs run(const std::vector<T>& inputs) const {
+        return run(Inputs(inputs.begin(), inputs.end()));
+    }
 
     /// Runs the model on tensors where they are, on the CPU or on the GPU of the form; outputs stay on its device.
     /// Dtypes are the file's (`dtypes`). Values on a GPU are not looked at. Throws as `run`, and FeedError for a
