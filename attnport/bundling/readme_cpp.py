@@ -155,7 +155,7 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
         lines.append(
             "- ONNX Runtime: its headers alone, of any release from 1.21 (`libonnxruntime-dev`, or the `include` "
             "folder of a release), in `ONNXRUNTIME_INCLUDE_DIR`. Plug-in execution providers need those of 1.23. The "
-            "library is loaded when a model is opened: `Options::onnxruntime`, else the variable `ATTNPORT_ONNXRUNTIME`, else "
+            "library is loaded when a model is opened: `Options::onnxruntime`, else `$ATTNPORT_ONNXRUNTIME`, else "
             "`libonnxruntime.so.1`. So one build runs on many releases; that of the Python package is "
             "`onnxruntime/capi/libonnxruntime.so.*`."
         )
@@ -221,6 +221,7 @@ def _trust() -> list[str]:
         "## Trust",
         "`Model` compares every file with `bundle.json` before it opens one, and refuses a file that differs, is "
         "missing or was added, links, and a manifest that breaks its format. This catches accidents. Somebody who can "
-        "write to the folder can write a manifest that fits, and this reader's source too: take the reader from elsewhere, and "
-        "set `Options::require_signature` to a public key from elsewhere; nothing that is not signed with it opens.",
+        "write to the folder can write a manifest that fits, and this reader's source too: take the reader from "
+        "elsewhere, and set `Options::require_signature` to a public key from elsewhere; nothing that is not "
+        "signed with it opens.",
     ]

@@ -152,7 +152,8 @@ def check_end(done: subprocess.CompletedProcess[str]) -> None:
 
 def build(compiler: str, onnxruntime: Path, *options: str) -> Build:
     """The build with these options, which the digest of them names."""
-    told = [f"-DONNXRUNTIME_INCLUDE_DIR={headers(onnxruntime)}", "-DATTNPORT_PROGRAMS=ON", "-DATTNPORT_WERROR=ON"]
+    given = ("ATTNPORT_PROGRAMS", "ATTNPORT_INSTALL", "ATTNPORT_WERROR")
+    told = [f"-DONNXRUNTIME_INCLUDE_DIR={headers(onnxruntime)}", *(f"-D{name}=ON" for name in given)]
     every: Sequence[str] = [*common(compiler), *told, *options]
     name = hashlib.sha256("\0".join(every).encode()).hexdigest()[:16]
     (WORK / "build").mkdir(parents=True, exist_ok=True)

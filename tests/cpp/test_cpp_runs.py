@@ -1,0 +1,126 @@
+"""The C++ reader runs what a bundle holds: its selftest, outputs equal to Python's bit for bit, sanitizers, clang-tidy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundle_forms import manifest, seal
+from cpp_builds import HERE, READER, Build, tool
+
+import attnport.bundling.python as reader
+from attnport.bundling.golden import cases
+
+BUILDS = ["cpp_build", "cpp_build_asan"]
+FORMS = ["ort_cpu", "openvino"]
+
+
+def run(build: Build, app: Path, form: str, feeds: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The outputs of the C++ reader."""
+    folder.mkdir(parents=True)
+    told = []
+    for number, (name, array) in enumerate(feeds.items()):
+        (folder / str(number)).write_bytes(array.tobytes())
+        told.append(f"{name}:{array.dtype}:{','.join(map(str, array.shape))}")
+    done = build.run("run_files", app, form, "1", folder, *told)
+    assert done.returncode == 0, done.stderr
+    outputs = {}
+    for number, line in enumerate(done.stdout.splitlines()[1:]):
+        name, dtype, *shape = line.split()
+        data = (folder / f"{number}.out").read_bytes()
+        outputs[name] = np.frombuffer(data, dtype).reshape([int(size) for size in shape])
+    return outputs
+
+
+def golden_feeds(app: Path) -> dict[str, dict[str, Any]]:
+    """The inputs of every golden case."""
+    with np.load(app / "goldens.npz") as file:
+        arrays = dict(file)
+    inputs = [one["name"] for one in manifest(app)["io"]["inputs"]]
+    return {case: {name: arrays[f"{case}/in/{name}"] for name in inputs} for case in cases(arrays)}
+
+
+def assert_equal_bits(build: Build, app: Path, form: str, folder: Path) -> None:
+    with reader.load(app, form=form, threads=1) as model:
+        for case, feeds in golden_feeds(app).items():
+            expected = model.run(**feeds)
+            found = run(build, app, form, feeds, folder / case)
+            assert list(found) == list(expected)
+            for name, array in expected.items():
+                assert found[name].dtype == array.dtype
+                assert found[name].shape == array.shape
+                assert found[name].tobytes() == array.tobytes(), f"{case} {name}"
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_the_selftest_passes(build: str, app: Path, request: pytest.FixtureRequest) -> None:
+    done = request.getfixturevalue(build).run("attnport-selftest", app)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CPUExecutionProvider" in done.stdout
+    assert done.stdout.endswith("OK\n")
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_wrong_weight_under_a_fitting_digest_is_found(build: str, app: Path, request: pytest.FixtureRequest) -> None:
+    weights = np.fromfile(app / "weights.bin", np.uint8)
+    weights[3::4] ^= 0x80  # the sign of every float32
+    weights.tofile(app / "weights.bin")
+    seal(app, manifest(app))
+    done = request.getfixturevalue(build).run("attnport-selftest", app)
+    assert done.returncode == 4, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_outputs_are_pythons_bit_for_bit(build: str, app: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    assert_equal_bits(request.getfixturevalue(build), app, "ort_cpu", tmp_path / "arrays")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [*BUILDS, "cpp_build_clang"])
+def test_minilm_passes_its_selftest(build: str, minilm_app: Path, request: pytest.FixtureRequest) -> None:
+    done = request.getfixturevalue(build).run("attnport-selftest", minilm_app)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = {
+        name for name in FORMS if any(line.startswith(name) and "PASS" in line for line in done.stdout.splitlines())
+    }
+    assert passed == set(FORMS[:1] if build == "cpp_build_clang" else FORMS), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("build", BUILDS)
+def test_minilms_outputs_are_pythons_bit_for_bit(
+    build: str, form: str, minilm_app: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    assert_equal_bits(request.getfixturevalue(build), minilm_app, form, tmp_path / "arrays")
+
+
+@pytest.mark.slow
+def test_clang_tidy_has_nothing_to_say(cpp_build: Build) -> None:
+    cpp_build.make()
+    sources = [*sorted(READER.glob("src/*.cpp")), *sorted(READER.glob("programs/*.cpp"))]
+    assert len(sources) > 20
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        said = [text for text in pool.map(lambda source: tidied(source, cpp_build.folder), sources) if text]
+    assert not said, "\n".join(said)
+
+
+def test_clang_tidy_would_say_something(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.cpp"
+    wrong.write_text("#include <cstdlib>\nint main(int, char** values) { return std::atoi(values[1]); }\n")
+    assert "cert-err34-c" in tidied(wrong, None)
+
+
+def tidied(source: Path, database: Path | None) -> str:
+    """What clang-tidy says of a file, with the reader's own checks."""
+    where = ["-p", str(database)] if database else []
+    command = [tool("clang-tidy"), "--quiet", f"--config-file={READER / '.clang-tidy'}", *where, str(source)]
+    done = subprocess.run(
+        [*command, *([] if database else ["--", "-std=c++17"])], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    return done.stdout if done.returncode else ""
