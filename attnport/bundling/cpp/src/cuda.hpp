@@ -1,5 +1,5 @@
-// The few calls of the CUDA driver that an engine needs, and what tells one GPU from another. The driver's library comes
-// with every GPU and its C interface is stable, so it is loaded at run time and no CUDA toolkit is asked for.
+// The few calls of the CUDA driver that an engine needs, and what tells one GPU from another. The driver's library
+// comes with every GPU and its C interface is stable, so it is loaded at run time and no CUDA toolkit is asked for.
 // Source: CUDA Driver API reference, https://docs.nvidia.com/cuda/cuda-driver-api/; the driver's release comes from
 // NVML, https://docs.nvidia.com/deploy/nvml-api/.
 #pragma once

@@ -66,7 +66,7 @@ EngineLibrary::EngineLibrary(const std::string& runtime, const Requires& require
     }
     major_ = parts[0];
     minor_ = parts[1];
-    require_release(runtime, version_, required, "put that library's path into " + variable + ".");
+    require_release(runtime, version_, required, "put that library's path into " + variable);
     create_ = reinterpret_cast<void* (*)(void*, std::int32_t)>(dlsym(library, "createInferRuntime_INTERNAL"));
     if (create_ == nullptr) {
         throw RuntimeMissing(path + " is no library of " + runtime + ": it has no createInferRuntime_INTERNAL.");

@@ -22,7 +22,7 @@ bool admits(const Range& range, const Shape& shape) {
 /// How many profiles do not admit an input's shape.
 std::size_t missed(const std::vector<std::vector<Range>>& profiles, std::size_t input, const Shape& shape) {
     std::size_t count = 0;
-    for (const auto& ranges : profiles) count += admits(ranges[input], shape) ? 0 : 1;
+    for (const auto& ranges : profiles) count += admits(ranges[input], shape) ? 0U : 1U;
     return count;
 }
 
