@@ -1,0 +1,459 @@
+// A form on ONNX Runtime, on an execution provider that was asked for and no other.
+#include "opening.hpp"
+
+#include <attnport/error.hpp>
+
+#if !defined(ATTNPORT_WITH_ONNXRUNTIME)
+
+namespace attnport::reader {
+
+std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path&, const Manifest&, const Form&, const Options&) {
+    throw RuntimeMissing("this reader was built without ONNX Runtime's headers; set ONNXRUNTIME_INCLUDE_DIR in CMake to "
+                         "the folder of onnxruntime_c_api.h.");
+}
+
+}  // namespace attnport::reader
+
+#else
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "onnxruntime_library.hpp"
+#include "words.hpp"
+
+namespace attnport::reader {
+namespace {
+
+constexpr const char* cpu_provider = "CPUExecutionProvider";
+constexpr const char* cuda_provider = "CUDAExecutionProvider";
+constexpr const char* tensorrt_provider = "TensorrtExecutionProvider";
+constexpr const char* rtx_provider = "NvTensorRTRTXExecutionProvider";
+
+struct ElementType {
+    ONNXTensorElementDataType type;
+    DType dtype;
+};
+constexpr std::array<ElementType, 7> element_types{{
+    {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, DType::Float32},
+    {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, DType::Float16},
+    {ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, DType::Float64},
+    {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, DType::Int32},
+    {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, DType::Int64},
+    {ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, DType::Bool},
+    {ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, DType::BFloat16},
+}};
+
+ONNXTensorElementDataType element_type(DType dtype) {
+    for (const auto& known : element_types) {
+        if (known.dtype == dtype) return known.type;
+    }
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+}
+
+/// Throws Error for a type that no bundle has: the file said otherwise when it was opened.
+DType dtype_of(ONNXTensorElementDataType type) {
+    for (const auto& known : element_types) {
+        if (known.type == type) return known.dtype;
+    }
+    throw Error("onnxruntime gave an output of element type " + std::to_string(type) + ", which no bundle has.");
+}
+
+/// ONNX's own word for an element type.
+std::string word_of(ONNXTensorElementDataType type) {
+    for (const auto& known : element_types) {
+        if (known.type == type) return std::string(name(known.dtype));
+    }
+    static constexpr std::array words{"undefined", "float32", "uint8",   "int8",    "uint16",    "int16",
+                                      "int32",     "int64",   "string",  "bool",    "float16",   "float64",
+                                      "uint32",    "uint64",  "complex64", "complex128", "bfloat16"};
+    const auto index = static_cast<std::size_t>(type);
+    return index < words.size() ? words.at(index) : "element type " + std::to_string(type);
+}
+
+std::string word_of(ONNXType type) {
+    switch (type) {
+        case ONNX_TYPE_SEQUENCE: return "seq";
+        case ONNX_TYPE_MAP: return "map";
+        case ONNX_TYPE_OPTIONAL: return "optional";
+        case ONNX_TYPE_SPARSETENSOR: return "sparse_tensor";
+        default: return "no tensor";
+    }
+}
+
+/// The provider that a session was made for, and where it computes.
+struct Chosen {
+    std::string provider;
+    Place place = Place::Cpu;
+};
+
+class OnnxRuntimeSession final : public Session {
+public:
+    OnnxRuntimeSession(OnnxRuntime& library, OrtOwned<OrtSession> session, const IO& io, Chosen chosen);
+
+    std::vector<Tensor> run(const std::vector<Input>& given) override;
+    std::vector<Tensor> run_device(const std::vector<Input>& given) override;
+
+private:
+    [[nodiscard]] std::vector<Port> ports(bool of_inputs) const;
+    [[nodiscard]] Port port(const std::string& called, const OrtTypeInfo* info) const;
+    [[nodiscard]] OrtOwned<OrtValue> value(const Input& input) const;
+    [[nodiscard]] std::vector<OrtOwned<OrtValue>> values(const std::vector<Input>& given) const;
+    [[nodiscard]] Tensor tensor(const std::string& called, OrtOwned<OrtValue> value) const;
+    [[nodiscard]] std::vector<Tensor> tensors(OrtValue* const* values) const;
+    void require_one_each(const std::vector<Input>& given) const;
+
+    OnnxRuntime& library_;
+    const OrtApi& api_;
+    // Shared with outputs that stay on a device: the memory there is the session's.
+    std::shared_ptr<OrtSession> session_;
+    std::vector<std::string> input_names_;
+    std::vector<std::string> output_names_;
+    std::vector<const char*> input_words_;
+    std::vector<const char*> output_words_;
+    OrtOwned<OrtMemoryInfo> on_cpu_;
+    OrtOwned<OrtMemoryInfo> on_device_;
+    OrtOwned<OrtRunOptions> run_options_;
+};
+
+std::vector<const char*> words_of(const std::vector<std::string>& names) {
+    std::vector<const char*> found;
+    for (const auto& called : names) found.push_back(called.c_str());
+    return found;
+}
+
+std::vector<std::string> names_of(const std::vector<TensorSpec>& specs) {
+    std::vector<std::string> found;
+    for (const auto& spec : specs) found.push_back(spec.name);
+    return found;
+}
+
+OnnxRuntimeSession::OnnxRuntimeSession(OnnxRuntime& library, OrtOwned<OrtSession> session, const IO& io, Chosen chosen)
+    : library_(library),
+      api_(library.api()),
+      session_(std::move(session)),
+      input_names_(names_of(io.inputs)),
+      output_names_(names_of(io.outputs)),
+      input_words_(words_of(input_names_)),
+      output_words_(words_of(output_names_)),
+      on_cpu_(library.made<OrtMemoryInfo>(api_.ReleaseMemoryInfo, [&](OrtMemoryInfo** made) {
+          return api_.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, made);
+      })),
+      on_device_(library.made<OrtMemoryInfo>(api_.ReleaseMemoryInfo, [&](OrtMemoryInfo** made) {
+          return chosen.place == Place::Cuda
+                     ? api_.CreateMemoryInfo("Cuda", OrtDeviceAllocator, 0, OrtMemTypeDefault, made)
+                     : api_.CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, made);
+      })),
+      run_options_(library.made<OrtRunOptions>(
+          api_.ReleaseRunOptions, [&](OrtRunOptions** made) { return api_.CreateRunOptions(made); })) {
+    library_.check(api_.RunOptionsSetRunLogSeverityLevel(run_options_.get(), ORT_LOGGING_LEVEL_FATAL));
+    provider = std::move(chosen.provider);
+    place = chosen.place;
+    version = library.version();
+    machine = place == Place::Cuda ? this_gpu() : this_cpu();
+    inputs = ports(true);
+    outputs = ports(false);
+}
+
+std::vector<Port> OnnxRuntimeSession::ports(bool of_inputs) const {
+    const OrtSession* session = session_.get();
+    OrtAllocator* allocator = nullptr;
+    library_.check(api_.GetAllocatorWithDefaultOptions(&allocator));
+    std::size_t count = 0;
+    library_.check(of_inputs ? api_.SessionGetInputCount(session, &count) : api_.SessionGetOutputCount(session, &count));
+    std::vector<Port> found;
+    for (std::size_t index = 0; index < count; ++index) {
+        char* text = nullptr;
+        library_.check(of_inputs ? api_.SessionGetInputName(session, index, allocator, &text)
+                                 : api_.SessionGetOutputName(session, index, allocator, &text));
+        const auto give_back = [allocator](char* memory) { allocator->Free(allocator, memory); };
+        const std::unique_ptr<char, decltype(give_back)> owned(text, give_back);
+        const auto info = library_.made<OrtTypeInfo>(api_.ReleaseTypeInfo, [&](OrtTypeInfo** made) {
+            return of_inputs ? api_.SessionGetInputTypeInfo(session, index, made)
+                             : api_.SessionGetOutputTypeInfo(session, index, made);
+        });
+        found.push_back(port(text, info.get()));
+    }
+    return found;
+}
+
+Port OnnxRuntimeSession::port(const std::string& called, const OrtTypeInfo* info) const {
+    ONNXType kind = ONNX_TYPE_UNKNOWN;
+    library_.check(api_.GetOnnxTypeFromTypeInfo(info, &kind));
+    if (kind != ONNX_TYPE_TENSOR) return {called, word_of(kind), std::nullopt};
+    const OrtTensorTypeAndShapeInfo* described = nullptr;
+    library_.check(api_.CastTypeInfoToTensorInfo(info, &described));
+    ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    library_.check(api_.GetTensorElementType(described, &type));
+    std::size_t rank = 0;
+    library_.check(api_.GetDimensionsCount(described, &rank));
+    // ONNX Runtime shows an unknown rank as it shows a scalar.
+    if (rank == 0) return {called, word_of(type), std::nullopt};
+    Shape sizes(rank);
+    library_.check(api_.GetDimensions(described, sizes.data(), rank));
+    std::vector<std::optional<std::int64_t>> shape;
+    for (const auto size : sizes) shape.push_back(size >= 0 ? std::optional(size) : std::nullopt);
+    return {called, word_of(type), std::move(shape)};
+}
+
+/// A view of the caller's memory: nothing is copied on the CPU.
+OrtOwned<OrtValue> OnnxRuntimeSession::value(const Input& input) const {
+    const OrtMemoryInfo* memory = input.place() == Place::Cpu ? on_cpu_.get() : on_device_.get();
+    const std::size_t bytes = elements(input.shape()) * size_bytes(input.dtype());
+    return library_.made<OrtValue>(api_.ReleaseValue, [&](OrtValue** made) {
+        // Inputs are only read; ONNX Runtime has no pointer to const here.
+        return api_.CreateTensorWithDataAsOrtValue(memory, const_cast<void*>(input.data()), bytes, input.shape().data(),
+                                                   input.shape().size(), element_type(input.dtype()), made);
+    });
+}
+
+std::vector<OrtOwned<OrtValue>> OnnxRuntimeSession::values(const std::vector<Input>& given) const {
+    std::vector<OrtOwned<OrtValue>> found;
+    found.reserve(given.size());
+    for (const auto& input : given) found.push_back(value(input));
+    return found;
+}
+
+/// An output: the memory that the runtime wrote, which lives as long as the tensor does.
+Tensor OnnxRuntimeSession::tensor(const std::string& called, OrtOwned<OrtValue> value) const {
+    const auto info = library_.made<OrtTensorTypeAndShapeInfo>(
+        api_.ReleaseTensorTypeAndShapeInfo,
+        [&](OrtTensorTypeAndShapeInfo** made) { return api_.GetTensorTypeAndShape(value.get(), made); });
+    ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    library_.check(api_.GetTensorElementType(info.get(), &type));
+    std::size_t rank = 0;
+    library_.check(api_.GetDimensionsCount(info.get(), &rank));
+    Shape shape(rank);
+    library_.check(api_.GetDimensions(info.get(), shape.data(), rank));
+    void* data = nullptr;
+    library_.check(api_.GetTensorMutableData(value.get(), &data));
+    if (place == Place::Cpu) {
+        const std::shared_ptr<OrtValue> owner(std::move(value));
+        return {called, dtype_of(type), std::move(shape), std::shared_ptr<const void>(owner, data)};
+    }
+    const OrtMemoryInfo* memory = nullptr;
+    library_.check(api_.GetTensorMemoryInfo(value.get(), &memory));
+    OrtMemoryInfoDeviceType device = OrtMemoryInfoDeviceType_CPU;
+    api_.MemoryInfoGetDeviceType(memory, &device);
+    const auto where = device == OrtMemoryInfoDeviceType_GPU ? Place::Cuda : Place::Cpu;
+    const auto session = session_;
+    const auto release = value.get_deleter();
+    const std::shared_ptr<OrtValue> owner(value.release(), [session, release](OrtValue* held) { release(held); });
+    return {called, dtype_of(type), std::move(shape), std::shared_ptr<const void>(owner, data), where};
+}
+
+/// Takes values in the contract's order over.
+std::vector<Tensor> OnnxRuntimeSession::tensors(OrtValue* const* values) const {
+    std::vector<OrtOwned<OrtValue>> owned;
+    owned.reserve(output_names_.size());
+    for (std::size_t index = 0; index < output_names_.size(); ++index) {
+        owned.emplace_back(values[index], api_.ReleaseValue);
+    }
+    std::vector<Tensor> found;
+    found.reserve(owned.size());
+    for (std::size_t index = 0; index < owned.size(); ++index) {
+        found.push_back(tensor(output_names_[index], std::move(owned[index])));
+    }
+    return found;
+}
+
+void OnnxRuntimeSession::require_one_each(const std::vector<Input>& given) const {
+    if (given.size() == input_names_.size()) return;
+    throw FeedError("got " + std::to_string(given.size()) + " inputs; expected " + joined(input_names_) + ".");
+}
+
+std::vector<Tensor> OnnxRuntimeSession::run(const std::vector<Input>& given) {
+    require_one_each(given);
+    try {
+        const auto owned = values(given);
+        std::vector<const OrtValue*> fed;
+        fed.reserve(owned.size());
+        for (const auto& one : owned) fed.push_back(one.get());
+        std::vector<OrtValue*> found(output_words_.size(), nullptr);
+        library_.check(api_.Run(session_.get(), run_options_.get(), input_words_.data(), fed.data(), fed.size(),
+                                output_words_.data(), output_words_.size(), found.data()));
+        return tensors(found.data());
+    } catch (const OrtFailure& err) {
+        throw Error(std::string("onnxruntime failed: ") + err.what());
+    }
+}
+
+std::vector<Tensor> OnnxRuntimeSession::run_device(const std::vector<Input>& given) {
+    if (place == Place::Cpu) return run(given);
+    require_one_each(given);
+    try {
+        const auto owned = values(given);
+        const auto binding = library_.made<OrtIoBinding>(api_.ReleaseIoBinding, [&](OrtIoBinding** made) {
+            return api_.CreateIoBinding(session_.get(), made);
+        });
+        for (std::size_t index = 0; index < owned.size(); ++index) {
+            library_.check(api_.BindInput(binding.get(), input_words_[index], owned[index].get()));
+        }
+        for (const char* word : output_words_) {
+            library_.check(api_.BindOutputToDevice(binding.get(), word, on_device_.get()));
+        }
+        library_.check(api_.SynchronizeBoundInputs(binding.get()));
+        library_.check(api_.RunWithBinding(session_.get(), run_options_.get(), binding.get()));
+        library_.check(api_.SynchronizeBoundOutputs(binding.get()));
+        OrtAllocator* allocator = nullptr;
+        library_.check(api_.GetAllocatorWithDefaultOptions(&allocator));
+        OrtValue** found = nullptr;
+        std::size_t count = 0;
+        library_.check(api_.GetBoundOutputValues(binding.get(), allocator, &found, &count));
+        const auto give_back = [allocator](OrtValue** memory) { allocator->Free(allocator, memory); };
+        const std::unique_ptr<OrtValue*, decltype(give_back)> array(found, give_back);
+        if (count != output_words_.size()) throw Error("onnxruntime failed: it gave " + std::to_string(count) + " outputs.");
+        return tensors(found);
+    } catch (const OrtFailure& err) {
+        throw Error(std::string("onnxruntime failed: ") + err.what());
+    }
+}
+
+/// Opens the file with one provider after the other.
+class Starting {
+public:
+    Starting(OnnxRuntime& library, const std::filesystem::path& path, const Manifest& manifest, const Options& options)
+        : library_(library), api_(library.api()), path_(path), manifest_(manifest), options_(options),
+          built_in_(library.providers()) {}
+
+    /// Throws RuntimeMissing where the provider does not start, and Error where the file is refused.
+    std::unique_ptr<Session> with(const std::string& called) {
+        const auto settings = library_.made<OrtSessionOptions>(
+            api_.ReleaseSessionOptions, [&](OrtSessionOptions** made) { return api_.CreateSessionOptions(made); });
+        library_.check(api_.SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
+        if (options_.threads != 0) library_.check(api_.SetIntraOpNumThreads(settings.get(), options_.threads));
+        Chosen chosen{called, Place::Cpu};
+        try {
+            chosen.place = append(called, settings.get());
+        } catch (const OrtFailure& err) {
+            throw does_not_start(called, err);
+        }
+        return opened(settings.get(), std::move(chosen));
+    }
+
+private:
+    std::unique_ptr<Session> opened(const OrtSessionOptions* settings, Chosen chosen) {
+        try {
+            auto session = library_.made<OrtSession>(api_.ReleaseSession, [&](OrtSession** made) {
+                return api_.CreateSession(library_.env(), path_.c_str(), settings, made);
+            });
+            return std::make_unique<OnnxRuntimeSession>(library_, std::move(session), manifest_.io, std::move(chosen));
+        } catch (const OrtFailure& err) {
+            if (chosen.provider != cpu_provider && !blames_the_file(err.code())) {
+                throw does_not_start(chosen.provider, err);
+            }
+            throw Error(path_.string() + " cannot be opened: " + err.what());
+        }
+    }
+
+    /// Adds the provider to the options and says where it computes.
+    Place append(const std::string& called, OrtSessionOptions* settings) {
+        if (append_plugin(called, settings)) return plugin_place_;
+        static constexpr std::array known{cpu_provider, cuda_provider, tensorrt_provider, rtx_provider};
+        const bool is_known = std::find(known.begin(), known.end(), called) != known.end();
+        const bool built_in = std::find(built_in_.begin(), built_in_.end(), called) != built_in_.end();
+        if (!is_known && !options_.providers.empty()) {
+            throw Error("provider " + reader::quoted(called) + " is not one of " +
+                        joined({known.begin(), known.end()}) + ", or of the plug-ins.");
+        }
+        if (!built_in) throw RuntimeMissing("this onnxruntime was built without " + called + ".");
+        if (!is_known) throw RuntimeMissing("this reader has no way to start " + called + ".");
+        if (called == cpu_provider) return Place::Cpu;  // always there, behind all others
+        if (called == cuda_provider) append_cuda(settings);
+        if (called == tensorrt_provider) append_tensorrt(settings);
+        // The short name is the one that every release takes here.
+        if (called == rtx_provider) {
+            library_.check(api_.SessionOptionsAppendExecutionProvider(settings, "NvTensorRtRtx", nullptr, nullptr, 0));
+        }
+        return Place::Cuda;
+    }
+
+    void append_cuda(OrtSessionOptions* settings) {
+        const auto made = library_.made<OrtCUDAProviderOptionsV2>(
+            api_.ReleaseCUDAProviderOptions,
+            [&](OrtCUDAProviderOptionsV2** found) { return api_.CreateCUDAProviderOptions(found); });
+        // TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
+        const std::array<const char*, 1> keys{"use_tf32"};
+        const std::array<const char*, 1> values{"0"};
+        library_.check(api_.UpdateCUDAProviderOptions(made.get(), keys.data(), values.data(), keys.size()));
+        library_.check(api_.SessionOptionsAppendExecutionProvider_CUDA_V2(settings, made.get()));
+    }
+
+    void append_tensorrt(OrtSessionOptions* settings) {
+        const auto made = library_.made<OrtTensorRTProviderOptionsV2>(
+            api_.ReleaseTensorRTProviderOptions,
+            [&](OrtTensorRTProviderOptionsV2** found) { return api_.CreateTensorRTProviderOptions(found); });
+        library_.check(api_.SessionOptionsAppendExecutionProvider_TensorRT_V2(settings, made.get()));
+    }
+
+    /// Adds a provider of a plug-in on the first device that it offers; false where no plug-in has it.
+    bool append_plugin([[maybe_unused]] const std::string& called, [[maybe_unused]] OrtSessionOptions* settings) {
+        library_.register_plugins(options_.plugins);
+#if ORT_API_VERSION >= 23
+        if (options_.plugins.empty() || called == cpu_provider) return false;
+        const OrtEpDevice* const* devices = nullptr;
+        std::size_t count = 0;
+        library_.check(api_.GetEpDevices(library_.env(), &devices, &count));
+        for (std::size_t index = 0; index < count; ++index) {
+            if (called != api_.EpDevice_EpName(devices[index])) continue;
+            const OrtHardwareDevice* hardware = api_.EpDevice_Device(devices[index]);
+            constexpr std::uint32_t nvidia = 0x10DE;  // PCI's number of the vendor
+            const bool cuda = api_.HardwareDevice_Type(hardware) == OrtHardwareDeviceType_GPU &&
+                              api_.HardwareDevice_VendorId(hardware) == nvidia;
+            plugin_place_ = cuda ? Place::Cuda : Place::Cpu;
+            library_.check(api_.SessionOptionsAppendExecutionProvider_V2(settings, library_.env(), &devices[index], 1,
+                                                                         nullptr, nullptr, 0));
+            return true;
+        }
+#endif
+        return false;
+    }
+
+    static RuntimeMissing does_not_start(const std::string& called, const OrtFailure& err) {
+        return RuntimeMissing(called + " does not start here: " + err.what());
+    }
+
+    /// Whether a failure says that the file is at fault, whatever it is opened with.
+    static bool blames_the_file(OrtErrorCode code) {
+        return code == ORT_NO_SUCHFILE || code == ORT_NO_MODEL || code == ORT_INVALID_PROTOBUF ||
+               code == ORT_INVALID_GRAPH;
+    }
+
+    OnnxRuntime& library_;
+    const OrtApi& api_;
+    const std::filesystem::path& path_;
+    const Manifest& manifest_;
+    const Options& options_;
+    std::vector<std::string> built_in_;
+    Place plugin_place_ = Place::Cpu;
+};
+
+}  // namespace
+
+std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path& path, const Manifest& manifest, const Form& form,
+                                          const Options& options) {
+    OnnxRuntime& library = load_onnxruntime(options.onnxruntime, form.requires_);
+    const auto asked = options.providers.empty() ? std::vector<std::string>{form.provider.value_or(cpu_provider)}
+                                                 : options.providers;
+    std::vector<std::string> refusals;
+    try {
+        Starting starting(library, path, manifest, options);
+        for (const auto& called : asked) {
+            try {
+                return starting.with(called);
+            } catch (const RuntimeMissing& err) {
+                if (asked.size() == 1) throw;
+                refusals.push_back(called + ": " + err.what());
+            }
+        }
+    } catch (const OrtFailure& err) {
+        throw Error(std::string("onnxruntime failed: ") + err.what());
+    }
+    throw RuntimeMissing(joined(refusals, " "));
+}
+
+}  // namespace attnport::reader
+
+#endif

@@ -1,0 +1,257 @@
+// A form on OpenVINO's CPU plugin, in the precision of its plan and no other.
+#include "opening.hpp"
+
+#include <attnport/error.hpp>
+
+#if !defined(ATTNPORT_WITH_OPENVINO)
+
+namespace attnport::reader {
+
+std::unique_ptr<Session> open_openvino(const std::filesystem::path&, const Manifest&, const Form&, const Options&) {
+    throw RuntimeMissing("this reader was built without OpenVINO; set OpenVINO_DIR in CMake to the folder of its "
+                         "OpenVINOConfig.cmake.");
+}
+
+}  // namespace attnport::reader
+
+#else
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <openvino/openvino.hpp>
+
+#include "memory.hpp"
+#include "signal_stack.hpp"
+#include "words.hpp"
+
+namespace attnport::reader {
+namespace {
+
+/// The plugin's own words. It has no float16 on CPU. bf16: an fp32 graph that the plugin computes in bfloat16.
+struct Precision {
+    const char* plan;
+    const char* word;
+};
+constexpr std::array<Precision, 2> precisions{{{"fp32", "f32"}, {"bf16", "bf16"}}};
+
+struct ElementType {
+    ov::element::Type_t type;
+    DType dtype;
+};
+constexpr std::array<ElementType, 7> element_types{{
+    {ov::element::Type_t::f32, DType::Float32},
+    {ov::element::Type_t::f16, DType::Float16},
+    {ov::element::Type_t::f64, DType::Float64},
+    {ov::element::Type_t::bf16, DType::BFloat16},
+    {ov::element::Type_t::i32, DType::Int32},
+    {ov::element::Type_t::i64, DType::Int64},
+    {ov::element::Type_t::boolean, DType::Bool},
+}};
+
+[[maybe_unused]] ov::element::Type_t element_type(DType dtype) {
+    for (const auto& known : element_types) {
+        if (known.dtype == dtype) return known.type;
+    }
+    return ov::element::Type_t::dynamic;
+}
+
+DType dtype_of(const ov::element::Type& type) {
+    for (const auto& known : element_types) {
+        if (type == known.type) return known.dtype;
+    }
+    throw Error("openvino gave an output of element type " + type.get_type_name() + ", which no bundle has.");
+}
+
+std::string word_of(const ov::element::Type& type) {
+    for (const auto& known : element_types) {
+        if (type == known.type) return std::string(name(known.dtype));
+    }
+    return type.get_type_name();
+}
+
+Shape shape_of(const ov::Tensor& tensor) {
+    Shape found;
+    for (const auto size : tensor.get_shape()) found.push_back(static_cast<std::int64_t>(size));
+    return found;
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// Compiles a graph for the CPU and reads back what was really set.
+ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& graph, const std::string& plan,
+                           int threads, const std::string& where) {
+    const auto* found = std::find_if(precisions.begin(), precisions.end(),
+                                     [&](const Precision& known) { return plan == known.plan; });
+    if (found == precisions.end()) {
+        throw RuntimeMissing("openvino computes in fp32 or bf16 on CPU; " + plan + " was asked for.");
+    }
+    const std::string wanted = found->word;
+    // Left alone, the plugin computes an fp32 graph in bf16 where the CPU can.
+    ov::AnyMap settings{{"INFERENCE_PRECISION_HINT", wanted}, {"PERFORMANCE_HINT", "LATENCY"}};
+    if (threads != 0) settings["INFERENCE_NUM_THREADS"] = threads;
+    ov::CompiledModel made;
+    try {
+        const SignalStackKept kept;
+        made = core.compile_model(graph, "CPU", settings);
+    } catch (const std::exception& err) {
+        throw Error(where + ": OpenVINO cannot compile it: " + first_line(err.what()));
+    }
+    const std::string precision = made.get_property(ov::hint::inference_precision).get_type_name();
+    const std::vector<std::string> devices = made.get_property(ov::execution_devices);
+    if (precision != wanted || devices != std::vector<std::string>{"CPU"}) {
+        throw RuntimeMissing("OpenVINO was asked for " + wanted + " on CPU; it runs " + precision + " on " +
+                             joined(devices) + ". This CPU may lack bfloat16 instructions.");
+    }
+    return made;
+}
+
+/// OpenVINO may know a tensor by several names; the contract's is the one that counts.
+std::string name_of(const ov::Output<const ov::Node>& port, const Form& form) {
+    const std::set<std::string> names(port.get_names().begin(), port.get_names().end());
+    for (const auto& called : names) {
+        if (form.dtypes.has(called)) return called;
+    }
+    return names.empty() ? "" : *names.begin();
+}
+
+Port described(const ov::Output<const ov::Node>& port, const Form& form) {
+    Port found{name_of(port, form), word_of(port.get_element_type()), std::nullopt};
+    const ov::PartialShape& shape = port.get_partial_shape();
+    if (shape.rank().is_dynamic()) return found;
+    found.shape.emplace();
+    for (const auto& size : shape) {
+        found.shape->push_back(size.is_dynamic() ? std::nullopt : std::optional<std::int64_t>(size.get_length()));
+    }
+    return found;
+}
+
+using Ports = std::vector<ov::Output<const ov::Node>>;
+
+/// The ports in the contract's order; one that is not there is found to be missing when the ports are compared.
+Ports in_order(const Ports& ports, const std::vector<TensorSpec>& specs, const Form& form) {
+    Ports found;
+    for (const auto& spec : specs) {
+        const auto at = std::find_if(ports.begin(), ports.end(), [&](const ov::Output<const ov::Node>& port) {
+            return name_of(port, form) == spec.name;
+        });
+        if (at != ports.end()) found.push_back(*at);
+    }
+    return found;
+}
+
+/// A compiled model. Calls from several threads take turns.
+class OpenVinoSession final : public Session {
+public:
+    OpenVinoSession(const std::filesystem::path& path, const IO& io, const Form& form, int threads);
+    OpenVinoSession(const OpenVinoSession&) = delete;
+    OpenVinoSession& operator=(const OpenVinoSession&) = delete;
+    ~OpenVinoSession() override;
+
+    std::vector<Tensor> run(const std::vector<Input>& given) override;
+    /// The CPU is where this runtime computes.
+    std::vector<Tensor> run_device(const std::vector<Input>& given) override { return run(given); }
+
+private:
+    void take(const std::vector<Input>& given);
+
+    ov::Core core_;
+    ov::CompiledModel made_;
+    ov::InferRequest request_;
+    Ports taken_;
+    Ports given_;
+    std::vector<std::string> output_names_;
+    std::mutex lock_;
+};
+
+OpenVinoSession::OpenVinoSession(const std::filesystem::path& path, const IO& io, const Form& form, int threads) {
+    std::shared_ptr<ov::Model> graph;
+    try {
+        graph = core_.read_model(path.string());
+    } catch (const std::exception& err) {
+        throw Error(path.string() + " cannot be opened: " + err.what());
+    }
+    made_ = compiled(core_, graph, form.plan, threads, path.string());
+    const std::string build = ov::get_openvino_version().buildNumber;
+    provider = "OpenVINO CPU";
+    version = build.substr(0, build.find('-'));
+    machine = this_cpu();
+    for (const auto& port : made_.inputs()) inputs.push_back(described(port, form));
+    for (const auto& port : made_.outputs()) outputs.push_back(described(port, form));
+    taken_ = in_order(made_.inputs(), io.inputs, form);
+    given_ = in_order(made_.outputs(), io.outputs, form);
+    for (const auto& spec : io.outputs) output_names_.push_back(spec.name);
+    request_ = made_.create_infer_request();
+}
+
+// The plugin gives its signal stack back here, to whichever thread closes the model.
+OpenVinoSession::~OpenVinoSession() {
+    const SignalStackKept kept;
+    request_ = {};
+    made_ = {};
+}
+
+void OpenVinoSession::take(const std::vector<Input>& given) {
+    for (std::size_t index = 0; index < given.size(); ++index) {
+        const Input& input = given[index];
+        ov::Shape shape;
+        for (const auto size : input.shape()) shape.push_back(static_cast<std::size_t>(size));
+#if defined(ATTNPORT_OV_SHARE)
+        request_.set_tensor(taken_[index], ov::Tensor(element_type(input.dtype()), shape, const_cast<void*>(input.data())));
+#else
+        ov::Tensor memory = request_.get_tensor(taken_[index]);
+        memory.set_shape(shape);
+        if (memory.get_byte_size() != 0) std::memcpy(memory.data(), input.data(), memory.get_byte_size());
+#endif
+    }
+}
+
+std::vector<Tensor> OpenVinoSession::run(const std::vector<Input>& given) {
+    const std::lock_guard<std::mutex> held(lock_);
+    if (given.size() != taken_.size()) {
+        throw FeedError("got " + std::to_string(given.size()) + " inputs; expected " + std::to_string(taken_.size()) + ".");
+    }
+    try {
+        take(given);
+        request_.infer();
+        std::vector<Tensor> found;
+        found.reserve(given_.size());
+        for (std::size_t index = 0; index < given_.size(); ++index) {
+            const ov::Tensor tensor = request_.get_tensor(given_[index]);
+            auto memory = allocate(tensor.get_byte_size());
+            if (tensor.get_byte_size() != 0) std::memcpy(memory.get(), tensor.data(), tensor.get_byte_size());
+            found.emplace_back(output_names_[index], dtype_of(tensor.get_element_type()),
+                               shape_of(tensor), std::move(memory));
+        }
+        return found;
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& err) {
+        throw Error(std::string("openvino failed: ") + err.what());
+    }
+}
+
+}  // namespace
+
+std::unique_ptr<Session> open_openvino(const std::filesystem::path& path, const Manifest& manifest, const Form& form,
+                                       const Options& options) {
+    const std::string build = ov::get_openvino_version().buildNumber;
+    require_release("openvino", build, form.requires_, "build this reader with that release, by OpenVINO_DIR in CMake");
+    try {
+        return std::make_unique<OpenVinoSession>(path, manifest.io, form, options.threads);
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& err) {
+        throw Error(path.string() + " cannot be opened: " + err.what());
+    }
+}
+
+}  // namespace attnport::reader
+
+#endif
