@@ -1,4 +1,4 @@
-"""The C++ reader as another project takes it: a subdirectory, installed, from the page in the bundle; what it exports."""
+"""The C++ reader as another project takes it: in a subdirectory, or installed; and what it exports."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_another_major_version_is_not_taken(cpp_build: Build, cpp_app: Path, tmp
     (folder / "CMakeLists.txt").write_text(PROJECT.format("find_package(attnport_bundle 1.0 REQUIRED)\n"))
     (folder / "main.cpp").write_text("int main() {}\n")
     done = cmake(
-        "-S", folder, "-B", folder / "build", *cpp_builds.common("g++"), "-GNinja", f"-DCMAKE_PREFIX_PATH={prefix}"
+        "-S", folder, "-B", folder / "build", *cpp_builds.common("g++"), "-GNinja", f"-Dattnport_bundle_ROOT={prefix}"
     )
     assert done.returncode != 0
     assert "2.0.0" in done.stderr

@@ -1,4 +1,4 @@
-"""The C++ reader runs what a bundle holds: its selftest, outputs equal to Python's bit for bit, sanitizers, clang-tidy."""
+"""The C++ reader runs what a bundle holds: its selftest, and outputs equal to Python's bit for bit."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def setup() -> ModuleType:
     spec = importlib.util.spec_from_file_location("cpp_setup", ROOT / "tools" / "cpp_setup.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["cpp_setup"] = module
     spec.loader.exec_module(module)
@@ -29,12 +30,12 @@ def sources(setup: ModuleType, folder: Path) -> list[tuple[str, str]]:
 def test_a_stanza_of_this_release_is_taken_and_security_and_others_are_not(setup: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "sources.list.d").mkdir()
     stanzas = [
-        "Types: deb\n# a comment\nURIs: mirror\nSuites: bookworm bookworm-updates\nComponents: main\nSigned-By: key.gpg",
+        "Types: deb\n# a comment\nURIs: mirror\nSuites: bookworm bookworm-updates\nComponents: main\nSigned-By: k",
         "Types: deb\nURIs: mirror-security\nSuites: bookworm-security\nComponents: main",
     ]
     (tmp_path / "sources.list.d" / "debian.sources").write_text("\n\n".join(stanzas) + "\n")
     (tmp_path / "sources.list.d" / "other.sources").write_text("Types: deb\nURIs: other\nSuites: nodistro\n")
-    expected = "Types: deb\n# a comment\nURIs: mirror\nSuites: sid\nComponents: main\nSigned-By: key.gpg\n"
+    expected = "Types: deb\n# a comment\nURIs: mirror\nSuites: sid\nComponents: main\nSigned-By: k\n"
     assert [(text.strip(), suffix) for text, suffix in sources(setup, tmp_path)] == [(expected.strip(), ".sources")]
 
 
