@@ -1,6 +1,12 @@
 # What the library is made with. Two packages are needed; of the others, what is found is compiled in, and of what is
 # not found the library says at run time that it was built without it. To leave one out that is there:
 # -DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON (or _OpenSSL), -DONNXRUNTIME_INCLUDE_DIR=OFF, -DTENSORRT_INCLUDE_DIR=OFF.
+set(ATTNPORT_NEW_TARGETS "")
+foreach(target Threads::Threads ZLIB::ZLIB nlohmann_json::nlohmann_json OpenSSL::Crypto openvino::runtime)
+  if(NOT TARGET ${target})
+    list(APPEND ATTNPORT_NEW_TARGETS ${target})
+  endif()
+endforeach()
 find_package(Threads REQUIRED)
 if(NOT TARGET ZLIB::ZLIB)
   find_package(ZLIB QUIET)
@@ -22,6 +28,15 @@ if(ATTNPORT_MISSING)
 endif()
 find_package(OpenSSL 1.1.1 QUIET)
 find_package(OpenVINO QUIET COMPONENTS Runtime)
+# A program of the project that includes this folder links what a static library needs: it has to see these targets.
+foreach(target ${ATTNPORT_NEW_TARGETS})
+  if(TARGET ${target})
+    get_target_property(ATTNPORT_ALIASED ${target} ALIASED_TARGET)
+    if(NOT ATTNPORT_ALIASED)
+      set_target_properties(${target} PROPERTIES IMPORTED_GLOBAL TRUE)
+    endif()
+  endif()
+endforeach()
 
 # Looks for a header in `folder`, where that is given, else where the system has it; sets `result`. What was named and
 # is not there is an error, and OFF is no search at all.
