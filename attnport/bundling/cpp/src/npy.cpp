@@ -165,16 +165,17 @@ bool order_matters(const Shape& shape) {
            std::find(shape.begin(), shape.end(), 0) == shape.end();
 }
 
-/// The number of bytes that a shape takes; refused before it can overflow.
+/// The number of bytes that a shape takes; refused before it can overflow, also where a size of 0 makes it nothing.
 std::size_t bytes_of(const Shape& shape, DType dtype) {
     std::size_t found = size_bytes(dtype);
-    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+    bool none = false;
     for (const std::int64_t size : shape) {
         const auto factor = static_cast<std::size_t>(size);
+        none = none || factor == 0;
         if (factor > max_npz_bytes / found) refuse("its shape is larger than its data");
-        found *= factor;
+        if (factor != 0) found *= factor;
     }
-    return found;
+    return none ? 0 : found;
 }
 
 }  // namespace

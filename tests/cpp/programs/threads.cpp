@@ -1,0 +1,153 @@
+// threads FOLDER [THREADS]: several threads run one model at several shapes; every output has the bytes that one thread
+// alone got for it.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include <attnport/bundle.hpp>
+
+namespace {
+
+using attnport::Model;
+using attnport::Shape;
+
+constexpr int rounds = 20;
+
+/// The inputs of one call, and the memory that they view.
+struct Call {
+    std::vector<std::vector<std::int64_t>> integers;
+    std::vector<std::vector<float>> floats;
+    std::vector<attnport::Tensor> masks;
+    attnport::Inputs inputs;
+};
+
+/// Sizes between a dim's least and largest that differ from call to call.
+std::int64_t size_of(const attnport::Dim& dim, int variant) {
+    const std::int64_t most = std::min<std::int64_t>(dim.max, dim.min + 12);
+    return dim.min + (most - dim.min) * variant / 4;
+}
+
+std::map<std::string, std::int64_t> sizes_of(const attnport::IO& io, int variant) {
+    std::map<std::string, std::int64_t> found;
+    for (const attnport::Dim& dim : io.dims) found[dim.name] = size_of(dim, variant);
+    return found;
+}
+
+Shape shape_of(const attnport::TensorSpec& spec, const std::map<std::string, std::int64_t>& sizes) {
+    Shape found;
+    for (const attnport::Axis& axis : spec.dims) {
+        const auto* name = std::get_if<std::string>(&axis);
+        found.push_back(name == nullptr ? std::get<std::int64_t>(axis) : sizes.at(*name));
+    }
+    return found;
+}
+
+/// What says where padding is, for items of different lengths; none where the model takes none.
+std::vector<attnport::Tensor> masks_of(const Model& model, const Shape& shape) {
+    const auto pads = [](const attnport::Mask& mask) { return mask.input && mask.has("padding"); };
+    const auto& masks = model.io().masks;
+    if (std::none_of(masks.begin(), masks.end(), pads)) return {};
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t item = 0; item < shape.at(0); ++item) lengths.push_back(1 + item % shape.at(1));
+    return model.masks(lengths, shape.at(1));
+}
+
+Call call_of(const Model& model, int variant) {
+    Call found;
+    const auto sizes = sizes_of(model.io(), variant);
+    const auto& specs = model.io().inputs;
+    found.integers.reserve(specs.size());
+    found.floats.reserve(specs.size());
+    found.masks = masks_of(model, shape_of(specs.at(0), sizes));
+    for (const attnport::TensorSpec& spec : specs) {
+        const auto is_it = [&spec](const attnport::Tensor& mask) { return mask.name() == spec.name; };
+        const auto mask = std::find_if(found.masks.begin(), found.masks.end(), is_it);
+        if (mask != found.masks.end()) {
+            found.inputs.emplace_back(*mask);
+            continue;
+        }
+        const Shape shape = shape_of(spec, sizes);
+        const std::size_t count = attnport::elements(shape);
+        if (spec.dtype == attnport::DType::Int64) {
+            auto& values = found.integers.emplace_back(count);
+            std::int64_t next = variant;
+            for (std::int64_t& value : values) value = (next += 7) % spec.high.value_or(2);
+            found.inputs.emplace_back(spec.name, values, shape);
+        } else {
+            auto& values = found.floats.emplace_back(count);
+            for (std::size_t at = 0; at < count; ++at) values[at] = static_cast<float>(at % 13) / 13.0F - 0.5F;
+            found.inputs.emplace_back(spec.name, values, shape);
+        }
+    }
+    return found;
+}
+
+bool same(const attnport::Outputs& left, const attnport::Outputs& right) {
+    if (left.size() != right.size()) return false;
+    for (std::size_t index = 0; index < left.size(); ++index) {
+        const attnport::Tensor& one = left[index];
+        const attnport::Tensor& other = right[index];
+        if (one.name() != other.name() || one.shape() != other.shape() || one.dtype() != other.dtype()) return false;
+        if (std::memcmp(one.data(), other.data(), one.size() * attnport::size_bytes(one.dtype())) != 0) return false;
+    }
+    return true;
+}
+
+/// Wrong inputs fail in the thread that gave them, and nowhere else.
+bool refuses(const Model& model) {
+    try {
+        static_cast<void>(model.run({}));
+    } catch (const attnport::FeedError&) {
+        return true;
+    }
+    return false;
+}
+
+int run(const std::string& folder, int threads) {
+    attnport::Options options;
+    options.threads = 1;  // so that equal calls sum in an equal order
+    const Model model(folder, options);
+    std::vector<Call> calls;
+    calls.reserve(5);
+    for (int variant = 0; variant < 5; ++variant) calls.push_back(call_of(model, variant));
+    std::vector<attnport::Outputs> wanted;
+    for (const Call& call : calls) wanted.push_back(model.run(call.inputs));
+    std::atomic<int> wrong{0};
+    const auto work = [&](int start) {
+        try {
+            for (int round = 0; round < rounds; ++round) {
+                const auto at = static_cast<std::size_t>(start + round) % calls.size();
+                if (!same(model.run(calls[at].inputs), wanted[at])) ++wrong;
+                if (!refuses(model)) ++wrong;
+            }
+        } catch (const std::exception& err) {
+            std::fprintf(stderr, "%s\n", err.what());
+            ++wrong;
+        }
+    };
+    std::vector<std::thread> running;
+    for (int index = 0; index < threads; ++index) running.emplace_back(work, index);
+    for (std::thread& one : running) one.join();
+    std::printf("%d threads, %d calls each, %d wrong\n", threads, rounds, wrong.load());
+    return wrong == 0 ? 0 : 4;
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+    if (count < 2) return 2;
+    try {
+        return run(values[1], count > 2 ? std::stoi(values[2]) : 4);
+    } catch (const std::exception& err) {
+        std::fprintf(stderr, "error: %s\n", err.what());
+        return 1;
+    }
+}
