@@ -152,6 +152,10 @@ OTHERS: dict[str, tuple[Callable[[Any], None], str]] = {
     "text as an id": (lambda value: value["model"]["vocab"].update(the="7"), "model.vocab: got '7' for 'the'"),
     "an id below zero": (lambda value: value["added_tokens"][0].update(id=-1), "got id -1"),
     "an id that is too large": (lambda value: value["model"]["vocab"].update(the=1 << 40), "expected an id"),
+    "a type id that is too large": (
+        lambda value: value["post_processor"]["single"][0]["SpecialToken"].update(type_id=1 << 40),
+        "got id 1099511627776; expected 0 or more, and less than 2**31",
+    ),
     "padding as a list": (lambda value: value.update(padding=[7]), "padding: got [7]; expected an object"),
     "texts cut at their beginning": (lambda value: value["truncation"].update(direction="Left"), "got 'Left'"),
     "padding before the text": (lambda value: value["padding"].update(direction="Left"), "padding.direction"),

@@ -144,7 +144,8 @@ class WordPiece:
         if value.get("padding") is not None:
             self.pad_id = decode(int, _object(value, "padding")["pad_id"], "padding.pad_id")
         always = (index for special in self._template.special_tokens.values() for index in special.ids)
-        wrong = next((i for i in (self.pad_id, *self._added.values(), *always) if not 0 <= i < IDS), None)
+        types = (place.type_id for _, place in self._around)
+        wrong = next((i for i in (self.pad_id, *self._added.values(), *always, *types) if not 0 <= i < IDS), None)
         if wrong is not None:
             raise ValueError(f"got id {wrong}; expected 0 or more, and less than 2**31")
 

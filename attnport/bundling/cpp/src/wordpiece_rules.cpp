@@ -1,14 +1,14 @@
 #include "wordpiece_rules.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <stdexcept>
-#include <string_view>
+#include <system_error>
+#include <utility>
 
 #include <attnport/error.hpp>
 
+#include "decode.hpp"
 #include "json.hpp"
-#include "printable.hpp"
 #include "regular.hpp"
 #include "words.hpp"
 
@@ -17,274 +17,195 @@ namespace {
 
 /// Ids are below this, so that every integer type of a model holds them.
 constexpr std::int64_t id_limit = std::int64_t{1} << 31U;
-constexpr std::size_t max_text = 1000;
 
-using Fields = std::initializer_list<std::string_view>;
+/// A token that is found in the text as it stands, before anything is done to the text.
+struct Added {
+    std::int64_t id = 0;
+    std::string content;
+};
 
-[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+struct Place {
+    std::string id;
+    std::int64_t type_id = 0;
+};
 
-[[noreturn]] void refuse(const std::string& where, const Value& got, std::string_view expected) {
-    refuse(where + ": got " + brief(got) + "; expected " + std::string(expected));
+struct Special {
+    std::vector<std::int64_t> ids;
+};
+
+/// What stands around a text. Each part has one key: `SpecialToken`, always there, or `Sequence`, the text.
+struct Template {
+    std::vector<Ordered<Place>> single;
+    Ordered<Special> specials;
+};
+
+/// A field that must be right and is not kept.
+template <class T> Field checked(std::string_view name) {
+    return {name, [](const Value& value, const std::string& where) { (void)Kind<T>::read(value, where); }};
 }
+
+Field always_false(std::string_view name) {
+    return {name, [](const Value& value, const std::string& where) {
+                const bool* const found = value.get<bool>();
+                if (found == nullptr || *found) refuse(where, value, "Literal[False]");
+            }};
+}
+
+}  // namespace
+
+template <> struct Kind<Normalizer> : Record {
+    static std::string words() { return "_Normalizer"; }
+    static Normalizer read(const Value& value, const std::string& where) {
+        Normalizer found;
+        std::string type;
+        read_record(value, where, words(),
+                    {one_of("type", type, {"BertNormalizer"}), into("clean_text", found.clean_text),
+                     into("handle_chinese_chars", found.handle_chinese_chars),
+                     into("strip_accents", found.strip_accents), into("lowercase", found.lowercase)});
+        return found;
+    }
+};
+
+template <> struct Kind<Added> : Record {
+    static std::string words() { return "_Added"; }
+    static Added read(const Value& value, const std::string& where) {
+        Added found;
+        read_record(value, where, words(),
+                    {into("id", found.id), into("content", found.content), checked<bool>("special"),
+                     always_false("single_word"), always_false("lstrip"), always_false("rstrip"),
+                     always_false("normalized")});
+        return found;
+    }
+};
+
+template <> struct Kind<Place> : Record {
+    static std::string words() { return "_Place"; }
+    static Place read(const Value& value, const std::string& where) {
+        Place found;
+        read_record(value, where, words(), {into("id", found.id), into("type_id", found.type_id)});
+        return found;
+    }
+};
+
+template <> struct Kind<Special> : Record {
+    static std::string words() { return "_Special"; }
+    static Special read(const Value& value, const std::string& where) {
+        Special found;
+        read_record(value, where, words(),
+                    {checked<std::string>("id"), into("ids", found.ids), checked<std::vector<std::string>>("tokens")});
+        return found;
+    }
+};
+
+template <> struct Kind<Template> : Record {
+    static std::string words() { return "_Template"; }
+    static Template read(const Value& value, const std::string& where) {
+        Template found;
+        std::string type;
+        read_record(value, where, words(),
+                    {one_of("type", type, {"TemplateProcessing"}), into("single", found.single),
+                     checked<std::vector<Ordered<Place>>>("pair"), into("special_tokens", found.specials)});
+        return found;
+    }
+};
+
+namespace {
+
+[[noreturn]] void fail(const std::string& why) { throw std::invalid_argument(why); }
+
+std::string start_of(const Value& value) { return cut(repr(value), 60, ""); }
+
+bool is_null(const Value& value) { return value.get<std::nullptr_t>() != nullptr; }
 
 const Value& member(const Object& object, const std::string& key) {
     const Value* const found = object.find(key);
-    if (found == nullptr) refuse(reader::quoted(key) + " is missing");
+    if (found == nullptr) fail(reader::quoted(key) + " is missing");
     return *found;
 }
 
-/// The object under a key. As in Python, its words are others than those for an object of fields.
-const Object& object_in(const Object& object, const std::string& key) {
-    const Value& value = member(object, key);
+const Object& object_in(const Object& file, const std::string& key) {
+    const Value& value = member(file, key);
     const Object* const found = value.get<Object>();
-    if (found == nullptr) refuse(key, value, "an object");
+    if (found == nullptr) fail(key + ": got " + start_of(value) + "; expected an object");
     return *found;
-}
-
-bool boolean(const Value& value, const std::string& where, std::string_view expected = "bool") {
-    const bool* const found = value.get<bool>();
-    if (found == nullptr) refuse(where, value, expected);
-    return *found;
-}
-
-std::int64_t integer(const Value& value, const std::string& where) {
-    const std::int64_t* const found = value.get<std::int64_t>();
-    if (found == nullptr) refuse(where, value, "int");
-    return *found;
-}
-
-/// Text reaches a terminal in messages, so control characters and the like stay out.
-std::string text(const Value& value, const std::string& where) {
-    const std::string* const found = value.get<std::string>();
-    if (found == nullptr) refuse(where, value, "str");
-    if (!is_printable(*found) || letters(*found) > max_text) {
-        refuse(where, value, "printable text of at most " + std::to_string(max_text) + " characters");
-    }
-    return *found;
-}
-
-void expect_word(const Value& value, const std::string& where, std::string_view word) {
-    const std::string* const found = value.get<std::string>();
-    if (found == nullptr || *found != word) refuse(where, value, "Literal['" + std::string(word) + "']");
-}
-
-void expect_false(const Value& value, const std::string& where) {
-    const bool* const found = value.get<bool>();
-    if (found == nullptr || *found) refuse(where, value, "Literal[False]");
-}
-
-/// Calls `each(key, value, where)` for every field, in the order of the file; unknown and missing ones are refused.
-template <class Each>
-void read_fields(const Value& value, const std::string& where, std::string_view kind, Fields fields, Each each,
-                 std::string_view left_out = {}) {
-    const Object* const object = value.get<Object>();
-    if (object == nullptr) refuse(where, value, kind);
-    for (const auto& item : *object) {
-        const bool known = std::find(fields.begin(), fields.end(), item.first) != fields.end();
-        if (!known && item.first != left_out) refuse(where + ": unknown key " + brief(Value{item.first}));
-    }
-    for (const std::string_view field : fields) {
-        if (!object->has(std::string(field))) refuse(where + ": key " + reader::quoted(field) + " is missing");
-    }
-    for (const auto& item : *object) {
-        if (item.first != left_out) each(item.first, item.second, where + "." + item.first);
-    }
-}
-
-template <class Each>
-void read_list(const Value& value, const std::string& where, std::string_view kind, Each each) {
-    const Array* const array = value.get<Array>();
-    if (array == nullptr) refuse(where, value, kind);
-    for (std::size_t at = 0; at < array->size(); ++at) each((*array)[at], where + "[" + std::to_string(at) + "]");
-}
-
-/// An object whose keys are the file's own.
-template <class Each>
-void read_map(const Value& value, const std::string& where, std::string_view kind, Each each) {
-    const Object* const object = value.get<Object>();
-    if (object == nullptr) refuse(where, value, kind);
-    for (const auto& item : *object) {
-        each(text(Value{item.first}, where), item.second, where + "." + item.first);
-    }
-}
-
-Normalizer read_normalizer(const Value& value) {
-    Normalizer found;
-    read_fields(value, "normalizer", "_Normalizer",
-                {"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"},
-                [&found](const std::string& key, const Value& given, const std::string& where) {
-                    if (key == "type") expect_word(given, where, "BertNormalizer");
-                    if (key == "clean_text") found.clean_text = boolean(given, where);
-                    if (key == "handle_chinese_chars") found.handle_chinese_chars = boolean(given, where);
-                    if (key == "lowercase") found.lowercase = boolean(given, where);
-                    if (key == "strip_accents" && given.get<std::nullptr_t>() == nullptr) {
-                        found.strip_accents = boolean(given, where, "bool | None");
-                    }
-                });
-    return found;
-}
-
-void check_pre_tokenizer(const Value& value) {
-    read_fields(value, "pre_tokenizer", "_PreTokenizer", {"type"},
-                [](const std::string&, const Value& given, const std::string& where) {
-                    expect_word(given, where, "BertPreTokenizer");
-                });
 }
 
 /// A piece may be any text, control characters too, so the rules for names in a manifest are not for it.
-void read_vocabulary(const Value& value, WordPieceRules& rules) {
+std::unordered_map<std::string, std::int64_t> vocabulary(const Value& value) {
     const Object* const object = value.get<Object>();
-    if (object == nullptr) refuse("model.vocab: expected the id of each piece");
-    rules.vocabulary.reserve(object->size());
-    for (const auto& item : *object) {
-        const std::int64_t* const id = item.second.get<std::int64_t>();
+    if (object == nullptr) fail("model.vocab: expected the id of each piece");
+    std::unordered_map<std::string, std::int64_t> found;
+    found.reserve(object->size());
+    for (const auto& [piece, given] : *object) {
+        const std::int64_t* const id = given.get<std::int64_t>();
         if (id == nullptr || *id < 0 || *id >= id_limit) {
-            refuse("model.vocab: got " + brief(item.second) + " for " + brief(Value{item.first}) +
-                   "; expected an id");
+            fail("model.vocab: got " + start_of(given) + " for " + start_of(Value{piece}) + "; expected an id");
         }
-        rules.vocabulary.emplace(item.first, *id);
+        found.emplace(piece, *id);
     }
+    return found;
 }
 
-/// Everything about the model but its vocabulary. Returns the unknown token.
-std::string read_pieces(const Value& value, WordPieceRules& rules) {
+/// Reads the model. Returns its unknown token.
+std::string read_model(const Object& file, WordPieceRules& rules) {
+    rules.vocabulary = vocabulary(member(object_in(file, "model"), "vocab"));
+    std::string type;
     std::string unknown;
-    read_fields(
-        value, "model", "_Pieces", {"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word"},
-        [&](const std::string& key, const Value& given, const std::string& where) {
-            if (key == "type") expect_word(given, where, "WordPiece");
-            if (key == "unk_token") unknown = text(given, where);
-            if (key == "continuing_subword_prefix") rules.prefix = text(given, where);
-            if (key == "max_input_chars_per_word") rules.longest_word = integer(given, where);
-        },
-        "vocab");
+    read_record(member(file, "model"), "model", "_Pieces",
+                {Field{"vocab", [](const Value&, const std::string&) {}}, one_of("type", type, {"WordPiece"}),
+                 into("unk_token", unknown), into("continuing_subword_prefix", rules.prefix),
+                 into("max_input_chars_per_word", rules.longest_word)});
     return unknown;
 }
 
 /// Tokens by content; of two with one content the last counts, at the place of the first.
 Ordered<std::int64_t> read_added(const Value& value) {
-    std::vector<std::pair<std::string, std::int64_t>> listed;
+    const auto listed = Kind<std::vector<Added>>::read(value, "added_tokens");
     std::unordered_map<std::string, std::int64_t> last;
-    read_list(value, "added_tokens", "tuple[_Added, ...]", [&](const Value& item, const std::string& at) {
-        std::string content;
-        std::int64_t id = 0;
-        read_fields(item, at, "_Added", {"id", "content", "special", "single_word", "lstrip", "rstrip", "normalized"},
-                    [&](const std::string& key, const Value& given, const std::string& where) {
-                        if (key == "id") {
-                            id = integer(given, where);
-                        } else if (key == "content") {
-                            content = text(given, where);
-                        } else if (key == "special") {
-                            (void)boolean(given, where);
-                        } else {
-                            expect_false(given, where);
-                        }
-                    });
-        if (content.empty()) return;
-        last[content] = id;
-        listed.emplace_back(std::move(content), id);
-    });
+    for (const Added& token : listed) last[token.content] = token.id;
     Ordered<std::int64_t> found;
-    for (const auto& token : listed) found.add(token.first, last.at(token.first));
-    return found;
-}
-
-/// A place of the template, before its special tokens are known.
-struct Place {
-    std::string kind;
-    std::string id;
-    std::int64_t type_id = 0;
-};
-
-/// The places of a template; a part without exactly one key is none.
-std::vector<Place> read_places(const Value& value, const std::string& where) {
-    std::vector<Place> found;
-    read_list(value, where, "tuple[Mapping[str, _Place], ...]", [&found](const Value& item, const std::string& at) {
-        std::vector<Place> part;
-        read_map(item, at, "Mapping[str, _Place]",
-                 [&part](std::string kind, const Value& given, const std::string& inside) {
-                     Place place;
-                     place.kind = std::move(kind);
-                     read_fields(given, inside, "_Place", {"id", "type_id"},
-                                 [&place](const std::string& key, const Value& its, const std::string& last) {
-                                     if (key == "id") place.id = text(its, last);
-                                     if (key == "type_id") place.type_id = integer(its, last);
-                                 });
-                     part.push_back(std::move(place));
-                 });
-        if (part.size() == 1) found.push_back(std::move(part.front()));
-    });
-    return found;
-}
-
-/// The ids of each special token.
-Ordered<std::vector<std::int64_t>> read_specials(const Value& value, const std::string& where) {
-    Ordered<std::vector<std::int64_t>> found;
-    read_map(value, where, "Mapping[str, _Special]",
-             [&found](std::string name, const Value& given, const std::string& inside) {
-                 std::vector<std::int64_t> ids;
-                 read_fields(given, inside, "_Special", {"id", "ids", "tokens"},
-                             [&ids](const std::string& key, const Value& its, const std::string& at) {
-                                 if (key == "id") (void)text(its, at);
-                                 if (key == "ids") {
-                                     read_list(its, at, "tuple[int, ...]",
-                                               [&ids](const Value& one, const std::string& last) {
-                                                   ids.push_back(integer(one, last));
-                                               });
-                                 }
-                                 if (key == "tokens") {
-                                     read_list(its, at, "tuple[str, ...]",
-                                               [](const Value& one, const std::string& last) {
-                                                   (void)text(one, last);
-                                               });
-                                 }
-                             });
-                 found.add(std::move(name), std::move(ids));
-             });
-    return found;
-}
-
-/// What stands around a text.
-void read_template(const Value& value, WordPieceRules& rules) {
-    std::vector<Place> places;
-    read_fields(value, "post_processor", "_Template", {"type", "single", "pair", "special_tokens"},
-                [&](const std::string& key, const Value& given, const std::string& where) {
-                    if (key == "type") expect_word(given, where, "TemplateProcessing");
-                    if (key == "single") places = read_places(given, where);
-                    if (key == "pair") (void)read_places(given, where);
-                    if (key == "special_tokens") rules.specials = read_specials(given, where);
-                });
-    std::vector<std::string> texts;
-    for (const Place& place : places) {
-        if (place.kind == "Sequence") texts.push_back(place.id);
+    for (const Added& token : listed) {
+        if (!token.content.empty()) found.add(token.content, last.at(token.content));
     }
-    if (texts != std::vector<std::string>{"A"}) refuse("post_processor.single: expected one place for the text");
-    for (Place& place : places) {
-        Part part{std::nullopt, place.type_id};
-        if (place.kind != "Sequence") {
-            const std::vector<std::int64_t>* const ids = rules.specials.find(place.id);
-            if (ids == nullptr) refuse(reader::quoted(place.id) + " is missing");
-            rules.constant += static_cast<std::int64_t>(ids->size());
-            part.special = std::move(place.id);
-        }
-        rules.parts.push_back(std::move(part));
+    return found;
+}
+
+void read_template(const Value& value, WordPieceRules& rules) {
+    const auto found = Kind<Template>::read(value, "post_processor");
+    std::vector<std::string> texts;
+    for (const auto& part : found.single) {
+        if (part.size() != 1) continue;
+        const auto& [kind, place] = *part.begin();
+        const bool is_text = kind == "Sequence";
+        if (is_text) texts.push_back(place.id);
+        rules.parts.push_back({is_text ? std::nullopt : std::optional<std::string>(place.id), place.type_id});
+    }
+    if (texts != std::vector<std::string>{"A"}) fail("post_processor.single: expected one place for the text");
+    for (const auto& [name, special] : found.specials) rules.specials.add(name, special.ids);
+    for (const Part& part : rules.parts) {
+        if (!part.special) continue;
+        const std::vector<std::int64_t>* const ids = rules.specials.find(*part.special);
+        if (ids == nullptr) fail(reader::quoted(*part.special) + " is missing");
+        rules.constant += static_cast<std::int64_t>(ids->size());
     }
 }
 
 /// Refuses texts that are to be cut or padded at their beginning; older files do not say where.
 void check_right(const Object& file, const std::string& key) {
     const Value* const value = file.find(key);
-    if (value == nullptr || value->get<std::nullptr_t>() != nullptr) return;
+    if (value == nullptr || is_null(*value)) return;
     const Value* const direction = object_in(file, key).find("direction");
     if (direction == nullptr) return;
     const std::string* const found = direction->get<std::string>();
-    if (found == nullptr || *found != "Right") refuse(key + ".direction", *direction, "'Right'");
+    if (found == nullptr || *found != "Right") {
+        fail(key + ".direction: got " + start_of(*direction) + "; expected 'Right'");
+    }
 }
 
 std::int64_t read_pad_id(const Object& file, const WordPieceRules& rules) {
     const Value* const padding = file.find("padding");
-    if (padding != nullptr && padding->get<std::nullptr_t>() == nullptr) {
-        return integer(member(object_in(file, "padding"), "pad_id"), "padding.pad_id");
+    if (padding != nullptr && !is_null(*padding)) {
+        return Kind<std::int64_t>::read(member(object_in(file, "padding"), "pad_id"), "padding.pad_id");
     }
     const std::int64_t* const found = rules.added.find("[PAD]");
     return found == nullptr ? 0 : *found;
@@ -296,21 +217,20 @@ void check_ids(const WordPieceRules& rules) {
     for (const auto& special : rules.specials) ids.insert(ids.end(), special.second.begin(), special.second.end());
     for (const Part& part : rules.parts) ids.push_back(part.type_id);
     const auto wrong = std::find_if(ids.begin(), ids.end(), [](std::int64_t id) { return id < 0 || id >= id_limit; });
-    if (wrong != ids.end()) {
-        refuse("got id " + std::to_string(*wrong) + "; expected 0 or more, and less than 2**31");
-    }
+    if (wrong != ids.end()) fail("got id " + std::to_string(*wrong) + "; expected 0 or more, and less than 2**31");
 }
 
 WordPieceRules rules_of(const Object& file) {
     WordPieceRules rules;
-    rules.normalizer = read_normalizer(member(file, "normalizer"));
-    check_pre_tokenizer(member(file, "pre_tokenizer"));
-    read_vocabulary(member(object_in(file, "model"), "vocab"), rules);
-    const std::string unknown = read_pieces(member(file, "model"), rules);
+    std::string type;
+    rules.normalizer = Kind<Normalizer>::read(member(file, "normalizer"), "normalizer");
+    read_record(member(file, "pre_tokenizer"), "pre_tokenizer", "_PreTokenizer",
+                {one_of("type", type, {"BertPreTokenizer"})});
+    const std::string unknown = read_model(file, rules);
     rules.added = read_added(member(file, "added_tokens"));
     read_template(member(file, "post_processor"), rules);
     const auto found = rules.vocabulary.find(unknown);
-    if (found == rules.vocabulary.end()) refuse(reader::quoted(unknown) + " is missing");
+    if (found == rules.vocabulary.end()) fail(reader::quoted(unknown) + " is missing");
     rules.unknown_id = found->second;
     check_right(file, "truncation");
     check_right(file, "padding");
@@ -323,7 +243,7 @@ WordPieceRules rules_of(const Object& file) {
 std::string bytes_of(const std::filesystem::path& path) {
     std::error_code failed;
     const std::filesystem::path target = std::filesystem::canonical(path, failed);
-    if (failed) refuse(failed.message());
+    if (failed) fail(failed.message());
     RegularFile file(target);
     return file.read_up_to(static_cast<std::size_t>(file.size()));
 }
@@ -335,7 +255,7 @@ WordPieceRules read_wordpiece(const std::filesystem::path& path) {
     try {
         const Value value = parse(bytes_of(path), path.string());
         const Object* const object = value.get<Object>();
-        if (object == nullptr) refuse("it is no object");
+        if (object == nullptr) fail("it is no object");
         return rules_of(*object);
     } catch (const IntegrityError& err) {
         said = err.what();
