@@ -304,7 +304,9 @@ std::vector<Tensor> OnnxRuntimeSession::run_device(const std::vector<Input>& giv
         library_.check(api_.GetBoundOutputValues(binding.get(), allocator, &found, &count));
         const auto give_back = [allocator](OrtValue** memory) { allocator->Free(allocator, memory); };
         const std::unique_ptr<OrtValue*, decltype(give_back)> array(found, give_back);
-        if (count != output_words_.size()) throw Error("onnxruntime failed: it gave " + std::to_string(count) + " outputs.");
+        if (count != output_words_.size()) {
+            throw Error("onnxruntime failed: it gave " + std::to_string(count) + " outputs.");
+        }
         return tensors(found);
     } catch (const OrtFailure& err) {
         throw Error(std::string("onnxruntime failed: ") + err.what());

@@ -55,7 +55,7 @@ constexpr std::array<ElementType, 7> element_types{{
     {ov::element::Type_t::boolean, DType::Bool},
 }};
 
-[[maybe_unused]] ov::element::Type_t element_type(DType dtype) {
+ov::element::Type_t element_type(DType dtype) {
     for (const auto& known : element_types) {
         if (known.dtype == dtype) return known.type;
     }
@@ -160,12 +160,15 @@ public:
 
 private:
     void take(const std::vector<Input>& given);
+    /// Gives the request its own memory again, in place of the caller's.
+    void forget() noexcept;
 
     ov::Core core_;
     ov::CompiledModel made_;
     ov::InferRequest request_;
     Ports taken_;
     Ports given_;
+    std::vector<ov::Tensor> own_;  ///< what the request has between calls, in the order of `taken_`
     std::vector<std::string> output_names_;
     std::mutex lock_;
 };
@@ -188,36 +191,55 @@ OpenVinoSession::OpenVinoSession(const std::filesystem::path& path, const IO& io
     given_ = in_order(made_.outputs(), io.outputs, form);
     for (const auto& spec : io.outputs) output_names_.push_back(spec.name);
     request_ = made_.create_infer_request();
+    for (const auto& port : taken_) own_.push_back(request_.get_tensor(port));
 }
 
 // The plugin gives its signal stack back here, to whichever thread closes the model.
 OpenVinoSession::~OpenVinoSession() {
     const SignalStackKept kept;
+    own_.clear();
     request_ = {};
     made_ = {};
 }
 
+// Inputs are not copied. Python's reader copies them, since OpenVINO 2026.4 kept the address of a shared array there and
+// crashed when that was freed and another request of the model ran. A session has one request, which forgets the memory
+// before the call is over; with that no change of shape or value, with pages taken away behind each call, reads them.
 void OpenVinoSession::take(const std::vector<Input>& given) {
     for (std::size_t index = 0; index < given.size(); ++index) {
         const Input& input = given[index];
         ov::Shape shape;
         for (const auto size : input.shape()) shape.push_back(static_cast<std::size_t>(size));
-#if defined(ATTNPORT_OV_SHARE)
-        request_.set_tensor(taken_[index], ov::Tensor(element_type(input.dtype()), shape, const_cast<void*>(input.data())));
-#else
-        ov::Tensor memory = request_.get_tensor(taken_[index]);
-        memory.set_shape(shape);
-        if (memory.get_byte_size() != 0) std::memcpy(memory.data(), input.data(), memory.get_byte_size());
-#endif
+        const ov::element::Type type = element_type(input.dtype());
+        // Inputs are only read; a tensor of no elements may come without memory, which OpenVINO refuses.
+        auto* data = const_cast<void*>(input.data());
+        request_.set_tensor(taken_[index], data == nullptr ? ov::Tensor(type, shape) : ov::Tensor(type, shape, data));
+    }
+}
+
+void OpenVinoSession::forget() noexcept {
+    for (std::size_t index = 0; index < taken_.size(); ++index) {
+        try {
+            request_.set_tensor(taken_[index], own_[index]);
+        } catch (const std::exception&) {
+            // It has had this very tensor before. A call that fails here leaves an address that the next call replaces.
+            continue;
+        }
     }
 }
 
 std::vector<Tensor> OpenVinoSession::run(const std::vector<Input>& given) {
     const std::lock_guard<std::mutex> held(lock_);
     if (given.size() != taken_.size()) {
-        throw FeedError("got " + std::to_string(given.size()) + " inputs; expected " + std::to_string(taken_.size()) + ".");
+        throw FeedError("got " + std::to_string(given.size()) + " inputs; expected " +
+                        std::to_string(taken_.size()) + ".");
     }
+    struct Forgotten {
+        OpenVinoSession& session;
+        ~Forgotten() { session.forget(); }
+    };
     try {
+        const Forgotten behind{*this};
         take(given);
         request_.infer();
         std::vector<Tensor> found;
