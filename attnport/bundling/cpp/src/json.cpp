@@ -291,12 +291,12 @@ Value parse(std::string_view data, const std::string& where) {
         if (data.substr(0, byte_order_mark.size()) == byte_order_mark) {
             throw std::invalid_argument("it starts with a byte order mark");  // which the parser would pass over
         }
-        if (data.find('\0') != std::string_view::npos) {
-            throw std::invalid_argument("it has a zero byte");  // which the parser would take for the end
-        }
         const Prepared prepared(data);
         Builder builder(prepared.text());
         if (!nlohmann::json::sax_parse(prepared.text(), &builder)) throw std::invalid_argument(builder.problem());
+        if (data.find('\0') != std::string_view::npos) {
+            throw std::invalid_argument("it has a zero byte");  // which the parser takes for the end
+        }
         return builder.take();
     } catch (const std::invalid_argument& error) {
         throw IntegrityError(where + " is not valid: " + error.what());

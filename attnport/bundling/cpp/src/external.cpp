@@ -1,0 +1,304 @@
+// The encoding: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto3. Every place where a
+// tensor can stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs.
+#include "external.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "ordered.hpp"
+#include "printable.hpp"
+#include "regular.hpp"
+#include "words.hpp"
+
+namespace attnport::reader {
+
+namespace {
+
+constexpr int max_nesting = 64;
+constexpr std::uint64_t external_data = 13;  // of TensorProto
+constexpr std::uint64_t data_location = 14;  // of TensorProto
+constexpr std::uint64_t opset_import = 8;    // of ModelProto
+
+// Bytes in memory, or of a file, of which a window is kept: weights inside of a model are passed over unread, and a
+// file that is cut short meanwhile is an error and not a signal, as it would be where it is mapped.
+class Bytes {
+public:
+    explicit Bytes(std::string_view data) : window_(data), size_(data.size()) {}
+    explicit Bytes(const RegularFile& file) : file_(&file), size_(file.size()) {}
+
+    [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+
+    [[nodiscard]] std::uint8_t at(std::uint64_t where) {
+        require(where);
+        return static_cast<std::uint8_t>(window_[static_cast<std::size_t>(where - begin_)]);
+    }
+
+    [[nodiscard]] std::string text(std::uint64_t from, std::uint64_t end) {
+        std::string result;
+        while (from < end) {
+            require(from);
+            const auto part =
+                window_.substr(static_cast<std::size_t>(from - begin_), static_cast<std::size_t>(end - from));
+            result += part;
+            from += part.size();
+        }
+        return result;
+    }
+
+private:
+    void require(std::uint64_t where) {
+        if (where < begin_ || where - begin_ >= window_.size()) fill(where);
+    }
+
+    void fill(std::uint64_t where) {
+        constexpr std::size_t window_bytes = std::size_t{1} << 16U;
+        if (file_ == nullptr) throw std::invalid_argument("cut short");
+        buffer_.resize(window_bytes);
+        ssize_t got = -1;
+        do {
+            got = ::pread(file_->descriptor(), buffer_.data(), buffer_.size(), static_cast<off_t>(where));
+        } while (got < 0 && errno == EINTR);
+        if (got < 0) throw SystemError(std::generic_category().message(errno));
+        if (got == 0) throw std::invalid_argument("cut short");
+        begin_ = where;
+        window_ = std::string_view(buffer_).substr(0, static_cast<std::size_t>(got));
+    }
+
+    const RegularFile* file_ = nullptr;
+    std::string buffer_;
+    std::string_view window_;
+    std::uint64_t begin_ = 0;
+    std::uint64_t size_;
+};
+
+// From one byte of the file up to another.
+struct Span {
+    std::uint64_t at;
+    std::uint64_t end;
+};
+
+// A number of up to 70 bits: what does not fit into 64 is the largest, and `low` what does.
+struct Varint {
+    std::uint64_t value;
+    std::uint64_t low;
+};
+
+Varint read_varint(Bytes& bytes, Span& span) {
+    std::uint64_t low = 0;
+    bool beyond = false;
+    for (unsigned shift = 0;; shift += 7) {
+        if (span.at >= span.end || shift > 63) throw std::invalid_argument("cut short, or a number that is too long");
+        const std::uint64_t byte = bytes.at(span.at++);
+        const std::uint64_t bits = byte & 0x7FU;
+        low |= bits << shift;
+        beyond = beyond || (shift == 63 && bits > 1);
+        if (byte < 0x80) return {beyond ? std::numeric_limits<std::uint64_t>::max() : low, low};
+    }
+}
+
+// One field: its number, and its integer value or where its bytes are.
+struct Field {
+    std::uint64_t number = 0;
+    std::uint64_t integer = 0;
+    std::optional<Span> bytes;
+};
+
+// Calls `take` with each integer and each run of bytes of a message. Numbers of fixed size are passed over.
+template <class Take> void each_field(Bytes& bytes, Span span, const Take& take) {
+    while (span.at < span.end) {
+        const Varint tag = read_varint(bytes, span);
+        Field field;
+        field.number = tag.value == tag.low ? tag.low >> 3U : tag.value;
+        if (field.number == 0) throw std::invalid_argument("field number 0");
+        const auto wire = static_cast<unsigned>(tag.low & 7U);
+        if (wire == 0) {
+            field.integer = read_varint(bytes, span).value;
+            take(field);
+        } else if (wire == 2) {
+            const std::uint64_t length = read_varint(bytes, span).value;
+            if (length > span.end - span.at) throw std::invalid_argument("cut short");
+            field.bytes = Span{span.at, span.at + length};
+            take(field);
+            span.at += length;
+        } else if (wire == 1 || wire == 5) {
+            const std::uint64_t length = wire == 1 ? 8 : 4;
+            if (length > span.end - span.at) throw std::invalid_argument("cut short");
+            span.at += length;
+        } else {
+            throw std::invalid_argument("wire type " + std::to_string(wire));
+        }
+    }
+}
+
+std::string utf8(Bytes& bytes, const Span& span) {
+    std::string text = bytes.text(span.at, span.end);
+    for (std::size_t at = 0; at < text.size();) {
+        if (next_letter(text, at) == 0xFFFFFFFF) throw std::invalid_argument("text that is no UTF-8");
+    }
+    return text;
+}
+
+std::uint64_t integer(const std::string& text) {
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    if (!digits || text.size() > 19) throw std::invalid_argument(quoted(text) + " is not an offset or length");
+    return std::stoull(text);
+}
+
+// Key and value of an entry of a tensor's external data.
+std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, const Span& span) {
+    std::pair<std::optional<std::string>, std::string> entry;
+    each_field(bytes, span, [&](const Field& field) {
+        if (!field.bytes) return;
+        std::string text = utf8(bytes, *field.bytes);
+        if (field.number == 1) entry.first = std::move(text);
+        if (field.number == 2) entry.second = std::move(text);
+    });
+    return entry;
+}
+
+enum class Message { Model, Training, Function, Graph, Node, Attribute, Sparse, Tensor };
+
+// What a field of a message holds, where a tensor can stand in it.
+std::optional<Message> inside(Message message, std::uint64_t number) {
+    switch (message) {
+        case Message::Model:
+            if (number == 7) return Message::Graph;
+            if (number == 20) return Message::Training;
+            if (number == 25) return Message::Function;
+            break;
+        case Message::Training:
+            if (number == 1 || number == 2) return Message::Graph;
+            break;
+        case Message::Function:
+            if (number == 7) return Message::Node;
+            if (number == 11) return Message::Attribute;
+            break;
+        case Message::Graph:
+            if (number == 1) return Message::Node;
+            if (number == 5) return Message::Tensor;
+            if (number == 15) return Message::Sparse;
+            break;
+        case Message::Node:
+            if (number == 5) return Message::Attribute;
+            break;
+        case Message::Attribute:
+            if (number == 5 || number == 10) return Message::Tensor;
+            if (number == 6 || number == 11) return Message::Graph;
+            if (number == 22 || number == 23) return Message::Sparse;
+            break;
+        case Message::Sparse:
+            if (number == 1 || number == 2) return Message::Tensor;
+            break;
+        case Message::Tensor:
+            break;
+    }
+    return std::nullopt;
+}
+
+class References {
+public:
+    explicit References(Bytes& bytes) : bytes_(bytes) {}
+
+    std::vector<Reference> all() {
+        visit({0, bytes_.size()}, Message::Model, 0);
+        return std::move(found_);
+    }
+
+private:
+    void visit(const Span& span, Message message, int depth) {  // NOLINT(misc-no-recursion): bounded by max_nesting
+        if (depth > max_nesting) throw std::invalid_argument("nested deeper than " + std::to_string(max_nesting));
+        if (message == Message::Tensor) return tensor(span);
+        each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
+            const auto holds = inside(message, field.number);
+            if (holds && field.bytes) visit(*field.bytes, *holds, depth + 1);
+        });
+    }
+
+    void tensor(const Span& span) {
+        Ordered<std::string> entries;
+        bool external = false;
+        each_field(bytes_, span, [&](const Field& field) {
+            if (field.number == data_location) {
+                // Protobuf cuts an enum to 32 bits (2**32 + 1 is EXTERNAL), and the last of several counts: any that is
+                // not DEFAULT is taken for external, and nothing takes that back.
+                external = external || field.integer != 0;
+            } else if (field.number == external_data && field.bytes) {
+                external = true;
+                auto [key, value] = read_entry(bytes_, *field.bytes);
+                if (!entries.add(key.value_or(""), std::move(value))) {
+                    throw std::invalid_argument("a tensor's external data has " + (key ? quoted(*key) : "None") +
+                                                " twice");
+                }
+            }
+        });
+        if (!external) return;
+        const auto* location = entries.find("location");
+        const auto* offset = entries.find("offset");
+        const auto* length = entries.find("length");
+        Reference reference;
+        if (location != nullptr) reference.location = *location;
+        if (offset != nullptr) reference.offset = integer(*offset);
+        if (length != nullptr) reference.length = integer(*length);
+        found_.push_back(std::move(reference));
+    }
+
+    Bytes& bytes_;
+    std::vector<Reference> found_;
+};
+
+std::int64_t read_opset(Bytes& bytes) {
+    std::optional<std::uint64_t> found;
+    each_field(bytes, {0, bytes.size()}, [&](const Field& field) {
+        if (field.number != opset_import || !field.bytes) return;
+        std::string domain;
+        std::uint64_t version = 0;
+        each_field(bytes, *field.bytes, [&](const Field& part) {
+            if (part.number == 1 && part.bytes) domain = utf8(bytes, *part.bytes);
+            if (part.number == 2) version = part.integer;
+        });
+        if (domain.empty() || domain == "ai.onnx") found = std::max(found.value_or(0), version);
+    });
+    if (!found) throw std::invalid_argument("it imports no opset of ONNX's own operators");
+    constexpr auto largest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    return static_cast<std::int64_t>(std::min(*found, largest));
+}
+
+void require_some(const Bytes& bytes) {
+    if (bytes.size() == 0) throw std::invalid_argument("the file is empty");
+}
+
+}  // namespace
+
+std::vector<Reference> references(std::string_view data) {
+    Bytes bytes(data);
+    require_some(bytes);
+    return References(bytes).all();
+}
+
+std::vector<Reference> references(const std::filesystem::path& path) {
+    const RegularFile file(path);
+    Bytes bytes(file);
+    require_some(bytes);
+    return References(bytes).all();
+}
+
+std::int64_t opset(std::string_view data) {
+    Bytes bytes(data);
+    require_some(bytes);
+    return read_opset(bytes);
+}
+
+std::int64_t opset(const std::filesystem::path& path) {
+    const RegularFile file(path);
+    Bytes bytes(file);
+    require_some(bytes);
+    return read_opset(bytes);
+}
+
+}  // namespace attnport::reader

@@ -1,0 +1,258 @@
+#include "signature.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <system_error>
+#include <vector>
+
+#include <attnport/error.hpp>
+
+#include "regular.hpp"
+#include "sha256.hpp"
+
+#ifdef ATTNPORT_WITH_OPENSSL
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#endif
+
+namespace attnport::reader {
+
+namespace fs = std::filesystem;
+
+std::optional<std::string> read_signature(const fs::path& folder) {
+    const fs::path path = folder / signature_name;
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+    std::string data;
+    try {
+        data = RegularFile(path).read_up_to(signature_bytes + 1);
+    } catch (const std::exception&) {
+        throw IntegrityError(plain(path) + " is not a signature: it is no regular file that can be read.");
+    }
+    if (data.size() == signature_bytes) return data;
+    const std::string got =
+        data.size() > signature_bytes ? "more than " + std::to_string(signature_bytes) : std::to_string(data.size());
+    throw IntegrityError(plain(path) + " is not a signature: got " + got + " bytes; expected " +
+                         std::to_string(signature_bytes) + ".");
+}
+
+Trusted read_trusted(const fs::path& folder, const fs::path& key) {
+    const std::string data = read_bytes(folder);
+    std::string fingerprint;
+    if (!key.empty()) fingerprint = check_signature(data, read_signature(folder), key, folder);
+    return {from_bytes(data, plain(folder / manifest_name)), std::move(fingerprint)};
+}
+
+#ifdef ATTNPORT_WITH_OPENSSL
+
+namespace {
+
+constexpr std::size_t max_key_bytes = std::size_t{1} << 16U;
+// What is signed starts with this and a zero byte, so that a signature made for another purpose never fits a manifest.
+constexpr std::string_view prefix = "attnport-bundle-signature-v1";
+constexpr std::size_t raw_key_bytes = 32;
+using RawKey = std::array<std::uint8_t, raw_key_bytes>;
+
+// Without `.` and `..`, and without asking what is a link.
+fs::path spelled_out(const fs::path& path) {
+    std::error_code none;
+    const fs::path whole = fs::absolute(path, none).lexically_normal();
+    return whole.has_filename() ? whole : whole.parent_path();
+}
+
+fs::path resolved(const fs::path& path) {
+    std::error_code error;
+    const fs::path real = fs::weakly_canonical(fs::absolute(path, error), error);
+    if (error || real.empty()) return spelled_out(path);
+    return real.has_filename() ? real : real.parent_path();
+}
+
+bool lies_in(const fs::path& path, const fs::path& folder) {
+    const auto [own, inside] = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
+    static_cast<void>(inside);
+    return own == folder.end();
+}
+
+bool is_one_file(const struct stat& key, const fs::path& other) {
+    struct stat status {};
+    return ::stat(other.c_str(), &status) == 0 && status.st_dev == key.st_dev && status.st_ino == key.st_ino;
+}
+
+// Whether the key is one file with something in the folder, by whatever link.
+bool is_among(const fs::path& key, const fs::path& folder) {
+    struct stat status {};
+    if (::stat(key.c_str(), &status) != 0) return false;
+    std::error_code error;
+    fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, error);
+    for (const fs::recursive_directory_iterator end; !error && at != end; at.increment(error)) {
+        if (is_one_file(status, at->path())) return true;
+    }
+    return false;
+}
+
+void refuse_inside(const fs::path& key, const fs::path& folder) {
+    const std::array<fs::path, 2> parents = {spelled_out(folder), resolved(folder)};
+    const fs::path whole = spelled_out(key);
+    const std::array<fs::path, 3> spelled = {whole, resolved(key.parent_path() / ".") / key.filename(), resolved(key)};
+    bool inside = is_among(key, folder);
+    for (const auto& parent : parents) {
+        for (const auto& one : spelled) inside = inside || lies_in(one, parent);
+    }
+    if (inside) {
+        throw Error(plain(key) + ": a key inside " + plain(folder) + " proves nothing; keep it elsewhere.");
+    }
+}
+
+[[noreturn]] void refuse_unread(const fs::path& path, int error) {
+    throw Error(plain(path) + ": the key cannot be read: " + std::generic_category().message(error) + ".");
+}
+
+std::string read_key(const fs::path& path) {
+    // A key may be a link or a pipe: it comes from its owner, and not with the bundle.
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) refuse_unread(path, errno);
+    std::string data(max_key_bytes, '\0');
+    std::size_t size = 0;
+    int error = 0;
+    while (size < data.size()) {
+        const ssize_t got = ::read(descriptor, data.data() + size, data.size() - size);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) error = errno;
+        if (got <= 0) break;
+        size += static_cast<std::size_t>(got);
+    }
+    ::close(descriptor);
+    if (error != 0) refuse_unread(path, error);
+    data.resize(size);
+    return data;
+}
+
+struct Free {
+    void operator()(BIO* bio) const noexcept { BIO_free(bio); }
+    void operator()(EVP_PKEY* key) const noexcept { EVP_PKEY_free(key); }
+    void operator()(EVP_MD_CTX* context) const noexcept { EVP_MD_CTX_free(context); }
+};
+using Key = std::unique_ptr<EVP_PKEY, Free>;
+
+std::string kind_of(const EVP_PKEY* key) {
+    switch (EVP_PKEY_base_id(key)) {
+        case EVP_PKEY_RSA:
+        case EVP_PKEY_RSA_PSS:
+            return "RSAPublicKey";
+        case EVP_PKEY_EC:
+            return "ECPublicKey";
+        case EVP_PKEY_DSA:
+            return "DSAPublicKey";
+        case EVP_PKEY_X25519:
+            return "X25519PublicKey";
+        case EVP_PKEY_X448:
+            return "X448PublicKey";
+        case EVP_PKEY_ED448:
+            return "Ed448PublicKey";
+        default:
+            return "a key of another kind";
+    }
+}
+
+Key parse_key(const std::string& text) {
+    const std::unique_ptr<BIO, Free> bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+    if (!bio) throw std::bad_alloc();
+    // Nobody is asked for a password: a public key has none.
+    pem_password_cb* none = [](char* /*text*/, int /*size*/, int /*writing*/, void* /*data*/) { return -1; };
+    Key key(PEM_read_bio_PUBKEY(bio.get(), nullptr, none, nullptr));
+    ERR_clear_error();
+    return key;
+}
+
+// Whether a key is one of the curve's eight points of order 1, 2, 4 or 8, however it is spelled: y is 0, 1 or -1, or
+// d y^4 + 2 y^2 = 1, modulo 2^255 - 19; see is_small_order in the Python reader. These are all the spellings below
+// 2^255; the topmost bit is the sign of x and does not matter.
+bool is_small_order(RawKey key) {
+    constexpr std::array<std::string_view, 7> spellings = {
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"};
+    key.back() &= 0x7FU;
+    return std::find(spellings.begin(), spellings.end(), hex(key.data(), key.size())) != spellings.end();
+}
+
+// The first 16 hex digits of the SHA-256 of the key's DER form (RFC 8410), which is its 32 bytes behind a fixed head.
+std::string fingerprint_of(const RawKey& key) {
+    std::string der("\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00", 12);
+    der.append(key.begin(), key.end());
+    return sha256_hex(der).substr(0, 16);
+}
+
+Key read_public(const fs::path& path, const fs::path& folder, RawKey& raw) {
+    refuse_inside(path, folder);
+    Key key = parse_key(read_key(path));
+    if (!key) throw Error(plain(path) + " is not a public key in PEM form: OpenSSL cannot read it.");
+    if (EVP_PKEY_base_id(key.get()) != EVP_PKEY_ED25519) {
+        throw Error(plain(path) + ": got " + kind_of(key.get()) + "; expected an Ed25519 public key.");
+    }
+    std::size_t size = raw.size();
+    if (EVP_PKEY_get_raw_public_key(key.get(), raw.data(), &size) != 1 || size != raw.size()) {
+        throw Error(plain(path) + " is not a public key in PEM form: it has no 32 bytes.");
+    }
+    if (is_small_order(raw)) {
+        throw Error(plain(path) + ": a key of small order, which accepts the same signature for every text.");
+    }
+    return key;
+}
+
+bool fits(EVP_PKEY* key, const std::string& signature, const std::string& message) {
+    const std::unique_ptr<EVP_MD_CTX, Free> context(EVP_MD_CTX_new());
+    if (!context || EVP_DigestVerifyInit(context.get(), nullptr, nullptr, nullptr, key) != 1) {
+        throw Error("OpenSSL cannot check an Ed25519 signature.");
+    }
+    const auto bytes = [](const std::string& text) { return reinterpret_cast<const unsigned char*>(text.data()); };
+    const int answer =
+        EVP_DigestVerify(context.get(), bytes(signature), signature.size(), bytes(message), message.size());
+    ERR_clear_error();
+    return answer == 1;
+}
+
+}  // namespace
+
+std::string check_signature(std::string_view manifest, const std::optional<std::string>& signature,
+                            const fs::path& key, const fs::path& folder) {
+    RawKey raw{};
+    const Key read = read_public(key, folder, raw);
+    if (!signature) {
+        throw IntegrityError(plain(folder) + " is not signed: it has no " + std::string(signature_name) + ".");
+    }
+    std::string message(prefix);
+    message.push_back('\0');
+    message += manifest;
+    const std::string fingerprint = fingerprint_of(raw);
+    if (!fits(read.get(), *signature, message)) {
+        throw IntegrityError(plain(folder / signature_name) +
+                             ": the signature is not one of this manifest with the key " + fingerprint + ".");
+    }
+    return fingerprint;
+}
+
+#else
+
+std::string check_signature(std::string_view /*manifest*/, const std::optional<std::string>& /*signature*/,
+                            const fs::path& /*key*/, const fs::path& /*folder*/) {
+    throw RuntimeMissing("this library was built without OpenSSL, which checks signatures; build it with OpenSSL.");
+}
+
+#endif
+
+}  // namespace attnport::reader
