@@ -1,8 +1,8 @@
 // Checks a bundle: every file, then the golden cases. Exit codes are those of <attnport/error.hpp>, and 1 for a bug.
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <exception>
+#include <iostream>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -85,27 +85,24 @@ std::size_t width(const std::string& text) {
     return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), starts));
 }
 
-void put(const std::string& line) { std::puts(line.c_str()); }
-
 void print(const attnport::Report& report) {
     std::size_t widest = 0;
     for (const attnport::Row& row : report.rows) widest = std::max(widest, width(row.check));
     for (const attnport::Row& row : report.rows) {
         const std::string after_check(widest - width(row.check) + 2, ' ');
         const std::string after_verdict(row.verdict.size() < 7 ? 9 - row.verdict.size() : 2, ' ');
-        put(row.check + after_check + row.verdict + after_verdict + row.detail);
+        std::cout << row.check << after_check << row.verdict << after_verdict << row.detail << '\n';
     }
     if (report.unverified) {
-        put("This bundle is UNVERIFIED: a form in it was not compared with its source when it was made.");
+        std::cout << "This bundle is UNVERIFIED: a form in it was not compared with its source when it was made.\n";
     }
-    put(report.exit_code == 0 ? "OK" : "NOT OK (exit " + std::to_string(report.exit_code) + ")");
+    std::cout << (report.exit_code == 0 ? "OK" : "NOT OK (exit " + std::to_string(report.exit_code) + ")") << '\n';
 }
 
 int run(const std::vector<std::string>& arguments) {
     const Asked asked = parse(arguments);
     if (asked.help) {
-        std::fputs(usage, stdout);
-        std::fputs(help, stdout);
+        std::cout << usage << help;
         return 0;
     }
     const attnport::Report report = attnport::selftest(*asked.folder, asked.options);
@@ -119,16 +116,16 @@ int main(int count, char** values) {
     try {
         return run({values + std::min(count, 1), values + count});
     } catch (const UsageError& err) {
-        std::fprintf(stderr, "%sattnport-selftest: error: %s\n", usage, err.what());
+        std::cerr << usage << "attnport-selftest: error: " << err.what() << '\n';
         return err.exit_code();
     } catch (const attnport::Error& err) {
-        std::fprintf(stderr, "error: %s\n", err.what());
+        std::cerr << "error: " << err.what() << '\n';
         return err.exit_code();
     } catch (const std::exception& err) {
-        std::fprintf(stderr, "error: not expected, please report it: %s\n", err.what());
+        std::cerr << "error: not expected, please report it: " << err.what() << '\n';
         return 1;
     } catch (...) {
-        std::fputs("error: not expected, please report it.\n", stderr);
+        std::cerr << "error: not expected, please report it.\n";
         return 1;
     }
 }

@@ -219,7 +219,7 @@ NpyArray read_npy(const std::string& name, const Bytes& raw) {
     }
     const void* const data = owned->data();
     return {std::string(known->name),
-            Tensor(name, *known->dtype, header.shape, std::shared_ptr<const void>(std::move(owned), data))};
+            Tensor(name, *known->dtype, header.shape, std::shared_ptr<const void>(owned, data))};
 }
 
 }  // namespace attnport::reader

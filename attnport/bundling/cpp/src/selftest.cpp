@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -83,9 +85,8 @@ void check_form(const std::filesystem::path& folder, const Manifest& manifest, c
     }
 }
 
-}  // namespace
-
-Report selftest(const std::filesystem::path& folder, const Options& options) {
+/// The whole check; throws whatever comes.
+Report checked(const std::filesystem::path& folder, const Options& options) {
     const reader::Trusted trusted = reader::read_trusted(folder, options.require_signature);
     const Manifest& manifest = trusted.manifest;
     Report report;
@@ -101,6 +102,20 @@ Report selftest(const std::filesystem::path& folder, const Options& options) {
     report.rows.insert(report.rows.end(), found.rows.begin(), found.rows.end());
     report.exit_code = found.ran ? found.exit_code : 3;
     return report;
+}
+
+}  // namespace
+
+Report selftest(const std::filesystem::path& folder, const Options& options) {
+    try {
+        return checked(folder, options);
+    } catch (const Error&) {
+        throw;
+    } catch (const std::bad_alloc&) {
+        throw Error("there is not enough memory.");
+    } catch (const std::exception& err) {
+        throw Error(err.what());
+    }
 }
 
 }  // namespace attnport

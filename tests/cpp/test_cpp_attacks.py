@@ -1,0 +1,185 @@
+"""Every attack on a bundle gets the Python reader's answer from the C++ one: exit code, rows and words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cpp_builds import Build
+
+ATTACKS = Path(__file__).resolve().parents[1] / "attacks"
+if str(ATTACKS) not in sys.path:
+    sys.path.append(str(ATTACKS))  # where the attacks and their keys are
+
+import attack as attacks  # noqa: E402 - see above
+import keys  # noqa: E402
+
+from attnport.bundling.python import BundleError  # noqa: E402
+from attnport.bundling.python.selftest import selftest  # noqa: E402
+
+ALL = [attacks.read(path) for path in sorted(ATTACKS.glob("*.json"))]
+ON_BUNDLES = [attack for attack in ALL if attack.on == "bundle"]
+# Behind these a reader repeats what a parser, a library or a runtime of its own language said.
+SAID_BY_OTHERS = (
+    "is not valid JSON: ",
+    "is not a file of arrays: ",
+    "is not a public key in PEM form: ",
+    "cannot be opened: ",
+)
+ROW = re.compile(r"(?P<check>.*?) {2,}(?P<verdict>PASS|FAIL|NOT_RUN) +(?P<detail>.*)")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a reader says: the exit code, and either rows or an error. `words`: the first thing that is wrong, whole."""
+
+    code: int
+    rows: tuple[tuple[str, str, str], ...]
+    error: str
+    words: str = field(default="", compare=False)
+
+
+def own(words: str) -> str:
+    """The part of a message that is the reader's own."""
+    return next((words.partition(mark)[0] + mark for mark in SAID_BY_OTHERS if mark in words), words)
+
+
+def answer(code: int, rows: Iterable[tuple[str, str, str]], error: str = "") -> Answer:
+    """An answer to compare. Why a form's runtime is not here is said in the words of each language's packages."""
+    rows = list(rows)
+    words = next((f"{check}: {detail}" for check, verdict, detail in rows if verdict == "FAIL"), error)
+    kept = [
+        (check, verdict, "" if verdict == "NOT_RUN" and check != "signature" else own(detail))
+        for check, verdict, detail in rows
+    ]
+    return Answer(code, tuple(kept), own(error), words)
+
+
+def in_python(app: Path, key: Path | None) -> Answer:
+    try:
+        report = selftest(app, key=key)
+    except BundleError as err:
+        return answer(err.exit_code, (), str(err))
+    return answer(report.exit_code, ((row.check, row.verdict, row.detail) for row in report.rows))
+
+
+def in_cpp(build: Build, app: Path, key: Path | None, *more: str) -> Answer:
+    done = build.run("attnport-selftest", app, *([] if key is None else ["--key", key]), *more)
+    assert "terminate" not in done.stderr
+    if done.stderr:
+        assert not done.stdout
+        assert done.stderr.startswith("error: ")
+        return answer(done.returncode, (), done.stderr.removeprefix("error: ").removesuffix("\n"))
+    *lines, last = done.stdout.splitlines()
+    assert last == (f"NOT OK (exit {done.returncode})" if done.returncode else "OK")
+    matches = [ROW.fullmatch(line) for line in lines if not line.startswith("This bundle is UNVERIFIED")]
+    assert all(matches), lines
+    return answer(done.returncode, (match.group("check", "verdict", "detail") for match in matches if match))
+
+
+def compare(attack: attacks.Attack, got: Answer, wanted: Answer) -> None:
+    assert got.code == attack.exit, f"{attack.about} Got exit {got.code}: {got.words}"
+    assert attack.says in got.words
+    assert got == wanted
+
+
+@pytest.mark.parametrize("attack", ON_BUNDLES, ids=lambda attack: attack.name)
+def test_every_attack_gets_the_python_readers_answer(attack: attacks.Attack, app: Path, cpp_build_asan: Build) -> None:
+    attacks.carry_out(attack, app)
+    key = None if attack.key is None else keys.place(attack.key, app)
+    compare(attack, in_cpp(cpp_build_asan, app, key), in_python(app, key))
+
+
+def test_what_nobody_attacked_is_fine_in_the_same_words(app: Path, cpp_build_asan: Build) -> None:
+    got = in_cpp(cpp_build_asan, app, None)
+    assert got == in_python(app, None)
+    assert [row[1] for row in got.rows] == ["NOT_RUN", *["PASS"] * 7]
+    whole = attacks.Attack("none", "", "bundle", [{"step": "add_engine"}], False, 0, "")
+    attacks.carry_out(whole, app)
+    attacks.carry_out(dataclasses.replace(whole, do=[], signed=True), app)
+    got = in_cpp(cpp_build_asan, app, None)
+    assert got == in_python(app, None)
+    assert got.rows[0] == ("signature", "NOT_RUN", "not checked: no --key")
+    key = keys.place("right", app)
+    got = in_cpp(cpp_build_asan, app, key)
+    assert got == in_python(app, key)
+    assert (got.code, got.rows[0][1], got.rows[-1][:2]) == (0, "PASS", ("tensorrt_rtx", "NOT_RUN"))
+
+
+def test_numbers_that_are_off_are_said_alike(app: Path, cpp_build_asan: Build) -> None:
+    manifest = json.loads((app / "bundle.json").read_text())
+    for bound, name in zip(manifest["goldens"]["bounds"], ["max_bound", "rms_bound"] * 3, strict=True):
+        bound[name] = 1e-12
+    (app / "bundle.json").write_text(json.dumps(manifest))
+    got = in_cpp(cpp_build_asan, app, None)
+    assert got == in_python(app, None)
+    assert got.code == 4
+    assert [row[1] for row in got.rows[2:]] == ["FAIL"] * 6
+    assert "max error" in got.rows[2][2]
+    assert "RMS error" in got.rows[3][2]
+
+
+def test_a_bundle_that_was_not_verified_says_so(app: Path, cpp_build: Build) -> None:
+    manifest = json.loads((app / "bundle.json").read_text())
+    form = manifest["forms"]["ort_cpu"]
+    form["parity"] |= {"verdict": "NOT_RUN", "runtime": "NOT_RUN", "graph": "NOT_RUN", "results": [], "ran": None}
+    form["proof"], manifest["unverified"] = "graph-only", True
+    (app / "bundle.json").write_text(json.dumps(manifest))
+    done = cpp_build.run("attnport-selftest", app)
+    said = "This bundle is UNVERIFIED: a form in it was not compared with its source when it was made."
+    assert done.stdout.splitlines()[-2:] == [said, "OK"]
+    assert done.returncode == 0
+
+
+def test_without_its_runtime_a_bundle_is_not_taken_for_checked(app: Path, tmp_path: Path, cpp_build: Build) -> None:
+    got = in_cpp(cpp_build, app, None, "--onnxruntime", str(tmp_path / "none.so"))
+    assert (got.code, [row[1] for row in got.rows]) == (3, ["NOT_RUN", "PASS", "NOT_RUN"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the following arguments are required: FOLDER"),
+        (["a", "b"], "unrecognized argument: b"),
+        (["a", "--unknown"], "unrecognized argument: --unknown"),
+        (["a", "--key"], "argument --key: expected one argument"),
+        (["a", "--key="], "argument --key: expected one argument"),
+        (["a", "--threads", "0"], "argument --threads: got '0'; expected a number of 1 or more"),
+        (["a", "--threads", "2x"], "argument --threads: got '2x'"),
+        (["a", "--threads=99999999999999999999"], "argument --threads: got '99999999999999999999'"),
+    ],
+)
+def test_wrong_use_is_exit_2_with_the_usage(cpp_build_asan: Build, arguments: list[str], words: str) -> None:
+    done = cpp_build_asan.run("attnport-selftest", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: attnport-selftest FOLDER")
+    assert words in done.stderr
+
+
+def test_help_is_no_error(cpp_build_asan: Build) -> None:
+    done = cpp_build_asan.run("attnport-selftest", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(word in done.stdout for word in ("FOLDER", "--key", "--threads", "--onnxruntime", "Exit codes"))
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "", "x" * 5000, "a\nb"])
+def test_a_folder_that_is_none_is_exit_2(cpp_build_asan: Build, folder: str) -> None:
+    done = cpp_build_asan.run("attnport-selftest", folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: " in done.stderr
+
+
+def test_the_comparison_notices_another_answer() -> None:
+    attack = attacks.read(ATTACKS / "changed_weights.json")
+    row = ("weights.bin", "FAIL", "changed: its SHA-256 is not that of the manifest")
+    wanted = answer(6, [row])
+    compare(attack, wanted, wanted)
+    for got in (answer(4, [row]), answer(6, [(*row[:2], "changed: weights.bin")]), answer(6, [], "weights.bin")):
+        with pytest.raises(AssertionError):
+            compare(attack, got, wanted)
