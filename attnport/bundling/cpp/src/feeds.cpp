@@ -41,7 +41,8 @@ void check_size(const IO& io, const TensorSpec& spec, std::size_t axis, std::int
                         "; expected " + std::to_string(*fixed) + ".");
     }
     const auto& dim = std::get<std::string>(spec.dims[axis]);
-    const auto limit = std::find_if(io.dims.begin(), io.dims.end(), [&](const Dim& known) { return known.name == dim; });
+    const auto limit =
+        std::find_if(io.dims.begin(), io.dims.end(), [&](const Dim& known) { return known.name == dim; });
     if (limit == io.dims.end()) throw Error("the contract has no dim " + reader::quoted(dim) + ".");
     Given& given = sizes[static_cast<std::size_t>(limit - io.dims.begin())];
     if (given.by == nullptr) given = {got, &spec.name};
@@ -50,7 +51,8 @@ void check_size(const IO& io, const TensorSpec& spec, std::size_t axis, std::int
                "; expected ";
     };
     if (given.size != got) {
-        throw FeedError(words() + dim + "=" + std::to_string(given.size) + " as in input " + reader::quoted(*given.by) + ".");
+        throw FeedError(words() + dim + "=" + std::to_string(given.size) + " as in input " +
+                        reader::quoted(*given.by) + ".");
     }
     if (got < limit->min || got > limit->max) {
         throw FeedError(words() + std::to_string(limit->min) + " to " + std::to_string(limit->max) + ".");

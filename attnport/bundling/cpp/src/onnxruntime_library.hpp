@@ -71,8 +71,8 @@ private:
     std::vector<std::pair<std::string, std::filesystem::path>> plugins_;
 };
 
-/// The library in `asked`, else in $ATTNPORT_ONNXRUNTIME, else the loader's. Throws RuntimeMissing: there is none, it is
-/// not the release that a form needs, or it is older than the headers that this reader was compiled with.
+/// The library in `asked`, else in $ATTNPORT_ONNXRUNTIME, else the loader's. Throws RuntimeMissing: there is none, it
+/// is not the release that a form needs, or it is older than the headers that this reader was compiled with.
 [[nodiscard]] OnnxRuntime& load_onnxruntime(const std::filesystem::path& asked, const Requires& wanted);
 
 }  // namespace attnport::reader

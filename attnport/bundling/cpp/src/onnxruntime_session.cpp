@@ -8,8 +8,8 @@
 namespace attnport::reader {
 
 std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path&, const Manifest&, const Form&, const Options&) {
-    throw RuntimeMissing("this reader was built without ONNX Runtime's headers; set ONNXRUNTIME_INCLUDE_DIR in CMake to "
-                         "the folder of onnxruntime_c_api.h.");
+    throw RuntimeMissing("this reader was built without ONNX Runtime's headers; set ONNXRUNTIME_INCLUDE_DIR in CMake "
+                         "to the folder of onnxruntime_c_api.h.");
 }
 
 }  // namespace attnport::reader
@@ -162,7 +162,8 @@ std::vector<Port> OnnxRuntimeSession::ports(bool of_inputs) const {
     OrtAllocator* allocator = nullptr;
     library_.check(api_.GetAllocatorWithDefaultOptions(&allocator));
     std::size_t count = 0;
-    library_.check(of_inputs ? api_.SessionGetInputCount(session, &count) : api_.SessionGetOutputCount(session, &count));
+    library_.check(of_inputs ? api_.SessionGetInputCount(session, &count)
+                             : api_.SessionGetOutputCount(session, &count));
     std::vector<Port> found;
     for (std::size_t index = 0; index < count; ++index) {
         char* text = nullptr;

@@ -1,8 +1,8 @@
 // Keeps the stack that signals run on where it was before a library took it.
 //
-// OpenVINO's CPU plugin gives the thread that compiles a model a signal stack of the model's own, and takes it back when
-// the model goes. Two models that do not go in reverse order leave the thread with a stack that is freed: the next signal
-// that asks for that stack is then a segmentation fault (OpenVINO 2026.4.1, seen in gdb).
+// OpenVINO's CPU plugin gives the thread that compiles a model a signal stack of the model's own, and takes it back
+// when the model goes. Two models that do not go in reverse order leave the thread with a stack that is freed: the next
+// signal that asks for that stack is then a segmentation fault (OpenVINO 2026.4.1, seen in gdb).
 #pragma once
 
 #if defined(__linux__)
