@@ -26,7 +26,7 @@ def _state() -> str:
 
 
 def _attnport(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "attnport", *map(str, arguments)]
+    command = [sys.executable, "-c", "from attnport.cli import main; main()", *map(str, arguments)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
