@@ -1,7 +1,8 @@
 // Calls the checks of inputs, the making of masks, and the casts, of a contract that is described on stdin.
 //
-// A line is a command and its words; names are hexadecimal digits, as are data. `check`, `masks`, `cast` and `release`
-// answer with one line: the exit code and the message of what was thrown, else what came out.
+// A line is a command and its words; names are hexadecimal digits, as are data (`.` for none, `-` for no memory).
+// `check`, `masks`, `cast` and `release` answer with one line: the exit code and the message of what was thrown, else
+// what came out.
 //
 //     reset | dim NAME MIN MAX | input NAME DTYPE AXES HIGH | mask NAME KINDS POLARITY CARRIES KEYS
 //     feed NAME DTYPE SHAPE DATA | check | masks LENGTHS SIZE | cast FROM TO DATA | release TEXT
