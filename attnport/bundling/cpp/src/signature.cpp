@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
+#include <new>
 #include <system_error>
-#include <vector>
+#include <utility>
 
 #include <attnport/error.hpp>
 
@@ -20,9 +20,11 @@
 
 #ifdef ATTNPORT_WITH_OPENSSL
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#include <openssl/x509.h>
 #endif
 
 namespace attnport::reader {
@@ -141,6 +143,7 @@ struct Free {
     void operator()(BIO* bio) const noexcept { BIO_free(bio); }
     void operator()(EVP_PKEY* key) const noexcept { EVP_PKEY_free(key); }
     void operator()(EVP_MD_CTX* context) const noexcept { EVP_MD_CTX_free(context); }
+    void operator()(void* memory) const noexcept { OPENSSL_free(memory); }
 };
 using Key = std::unique_ptr<EVP_PKEY, Free>;
 
@@ -167,9 +170,19 @@ std::string kind_of(const EVP_PKEY* key) {
 Key parse_key(const std::string& text) {
     const std::unique_ptr<BIO, Free> bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
     if (!bio) throw std::bad_alloc();
-    // Nobody is asked for a password: a public key has none.
-    pem_password_cb* none = [](char* /*text*/, int /*size*/, int /*writing*/, void* /*data*/) { return -1; };
-    Key key(PEM_read_bio_PUBKEY(bio.get(), nullptr, none, nullptr));
+    // The first block of the file, whatever it is: PEM_read_bio_PUBKEY would pass over a private key in front.
+    char* kind = nullptr;
+    char* header = nullptr;
+    unsigned char* der = nullptr;
+    long bytes = 0;
+    Key key;
+    if (PEM_read_bio(bio.get(), &kind, &header, &der, &bytes) == 1) {
+        const std::unique_ptr<char, Free> owned_kind(kind);
+        const std::unique_ptr<char, Free> owned_header(header);
+        const std::unique_ptr<unsigned char, Free> owned_der(der);
+        const unsigned char* at = der;
+        if (std::strcmp(kind, PEM_STRING_PUBLIC) == 0) key.reset(d2i_PUBKEY(nullptr, &at, bytes));
+    }
     ERR_clear_error();
     return key;
 }
