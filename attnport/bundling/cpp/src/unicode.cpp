@@ -33,9 +33,9 @@ std::uint8_t order(char32_t letter) noexcept {
 void append_parts(std::u32string& text, char32_t letter) {
     if (letter >= syllables && letter < syllables + syllable_count) {
         const char32_t index = letter - syllables;
-        text += leading + index / (vowel_count * trailing_count);
-        text += vowels + index % (vowel_count * trailing_count) / trailing_count;
-        if (index % trailing_count != 0) text += trailing + index % trailing_count;
+        text.push_back(leading + index / (vowel_count * trailing_count));
+        text.push_back(vowels + index % (vowel_count * trailing_count) / trailing_count);
+        if (index % trailing_count != 0) text.push_back(trailing + index % trailing_count);
         return;
     }
     const Letters* const found = row(decompositions, letter);
