@@ -1,7 +1,7 @@
-"""Engines in the C++ reader: what is checked before TensorRT is asked anything, and all behind it, on pretended libraries.
+"""Engines in the C++ reader: what is checked before TensorRT is asked; what comes behind it, on pretended libraries.
 
-What needs TensorRT's headers is skipped without them: `ATTNPORT_TENSORRT_HEADERS` and `ATTNPORT_CUDA_HEADERS` name their
-folders. No engine ran on a GPU for these tests: they show what the reader does, not what TensorRT does.
+What needs TensorRT's headers is skipped without them: `ATTNPORT_TENSORRT_HEADERS` and `ATTNPORT_CUDA_HEADERS` name
+their folders. No engine ran on a GPU for these tests: they show what the reader does, not what TensorRT does.
 """
 
 from __future__ import annotations

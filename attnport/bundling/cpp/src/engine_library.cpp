@@ -57,12 +57,14 @@ EngineLibrary::EngineLibrary(const std::string& runtime, const Requires& require
     }
     std::vector<int> parts;
     for (const char* part : {"Major", "Minor", "Patch", "Build"}) {
-        const std::string name = std::string("getInferLib") + part + "Version";
+        std::string name = "getInferLib";
+        name.append(part).append("Version");
         // POSIX: dlsym gives functions so.
         const auto ask = reinterpret_cast<std::int32_t (*)()>(dlsym(library, name.c_str()));
         if (ask == nullptr) throw RuntimeMissing(path + " is no library of " + runtime + ": it has no " + name + ".");
         parts.push_back(ask());
-        version_ += (version_.empty() ? "" : ".") + std::to_string(parts.back());
+        if (!version_.empty()) version_ += '.';
+        version_ += std::to_string(parts.back());
     }
     major_ = parts[0];
     minor_ = parts[1];

@@ -72,6 +72,11 @@ Shape shape_of(const nvinfer1::Dims& dims) {
     return {std::begin(dims.d), std::next(std::begin(dims.d), static_cast<std::ptrdiff_t>(rank))};
 }
 
+/// An address on a device as TensorRT's interface takes it.
+void* pointer(cuda::Address address) {
+    return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));  // NOLINT(performance-no-int-to-ptr)
+}
+
 /// Keeps TensorRT's last error for our messages and prints nothing.
 class Log final : public nvinfer1::ILogger {
 public:
@@ -326,8 +331,7 @@ void EngineSession::bind_input(nvinfer1::IExecutionContext& context, const Port&
         address = buffer(port.name, bytes);
         device_->upload(address, input.data(), bytes);
     }
-    // An address on a device travels as a pointer in TensorRT's interface.
-    if (!context.setTensorAddress(port.name.c_str(), reinterpret_cast<void*>(address))) {
+    if (!context.setTensorAddress(port.name.c_str(), pointer(address))) {
         throw Error("input " + reader::quoted(port.name) + ": TensorRT refuses its address: " + log_.last());
     }
 }
@@ -357,14 +361,14 @@ Tensor EngineSession::bind_output(nvinfer1::IExecutionContext& context, const st
     std::shared_ptr<const void> data;
     cuda::Address address = 0;
     if (wanted == Place::Cuda) {
-        auto memory = std::make_shared<cuda::Memory>(device_, bytes);
+        const auto memory = std::make_shared<cuda::Memory>(device_, bytes);
         address = memory->address();
-        data = std::shared_ptr<const void>(std::move(memory), reinterpret_cast<const void*>(address));
+        data = std::shared_ptr<const void>(memory, pointer(address));
     } else {
         address = buffer(called, bytes);
         data = allocate(bytes);
     }
-    if (!context.setTensorAddress(called.c_str(), reinterpret_cast<void*>(address))) {
+    if (!context.setTensorAddress(called.c_str(), pointer(address))) {
         throw Error("output " + reader::quoted(called) + ": TensorRT refuses its address: " + log_.last());
     }
     return {called, dtype, std::move(shape), std::move(data), wanted};
@@ -426,6 +430,7 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     const std::vector<std::int64_t>& built_for = form.requires_.sm;
     if (!built_for.empty() && std::find(built_for.begin(), built_for.end(), device->sm()) == built_for.end()) {
         std::vector<std::string> targets;
+        targets.reserve(built_for.size());
         for (const std::int64_t sm : built_for) targets.push_back(std::to_string(sm));
         throw RuntimeMissing("the engine was built for SM " + joined(targets) + "; " + device->name() + " is SM " +
                              std::to_string(device->sm()) + ".");
@@ -437,6 +442,7 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     }
     device->open();
     std::vector<std::string> outputs;
+    outputs.reserve(manifest.io.outputs.size());
     for (const TensorSpec& spec : manifest.io.outputs) outputs.push_back(spec.name);
     auto session = std::make_unique<EngineSession>(device, library, whole(path), path.string(), std::move(outputs),
                                                    std::move(kept));

@@ -58,6 +58,7 @@ std::size_t choose_profile(const std::vector<std::vector<Range>>& profiles, cons
         if (missed(profiles, input, shapes[input]) > missed(profiles, worst, shapes[worst])) worst = input;
     }
     std::vector<std::string> spans;
+    spans.reserve(profiles.size());
     for (const auto& ranges : profiles) {
         spans.push_back(listed(ranges[worst].least) + " to " + listed(ranges[worst].largest));
     }
