@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -144,17 +145,17 @@ int main(int count, char** values) {
         right = right && error == std::errc() && at == end && top > 0;
     }
     if (!right) {
-        std::fputs(usage, stderr);
+        std::cerr << usage;
         return 2;
     }
     try {
         search(arguments[0], arguments[1], arguments[2], top);
         return 0;
     } catch (const attnport::Error& err) {
-        std::fprintf(stderr, "error: %s\n", err.what());
+        std::cerr << "error: " << err.what() << '\n';
         return err.exit_code();
     } catch (const std::exception& err) {
-        std::fprintf(stderr, "error: not expected, please report it: %s\n", err.what());
+        std::cerr << "error: not expected, please report it: " << err.what() << '\n';
         return 1;
     }
 }
