@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PINS := pyproject.toml constraints.txt
 RUNTIMES := cpu,openvino,rtx,hf,sign
-# Test files that `make test-all` runs at once; each has tests of several threads.
+# Test files that run at once; each has tests of several threads.
 JOBS ?= 2
 # Found without importing it: the package's own code wants sentence-transformers, which only its model folder is free of.
 MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
@@ -31,7 +31,7 @@ demo: $(VENV)/.demo
 # Where the C++ reader cannot be set up, its tests are skipped with the reason.
 test: lint
 	-$(BIN)/python tools/cpp_setup.py
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses $(JOBS) --dist loadfile
 
 test-all: lint
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
