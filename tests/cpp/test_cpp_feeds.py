@@ -248,7 +248,7 @@ def numbers(dtype: str) -> np.ndarray[Any, Any]:
         return np.concatenate([finite, middles, near, random, special]).astype(dtype)
 
 
-@pytest.mark.parametrize(("source", "wanted"), itertools.permutations([*FLOATS, "bfloat16"], 2))
+@pytest.mark.parametrize(("source", "wanted"), list(itertools.permutations([*FLOATS, "bfloat16"], 2)))
 def test_casts_are_those_of_python(say: Say, source: str, wanted: str) -> None:
     values = numbers(source)
     bits = values.view(np.uint16) if source == "bfloat16" else values
