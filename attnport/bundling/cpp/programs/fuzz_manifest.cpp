@@ -17,7 +17,7 @@ namespace reader = attnport::reader;
 
 void require(bool kept, const char* promise, const std::string& name) {
     if (kept) return;
-    std::fprintf(stderr, "%s: %s\n", promise, reader::shown(name).c_str());
+    static_cast<void>(std::fprintf(stderr, "%s: %s\n", promise, reader::shown(name).c_str()));
     std::abort();
 }
 

@@ -165,6 +165,8 @@ void check(const Profile& profile, const IO& io) {
     const auto& dims = profile.dims;
     std::vector<std::string> own;
     std::vector<std::string> wanted;
+    own.reserve(dims.size());
+    wanted.reserve(io.dims.size());
     for (const auto& dim : dims) own.push_back(dim.name);
     for (const auto& dim : io.dims) wanted.push_back(dim.name);
     if (own != wanted) {

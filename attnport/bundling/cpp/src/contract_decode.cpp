@@ -17,6 +17,7 @@ DType contract_dtype(const std::string& tensor, const std::string& text) {
     const auto* known = std::find_if(dtypes.begin(), dtypes.end(), [&text](DType one) { return name(one) == text; });
     if (known != dtypes.end()) return *known;
     std::vector<std::string> names;
+    names.reserve(dtypes.size());
     for (const auto dtype : dtypes) names.emplace_back(name(dtype));
     throw std::invalid_argument("tensor " + quoted(tensor) + ": dtype " + quoted(text) + " is not one of " +
                                 joined(names));

@@ -67,7 +67,11 @@ void read_record(const Value& value, const std::string& where, const std::string
             throw IntegrityError(where + ": key " + quoted(wanted.name) + " is missing.");
         }
     }
-    for (const auto& [key, item] : *object) field(key)->read(item, where.empty() ? key : where + "." + key);
+    for (const auto& [key, item] : *object) {
+        std::string place = where;
+        if (!place.empty()) place += '.';
+        field(key)->read(item, place.append(key));
+    }
     if (!check) return;
     try {
         check();
