@@ -120,12 +120,14 @@ private:
 
 std::vector<const char*> words_of(const std::vector<std::string>& names) {
     std::vector<const char*> found;
+    found.reserve(names.size());
     for (const auto& called : names) found.push_back(called.c_str());
     return found;
 }
 
 std::vector<std::string> names_of(const std::vector<TensorSpec>& specs) {
     std::vector<std::string> found;
+    found.reserve(specs.size());
     for (const auto& spec : specs) found.push_back(spec.name);
     return found;
 }
