@@ -367,7 +367,12 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a runtime's probe found on the installed version; `reason` and `hint` say why it is not available."""
+    """What a runtime's probe found on the installed version; `reason` and `hint` say why it is not available.
+
+    Attributes:
+        attention_forms: What becomes of each way to write an attention; see `runtimes._attention_forms`.
+        libraries: The NVIDIA libraries that it asks for by name, with the path that the loader finds; "" = none.
+    """
 
     runtime: str
     available: bool
@@ -378,6 +383,7 @@ class Capabilities:
     plans: tuple[str, ...] = ()
     max_opset: int | None = None
     attention_forms: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
     __pydantic_config__ = STRICT
 

@@ -174,19 +174,27 @@ def build(
 @click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other.")
 @click.option("--text", type=FOLDER, help="Sentences, one a line.")
 @click.option("--inputs", type=FOLDER, help="An .npz with an array for each input.")
+@click.option("--bundle", type=FOLDER, help="A bundle of this folder, checked through its own reader.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+    help="Seconds for each answer of a runtime's process.",
+)  # fmt: skip
+@click.option("--isolate", is_flag=True, help="A process for every runtime, also for those that need none.")
 @click.option("--force", is_flag=True, help="Check even when nothing changed.")
 @verb
 def check(
-    out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, force: bool
-) -> Callable[[], None]:
+    out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, timeout: float,
+    **options: Any,
+) -> Callable[[], None]:  # fmt: skip
     """Compare the numbers of all runtimes with a float64 run.
 
-    Every lowered form is compared too, its graph run by ONNX Runtime or ONNX's reference evaluator.
+    Every lowered form is compared too, its graph run by ONNX Runtime or ONNX's reference evaluator. A runtime that
+    crashes, hangs or takes all memory in its process is NOT_RUN, and the others are reported all the same.
     """
     from attnport.pipeline.check import check as run
     from attnport.pipeline.check import raise_for
 
-    report = run(folder, runtimes or None, text, inputs, force=force, progress=out.progress)
+    report = run(folder, runtimes or None, text, inputs, timeout_s=timeout, progress=out.progress, **options)
 
     def finish() -> None:
         out.show(report, "show_parity")

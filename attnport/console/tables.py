@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnport.console import cells
+from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -244,12 +245,16 @@ def show_doctor(console: Console, found: DoctorReport) -> None:
     console.print(f"{cells.plain(machine.cpu)}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
     gpus = ", ".join(f"{gpu.name} (SM {gpu.sm})" for gpu in machine.gpus) or f"none: {machine.gpu_note}"
     console.print(f"GPU: {cells.plain(gpus)}")
-    table = cells.table("runtimes", "runtime", "available", "version", "reason, and what brings it")
+    table = cells.table(
+        "runtimes", "runtime", "there", "version", "what it can do, or why it is not there and what brings it"
+    )
     for runtime in found.runtimes:
         state = "[green]yes[/]" if runtime.available else "[yellow]no[/]"
         why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
-        table.add_row(runtime.runtime, state, runtime.version, cells.plain(why))
+        table.add_row(runtime.runtime, state, runtime.version, cells.plain(why or able(runtime)))
     console.print(table)
+    show_libraries(console, found.runtimes)
+    show_attention_forms(console, found.runtimes)
     packages = cells.table("packages", "package", "version")
     for name, version in found.packages.items():
         packages.add_row(name, version or "[yellow]not installed[/]")

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnport.artifacts import Capabilities, Manifest, ParityReport
+from attnport.bundling.python.names import MANIFEST as BUNDLE_MANIFEST
 from attnport.compare.inputs import Case, cases
 from attnport.compare.inputs import case as given_case
 from attnport.compare.text import read_sentences, text_cases
@@ -22,6 +23,7 @@ from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.pipeline.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.pipeline.evaluate import Progress, References
 from attnport.pipeline.feeds import read_feeds
+from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all
 from attnport.pipeline.openings import MODEL_SUFFIXES
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.runtimes import base
@@ -43,6 +45,9 @@ def check(
     seed: int = 0,
     batch: int = 8,
     threads: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    isolate: bool = False,
+    bundle: Path | None = None,
     progress: Progress = lambda message: None,
 ) -> ParityReport:
     """Checks an artifact folder and writes `parity.json`; returns the earlier report when nothing changed.
@@ -55,6 +60,10 @@ def check(
         force: Run even when the same was run before.
         batch: Sentences a batch.
         threads: Compute threads; None = the physical cores.
+        timeout_s: Seconds for each answer of a runtime that has a process of its own.
+        isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`);
+            PyTorch eager, by which the others are judged, stays in this one.
+        bundle: A bundle made of this folder: its forms are checked through its own reader, as the runtime `bundle`.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
@@ -70,15 +79,21 @@ def check(
         check_files(folder, manifest, *_model_files(manifest))
         progress("loading the model")
         spec = load_spec(manifest)
-        probed = {name: base.get(name).probe() for name in _needed(chosen)}
+        limits = Limits(timeout_s, every=isolate)
+        progress("probing the runtimes")
+        probed = probe_all([base.get(name) for name in _needed(chosen)], limits)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
         wanted = [runtime.name for runtime in chosen]
-        digest = _inputs_digest(manifest, probed, wanted, [*sentences, given], (seed, batch, threads or 0))
+        held = bundle / BUNDLE_MANIFEST if bundle else None
+        named = digest_file(held) if held and held.is_file() else str(bundle)
+        numbers = (seed, batch, threads or 0, timeout_s, isolate)
+        digest = _inputs_digest(manifest, probed, wanted, [*sentences, given, named], numbers)
         if not force and fresh(folder, manifest, STAGE, digest):
             return read(ParityReport, folder / FILE)
         tried = _cases(folder, manifest, sentences, inputs, seed, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
-            run = Comparison(folder, manifest, spec, tried, probed, threads, References(Path(scratch)), progress)
+            store = References(Path(scratch))
+            run = Comparison(folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle)
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
             report = run.report(chosen)
@@ -142,7 +157,7 @@ def _inputs_digest(
     probed: dict[str, Capabilities],
     wanted: Sequence[str],
     texts: Sequence[str],
-    numbers: tuple[int, ...],
+    numbers: tuple[float, ...],
 ) -> str:
     """Everything that could change the report."""
     files = {name: manifest.files[name] for name in _model_files(manifest)}

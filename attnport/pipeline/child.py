@@ -19,7 +19,9 @@ import attnport
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, SpecError, UnavailableError
 from attnport.pipeline.worker import MAX_FRAME_BYTES, read_frame, write_frame
 
+WORKER: tuple[str, ...] = ("-m", "attnport.pipeline.worker")
 _LAST_LINES = 5
+_LOOK_S = 0.1
 # What a child's own error means to the parent as well; any other is that child's alone.
 _KINDS: dict[str, type[AttnportError]] = {
     kind.__name__: kind for kind in (ArtifactError, FeedError, IntegrityError, SpecError, UnavailableError)
@@ -30,6 +32,13 @@ class ChildError(AttnportError):
     """The worker died, did not answer in time, or answered with an error that is its own affair."""
 
 
+class Died(ChildError):
+    """The worker is gone, or has no memory left: nothing more is to be had of this runtime, whatever the input."""
+
+
+_KINDS["MemoryError"] = Died
+
+
 class Child:
     """One worker process.
 
@@ -37,8 +46,18 @@ class Child:
         alive: False once it died or was killed.
     """
 
-    def __init__(self, threads: int, command: tuple[str, ...] = ("-m", "attnport.pipeline.worker")) -> None:
-        """Starts it, in a session of its own: Ctrl-C reaches the parent alone, which then kills."""
+    def __init__(
+        self,
+        threads: int,
+        command: tuple[str, ...] | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Starts it, in a session of its own: Ctrl-C reaches the parent alone, which then kills.
+
+        Args:
+            command: What Python runs; None = the worker.
+            memory_bytes: It is killed when it holds more; looked at while it is waited for. None = not looked at.
+        """
         # Waiting threads must sleep: another child is being timed on the same cores.
         environment = {
             **os.environ,
@@ -54,7 +73,7 @@ class Child:
         }
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed in kill)
         self._process = subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, *(WORKER if command is None else command)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -63,6 +82,7 @@ class Child:
         )
         self.alive = True
         self._end = ""
+        self._memory_bytes = memory_bytes
 
     @property
     def pid(self) -> int:
@@ -73,7 +93,7 @@ class Child:
         """Sends a request. Raises ChildError when it is dead."""
         assert self._process.stdin is not None
         if not self.alive:
-            raise ChildError(self._end or "it was ended")
+            raise Died(self._end or "it was ended")
         try:
             write_frame(self._process.stdin, {"op": op, **fields})
         except (OSError, ValueError) as err:
@@ -83,7 +103,8 @@ class Child:
         """The answer to the request sent last.
 
         Raises:
-            ChildError: it died, or nothing came in time (it is killed), or it answered with an error.
+            Died: it died, or nothing came in time or it took too much memory (it is killed), or it has none left.
+            ChildError: it answered with an error.
             AttnportError: the class of error that it answered with: a changed source, a damaged file.
         """
         answer = self._read(time.monotonic() + timeout_s)
@@ -114,9 +135,7 @@ class Child:
         assert self._process.stdout is not None
         handle, data, wanted = self._process.stdout.fileno(), b"", 4
         while len(data) < wanted:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([handle], [], [], left)[0]:
-                raise self._died("it did not answer in time")
+            self._wait(handle, deadline)
             piece = os.read(handle, min(wanted - len(data), 1 << 20))
             if not piece:
                 raise self._died("it ended")
@@ -127,9 +146,21 @@ class Child:
                     raise self._died(f"it sent a frame of {wanted} bytes")
         return read_frame(io.BytesIO(data)) or {}
 
-    def _died(self, what: str) -> ChildError:
+    def _wait(self, handle: int, deadline: float) -> None:
+        """Until there is something to read. Raises Died."""
+        while (left := deadline - time.monotonic()) > 0:
+            # Memory is looked at only where it has a limit: a process that is being timed is left in peace.
+            if select.select([handle], [], [], left if self._memory_bytes is None else min(left, _LOOK_S))[0]:
+                return
+            if self._memory_bytes is not None and (held := resident_bytes(self.pid)) > self._memory_bytes:
+                raise self._died(
+                    f"it took {held / 2**30:.1f} GiB of memory; {self._memory_bytes / 2**30:.1f} GiB is its limit"
+                )
+        raise self._died("it did not answer in time")
+
+    def _died(self, what: str) -> Died:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.2 if "time" in what else 5.0)
+            self._process.wait(timeout=5.0 if what == "it ended" else 0.2)
         code = self._process.returncode
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
@@ -140,7 +171,14 @@ class Child:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
         self.kill()
         self._end = f"{what}{': ' + ' | '.join(line.strip() for line in lines) if lines else ''}"
-        return ChildError(self._end)
+        return Died(self._end)
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process holds; 0 when it is gone, or on a system that does not tell."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def reason_of(err: AttnportError) -> str:

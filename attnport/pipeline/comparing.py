@@ -24,7 +24,9 @@ from attnport.compare import parity
 from attnport.compare.inputs import Case
 from attnport.compare.invariance import ON_THE_LEFT, Spreads
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError
+from attnport.pipeline.child import ChildError
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
+from attnport.pipeline.isolated import IsolatedSession, Limits
 from attnport.pipeline.openings import graph_digest, model_openings, why_none
 from attnport.pipeline.portable import portable
 from attnport.runtimes import base
@@ -61,6 +63,8 @@ class Comparison:
     threads: int | None
     store: References
     progress: Progress
+    limits: Limits = field(default_factory=Limits)
+    bundle: Path | None = None
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -120,7 +124,7 @@ class Comparison:
         if runtime.opens == "module":
             opening = Opening(self.io, spec=self.spec, threads=self.threads, contract=True)
             return {runtime.name: self._measured(runtime, opening)}
-        openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads)
+        openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads, self.bundle)
         if not openings:
             return {runtime.name: self._not_run(why_none(runtime), "fp32")}
         return {name: self._measured(runtime, opening) for name, opening in openings.items()}
@@ -176,10 +180,15 @@ class Comparison:
         items = _FORM_ITEMS if form_note or not runtime.timed else _ALL_ITEMS
         label = opening.model.name if opening.model and form_note else runtime.name
         try:
-            with _opened(runtime, opening) as session:
+            # A form that runs without its target does so here: its evaluators are in this process anyway.
+            opened = _opened(runtime, opening) if form_note else self._apart(runtime, opening)
+            with opened as session:
                 found = measure_session(session, self.io, tried, self.store, self._saying(label), items=items)
         except IntegrityError:
             raise
+        except (ChildError, MemoryError) as err:
+            reason = f"its process failed: {err}" if isinstance(err, ChildError) else f"no memory is left: {err}"
+            return self._not_run(reason, opening.plan)
         except UnavailableError as err:
             return self._not_run(err.message, opening.plan)
         except ArtifactError as err:
@@ -227,6 +236,13 @@ class Comparison:
             self._eager[plan].spreads if had else found.spreads,
             self._eager[plan].compared if had else found.compared,
         )
+
+    def _apart(self, runtime: Runtime, opening: Opening) -> contextlib.closing[Session]:
+        """A session, in a process of its own where the runtime gets one."""
+        if not runtime.isolated and not self.limits.every:
+            return contextlib.closing(runtime.open(opening))
+        session: Session = IsolatedSession(runtime, opening, self.folder, self.manifest, self.limits)
+        return contextlib.closing(session)
 
     @contextlib.contextmanager
     def _module(self, plan: str, *, contract: bool, float64: bool = False) -> Iterator[Session]:

@@ -12,8 +12,10 @@ from pathlib import Path
 from attnport import __version__
 from attnport.artifacts import Capabilities
 from attnport.dims import STRICT
+from attnport.pipeline import isolated
 from attnport.pipeline.machine import Machine, machine, version
 
+_TIMEOUT_S = 300.0
 PACKAGES = (
     "torch",
     "onnx",
@@ -26,6 +28,7 @@ PACKAGES = (
     "openvino",
     "tensorrt-cu13",
     "tensorrt-rtx",
+    "onnxruntime-ep-nv-tensorrt-rtx",
     "transformers",
     "tokenizers",
     "safetensors",
@@ -95,16 +98,14 @@ def doctor(folder: Path | None = None) -> DoctorReport:
 
 
 def probe_all() -> tuple[Capabilities, ...]:
-    """Every runtime's probe. A runtime that breaks while it is asked is listed as not available, with what it said."""
+    """Every runtime's probe, with what becomes of each attention form.
+
+    A runtime that crashes, hangs or breaks while it is asked is listed as not available, with what it said.
+    """
     from attnport.runtimes import base
 
-    found = []
-    for name in base.names():
-        try:
-            found.append(base.get(name).probe())
-        except Exception as err:  # a probe should not raise, but whoever asks the doctor has something broken
-            found.append(Capabilities(name, False, reason=f"its probe failed with {type(err).__name__}: {err}"))
-    return tuple(found)
+    found = isolated.probe_all([base.get(name) for name in base.names()], isolated.Limits(_TIMEOUT_S), forms=True)
+    return tuple(found.values())
 
 
 def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, ...]:

@@ -17,6 +17,7 @@ from attnport.compare.inputs import Array, Case
 from attnport.compare.invariance import Spreads, rows_of, variants
 from attnport.compare.parity import Errors, failed, measure_all
 from attnport.errors import AttnportError, SpecError
+from attnport.pipeline.child import Died
 
 Progress = Callable[[str], None]
 
@@ -106,6 +107,10 @@ def measure_session(
     Args:
         items: How many batch items are also run alone and with more padding; the first of each case that
             `invariance_cases` names, spread evenly over them.
+
+    Raises:
+        Died: the session's process crashed, hung or had no memory left.
+        MemoryError: the runtime had no memory left, in this process.
     """
     found = Measured(session.ran)
     names = [spec.name for spec in io.outputs]
@@ -156,9 +161,11 @@ def _part(io: IOContract, outputs: Mapping[str, Array] | str, name: str, row: in
 
 
 def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
-    """The outputs, or in one line why there are none."""
+    """The outputs, or in one line why there are none; raises Died and MemoryError, which are no matter of the case."""
     try:
         return session.run(feeds)
+    except (Died, MemoryError):
+        raise
     except AttnportError as err:
         return f"it raised: {err.message}"
     except Exception as err:  # a runtime's own exceptions have no common base; all mean that this case failed

@@ -15,17 +15,29 @@ MODEL_SUFFIXES = (".onnx", ".bin", ".engine")
 
 
 def model_openings(
-    runtime: Runtime, folder: Path, manifest: Manifest, plans: Sequence[str], threads: int | None
+    runtime: Runtime,
+    folder: Path,
+    manifest: Manifest,
+    plans: Sequence[str],
+    threads: int | None,
+    bundle: Path | None = None,
 ) -> dict[str, Opening]:
     """What a runtime that opens files has to run here.
 
     Args:
         plans: The precision plans that its probe found; forms of others are left out.
+        bundle: The bundle that was made of this folder, for the runtime that opens bundles.
 
     Returns:
         By the name that reports use: the runtime's own, with the plan behind it for other plans than fp32, and with
-        the engine's key where there are several. Empty when the folder holds nothing for it, see `why_none`.
+        the engine's key where there are several; of a bundle, with the name of each of its forms. Empty when the
+        folder holds nothing for it, see `why_none`.
+
+    Raises:
+        ArtifactError, IntegrityError: `bundle` is no bundle.
     """
+    if runtime.opens == "bundle":
+        return {} if bundle is None else _bundle_openings(runtime, bundle, manifest, threads)
     if runtime.opens == "engine":
         records = {key: record for key, record in manifest.engines.items() if record.target == runtime.name}
         return {
@@ -45,8 +57,32 @@ def model_openings(
     }
 
 
+def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
+    from attnport.bundling.python.manifest import read
+    from attnport.runtimes._reader import own_errors
+
+    with own_errors():
+        forms = read(bundle).forms
+    return {
+        f"{runtime.name}.{name}": Opening(
+            manifest.io, plan=form.plan, model=bundle.resolve(), threads=threads, form=name
+        )
+        for name, form in forms.items()
+    }
+
+
+def file_of(opening: Opening, folder: Path) -> str | None:
+    """The model of an opening as a worker is told it: relative to the artifact's folder where it lies in it."""
+    if opening.model is None:
+        return None
+    inside = opening.model.is_relative_to(folder)
+    return opening.model.relative_to(folder).as_posix() if inside else str(opening.model)
+
+
 def why_none(runtime: Runtime) -> str:
     """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
+    if runtime.opens == "bundle":
+        return "no bundle was named; make one with: attnport bundle FOLDER -o APP, and name it with: --bundle APP"
     if runtime.opens == "engine":
         return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}"
     return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}"

@@ -1,4 +1,4 @@
-"""The child process of `attnport bench`: one runtime, opened once, timed around the call.
+"""The child process of a runtime: probed, or opened once and then run, timed (`bench`) or for its outputs (`check`).
 
 Run as `python -m attnport.pipeline.worker`. It reads requests from stdin and answers on what was its stdout, each a
 frame: a length (4 bytes, big-endian) and that much JSON. Whatever a library prints goes to stderr instead. It ends
@@ -7,6 +7,7 @@ when stdin does, so it does not outlive its parent.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -14,7 +15,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -75,6 +76,19 @@ def load_feeds(path: Path, dtypes: Mapping[str, str]) -> dict[str, Any]:
     return feeds
 
 
+def save_outputs(path: Path, outputs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Writes outputs as an `.npz`; returns the name and dtype of each, in order."""
+    # Names are free text, and an archive's members are not: they go by their place.
+    save_feeds(path, {str(place): array for place, array in enumerate(outputs.values())})
+    return [(name, array.dtype.name) for name, array in outputs.items()]
+
+
+def load_outputs(path: Path, named: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Reads what `save_outputs` wrote, given what it returned."""
+    found = load_feeds(path, {str(place): dtype for place, (_, dtype) in enumerate(named)})
+    return {name: found[str(place)] for place, (name, _) in enumerate(named)}
+
+
 def memory_bytes(field: str) -> int:
     """A figure of this process: `VmRSS` (now) or `VmHWM` (highest so far)."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -119,6 +133,8 @@ class Worker:
             spec=load_spec(manifest) if runtime.opens == "module" else None,
             engine=engine,
             threads=message["threads"],
+            contract=bool(message.get("contract")),
+            form=message.get("form") or "",
         )
         self._session = runtime.open(opening)
         self._dtypes = {spec.name: spec.dtype for spec in manifest.io.inputs}
@@ -129,6 +145,25 @@ class Worker:
         """Loads feeds under a name."""
         self._feeds[message["name"]] = load_feeds(Path(message["path"]), message["dtypes"])
         return {}
+
+    def do_call(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """One call for its outputs: feeds are read from the file `feeds`, outputs written to the file `outputs`.
+
+        Returns:
+            `named`: name and dtype of each output, in order.
+        """
+        outputs = self._session.run(load_feeds(Path(message["feeds"]), self._dtypes))
+        return {"named": save_outputs(Path(message["outputs"]), outputs)}
+
+    def do_probe(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """What a runtime's probe finds, and with `forms` which attention forms it takes."""
+        from attnport.runtimes import base
+        from attnport.runtimes._attention_forms import tried
+
+        runtime = base.get(message["runtime"])
+        found = runtime.probe()
+        forms = tried(runtime) if message.get("forms") and found.available else {}
+        return {"found": asdict(found), "forms": forms}
 
     def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the session: `warm` times untimed, then `calls` times.
@@ -184,13 +219,17 @@ class Worker:
         except AttnportError as err:
             found = {"error": err.message, "hint": err.hint, "kind": type(err).__name__}
         except Exception as err:  # a bug or a runtime's own exception: the parent is told, the process lives on
-            found = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": "Exception"}
+            kind = "MemoryError" if isinstance(err, MemoryError) else "Exception"
+            found = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": kind}
         self._idle_from_ns = time.process_time_ns()
         return found
 
 
 def serve(worker: Worker) -> None:
     """Answers requests until stdin ends; what a library prints goes to stderr."""
+    # Where memory runs out, the kernel is to end this process, and not the one that reports about all of them.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = sys.stdin.buffer

@@ -90,6 +90,12 @@ def half_types(model: onnx.ModelProto) -> set[str]:
     return {kinds[kind] for kind in found if kind in kinds}
 
 
+def external_files(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The files beside a model that hold its weights, each once."""
+    entries = (entry for tensor in _tensors(model.graph) for entry in tensor.external_data)
+    return tuple(sorted({entry.value for entry in entries if entry.key == "location"}))
+
+
 def _tensors(graph: Any) -> Iterator[Any]:
     yield from graph.initializer
     for node in _walk(graph.node):

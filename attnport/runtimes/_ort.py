@@ -7,6 +7,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,25 @@ _FLOATS = ("float", "double", "float16", "bfloat16")
 # They read a tensor's shape and none of its elements.
 _OF_SHAPES = ("Shape", "Size")
 
-Provider = str | tuple[str, Mapping[str, str]]
-"""An execution provider's name, with its options where it is given some."""
+
+@dataclass(frozen=True)
+class Plugin:
+    """An execution provider that came as a library of its own, on the devices that it found."""
+
+    name: str
+    devices: tuple[Any, ...]
+    options: Mapping[str, str]
+
+
+Provider = str | tuple[str, Mapping[str, str]] | Plugin
+"""An execution provider's name, with its options where it is given some; or one that was registered."""
+
+
+def name_of(provider: Provider) -> str:
+    """The provider's name, as sessions and profiles call it."""
+    if isinstance(provider, Plugin):
+        return provider.name
+    return provider if isinstance(provider, str) else provider[0]
 
 
 def options(threads: int | None) -> Any:
@@ -59,10 +77,14 @@ def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
     """
     import onnxruntime as ort
 
-    name = provider if isinstance(provider, str) else provider[0]
-    given = provider if isinstance(provider, str) else (name, dict(provider[1]))
+    name, what = name_of(provider), model if isinstance(model, bytes) else str(model)
     try:
-        session = ort.InferenceSession(model if isinstance(model, bytes) else str(model), settings, providers=[given])
+        if isinstance(provider, Plugin):
+            settings.add_provider_for_devices(list(provider.devices), dict(provider.options))
+            session = ort.InferenceSession(what, settings)
+        else:
+            given = provider if isinstance(provider, str) else (name, dict(provider[1]))
+            session = ort.InferenceSession(what, settings, providers=[given])
     except Exception as err:  # a runtime's own exceptions share no base
         raise broken(model if isinstance(model, Path) else Path("the model"), err) from err
     if session.get_providers()[0] != name:
@@ -93,19 +115,13 @@ def max_opset(provider: Provider) -> int | None:
     return next((version for version in versions if not refusal(text.format(version), provider)), None)
 
 
-def attention_form(mask: str, declared: str, provider: Provider) -> str:
-    """`fused` if a tiny Attention with such a mask runs on this version, else what it answered."""
-    inputs = ", ".join(filter(None, ("float[B,H,S,D] q", declared)))
-    answer = refusal(
-        f'<ir_version: 10, opset_import: ["" : 23]> g ({inputs}) => (float[B,H,S,D] y) '
-        f"{{ y = Attention(q, q, q{mask}) }}",
-        provider,
-    )
-    return f"refused: {answer}" if answer else "fused"
+def profiled(
+    model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None
+) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
+    """One run: the profile's event of each node that ran, and the model as the session optimised it.
 
-
-def profiled(model: Path, provider: Provider) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
-    """One run on small inputs: the profile's event of each node that ran, and the model as the session optimised it.
+    Args:
+        feeds: What to run it on; None = small inputs.
 
     Raises:
         ArtifactError: not a model that it can read or run.
@@ -119,15 +135,31 @@ def profiled(model: Path, provider: Provider) -> tuple[list[dict[str, Any]], onn
         settings.enable_profiling = True
         settings.profile_file_prefix = str(Path(scratch, "profile"))
         session = open_session(model, settings, provider)
-        feeds = small_feeds(graph)
+        feeds = small_feeds(graph) if feeds is None else feeds
         try:
-            _run(session, [each.name for each in session.get_outputs()], feeds)
+            halves = {name: feeds[name].astype(kind) for name, kind in _half_inputs(session.get_inputs()).items()}
+            _run(session, [each.name for each in session.get_outputs()], {**feeds, **halves})
         except Exception as err:  # a runtime's own exceptions share no base
             shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
             raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
         events = json.loads(Path(session.end_profiling()).read_text())
         ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
         return ran, read_graph(Path(settings.optimized_model_filepath))
+
+
+def refuse_fallback(model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None) -> None:
+    """Runs a model once.
+
+    Raises:
+        UnavailableError: nodes on floating-point tensors of more than one element ran outside `provider`; names them.
+        ArtifactError: it cannot be read or run.
+    """
+    events, _ = profiled(model, provider, feeds)
+    if found := misplaced(events, name_of(provider)):
+        raise UnavailableError(
+            f"{model.name}: {len(found)} nodes did not run on {name_of(provider)}: {', '.join(found[:5])}.",
+            hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
+        )
 
 
 def misplaced(events: Iterable[Mapping[str, Any]], provider: str) -> list[str]:
@@ -152,7 +184,7 @@ def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Prov
         ArtifactError, UnavailableError: see `profiled`.
     """
     events, optimised = profiled(model, provider)
-    name = provider if isinstance(provider, str) else provider[0]
+    name = name_of(provider)
     nodes = {node.name: node for node in optimised.graph.node}
     kernels = {event["name"]: event for event in events}
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,11 @@ from attnport.dims import check_feeds
 from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, first_line
 
 Array = np.ndarray[Any, Any]
+
+# As NumPy, C++, PyTorch, ONNX Runtime and CUDA put it.
+_NO_MEMORY = re.compile(
+    r"unable to allocate|bad[_ ]alloc|(failed|can't|cannot) (to )?allocate|out of memory|not enough memory", re.I
+)
 
 
 class CheckedSession(abc.ABC):
@@ -75,13 +81,19 @@ class CheckedSession(abc.ABC):
 
 @contextmanager
 def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
-    """Around a runtime's own call: what it raises becomes a FeedError that names runtime and shapes."""
+    """Around a runtime's own call: what it raises becomes a FeedError that names runtime and shapes.
+
+    Raises:
+        MemoryError: the runtime says that there is not enough memory, which is no fault of the feeds.
+    """
     try:
         yield
     except AttnportError:
         raise
     except Exception as err:  # a runtime's own exceptions share no base
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
+        if isinstance(err, MemoryError) or _NO_MEMORY.search(str(err)):
+            raise MemoryError(f"{runtime} has not enough memory for {shapes}: {first_line(err)}") from err
         raise FeedError(f"{runtime} failed on {shapes}: {first_line(err)}") from err
 
 
@@ -98,3 +110,14 @@ def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: st
                 f"{where} has the {kind} {', '.join(sorted(got)) or 'none'}; the contract says {', '.join(expected)}.",
                 hint="The file and its manifest do not belong together; make the folder again.",
             )
+
+
+def usual_feeds(io: IOContract) -> dict[str, Array]:
+    """Zeros that fit, at each dim's usual size, but at least 2 where it may be: some compile a size of 1 for itself."""
+    import ml_dtypes
+
+    sizes = {dim.name: min(dim.max, max(2, dim.opt)) for dim in io.dims}
+    return {
+        spec.name: np.zeros(spec.shape(sizes), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
+        for spec in io.inputs
+    }

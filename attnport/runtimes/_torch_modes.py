@@ -28,7 +28,7 @@ HIDDEN = -9e3
 
 SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}
 # What is whole under inference mode but opaque: its attention cannot be reached, so running on would be a silent lie.
-_OPAQUE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention"}
+OPAQUE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention"}
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -50,7 +50,7 @@ class AttentionMode(TorchDispatchMode):
             return self.attention(func, *args, **kwargs)
         if name in SOFTMAXES:
             return self.softmax(func, *args, **kwargs)
-        if name in _OPAQUE or name.startswith("_scaled_dot_product"):
+        if name in OPAQUE or name.startswith("_scaled_dot_product"):
             raise SpecError(
                 f"the module calls {name}, whose attention cannot be reached.",
                 hint="Run attention through scaled_dot_product_attention, without leaving inference mode.",
@@ -80,17 +80,27 @@ class FollowContract(AttentionMode):
         mask = args[0] if args else kwargs.get("attn_mask")
         if mask is None:
             return output  # is_causal is aligned upper left: every query sees key 0
-        # "not below" rather than "above": a NaN in the mask must stay visible in the output.
-        allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
-        return torch.where(allowed.any(-1, keepdim=True), output, torch.zeros((), dtype=output.dtype))
+        return zero_hidden_rows(output, mask)
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
         """Zeroes the probabilities of rows whose every score is hidden."""
         probabilities = func(scores, dim, *args, **kwargs)
-        if not scores.is_floating_point() or scores.dim() == 0:
-            return probabilities
-        hidden = scores.amax(dim, keepdim=True) <= HIDDEN
-        return torch.where(hidden, torch.zeros((), dtype=probabilities.dtype), probabilities)
+        return zero_hidden_probabilities(probabilities, scores, dim)
+
+
+def zero_hidden_rows(output: Tensor, mask: Tensor) -> Tensor:
+    """An attention's output [..., S, D] with zero in the rows for which the mask [..., S, T] allows no key."""
+    # "not below" rather than "above": a NaN in the mask must stay visible in the output.
+    allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
+    return torch.where(allowed.any(-1, keepdim=True), output, torch.zeros((), dtype=output.dtype))
+
+
+def zero_hidden_probabilities(probabilities: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """A softmax's result with zero in the rows whose every score is hidden."""
+    if not scores.is_floating_point() or scores.dim() == 0:
+        return probabilities
+    hidden = scores.amax(dim, keepdim=True) <= HIDDEN
+    return torch.where(hidden, torch.zeros((), dtype=probabilities.dtype), probabilities)
 
 
 class Islands(AttentionMode):

@@ -13,6 +13,8 @@ from attnport import registry
 from attnport.artifacts import Capabilities, EngineRecord, Evidence, IOContract, ModelSpec, Session
 from attnport.errors import UnavailableError
 
+Kind = Literal["module", "onnx", "engine", "bundle"]
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -27,6 +29,7 @@ class Opening:
         threads: Compute threads; None = the physical cores.
         contract: torch only: attention follows the mask contract (an attention row with no allowed key gives zero).
         float64: torch only: computes in float64, as the reference.
+        form: bundles only: which of its forms; "" = the first that can be opened here.
     """
 
     io: IOContract
@@ -37,6 +40,7 @@ class Opening:
     threads: int | None = None
     contract: bool = False
     float64: bool = False
+    form: str = ""
 
 
 class Runtime(abc.ABC):
@@ -44,15 +48,18 @@ class Runtime(abc.ABC):
 
     Attributes:
         name: The file's name.
-        opens: `module` (a ModelSpec), `onnx` (a lowered form) or `engine`.
+        opens: `module` (a ModelSpec), `onnx` (a lowered form), `engine`, or `bundle` (a folder that `bundle` wrote).
         form: The lowering target whose form it runs; "" = the model as exported.
         timed: Whether latency is worth measuring (the reference evaluator is not).
+        isolated: Whether `check` runs it in a process of its own, so that a crash, a hang or a lack of memory is its
+            own affair. Not so where the process has the library loaded anyway.
     """
 
     name: ClassVar[str]
-    opens: ClassVar[Literal["module", "onnx", "engine"]]
+    opens: ClassVar[Kind]
     form: ClassVar[str] = ""
     timed: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True
 
     @abc.abstractmethod
     def probe(self) -> Capabilities:

@@ -7,14 +7,14 @@ TensorRT graph on a machine without a GPU. It is not made to be fast.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, half_types
 from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Kind, Opening, Runtime
 
 if TYPE_CHECKING:
     import onnx
@@ -25,8 +25,9 @@ class OnnxReference(Runtime):
     Runtime's attention operators."""
 
     name: ClassVar[str] = "onnx_reference"
-    opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
+    opens: ClassVar[Kind] = "onnx"
     timed: ClassVar[bool] = False
+    isolated: ClassVar[bool] = False
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises."""

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
 from attnport.bundling.python.openvino_session import PRECISIONS, compiled, infer
-from attnport.bundling.python.signal_stack import signal_stack_kept
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
 from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Opening, Runtime, physical_cores
-
-# What lowering asks: does an attention written so become one layer? Answered by compiling it. Node names are anchors.
-_DECOMPOSED = "t = Transpose<perm=[0,1,3,2]>(k) [qk] s = MatMul(q, t) {} [softmax] p = Softmax<axis=-1>({}) "
-_FORMS = {
-    "Attention": ("", "[one] y = Attention(q, k, v)", ("one",)),
-    "Attention, bool mask [B,1,1,T]": (", bool[B,1,1,T] m", "[one] y = Attention(q, k, v, m)", ("one",)),
-    "Attention, float mask [B,1,1,T]": (", float[B,1,1,T] m", "[one] y = Attention(q, k, v, m)", ("one",)),
-    "decomposed": ("", _DECOMPOSED.format("", "s") + "[pv] y = MatMul(p, v)", ("qk", "softmax", "pv")),
-    "decomposed, rows zeroed on the output": (
-        ", float[B,1,1,T] m",
-        _DECOMPOSED.format("b = Add(s, m)", "b") + "[pv] o = MatMul(p, v) n = IsNaN(o) y = Where(n, zero, o)",
-        ("qk", "softmax", "pv"),
-    ),
-    "decomposed, rows zeroed on the probabilities": (
-        ", float[B,1,1,T] m",
-        _DECOMPOSED.format("b = Add(s, m)", "b") + "n = IsNaN(p) z = Where(n, zero, p) [pv] y = MatMul(z, v)",
-        ("qk", "softmax", "pv"),
-    ),
-}
+from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 
 
 class OpenVino(Runtime):
     """OpenVINO's CPU plugin."""
 
     name: ClassVar[str] = "openvino"
-    opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
+    opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "openvino"
 
     def probe(self) -> Capabilities:
@@ -61,7 +41,6 @@ class OpenVino(Runtime):
                 version=str(openvino.__version__).split("-")[0],
                 devices=devices,
                 plans=tuple(plan for plan, word in PRECISIONS.items() if word == "f32" or word.upper() in able),
-                attention_forms={form: _tried(core, *text) for form, text in _FORMS.items()},
             )
         except Exception as err:  # a half-installed wheel fails anywhere
             return Capabilities(self.name, False, f"openvino does not work: {first_line(err)}")
@@ -135,26 +114,6 @@ class _OpenVinoSession(CheckedSession):
 
     def _free(self) -> None:
         self._request = self._compiled = None
-
-
-def _tried(core: Any, mask: str, body: str, anchors: tuple[str, ...]) -> str:
-    """`fused` or `not fused` for a small attention written so, on this version and CPU; or what it answered."""
-    import onnx.parser
-
-    from attnport.runtimes._openvino_evidence import covering_layers, mark
-
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 23]> g (float[B,4,S,32] q, float[B,4,T,32] k, float[B,4,T,32] v{mask}) '
-        f"=> (float[B,4,S,32] y) <float zero = {{0}}> {{ {body} }}"
-    )
-    try:
-        graph = core.read_model(model.SerializeToString())
-        marked = mark(graph, {"": anchors}, {node.name: node.output[0] for node in model.graph.node})
-        with signal_stack_kept():
-            compiled = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1})
-        return "fused" if covering_layers(compiled.get_runtime_model(), marked) else "not fused"
-    except Exception as err:  # a runtime's own exceptions share no base
-        return f"refused: {first_line(err)}"
 
 
 RUNTIME = OpenVino()

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from attnport.artifacts import Capabilities, Evidence, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes import _ort
 from attnport.runtimes._onnx_file import checked_model
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Kind, Opening, Runtime
 
 PROVIDER = "CPUExecutionProvider"
-
-# What lowering asks: does the kernel take an Attention whose mask is written so? Answered by running it.
-_FORMS = {
-    "Attention": ("", ""),
-    "Attention, bool mask [B,1,S,T]": (", m", "bool[B,1,S,S] m"),
-    "Attention, bool mask [B,1,1,T]": (", m", "bool[B,1,1,S] m"),
-    "Attention, float mask [B,1,S,T]": (", m", "float[B,1,S,S] m"),
-    "Attention, float mask [B,1,1,T]": (", m", "float[B,1,1,S] m"),
-}
 
 
 class OrtCpu(Runtime):
     """ONNX Runtime with the CPU execution provider and no other."""
 
     name: ClassVar[str] = "ort_cpu"
-    opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
+    opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "ort_cpu"
+    isolated: ClassVar[bool] = False
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises."""
@@ -48,7 +40,6 @@ class OrtCpu(Runtime):
                 devices=("CPU",),
                 plans=("fp32",),
                 max_opset=_ort.max_opset(PROVIDER),
-                attention_forms={form: _ort.attention_form(*text, PROVIDER) for form, text in _FORMS.items()},
             )
         except Exception as err:  # a half-installed wheel fails anywhere
             return Capabilities(self.name, False, f"onnxruntime does not work: {first_line(err)}")

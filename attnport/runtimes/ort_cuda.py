@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from attnport.artifacts import Capabilities, Evidence, Ran, Session
 from attnport.errors import UnavailableError, first_line
@@ -12,7 +12,7 @@ from attnport.optional import require
 from attnport.runtimes import _ort
 from attnport.runtimes._cuda import load_driver
 from attnport.runtimes._onnx_file import checked_model
-from attnport.runtimes.base import Opening, Runtime, available
+from attnport.runtimes.base import Kind, Opening, Runtime, available
 
 PROVIDER = "CUDAExecutionProvider"
 # TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
@@ -25,7 +25,7 @@ class OrtCuda(Runtime):
     """ONNX Runtime with the CUDA execution provider."""
 
     name: ClassVar[str] = "ort_cuda"
-    opens: ClassVar[Literal["module", "onnx", "engine"]] = "onnx"
+    opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "ort_cuda"
 
     def probe(self) -> Capabilities:
@@ -70,7 +70,7 @@ class OrtCuda(Runtime):
         if opening.plan not in found.plans:
             raise UnavailableError(f"ort_cuda computes in {', '.join(found.plans)}; {opening.plan} was asked for.")
         path, _ = checked_model(self.name, opening)
-        refuse_fallback(path, PROVIDER, _OPTIONS)
+        _ort.refuse_fallback(path, (PROVIDER, _OPTIONS))
         session = _ort.open_session(path, _ort.options(opening.threads), (PROVIDER, _OPTIONS))
         return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
 
@@ -83,21 +83,6 @@ class OrtCuda(Runtime):
         """
         available(self)
         return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS))
-
-
-def refuse_fallback(model: Path, provider: str, options: Mapping[str, str]) -> None:
-    """Runs a model once on small inputs.
-
-    Raises:
-        UnavailableError: nodes on floating-point tensors of more than one element ran outside `provider`; names them.
-        ArtifactError: it cannot be read or run.
-    """
-    events, _ = _ort.profiled(model, (provider, options))
-    if found := _ort.misplaced(events, provider):
-        raise UnavailableError(
-            f"{model.name}: {len(found)} nodes did not run on {provider}: {', '.join(found[:5])}.",
-            hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
-        )
 
 
 RUNTIME = OrtCuda()

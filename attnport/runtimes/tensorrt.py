@@ -5,37 +5,51 @@ An engine is deserialised only after its digest, the installed version, its head
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError, first_line
 from attnport.jsonfile import digest_file
 from attnport.optional import require
-from attnport.runtimes import _cuda
+from attnport.runtimes import _cuda, _libraries
 from attnport.runtimes._engine_session import EngineSession
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Kind, Opening, Runtime
 
 
 class TensorRT(Runtime):
     """The data-centre flavour: an engine for the GPU that it was built on."""
 
     name: ClassVar[str] = "tensorrt"
-    opens: ClassVar[Literal["module", "onnx", "engine"]] = "engine"
+    opens: ClassVar[Kind] = "engine"
     form: ClassVar[str] = "tensorrt"
     module: ClassVar[str] = "tensorrt"
 
     def probe(self) -> Capabilities:
         """What the installed version and the driver can do; never raises."""
-        version = ""
+        version, libraries = "", {}
         try:
+            libraries = self.libraries()
             version = str(require(self.module).__version__)
             device = _cuda.Device()
         except UnavailableError as err:
-            return Capabilities(self.name, False, err.message, err.hint, version)
+            return Capabilities(self.name, False, err.message, err.hint, version, libraries=libraries)
         except Exception as err:  # a half-installed wheel or driver fails anywhere
-            return Capabilities(self.name, False, f"{self.module} does not work: {first_line(err)}", version=version)
-        return Capabilities(self.name, True, version=version, devices=(f"{device.name} (SM {device.sm})",), plans=PLANS)
+            said = f"{self.module} does not work: {first_line(err)}"
+            return Capabilities(self.name, False, said, version=version, libraries=libraries)
+        where = (f"{device.name} (SM {device.sm})",)
+        return Capabilities(self.name, True, version=version, devices=where, plans=PLANS, libraries=libraries)
+
+    def libraries(self) -> dict[str, str]:
+        """The libraries that the installed bindings ask for, with the path of each that the loader finds."""
+        folders = (f"{self.module}_bindings", self.module)
+        bindings = next(filter(None, (_libraries.beside(name, f"{self.module}*.so") for name in folders)), None)
+        if bindings is None:
+            return {}
+        with contextlib.suppress(UnavailableError):
+            require(self.module)  # loads them from where its wheel put them
+        return {name: _libraries.found(name) for name in _libraries.needed(bindings)}
 
     def open(self, opening: Opening) -> Session:
         """Checks the engine against its record, then deserialises it.

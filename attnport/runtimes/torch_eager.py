@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
 from attnport.dims import check_feeds
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,8 @@ class TorchEager(Runtime):
     """Runs the module as PyTorch does, without any graph."""
 
     name: ClassVar[str] = "torch_eager"
-    opens: ClassVar[Literal["module", "onnx", "engine"]] = "module"
+    opens: ClassVar[Kind] = "module"
+    isolated: ClassVar[bool] = False
 
     def probe(self) -> Capabilities:
         """What the installed version can do; never raises."""

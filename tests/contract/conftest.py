@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from one_attention import Model, contract, make
+from one_attention import Model, contract, make, pack
 
 from attnport.artifacts import ModelSpec, Source
 
@@ -34,4 +34,4 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
                 external_data=False,
                 verbose=False,
             )
-    return Model(ModelSpec("one", Source("one"), contract(), make), files)
+    return Model(ModelSpec("one", Source("one"), contract(), make), files, pack(folder, files["fp32"]))

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, ModelSpec
+from attnport.artifacts import FORMAT, Form, IOContract, Manifest, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
+from attnport.pipeline.bundle import bundle
+from attnport.pipeline.workspace import change
 
-VOCAB, WIDTH, HEADS = 11, 64, 2
+VOCAB, WIDTH, HEADS = 1 << 15, 64, 2
+"""The table of words is 8 MiB in float32: a session that is not freed shows in the memory of the process."""
 
 
 def contract(dtype: str = "float32") -> IOContract:
@@ -59,7 +63,44 @@ def make() -> OneAttention:
 
 @dataclass(frozen=True)
 class Model:
-    """The module's spec and its exports by plan."""
+    """The module's spec, its exports by plan, and a bundle of the fp32 one."""
 
     spec: ModelSpec
     files: dict[str, Path]
+    bundle: Path
+
+
+def pack(folder: Path, exported: Path) -> Path:
+    """A bundle of an fp32 export, made as a user makes it, of an artifact folder in `folder`."""
+    artifact, io = folder / "artifact", contract()
+    feeds = {"ids": np.arange(10).reshape(2, 5), "keep": np.tri(5, dtype=bool)[2:4]}
+    arrays = {f"golden-0/in/{name}": array for name, array in feeds.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    with torch.no_grad():
+        exact, eager = make().double()(**tensors), make()(**tensors)
+    for spec, reference, single in zip(io.outputs, exact, eager, strict=True):
+        valid = feeds["keep"] if spec.name == "attended" else np.ones(2, bool)
+        arrays |= {
+            f"golden-0/{kind}/{spec.name}": array
+            for kind, array in (("out", reference.numpy()), ("eager", single.numpy()), ("valid", valid))
+        }
+    with change(artifact) as edit:
+        edit.path("model.onnx").write_bytes(exported.read_bytes())
+        edit.path("model.ort_cpu.onnx").write_bytes(exported.read_bytes())
+        with edit.path("golden.npz").open("wb") as file:
+            np.savez(file, **arrays)
+        edit.manifest = Manifest(
+            FORMAT,
+            "0",
+            "one",
+            Source("one", code_digest="c" * 64, weights_digest="d" * 64),
+            io,
+            23,
+            (),
+            None,
+            {},
+            {},
+            forms={"ort_cpu": Form("ort_cpu", "fp32", "model.ort_cpu.onnx", 23)},
+        )
+        edit.finish("export", "by hand")
+    return bundle(artifact, folder / "app", unverified=True)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from one_attention import VOCAB, Model, contract
+from one_attention import VOCAB, WIDTH, Model, contract
 
-from attnport.artifacts import PLANS, Capabilities, Session
+from attnport.artifacts import PLANS, Capabilities, Ran, Session
 from attnport.errors import ArtifactError, FeedError, UnavailableError, UsageError
+from attnport.pipeline.worker import memory_bytes
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 
+WEIGHTS_BYTES = 4 * VOCAB * WIDTH
 # What a plan's unit roundoff makes of an output of order one, with room: an error below it was not computed in it.
 BAND = {"fp32": (0.0, 5e-6), "fp16": (5e-5, 2e-2), "bf16": (5e-4, 2e-1)}
 
@@ -58,12 +62,37 @@ def opening(runtime: Runtime, exported: Model, plan: str = "fp32", **changes: An
     given = {
         "io": contract(dtype if cast else "float32"),
         "plan": plan,
-        "model": exported.files[plan if half else "fp32"] if runtime.opens == "onnx" else None,
+        "model": {"onnx": exported.files[plan if half else "fp32"], "bundle": exported.bundle}.get(runtime.opens),
         "spec": exported.spec if runtime.opens == "module" else None,
         "threads": 1,
         "contract": True,
     }
     return Opening(**(given | changes))
+
+
+def plans(runtime: Runtime) -> tuple[str, ...]:
+    """What a session of the model can be opened in: a bundle has the plans of its forms, here of one."""
+    return ("fp32",) if runtime.opens == "bundle" else probed(runtime.name).plans
+
+
+def grown_bytes(open_one: Callable[[], Session], times: int = 10) -> int:
+    """How much more memory this process holds after sessions were opened, run and closed one after another."""
+
+    def once() -> None:
+        session = open_one()
+        session.run(feeds())
+        session.close()
+
+    def held() -> int:
+        gc.collect()
+        return memory_bytes("VmRSS")
+
+    for _ in range(3):
+        once()  # pools and caches fill
+    before = held()
+    for _ in range(times):
+        once()
+    return held() - before
 
 
 def feeds(batch: int = 3, seq: int = 7) -> dict[str, np.ndarray]:
@@ -133,7 +162,7 @@ def test_outputs_come_in_contract_order_with_their_dtypes(usable: Runtime, model
 
 @pytest.mark.parametrize("plan", BAND)
 def test_what_ran_is_what_the_numbers_show(usable: Runtime, model: Model, plan: str) -> None:
-    if plan not in probed(usable.name).plans:
+    if plan not in plans(usable):
         with pytest.raises(UnavailableError, match=plan):
             usable.open(opening(usable, model, plan))
         return
@@ -158,7 +187,7 @@ def test_every_size_gives_the_references_numbers(usable: Runtime, model: Model, 
 
 @pytest.mark.parametrize("plan", BAND)
 def test_an_attention_row_with_no_allowed_key_gives_zero(usable: Runtime, model: Model, plan: str) -> None:
-    if plan not in probed(usable.name).plans:
+    if plan not in plans(usable):
         pytest.skip(f"does not run {plan}")
     attended = usable.open(opening(usable, model, plan)).run(feeds())["attended"].astype(np.float64)
     assert (attended[2] == 0).all()
@@ -173,6 +202,38 @@ def test_closing_twice_is_fine_and_running_afterwards_is_not(usable: Runtime, mo
         session.close()
         with pytest.raises(UsageError, match="closed"):
             session.run(feeds())
+
+
+def test_ten_sessions_one_after_another_leave_nothing_behind(usable: Runtime, model: Model) -> None:
+    grown = grown_bytes(lambda: usable.open(opening(usable, model)))
+    assert grown < 5 * WEIGHTS_BYTES, f"{grown / 2**20:.0f} MiB"
+
+
+def test_sessions_that_are_left_open_are_seen_in_memory(model: Model) -> None:
+    kept = []
+
+    def leak() -> Session:
+        kept.append(base.get("torch_eager").open(opening(base.get("torch_eager"), model)))
+        return Wrapped(kept[-1])
+
+    assert grown_bytes(leak) > 8 * WEIGHTS_BYTES
+
+
+@dataclasses.dataclass
+class Wrapped:
+    """A session that does not close."""
+
+    session: Session
+
+    @property
+    def ran(self) -> Ran:
+        return self.session.ran
+
+    def run(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.session.run(given)
+
+    def close(self) -> None:
+        pass
 
 
 def test_two_threads_get_what_one_gets(usable: Runtime, model: Model) -> None:

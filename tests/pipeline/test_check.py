@@ -27,6 +27,7 @@ class Liar(base.Runtime):
 
     name = "liar"
     opens = "onnx"
+    isolated = False
     lie: Lie
 
     def probe(self) -> Capabilities:

@@ -96,6 +96,7 @@ def test_this_projects_own_requirements_are_read() -> None:
 class Broken(base.Runtime):
     name = "broken"
     opens = "onnx"
+    isolated = False
 
     def probe(self) -> Capabilities:
         raise ValueError("library is damaged")

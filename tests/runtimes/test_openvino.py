@@ -152,12 +152,6 @@ def test_another_precision_than_the_one_asked_for_is_an_error(tmp_path: Path, mo
         RUNTIME.open(Opening(io, model=path))
 
 
-def test_the_probe_tells_which_forms_become_one_layer() -> None:
-    forms = RUNTIME.probe().attention_forms
-    assert forms["Attention, bool mask [B,1,1,T]"] == "fused"
-    assert forms["decomposed, rows zeroed on the probabilities"] == "not fused"
-
-
 INTERRUPTED = """
 import os, signal, sys, time
 from pathlib import Path

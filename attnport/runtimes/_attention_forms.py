@@ -1,0 +1,139 @@
+"""Which ways to write an attention a runtime takes, answered by running a tiny graph of each on what is installed."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnport.artifacts import IOContract
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import AttnportError, UnavailableError, first_line
+from attnport.runtimes.base import Opening, Runtime
+
+if TYPE_CHECKING:
+    import onnx
+
+FUSED, RUNS, REFUSED = "fused", "runs, not fused", "refused"
+"""One kernel covers it from QK^T to PV; it runs in several, or in one that gives no proof; the answer follows."""
+
+_WHOLE, _PARTS = ("one",), ("qk", "softmax", "pv")
+_WRITTEN_OUT = "t = Transpose<perm=[0,1,3,2]>(k) [qk] s = MatMul(q, t) {} [softmax] p = Softmax<axis=-1>({}) "
+_MASKED = _WRITTEN_OUT.format("b = Where(m, s, low)", "b")
+
+
+@dataclass(frozen=True)
+class Form:
+    """An attention as one graph: what stands between its inputs q, k, v, perhaps a mask m, and its output y.
+
+    Attributes:
+        body: Nodes in ONNX's text form; those that are the attention have names in brackets.
+        anchors: Those names, see `artifacts.Form.anchors`.
+        mask: The declaration of the mask m; "" = there is none.
+        qkv: The declarations of q, k and v.
+        contrib: Whether ONNX Runtime's own operators occur.
+    """
+
+    body: str
+    anchors: tuple[str, ...] = _WHOLE
+    mask: str = ""
+    qkv: str = "float[B,4,S,32] q, float[B,4,T,32] k, float[B,4,T,32] v"
+    output: str = "float[B,4,S,32] y"
+    contrib: bool = False
+
+    def model(self, opset: int = 23) -> onnx.ModelProto:
+        """The graph as a model."""
+        import onnx.parser
+
+        inputs = ", ".join(filter(None, (self.qkv, self.mask)))
+        domains = f'"" : {opset}' + (', "com.microsoft" : 1' if self.contrib else "")
+        return onnx.parser.parse_model(
+            f"<ir_version: 10, opset_import: [{domains}]> g ({inputs}) => ({self.output}) "
+            f"<float low = {{-inf}}, float zero = {{0}}> {{ {self.body} }}"
+        )
+
+
+_WITH_MASK = "[one] y = Attention(q, k, v, m)"
+_PACKED = "float[B,S,128] q, float[B,S,128] k, float[B,S,128] v"
+FORMS = {
+    "Attention": Form("[one] y = Attention(q, k, v)"),
+    "Attention, causal": Form("[one] y = Attention<is_causal=1>(q, k, v)"),
+    "Attention, grouped heads": Form(
+        "[one] y = Attention(q, k, v)", qkv="float[B,4,S,32] q, float[B,2,T,32] k, float[B,2,T,32] v"
+    ),
+    **{
+        f"Attention, {word} mask {shape}": Form(_WITH_MASK, mask=f"{kind}{shape} m")
+        for word, kind in (("bool", "bool"), ("float", "float"))
+        for shape in ("[B,1,S,T]", "[B,1,1,T]")
+    },
+    "decomposed": Form(_WRITTEN_OUT.format("", "s") + "[pv] y = MatMul(p, v)", _PARTS),
+    "decomposed, rows zeroed on the output": Form(
+        _MASKED + "[pv] o = MatMul(p, v) n = IsNaN(o) y = Where(n, zero, o)", _PARTS, "bool[B,1,1,T] m"
+    ),
+    "decomposed, rows zeroed on the probabilities": Form(
+        _MASKED + "n = IsNaN(p) z = Where(n, zero, p) [pv] y = MatMul(z, v)", _PARTS, "bool[B,1,1,T] m"
+    ),
+    "MultiHeadAttention (com.microsoft)": Form(
+        "[one] y = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v)",
+        qkv=_PACKED,
+        output="float[B,S,128] y",
+        contrib=True,
+    ),
+}
+
+
+def tried(runtime: Runtime) -> dict[str, str]:
+    """What becomes of each form: `fused`, `runs, not fused`, or `refused: ` and what the runtime answered.
+
+    Args:
+        runtime: One that is available; empty for those that open no ONNX file.
+    """
+    return {name: _tried(runtime, form) for name, form in FORMS.items()} if runtime.opens == "onnx" else {}
+
+
+def _tried(runtime: Runtime, form: Form) -> str:
+    import onnx
+
+    from attnport.runtimes._onnx_file import small_feeds
+
+    model = form.model()
+    with tempfile.TemporaryDirectory(prefix="attnport-form-") as scratch:
+        path = Path(scratch, "form.onnx")
+        onnx.save_model(model, path)
+        try:
+            try:
+                if "" in runtime.fusion_evidence(path, {"": form.anchors}):
+                    return FUSED
+            except UnavailableError:  # it has none to give, but may run it
+                pass
+            session = runtime.open(Opening(_contract(model), model=path, threads=1))
+            try:
+                session.run(small_feeds(model))
+            finally:
+                session.close()
+        except AttnportError as err:
+            return f"{REFUSED}: {_said(err)}"
+        except Exception as err:  # a runtime's own exceptions share no base
+            return f"{REFUSED}: {first_line(err)}"
+    return RUNS
+
+
+def _said(err: AttnportError) -> str:
+    """What the runtime itself answered, without the temporary file's name and without its source's places."""
+    said = err.__cause__ if err.__cause__ is not None else err
+    # Behind ONNX Runtime's "Status Message:" come a source file, a C++ signature and a condition; words stand last.
+    return first_line(RuntimeError(str(said).rsplit(" was false. ", 1)[-1]))
+
+
+def _contract(model: onnx.ModelProto) -> IOContract:
+    import onnx
+
+    def spec(value: onnx.ValueInfoProto) -> TensorSpec:
+        tensor = value.type.tensor_type
+        dims = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+        return TensorSpec(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)), dims)
+
+    inputs, outputs = (tuple(map(spec, side)) for side in (model.graph.input, model.graph.output))
+    used = sorted({dim for each in (*inputs, *outputs) for dim in each.dims if isinstance(dim, str)})
+    return IOContract(inputs, outputs, tuple(Dim(name, 1, 2, 2) for name in used))

@@ -1,0 +1,48 @@
+"""Shared libraries that a runtime needs, and whether the loader finds them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from pathlib import Path
+
+_NEEDED = re.compile(
+    rb"\x00(lib(?:nvinfer|nvonnxparser|tensorrt|cudart|cublas|cudnn)[A-Za-z0-9_+-]*\.so[.0-9]*)(?=\x00)"
+)
+
+
+def needed(library: Path) -> tuple[str, ...]:
+    """The NVIDIA libraries whose names stand in an ELF file's string table, such as `libnvinfer.so.10`; () = no file.
+
+    Read as text, since the file cannot be loaded where one of them is missing.
+    """
+    try:
+        data = library.read_bytes()
+    except OSError:
+        return ()
+    return tuple(sorted({match.decode() for match in _NEEDED.findall(data)}))
+
+
+def found(name: str) -> str:
+    """The path from which the loader takes a library; "" when it does not find it."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return ""
+    for line in _text("/proc/self/maps").splitlines():
+        path = line.rpartition(" ")[2]
+        if Path(path).name.startswith(name):
+            return path
+    return name
+
+
+def beside(package: str, pattern: str) -> Path | None:
+    """The first file of an installed package's folder that fits a pattern; the package is not imported."""
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec is not None else None
+    return next((path for place in places or () for path in sorted(Path(place).glob(pattern))), None)
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text() if Path(path).is_file() else ""

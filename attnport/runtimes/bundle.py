@@ -1,0 +1,100 @@
+"""A bundle as a runtime: what was packed, through the reader that was packed with it in this release.
+
+So parity and latency are those of the application that embeds it, checks and copies of the reader included.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
+from attnport.bundling.python.manifest import VERSION
+from attnport.bundling.python.session import Machine
+from attnport.errors import ArtifactError, UnavailableError, UsageError
+from attnport.runtimes._reader import own_errors
+from attnport.runtimes._session import Array, CheckedSession, check_names, refused
+from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+
+
+class Bundle(Runtime):
+    """The Python reader, on whatever runtime the bundle's form asks for."""
+
+    name: ClassVar[str] = "bundle"
+    opens: ClassVar[Kind] = "bundle"
+
+    def probe(self) -> Capabilities:
+        """Always there: the reader is part of this package. What a form needs is found out when it is opened."""
+        return Capabilities(self.name, True, version=f"format {VERSION}", devices=("as its forms ask",), plans=PLANS)
+
+    def open(self, opening: Opening) -> Session:
+        """Checks every file of the bundle and opens the form `opening.form`, that one and no other.
+
+        Raises:
+            UsageError: no bundle was given.
+            ArtifactError: it is no bundle, its contract is not the opening's, or its form has another plan.
+            IntegrityError: a file is not the one that was packed.
+            UnavailableError: the form's runtime or device is not here.
+        """
+        from attnport.bundling.python.model import load
+
+        if opening.model is None:
+            raise UsageError("bundle opens a bundle's folder; got none.")
+        with own_errors(), warnings.catch_warnings():
+            # Forms that were passed over are the reader's to mention where it chooses; here one was asked for.
+            warnings.simplefilter("ignore")
+            model = load(opening.model, form=opening.form or None, threads=opening.threads or physical_cores())
+        try:
+            return _BundleSession(opening, model)
+        except BaseException:
+            model.close()
+            raise
+
+
+class _BundleSession(CheckedSession):
+    def __init__(self, opening: Opening, model: Any) -> None:
+        plan = model.manifest.forms[model.form].plan
+        super().__init__(opening.io, Ran(_device(model.machine), f"{model.provider} {model.version}", plan))
+        if plan != opening.plan:
+            raise UnavailableError(
+                f"{opening.model}: form {model.form} computes in {plan}; {opening.plan} was asked for."
+            )
+        self._model = model
+        check_contract(opening.io, model.io, str(opening.model))
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        with refused("the bundle's reader", feeds), own_errors():
+            found: Mapping[str, Array] = self._model.run(**feeds)
+        return found
+
+    def _free(self) -> None:
+        self._model.close()
+
+
+def check_contract(io: IOContract, packed: Any, where: str) -> None:
+    """Compares a bundle's contract with an artifact's.
+
+    Args:
+        packed: The manifest's `IO`.
+
+    Raises:
+        ArtifactError: other names, dtypes or dims; the bundle was made of another model.
+    """
+    check_names(io, [spec.name for spec in packed.inputs], [spec.name for spec in packed.outputs], where)
+    for ours, theirs in ((io.inputs, packed.inputs), (io.outputs, packed.outputs)):
+        known = {spec.name: spec for spec in theirs}
+        for spec in ours:
+            got = known[spec.name]
+            if (got.dtype, tuple(got.dims)) != (spec.dtype, spec.dims):
+                raise ArtifactError(
+                    f"{where}: tensor {spec.name!r} is {got.dtype}{list(got.dims)}; the contract says {spec}.",
+                    hint="The bundle was made of another model; make it again.",
+                )
+
+
+def _device(machine: Machine) -> str:
+    return f"{machine.device} (SM {machine.sm})" if machine.sm else "CPU"
+
+
+RUNTIME = Bundle()

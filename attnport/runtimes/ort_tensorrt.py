@@ -1,0 +1,124 @@
+"""ONNX Runtime with its TensorRT provider, and nothing that computes beside it on CUDA or the CPU.
+
+This provider is linked against one major release of TensorRT, which need not be the one that `tensorrt` installs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from attnport.artifacts import Capabilities, IOContract, Ran, Session
+from attnport.errors import UnavailableError, first_line
+from attnport.optional import require
+from attnport.runtimes import _libraries, _ort
+from attnport.runtimes._cuda import load_driver
+from attnport.runtimes._onnx_file import checked_model
+from attnport.runtimes._session import usual_feeds
+from attnport.runtimes.base import Kind, Opening, Runtime, available
+
+PROVIDER = "TensorrtExecutionProvider"
+# fp32 is not among them: TensorRT computes it in TF32 where it likes, and this provider has no option against that.
+PLANS = ("fp16", "bf16", "fp16_islands", "bf16_islands")
+_PIP = 'pip uninstall -y onnxruntime && pip install "attnport[gpu]"'
+_TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
+
+
+class OrtTensorRT(Runtime):
+    """The forms of `tensorrt`, compiled by ONNX Runtime on the device when they are opened."""
+
+    name: ClassVar[str] = "ort_tensorrt"
+    opens: ClassVar[Kind] = "onnx"
+    form: ClassVar[str] = "tensorrt"
+
+    def probe(self) -> Capabilities:
+        """What the installed version can do here; never raises.
+
+        Its libraries are looked for by the names that the provider asks for, then a tiny model has to run on it.
+        """
+        try:
+            ort = require("onnxruntime")
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, _PIP)
+        libraries: dict[str, str] = {}
+        try:
+            version = str(ort.__version__)
+            if PROVIDER not in ort.get_available_providers():
+                return Capabilities(self.name, False, f"this onnxruntime is built without {PROVIDER}.", _PIP, version)
+            libraries = wanted_libraries()
+            load_driver()
+            if missing := [name for name, path in libraries.items() if not path]:
+                return Capabilities(
+                    self.name, False, f"{PROVIDER} wants {', '.join(missing)}, which the loader does not find.",
+                    _hint(missing), version, libraries=libraries,
+                )  # fmt: skip
+            if answer := _ort.refusal(_TINY, PROVIDER):
+                return Capabilities(
+                    self.name, False, f"{PROVIDER} does not work here: {answer}", version=version, libraries=libraries
+                )
+            return Capabilities(
+                self.name,
+                True,
+                version=version,
+                devices=("CUDA",),
+                plans=PLANS,
+                max_opset=_ort.max_opset(PROVIDER),
+                libraries=libraries,
+            )
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, err.hint, version, libraries=libraries)
+        except Exception as err:  # a half-installed wheel fails anywhere
+            return Capabilities(self.name, False, f"onnxruntime does not work: {first_line(err)}", _PIP)
+
+    def open(self, opening: Opening) -> Session:
+        """Opens a form of `tensorrt` with one profile, that of the contract.
+
+        A run at the contract's usual sizes has to show that nothing fell back to CUDA or the CPU.
+
+        Raises:
+            UnavailableError: no device, a plan that it has not, or floating-point nodes run on another provider.
+            ArtifactError: the file is not a model that it can read and run, or not the contract's or the plan's.
+            IntegrityError: external data outside the model's folder.
+        """
+        found = available(self)
+        refuse_plan(self.name, opening.plan, found.plans)
+        path, _ = checked_model(self.name, opening)
+        provider = (PROVIDER, profile_options(opening.io, "trt_profile_{}_shapes"))
+        _ort.refuse_fallback(path, provider, usual_feeds(opening.io))
+        session = _ort.open_session(path, _ort.options(opening.threads), provider)
+        return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
+
+
+def refuse_plan(runtime: str, plan: str, plans: tuple[str, ...]) -> None:
+    """Raises UnavailableError for a plan that is not among `plans`."""
+    if plan not in plans:
+        reason = " fp32 would be computed in TF32 where TensorRT likes, and no option forbids it." * (plan == "fp32")
+        raise UnavailableError(f"{runtime} computes in {', '.join(plans)}; {plan} was asked for.{reason}")
+
+
+def profile_options(io: IOContract, option: str) -> dict[str, str]:
+    """The contract's sizes as the provider's options want them: `ids:1x1,mask:1x1` for the least, and so on.
+
+    Args:
+        option: The options' name, with `{}` for `min`, `opt` and `max`.
+    """
+    profile = io.profile()
+
+    def shapes(which: str) -> str:
+        sizes = profile.sizes(which)
+        return ",".join(f"{spec.name}:{'x'.join(map(str, spec.shape(sizes)))}" for spec in io.inputs if spec.dims)
+
+    return {option.format(which): shapes(which) for which in ("min", "opt", "max")}
+
+
+def wanted_libraries() -> dict[str, str]:
+    """By the name that the provider's library asks for, the path that the loader finds; "" where it finds none."""
+    library = _libraries.beside("onnxruntime", "capi/libonnxruntime_providers_tensorrt.so")
+    return {name: _libraries.found(name) for name in (_libraries.needed(library) if library else ())}
+
+
+def _hint(missing: list[str]) -> str:
+    versions = [name.rpartition(".so.")[2] for name in missing if name.startswith("libnvinfer.so.")]
+    return f'pip install "tensorrt-cu13=={versions[0]}.*"' if versions else "It wants CUDA and cuDNN libraries."
+
+
+RUNTIME = OrtTensorRT()

@@ -1,0 +1,178 @@
+"""torch.compile on CPU: the module as inductor compiles it, whole, and never the module itself in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnport.artifacts import Capabilities, Ran, Session
+from attnport.errors import AttnportError, UnavailableError, UsageError, first_line
+from attnport.optional import require
+from attnport.runtimes._session import Array, CheckedSession, refused, usual_feeds
+from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
+
+if TYPE_CHECKING:
+    import torch
+
+_CAST = {"fp16": "float16", "bf16": "bfloat16"}
+_PLANS = ("fp32", "fp16", "bf16")
+_GPP = "inductor compiles C++ for the CPU: install g++ (apt-get install g++), or name another compiler in CXX."
+
+
+class TorchCompile(Runtime):
+    """Compiles with dynamic shapes: one graph serves all sizes from 2 up, and one more each way that a size is 1."""
+
+    name: ClassVar[str] = "torch_compile"
+    opens: ClassVar[Kind] = "module"
+
+    def probe(self) -> Capabilities:
+        """What the installed version can do; never raises. A tiny function has to compile."""
+        try:
+            torch = require("torch")
+        except UnavailableError as err:
+            return Capabilities(self.name, False, err.message, err.hint)
+        version = str(torch.__version__)
+        if problem := _why_not():
+            return Capabilities(self.name, False, *problem, version=version)
+        return Capabilities(self.name, True, version=version, devices=("CPU",), plans=_PLANS)
+
+    def open(self, opening: Opening) -> Session:
+        """Makes the module, casts it to the plan and compiles it, by running it once at its usual sizes.
+
+        Raises:
+            UsageError: no module was given.
+            UnavailableError: no compiler, a plan of islands, or a module that does not compile as one graph.
+        """
+        if opening.spec is None:
+            raise UsageError("torch_compile opens a module; got none.")
+        if opening.plan not in _PLANS or opening.float64:
+            plan = "fp64" if opening.float64 else opening.plan
+            raise UnavailableError(f"torch_compile computes in {', '.join(_PLANS)}; {plan} was asked for.")
+        available(self)
+        return _CompiledSession(opening, opening.spec.make().eval())
+
+
+@functools.cache
+def _why_not() -> tuple[str, str] | None:
+    """Why nothing compiles in this process, and the hint; None when it does."""
+    try:
+        with _quiet():
+            import torch
+            from torch._inductor.cpp_builder import get_cpp_compiler
+            from torch._inductor.exc import InvalidCxxCompiler
+    except Exception as err:  # a half-installed wheel fails anywhere
+        return f"inductor does not work: {first_line(err)}", ""
+    try:
+        get_cpp_compiler()
+        with torch.inference_mode(), _quiet():
+            torch.compile(torch.nn.ReLU(), dynamic=True, fullgraph=True)(torch.ones(2, 3))
+    except InvalidCxxCompiler:
+        return "no C++ compiler was found.", _GPP
+    except Exception as err:  # what a compiler or its driver says shares no base
+        said = getattr(err, "inner_exception", err)
+        return f"inductor cannot compile here: {type(said).__name__}: {first_line(said)}", _GPP
+    return None
+
+
+class _CompiledSession(CheckedSession):
+    def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
+        import torch
+
+        precision = opening.plan
+        # On CPU this setting lets float32 products run in bfloat16, silently.
+        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+            precision += f" (matmul {torch.get_float32_matmul_precision()})"
+        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__} inductor", precision))
+        self._dtype = getattr(torch, _CAST.get(opening.plan, "float32"))
+        if self._dtype != torch.float32:
+            # A copy: the maker may hand out one module several times, and a cast changes it in place.
+            module = copy.deepcopy(module).to(self._dtype)
+        self._threads = opening.threads or physical_cores()
+        self._contract = opening.contract
+        self._runs = 0
+        self._compiled: Any = torch.compile(_own_code(module), backend=self._backend, dynamic=True, fullgraph=True)
+        feeds = usual_feeds(opening.io)
+        try:
+            with _quiet():
+                self._run(feeds)
+        except AttnportError as err:
+            raise UnavailableError(
+                f"the module does not compile as one graph: {err.message}",
+                hint="torch_eager runs it; what stops the compiler is in the message.",
+            ) from err
+
+    def _backend(self, graph: torch.fx.GraphModule, examples: Any) -> Any:
+        """Inductor's own code for a graph, with every run counted."""
+        from torch._inductor.compile_fx import compile_fx
+
+        from attnport.runtimes._compiled_contract import follow_contract
+
+        if self._contract:
+            follow_contract(graph)
+        compiled: Any = compile_fx(graph, examples)
+
+        def counted(*args: Any) -> Any:
+            self._runs += 1
+            return compiled(*args)
+
+        return counted
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        import torch
+
+        from attnport.runtimes.torch_eager import named_outputs, to_array, to_tensor
+
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
+        tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
+        before = self._runs
+        with refused("torch.compile", feeds), torch.inference_mode(), _no_fast_path(self._contract):
+            result = self._compiled(**tensors)
+        if self._runs != before + 1:
+            raise UnavailableError("PyTorch ran the module itself where compiled code was asked for.")
+        return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+
+    def _free(self) -> None:
+        self._compiled = None
+
+
+@contextlib.contextmanager
+def _no_fast_path(wanted: bool) -> Iterator[None]:
+    """Keeps nn.MultiheadAttention and nn.TransformerEncoderLayer from their fused path, whose attention is opaque."""
+    import torch
+
+    had = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(had and not wanted)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(had)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """While PyTorch compiles it warns about its own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _own_code(module: torch.nn.Module) -> Any:
+    """A function that calls the module, with a code object of its own.
+
+    Compiled graphs are kept by code object: those of all modules of a class would count towards one limit, beyond which
+    nothing compiles, and would live as long as the class.
+    """
+
+    def call(**tensors: Any) -> Any:
+        return module(**tensors)
+
+    call.__code__ = call.__code__.replace()
+    return call
+
+
+RUNTIME = TorchCompile()
