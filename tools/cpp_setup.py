@@ -30,6 +30,8 @@ SUITES = ("trixie", "sid")
 """Releases of Debian: ONNX Runtime's headers with an old interface (21), and with plug-in providers (23)."""
 PROGRAMS = {"g++": "g++", "cmake": "cmake", "ninja": "ninja-build"}
 MORE_PROGRAMS = {"clang++": "clang", "clang-tidy": "clang-tidy"}
+SANITIZERS = "libclang-rt-dev"
+"""What clang's sanitizers and fuzzer are linked with."""
 HEADERS = {"nlohmann/json.hpp": "nlohmann-json3-dev", "zlib.h": "zlib1g-dev", "openssl/evp.h": "libssl-dev"}
 FROM_PIP = {"cmake": "cmake", "ninja-build": "ninja"}
 
@@ -49,6 +51,8 @@ def missing(everything: bool) -> list[str]:
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     programs = PROGRAMS | (MORE_PROGRAMS if everything else {})
     found = [package for program, package in programs.items() if shutil.which(program, path=path) is None]
+    if everything and not any(Path("/usr/lib").glob("llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a")):
+        found.append(SANITIZERS)
     places = (Path("/usr/include"), Path("/usr/local/include"), UNPACKED / "usr" / "include")
     found += [package for header, package in HEADERS.items() if not any((one / header).exists() for one in places)]
     return found

@@ -52,3 +52,10 @@ def cpp_build_clang() -> Build:
         "-DCMAKE_DISABLE_FIND_PACKAGE_OpenSSL=ON",
         "-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a build waits for the compiler."""
+    for item in items:
+        if item.path.is_relative_to(cpp_builds.HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1800))
