@@ -1,0 +1,146 @@
+"""torch.compile: whole or not at all, compiled or refused, and the mask contract in what was compiled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import SpecError, UnavailableError
+from attnport.runtimes import base, torch_compile
+from attnport.runtimes._compiled_contract import follow_contract
+from attnport.runtimes.base import Opening
+
+RUNTIME = torch_compile.RUNTIME
+IO = IOContract(
+    (TensorSpec("x", "float32", ("B", "S", 8)), TensorSpec("keep", "bool", ("B", "S"))),
+    (TensorSpec("y", "float32", ("B", "S", 8)),),
+    (Dim("B", 1, 2, 4), Dim("S", 1, 6, 16)),
+)
+
+
+class Attention(nn.Module):
+    """One head, written by `how`; a hidden key by a bool mask, by finfo.min, or written out."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        B, S, _ = x.shape
+        keep_BST = keep[:, None, :].expand(B, S, S)
+        low_BST = torch.zeros_like(keep_BST, dtype=x.dtype).masked_fill(~keep_BST, torch.finfo(x.dtype).min)
+        if self.how == "bool":
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=keep_BST)
+        if self.how == "finfo.min":
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=low_BST)
+        scores_BST = x @ x.transpose(1, 2) + low_BST
+        if self.how == "method":
+            return scores_BST.softmax(-1) @ x
+        if self.how == "breaks":
+            if float(x.sum()) > 1e9:
+                return x
+            return torch.softmax(scores_BST, dim=-1) @ x
+        return nn.functional.softmax(input=scores_BST, dim=-1) @ x
+
+
+def spec(how: str) -> ModelSpec:
+    return ModelSpec(how, Source(how), IO, lambda: Attention(how))
+
+
+def feeds(batch: int = 3, seq: int = 5) -> dict[str, np.ndarray]:
+    keep = np.ones((batch, seq), bool)
+    keep[0, seq // 2 + 1 :] = False
+    keep[-1] = batch < 2
+    return {"x": np.random.default_rng(seq).standard_normal((batch, seq, 8), np.float32), "keep": keep}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiles() -> None:
+    if not RUNTIME.probe().available:
+        pytest.skip(RUNTIME.probe().reason)
+
+
+@pytest.mark.parametrize("how", ["finfo.min", "method", "functional"])
+def test_rows_with_no_allowed_key_follow_the_contract_however_attention_is_written(how: str) -> None:
+    eager = base.get("torch_eager").open(Opening(IO, spec=spec(how), contract=True)).run(feeds())["y"]
+    session = RUNTIME.open(Opening(IO, spec=spec(how), contract=True, threads=1))
+    got = session.run(feeds())["y"]
+    assert (got[-1] == 0).all()
+    np.testing.assert_allclose(got, eager, atol=2e-6)
+    assert "inductor" in session.ran.provider
+
+
+def test_without_the_contract_the_module_is_as_it_was_written() -> None:
+    session = RUNTIME.open(Opening(IO, spec=spec("finfo.min"), threads=1))
+    raw = Attention("finfo.min")(**{name: torch.from_numpy(array) for name, array in feeds().items()})
+    np.testing.assert_allclose(session.run(feeds())["y"], raw.numpy(), atol=2e-6)
+    assert (raw[-1] != 0).any()
+
+
+def test_one_graph_serves_all_sizes_and_one_more_a_size_of_one() -> None:
+    session: Any = RUNTIME.open(Opening(IO, spec=spec("bool"), threads=1))
+    graphs = []
+    backend = session._backend
+    session._compiled = torch.compile(
+        torch_compile._own_code(Attention("bool")),
+        backend=lambda *given: graphs.append(1) or backend(*given),
+        dynamic=True,
+        fullgraph=True,
+    )
+    for sizes in ((2, 6), (3, 5), (4, 16), (2, 2)):
+        session.run(feeds(*sizes))
+    assert len(graphs) == 1
+    session.run(feeds(1, 5))
+    session.run(feeds(1, 9))
+    assert len(graphs) == 2
+
+
+def test_a_module_that_does_not_compile_whole_is_refused_with_what_stops_it() -> None:
+    with pytest.raises(UnavailableError, match="does not compile as one graph") as caught:
+        RUNTIME.open(Opening(IO, spec=spec("breaks"), threads=1))
+    assert "torch_eager" in caught.value.hint
+    assert "data-dependent" in caught.value.message.lower() or "break" in caught.value.message.lower()
+
+
+def test_running_the_module_itself_in_place_of_compiled_code_is_an_error() -> None:
+    session: Any = RUNTIME.open(Opening(IO, spec=spec("bool"), threads=1))
+    session._compiled = Attention("bool")
+    with pytest.raises(UnavailableError, match="ran the module itself"):
+        session.run(feeds())
+
+
+@pytest.mark.parametrize(("plan", "float64"), [("fp16_islands", False), ("fp32", True)])
+def test_what_it_does_not_compute_in_is_refused(plan: str, float64: bool) -> None:
+    with pytest.raises(UnavailableError, match="computes in fp32, fp16, bf16"):
+        RUNTIME.open(Opening(IO, plan=plan, spec=spec("bool"), float64=float64))
+
+
+def test_an_attention_that_cannot_be_reached_is_refused() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(nn.functional.multi_head_attention_forward, (x,)))
+    with pytest.raises(SpecError, match="multi_head_attention_forward"):
+        follow_contract(torch.fx.GraphModule(nn.Module(), graph))
+
+
+NO_COMPILER = """
+import os
+os.environ["CXX"] = "no-such-compiler"
+from attnport.runtimes.torch_compile import RUNTIME
+found = RUNTIME.probe()
+print(found.available, found.reason, found.hint)
+"""
+
+
+def test_without_a_compiler_the_probe_says_how_to_get_one() -> None:
+    run = subprocess.run([sys.executable, "-c", NO_COMPILER], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("False")
+    assert "g++" in run.stdout
