@@ -1,52 +1,21 @@
-// A TensorRT engine on a device: profiles, device memory, one execution context a profile. Both flavours share one API;
-// the library is that of the headers that this file was compiled with: see EngineLibrary::require.
-#include "opening.hpp"
+#ifdef ATTNPORT_WITH_TENSORRT
 
-#include <attnport/error.hpp>
-
-#ifndef ATTNPORT_WITH_TENSORRT
-
-namespace attnport::reader {
-
-std::unique_ptr<Session> open_engine(const std::filesystem::path& /*path*/, const Manifest& manifest,
-                                     const std::string& name, const std::optional<Cache>& /*cache*/) {
-    throw RuntimeMissing(manifest.form(name).runtime +
-                         ": this library was built without TensorRT's headers; name their folders to CMake in "
-                         "TENSORRT_INCLUDE_DIR and CUDA_INCLUDE_DIR.");
-}
-
-}  // namespace attnport::reader
-
-#else
+#include "engine_session.hpp"
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <string_view>
-#include <utility>
-#include <vector>
 
-#include <NvInferRuntime.h>
+#include <attnport/error.hpp>
 
-#include "cuda.hpp"
-#include "engine_library.hpp"
 #include "memory.hpp"
 #include "profiles.hpp"
-#include "regular.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
 
 namespace {
 
-#ifdef TRT_MAJOR_RTX
-constexpr Headers compiled_with{"tensorrt_rtx", TRT_MAJOR_RTX, TRT_MINOR_RTX};
-#else
-constexpr Headers compiled_with{"tensorrt", NV_TENSORRT_MAJOR, NV_TENSORRT_MINOR};
-#endif
 /// What TensorRT asks of every address of a tensor.
 constexpr cuda::Address alignment_bytes = 256;
 
@@ -77,81 +46,7 @@ void* pointer(cuda::Address address) {
     return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));  // NOLINT(performance-no-int-to-ptr)
 }
 
-/// Keeps TensorRT's last error for our messages and prints nothing.
-class Log final : public nvinfer1::ILogger {
-public:
-    void log(Severity severity, const char* message) noexcept override {
-        if (severity > Severity::kERROR) return;
-        try {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            last_ = message;
-        } catch (...) {  // NOLINT(bugprone-empty-catch): without memory for its reason, the error is told without one
-        }
-    }
-    [[nodiscard]] std::string last() const {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return last_.empty() ? "it gives no reason." : last_;
-    }
-
-private:
-    mutable std::mutex mutex_;
-    std::string last_;
-};
-
-/// A deserialised engine. Calls from several threads take turns.
-class EngineSession final : public Session {
-public:
-    /// Whoever opens an engine has compared digest, version, header and device before; `device` is open. The names
-    /// of the outputs are in the order of the contract; `where` is what messages call the engine.
-    EngineSession(std::shared_ptr<const cuda::Device> device, const EngineLibrary& library, std::string_view data,
-                  const std::string& where, std::vector<std::string> output_names, std::optional<RuntimeCache> cache);
-    EngineSession(const EngineSession&) = delete;
-    EngineSession& operator=(const EngineSession&) = delete;
-    ~EngineSession() override;
-
-    std::vector<Tensor> run(const std::vector<Input>& given) override { return locked(given, Place::Cpu); }
-
-    /// Inputs on the GPU are read where they are: work on them in the same CUDA context is waited for. Outputs have
-    /// memory of their own, and keep the device.
-    std::vector<Tensor> run_device(const std::vector<Input>& given) override { return locked(given, Place::Cuda); }
-
-private:
-    /// TensorRT's objects, in its order of destruction: contexts before their engine, the engine before its runtime.
-    struct Objects {
-        std::unique_ptr<nvinfer1::IRuntime> runtime;
-        std::unique_ptr<nvinfer1::ICudaEngine> engine;
-#ifdef TRT_MAJOR_RTX
-        std::unique_ptr<nvinfer1::IRuntimeConfig> config;
-        std::unique_ptr<nvinfer1::IRuntimeCache> compiled;
-#endif
-        std::map<std::size_t, std::unique_ptr<nvinfer1::IExecutionContext>> contexts;
-        std::map<std::string, std::unique_ptr<cuda::Memory>> buffers;
-
-        void clear() noexcept;
-    };
-
-    void load(const EngineLibrary& library, std::string_view data, const std::string& where);
-    void read_ports();
-    void configure();
-    void keep();
-    void settle() const noexcept;
-    std::vector<Tensor> locked(const std::vector<Input>& given, Place wanted);
-    std::vector<Tensor> computed(nvinfer1::IExecutionContext& context, const std::vector<const Input*>& given,
-                                 Place wanted);
-    void bind_input(nvinfer1::IExecutionContext& context, const Port& port, const Input& input);
-    [[nodiscard]] cuda::Address checked_address(const Port& port, const Input& input) const;
-    [[nodiscard]] Tensor bind_output(nvinfer1::IExecutionContext& context, const std::string& called, Place wanted);
-    std::pair<nvinfer1::IExecutionContext*, bool> context_of(std::size_t profile);
-    cuda::Address buffer(const std::string& called, std::size_t bytes);
-    [[nodiscard]] cudaStream_t stream() const { return static_cast<cudaStream_t>(device_->stream()); }
-
-    std::shared_ptr<const cuda::Device> device_;  // the last to go
-    Log log_;
-    std::optional<RuntimeCache> cache_;
-    std::vector<std::string> output_names_;
-    Objects objects_;
-    std::mutex mutex_;
-};
+}  // namespace
 
 void EngineSession::Objects::clear() noexcept {
     buffers.clear();
@@ -401,53 +296,6 @@ cuda::Address EngineSession::buffer(const std::string& called, std::size_t bytes
         held = std::make_unique<cuda::Memory>(device_, bytes);
     }
     return held->address();
-}
-
-std::string whole(const std::filesystem::path& path) {
-    try {
-        RegularFile file(path);
-        return file.read_up_to(file.size());
-    } catch (const SystemError& err) {
-        throw IntegrityError(path.string() + ": " + err.what());
-    } catch (const std::invalid_argument& err) {
-        throw IntegrityError(path.string() + ": " + err.what());
-    }
-}
-
-}  // namespace
-
-std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Manifest& manifest,
-                                     const std::string& name, const std::optional<Cache>& cache) {
-    const Form& form = manifest.form(name);
-    if (form.runtime != compiled_with.runtime) {
-        throw RuntimeMissing(form.runtime + ": this library was built with the headers of " +
-                             std::string(compiled_with.runtime) +
-                             "; build one with its own: CMake's TENSORRT_INCLUDE_DIR.");
-    }
-    const EngineLibrary library(form.runtime, form.requires_);
-    library.require(compiled_with);
-    const auto device = std::make_shared<cuda::Device>();
-    const std::vector<std::int64_t>& built_for = form.requires_.sm;
-    if (!built_for.empty() && std::find(built_for.begin(), built_for.end(), device->sm()) == built_for.end()) {
-        std::vector<std::string> targets;
-        targets.reserve(built_for.size());
-        for (const std::int64_t sm : built_for) targets.push_back(std::to_string(sm));
-        throw RuntimeMissing("the engine was built for SM " + joined(targets) + "; " + device->name() + " is SM " +
-                             std::to_string(device->sm()) + ".");
-    }
-    std::optional<RuntimeCache> kept;
-    if (cache && form.runtime == "tensorrt_rtx") {
-        const std::string provider = library.runtime() + " " + library.version();
-        kept.emplace(*cache, entry(manifest, name, provider, library.version(), cuda::machine(*device)));
-    }
-    device->open();
-    std::vector<std::string> outputs;
-    outputs.reserve(manifest.io.outputs.size());
-    for (const TensorSpec& spec : manifest.io.outputs) outputs.push_back(spec.name);
-    auto session = std::make_unique<EngineSession>(device, library, whole(path), path.string(), std::move(outputs),
-                                                   std::move(kept));
-    check_profiles(manifest.io, form, *session, path.string());
-    return session;
 }
 
 }  // namespace attnport::reader
