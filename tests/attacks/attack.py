@@ -120,6 +120,16 @@ def edit(folder: Path, manifest: Path, at: list[str | int], to: Any = None, remo
     manifest.write_text(json.dumps(value))
 
 
+def multiply(folder: Path, manifest: Path, forms: int, cases: int) -> None:
+    """So many copies of the first form, each with a plan of its own, and so many golden cases of one output each."""
+    value = json.loads(manifest.read_text())
+    first, bound = next(iter(value["forms"].values())), value["goldens"]["bounds"][0]
+    value["forms"] = {f"form{number}": {**first, "plan": f"plan{number}"} for number in range(forms)}
+    value["order"] = list(value["forms"])
+    value["goldens"]["bounds"] = [{**bound, "case": f"case{number}", "plan": "plan0"} for number in range(cases)]
+    manifest.write_text(json.dumps(value))
+
+
 def rekey(folder: Path, manifest: Path, key: str, to: str) -> None:
     """Gives a file another name in the manifest."""
     value = json.loads(manifest.read_text())
@@ -232,6 +242,7 @@ STEPS: dict[str, Callable[..., None]] = {
         add_folder,
         move_out,
         edit,
+        multiply,
         rekey,
         replace,
         replace_bytes,

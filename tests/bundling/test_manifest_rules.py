@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import random
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +17,8 @@ from typing import Any
 import pytest
 
 from attnport.bundling.python import BundleError, IntegrityError
-from attnport.bundling.python.manifest import from_bytes
+from attnport.bundling.python.contract import Tensor
+from attnport.bundling.python.manifest import Bound, Goldens, from_bytes
 from attnport.bundling.python.names import check_names
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -192,6 +199,71 @@ def test_what_makes_no_sense_is_refused_by_its_place(made_bundle: Path, name: st
     assert len(str(caught.value)) < 1000
     assert words in str(caught.value)
     assert str(caught.value).isprintable(), "a message goes to a terminal"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bounds_are_compared_with_every_plan_case_and_output(seed: int) -> None:
+    chance = random.Random(seed)
+    names = [str(number) for number in range(3)]
+    every = set(itertools.product(names, names, names))
+    plans, outputs = set(chance.sample(names, 2)), chance.sample(names, 2)
+    found = {place for place in every if place[0] in plans and place[2] in outputs}
+    for place in chance.sample(sorted(every), chance.randrange(4)):
+        found ^= {place}
+    places = chance.sample(sorted(found), len(found))
+    cases = {case for _, case, _ in found}
+    wanted = {place for place in every if place[0] in plans and place[1] in cases and place[2] in outputs}
+    goldens = Goldens("g.npz", tuple(Bound(case, output, plan, 0.0, 0.0) for plan, case, output in places))
+    tensors = tuple(Tensor(name, "float32", (), None) for name in outputs)
+    if wanted == found:
+        goldens.check(tensors, plans)
+        return
+    plan, case, output = min(wanted ^ found)
+    with pytest.raises(ValueError, match=f"the bound of case '{case}', output '{output}', plan {plan} is on one side"):
+        goldens.check(tensors, plans)
+
+
+def test_many_plans_and_cases_are_refused_without_making_every_pair() -> None:
+    goldens = Goldens("g.npz", tuple(Bound(f"{number:05}", "y", "0000", 0.0, 0.0) for number in range(10_000)))
+    outputs = (Tensor("y", "float32", (), None),)
+    start = time.process_time()
+    with pytest.raises(ValueError, match="case '00000', output 'y', plan 0001 is on one side"):
+        goldens.check(outputs, {f"{number:04}" for number in range(1000)})
+    assert time.process_time() - start < 1  # every pair: 5 s and 1 GB
+
+
+def test_what_is_expected_is_said_without_the_names_of_modules(made_bundle: Path) -> None:
+    for place, words in {
+        "inputs": "tuple[Tensor, ...]",
+        "dims": "tuple[Dim, ...]",
+    }.items():
+        found = json.loads((made_bundle / "bundle.json").read_text())
+        found["io"][place] = 1
+        with pytest.raises(IntegrityError, match=re.escape(f"io.{place}: got 1; expected {words}.")):
+            from_bytes(json.dumps(found).encode(), "bundle.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("forms", "Mapping[str, Form]"),
+        ("requires", "Requires"),
+        ("fusion", "Fusion | None"),
+        ("proof", "Literal['device', 'graph-only']"),
+        ("provider", "str | None"),
+    ],
+)
+def test_the_copied_reader_says_what_is_expected_in_the_same_words(app: Path, key: str, words: str) -> None:
+    found = json.loads((app / "bundle.json").read_text())
+    (found if key in found else form(found))[key] = 1.5
+    (app / "bundle.json").write_text(json.dumps(found))
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "attnport_bundle", "selftest", str(app)],
+        cwd=app / "python", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert f"{key}: got 1.5; expected {words}." in done.stderr
+    with pytest.raises(IntegrityError, match=re.escape(f"{key}: got 1.5; expected {words}.")):
+        from_bytes(json.dumps(found).encode(), "bundle.json")
 
 
 def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:

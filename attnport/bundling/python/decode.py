@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ MAX_DEPTH = 32
 MAX_TEXT = 1000
 MAX_INTEGER = (1 << 53) - 1
 """The largest that every reader of JSON takes for what is written."""
+_MODULES = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 
 def parse(data: bytes, where: str) -> Any:
@@ -149,4 +151,5 @@ def _short(value: Any) -> str:
 
 
 def _words(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("collections.abc.", "").replace("typing.", "")
+    """A kind without its modules: their names depend on where this reader was copied to."""
+    return kind.__name__ if isinstance(kind, type) else _MODULES.sub("", str(kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -261,16 +262,19 @@ class Goldens:
         """Raises ValueError unless there is one bound for every case, output and plan, and none for anything else."""
         found = [(bound.plan, bound.case, bound.output) for bound in self.bounds]
         cases = {bound.case for bound in self.bounds}
-        wanted = {(plan, case, spec.name) for plan in plans for case in cases for spec in outputs}
         if not cases:
             raise ValueError("goldens: there is no golden case")
         if len(set(found)) != len(found):
             raise ValueError("goldens: a bound is there twice")
-        for plan, case, output in sorted(wanted ^ set(found))[:1]:
-            raise ValueError(
-                f"goldens: the bound of case {case!r}, output {output!r}, plan {plan} is on one side only of the "
-                "forms' outputs and plans and the list of bounds"
-            )
+        # Both sides in one order, side by side up to the first that differs: all that is wanted may be more than fits.
+        wanted = itertools.product(sorted(plans), sorted(cases), sorted(spec.name for spec in outputs))
+        for sides in itertools.zip_longest(wanted, sorted(found)):
+            if sides[0] != sides[1]:
+                plan, case, output = min(place for place in sides if place is not None)
+                raise ValueError(
+                    f"goldens: the bound of case {case!r}, output {output!r}, plan {plan} is on one side only of the "
+                    "forms' outputs and plans and the list of bounds"
+                )
 
 
 @dataclass(frozen=True)
