@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from attnport import __version__
+from attnport.console.bench_options import bench_options, check_together
 from attnport.console.run import INTERRUPTED, Reporter, Verbs, complain, verb
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -204,25 +205,44 @@ def check(
 
 
 @cli.command()
-@click.argument("folder", type=FOLDER)
-@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other.")
-@click.option("--shape", "shapes", multiple=True, help='"batch=8,seq=128"; several allowed.')
-@click.option("--text", type=FOLDER, help="Sentences, one a line.")
-@click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores.")
-@click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds in all.")
-@click.option("--force", is_flag=True, help="Measure even when nothing changed.")
+@bench_options
 @verb
 def bench(
-    out: Reporter, folder: Path, runtimes: tuple[str, ...], shapes: tuple[str, ...], text: Path | None,
-    threads: int | None, budget: float, force: bool,
+    out: Reporter, folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool,
+    save: Path | None, budget: float, **options: Any,
 ) -> Callable[[], None]:  # fmt: skip
-    """Compare the latency of runtimes, with intervals."""
-    from attnport.pipeline.bench import bench as run
+    """Compare the latency of runtimes, or of two versions, with intervals.
 
-    report = run(
-        folder, runtimes or None, shapes or None, text, threads, budget_s=budget, force=force, progress=out.progress
-    )
-    return lambda: out.show(report, "show_latency")
+    FOLDER is measured. With --compare, two reports of earlier runs are compared instead.
+    """
+    from attnport.pipeline import regression
+
+    check_together(folder, compare, fail_on_regression)
+    if compare is not None:
+        changes = regression.compare(*compare)
+
+        def judge() -> None:
+            out.show(changes, "show_regression")
+            if fail_on_regression:
+                regression.raise_for(changes)
+
+        return judge
+
+    from attnport.pipeline.bench import bench as run
+    from attnport.pipeline.bench import raise_for
+
+    if save is not None:
+        regression.check_target(save)
+    assert folder is not None
+    report = run(folder, budget_s=budget, progress=out.progress, **options)
+    if save is not None:
+        regression.save(report, save)
+
+    def finish() -> None:
+        out.show(report, "show_latency")
+        raise_for(report, options["runtimes"])
+
+    return finish
 
 
 @cli.command()

@@ -1,7 +1,7 @@
 """One tree of errors; each class owns its exit code and carries a hint that says how to fix it.
 
 Exit codes: 0 fine, 1 our bug, 2 usage or bad input, 3 a runtime or dependency is not available,
-4 parity failed, 5 a required fusion is missing, 6 integrity or a disclosure, 130 interrupted.
+4 parity failed, 5 a required fusion is missing, 6 integrity or a disclosure, 7 slower than before, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -93,3 +93,9 @@ class Disclosure(AttnportError):
     """A file gives away what whoever gets it need not know: paths, people, notes, attention weights, data."""
 
     exit_code = 6
+
+
+class LatencyRegressed(AttnportError):
+    """A model is slower than it was, and that was to be no success."""
+
+    exit_code = 7

@@ -20,7 +20,7 @@ from attnport.artifacts import (
     RuntimeParity,
 )
 from attnport.auditing.findings import Finding
-from attnport.console import cells, tables, trust_tables
+from attnport.console import cells, latency_tables, tables, trust_tables
 from attnport.console.run import Reporter
 from attnport.pipeline.audit import AuditReport
 from attnport.pipeline.listing import Listing, listing
@@ -92,7 +92,7 @@ VALUES: dict[str, Any] = {
 
 
 def printed(name: str, value: Any, *, colour: bool = False) -> str:
-    show = getattr(tables, name, None) or getattr(trust_tables, name)
+    show = next(getattr(each, name) for each in (tables, latency_tables, trust_tables) if hasattr(each, name))
     return cells.render(show, value, colour=colour)
 
 

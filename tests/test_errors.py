@@ -25,6 +25,7 @@ EXIT_CODES = {
     "FusionMissing": 5,
     "IntegrityError": 6,
     "Disclosure": 6,
+    "LatencyRegressed": 7,
 }
 
 

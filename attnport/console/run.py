@@ -87,15 +87,15 @@ class Reporter:
         self._status = None
 
     def show(self, value: Any, table: str) -> None:
-        """Prints a value as JSON, or by the function of `tables` or `trust_tables` that is called `table`."""
+        """Prints a value as JSON, or by the function of a module of tables that is called `table`."""
         if self.as_json:
             from attnport.jsonfile import to_json
 
             self.print(to_json(value))
             return
-        from attnport.console import cells, tables, trust_tables
+        from attnport.console import cells, latency_tables, tables, trust_tables
 
-        show = getattr(tables, table, None) or getattr(trust_tables, table)
+        show = next(getattr(each, table) for each in (tables, latency_tables, trust_tables) if hasattr(each, table))
         self.print(cells.render(show, value, colour=sys.stdout.isatty()))
 
     def show_path(self, path: Path) -> None:

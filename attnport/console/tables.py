@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         EngineRecord,
         FusionReport,
         FusionTable,
-        LatencyReport,
         LatencyRow,
         Manifest,
         ParityReport,
@@ -185,37 +184,6 @@ def _parity_table(console: Console, title: str, what: str, rows: Mapping[str, Ru
         table.add_row(name, cells.verdict(row.verdict), cells.plain(ran), cases, worst)
     console.print(table)
     cells.notes(console, {name: row.reason for name, row in rows.items() if row.verdict != "PASS"})
-
-
-def show_latency(console: Console, report: LatencyReport) -> None:
-    """One table a workload: medians, intervals of the ratio to the baseline, throughput, memory."""
-    numbers = ("median ms", "items/s", "tokens/s", "peak MiB")
-    for shape, rows in report.shapes.items():
-        table = cells.table(
-            f"latency: {cells.plain(shape)}", "runtime", "median ms", "ratio (interval)", *numbers[1:], right=numbers
-        )
-        notes = {name: row.reason for name, row in rows.items() if row.reason}
-        for name, row in rows.items():
-            if row.median_ns is None:
-                table.add_row(name, cells.verdict("NOT_RUN"))
-                continue
-            ratio = f"{row.ratio[1]:.2f} [{row.ratio[0]:.2f}, {row.ratio[2]:.2f}]" if row.ratio else row.verdict
-            table.add_row(
-                name,
-                f"{row.median_ns / 1e6:.2f}",
-                cells.plain(f"{ratio} ~" if row.verdict == "no difference shown" else ratio),
-                _number(row.items_per_s),
-                _number(row.tokens_per_s),
-                "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f}",
-            )
-        console.print(table)
-        cells.notes(console, notes)
-    console.print(f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown", style="dim")
-    console.print("peak: memory above what the process had once its packages were imported", style="dim")
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def show_engine(console: Console, record: EngineRecord) -> None:

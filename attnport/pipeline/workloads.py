@@ -1,4 +1,4 @@
-"""What `attnport bench` times: sentences as they come, and full batches of a size."""
+"""What `attnport bench` times: sentences as they come, ragged batches of given lengths, and full batches of a size."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract, Manifest
+from attnport.compare.grid import MOST, parse_grid
 from attnport.compare.inputs import Array, Case, batch_dim, full_case, real_tokens
+from attnport.compare.lengths import Histogram, batch_limit, ragged_case, spread
 from attnport.compare.text import reads_text, text_cases
-from attnport.dims import parse_sizes
 from attnport.errors import UsageError
 
-_MANY = 32
+MANY = 32
+"""Sentences or lengths in a padded batch."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,26 @@ class Workload:
 
 
 def workloads(
-    folder: Path, manifest: Manifest, shapes: Sequence[str] | None, sentences: Sequence[str], seed: int
+    folder: Path,
+    manifest: Manifest,
+    shapes: Sequence[str] | None,
+    sentences: Sequence[str],
+    seed: int,
+    lengths: Histogram | None = None,
+    batch: int = MANY,
 ) -> list[Workload]:
-    """The workloads: `1 sentence` and `32 sentences` where there are sentences, then the shapes.
+    """The workloads: `1 sentence` and `32 sentences` where there are sentences, the same of lengths, then the shapes.
 
-    Without shapes, `batch=8,seq=128` for a model that reads text, else every dim at its opt.
+    Without shapes and lengths, `batch=8,seq=128` for a model that reads text, else every dim at its opt.
+
+    Args:
+        shapes: Grids of sizes, see `grid`.
+        lengths: How many sequences there are of each length.
+        batch: Sentences or lengths in a padded batch.
 
     Raises:
         ProfileError: a shape is malformed or beyond the model's limit.
-        UsageError: sentences for a model without a tokenizer.
+        UsageError: sentences for a model without a tokenizer, lengths for one without a padding mask, too many shapes.
     """
     io = manifest.io
     made = []
@@ -52,11 +65,19 @@ def workloads(
         alone = text_cases(io, sentences, tokenizer, batch=1)
         # The sentence of median length: neither the luck of the first line nor an average that no call has.
         middle = sorted(alone, key=lambda case: real_tokens(io, case.feeds))[len(alone) // 2]
-        together = text_cases(io, sentences[:_MANY], tokenizer, batch=_MANY)[0]
+        together = text_cases(io, sentences[:batch], tokenizer, batch=batch)[0]
         made += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
+    if lengths:
+        least = io.dim(str(batch_dim(io))).min if batch_dim(io) else 1
+        together_count = max(least, min(batch, batch_limit(io), sum(lengths.values())))
+        for count in dict.fromkeys((least, together_count)):
+            made.append(_workload(io, ragged_case(io, spread(lengths, count), seed)))
     if shapes:
-        made += [_workload(io, full_case(io, parse_sizes(shape, io.dims), seed)) for shape in shapes]
-    else:
+        sizes = [each for shape in shapes for each in parse_grid(shape, io.dims)]
+        if len(sizes) > MOST:
+            raise UsageError(f"got {len(sizes)} shapes; at most {MOST} are measured in one run.")
+        made += [_workload(io, full_case(io, each, seed)) for each in sizes]
+    elif not lengths:
         made.append(_workload(io, full_case(io, _usual(io) if reads_text(io) else {}, seed)))
     return list({workload.name: workload for workload in made}.values())
 

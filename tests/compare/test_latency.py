@@ -4,59 +4,8 @@ import numpy as np
 import pytest
 
 from attnport.artifacts import Ran
-from attnport.compare.latency import P90_SAMPLES, Samples, orders, ratio_interval, row, rows
-
-Rounds = list[tuple[int, ...]]
-
-
-def world(seed: int, rounds: int, calls: int, factor: float, *, drift: bool) -> tuple[Rounds, Rounds]:
-    """Two runtimes on a noisy machine, the first `factor` times as slow: skewed noise, outliers, a common drift."""
-    rng = np.random.default_rng(seed)
-    level = 1 + (np.cumsum(rng.normal(0, 0.02, rounds)) if drift else np.zeros(rounds))
-
-    def side(speed: float) -> Rounds:
-        noise = np.exp(np.abs(rng.normal(0, 0.03, (rounds, calls))))
-        noise *= 1 + (rng.random((rounds, calls)) < 0.05) * rng.exponential(1, (rounds, calls))
-        return [tuple(int(5e6 * speed * level[index] * one) for one in noise[index]) for index in range(rounds)]
-
-    return side(factor), side(1.0)
-
-
-def told_apart(factor: float, rounds: int, calls: int, *, drift: bool, worlds: int = 150) -> float:
-    hits = 0
-    for seed in range(worlds):
-        ours, theirs = world(seed, rounds, calls, factor, drift=drift)
-        low, _, high = ratio_interval(ours, theirs, seed)
-        hits += not low <= 1 <= high
-    return hits / worlds
-
-
-@pytest.mark.parametrize(("rounds", "calls", "drift"), [(12, 1, False), (12, 4, True), (40, 1, True)])
-def test_two_equal_runtimes_are_hardly_ever_told_apart(rounds: int, calls: int, drift: bool) -> None:
-    assert told_apart(1.0, rounds, calls, drift=drift) <= 0.08
-
-
-@pytest.mark.parametrize(("rounds", "calls"), [(12, 4), (40, 1)])
-def test_a_slowdown_of_a_tenth_is_found(rounds: int, calls: int) -> None:
-    assert told_apart(1.1, rounds, calls, drift=True) >= 0.95
-
-
-def test_the_interval_holds_the_ratio_and_is_the_same_for_a_seed() -> None:
-    ours, theirs = world(1, 20, 3, 1.5, drift=True)
-    low, middle, high = ratio_interval(ours, theirs, 3)
-    assert low <= middle <= high
-    assert middle == np.median(ours) / np.median(theirs)
-    assert (low, middle, high) == ratio_interval(ours, theirs, 3)
-    assert low > 1.3
-    assert high < 1.7
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [([], []), ([(1,)], [(1,), (2,)]), ([(1,), (1, 2)], [(1,), (1,)]), ([()], [()])]
-)
-def test_samples_that_do_not_pair_up_are_refused(ours: Rounds, theirs: Rounds) -> None:
-    with pytest.raises(ValueError, match="rounds"):
-        ratio_interval(ours, theirs)
+from attnport.compare.latency import Samples, orders, row, rows
+from attnport.compare.statistics import P90_SAMPLES, P99_SAMPLES
 
 
 def samples(ns: int, rounds: int = 12) -> Samples:
@@ -85,9 +34,26 @@ def test_rows_say_faster_slower_or_that_no_difference_shows() -> None:
     assert len(fast.samples_ns) == 12
 
 
-def test_p90_is_told_only_where_the_samples_support_it() -> None:
+def test_quantiles_are_told_only_where_the_samples_support_them() -> None:
     assert row(samples(1000, P90_SAMPLES - 1), None, 1, 1).p90_ns is None
     assert row(samples(1000, P90_SAMPLES), None, 1, 1).p90_ns is not None
+    assert row(samples(1000, P99_SAMPLES - 1), None, 1, 1).p99_ns is None
+    assert row(samples(1000, P99_SAMPLES), None, 1, 1).p99_ns is not None
+
+
+def test_what_the_reader_must_know_of_a_row_stands_in_it() -> None:
+    wild = Samples(tuple((1000 + 900 * (number % 3),) for number in range(12)), warm=False, warm_calls=7)
+    found = row(wild, samples(1000), 1, 1, precision=0.03)
+    assert "not settled after 7 calls" in found.reason
+    assert "the time limit came first" in found.reason
+    assert "not 3.0%" in found.reason
+    assert row(samples(1000), samples(1001), 1, 1, precision=0.5).reason == ""
+
+
+def test_what_events_on_a_device_timed_stands_in_the_row_as_medians() -> None:
+    timed = Samples(((30, 50), (40, 60)), parts_ns={"host_to_device": [1, 2, 9, 3], "device": []})
+    assert row(timed, None, 1, 1).parts_ns == {"host_to_device": 2.5}
+    assert row(timed, None, 1, 1).calls == 2
 
 
 def test_a_runtime_without_samples_is_not_run_with_its_reason() -> None:

@@ -15,7 +15,7 @@ from scripts import ROOT
 
 from attnport import errors
 from attnport.cli import cli
-from attnport.compare import latency, parity
+from attnport.compare import parity, statistics
 
 
 def broken_links(page: Path, text: str) -> list[str]:
@@ -97,8 +97,9 @@ def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
 def test_the_numbers_of_the_guides_are_those_of_the_code() -> None:
     assert f"cosine of {parity.COSINE}" in (ROOT / "docs" / "parity.md").read_text()
     said = (ROOT / "docs" / "latency.md").read_text()
-    assert f"nominal {latency.CONFIDENCE:.0%}".replace("%", " %") in said
-    assert f"from {latency.P90_SAMPLES} samples" in said
+    assert f"nominal {statistics.CONFIDENCE:.0%}".replace("%", " %") in said
+    assert f"from {statistics.P90_SAMPLES} samples" in said
+    assert f"from {statistics.P99_SAMPLES} samples" in said
 
 
 def test_a_broken_link_and_a_missing_import_are_found(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 from attnport.artifacts import LatencyReport
 from attnport.errors import ArtifactError, ProfileError, SpecError, UsageError
 from attnport.jsonfile import read
-from attnport.pipeline import bench as verb
-from attnport.pipeline.bench import MIN_ROUNDS, bench
+from attnport.pipeline import measuring as verb
+from attnport.pipeline.bench import bench
 from attnport.pipeline.child import Child
+from attnport.pipeline.measuring import MIN_ROUNDS
 from attnport.pipeline.workspace import change
 
 SENTENCES = ["the cat sat", "a dog ran on", "tree", "the slow red dog sat under the blue tree"] * 10
@@ -143,7 +144,7 @@ def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypa
     for row in report.shapes["batch=1,seq=3"].values():
         assert row.median_ns is not None
         assert row.peak_bytes is None
-        assert "its peak memory is not known" in row.reason
+        assert "peak memory are not known" in row.reason
         assert "SIGKILL" in row.reason
 
 
@@ -151,8 +152,8 @@ def test_ctrl_c_ends_every_child_and_writes_nothing(tiny_artifact: Path, monkeyp
     started: list[int] = []
 
     class Seen(Child):
-        def __init__(self, threads: int) -> None:
-            super().__init__(threads)
+        def __init__(self, threads: int, command: tuple[str, ...]) -> None:
+            super().__init__(threads, command)
             started.append(self.pid)
 
     def interrupt(message: str) -> None:
