@@ -5,8 +5,10 @@ What is shown on them is what this project does with TensorRT, not what TensorRT
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
+from collections.abc import Callable, Iterator
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -34,6 +36,9 @@ class HostDevice:
         self.memory: dict[int, Any] = {}
         self.closed = self.waits = self.deserialised = 0
         self.engine: Engine | None = Engine()
+        self.graphs: dict[int, Callable[[], None]] = {}
+        self.launched: list[int] = []
+        self.dropped: list[int] = []
 
     def open(self) -> None: ...
 
@@ -61,6 +66,29 @@ class HostDevice:
 
     def synchronize(self) -> None:
         self.waits += 1
+
+    @contextlib.contextmanager
+    def events(self, count: int) -> Iterator[list[int]]:
+        self.recorded: list[int] = []
+        yield list(range(count))
+
+    def record(self, event: int) -> None:
+        self.recorded.append(event)
+
+    def elapsed_ns(self, first: int, second: int) -> int:
+        return 1000 * second + first
+
+    def captured(self, work: Callable[[], None]) -> int:
+        work()
+        self.graphs[len(self.graphs) + 1] = work
+        return len(self.graphs)
+
+    def launch(self, graph: int) -> None:
+        self.launched.append(graph)
+        self.graphs[graph]()
+
+    def drop_graph(self, graph: int) -> None:
+        self.dropped.append(graph)
 
 
 class Context:

@@ -1,13 +1,17 @@
-"""The GPU as the bundle's reader drives it, with errors of this package."""
+"""The GPU as the bundle's reader drives it, with errors of this package, and with events and graphs for timing."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from attnport.bundling.python import cuda
 from attnport.runtimes._reader import own_errors
 
 _HINT = "Run on a machine with an NVIDIA GPU and driver."
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads, and this one's allocations, do not end the capture
 
 
 def load_driver() -> Any:
@@ -22,6 +26,60 @@ class Device(cuda.Device):
     def __init__(self) -> None:
         with own_errors(_HINT):
             super().__init__()
+
+    @contextlib.contextmanager
+    def events(self, count: int) -> Iterator[list[int]]:
+        """Events that keep time, given back at the end."""
+        made: list[int] = []
+        try:
+            for _ in range(count):
+                event = ctypes.c_void_p()
+                self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+                made.append(event.value or 0)
+            yield made
+        finally:
+            for one in made:
+                self._call("cuEventDestroy_v2", ctypes.c_void_p(one))
+
+    def record(self, event: int) -> None:
+        """Puts an event behind everything in the stream."""
+        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(self.stream))
+
+    def elapsed_ns(self, first: int, second: int) -> int:
+        """Time between two events that have happened; the driver's resolution is about 500 ns."""
+        milliseconds = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(milliseconds), ctypes.c_void_p(first), ctypes.c_void_p(second))
+        return round(milliseconds.value * 1e6)
+
+    def captured(self, work: Callable[[], None]) -> int:
+        """A graph, ready to be launched, of what `work` puts into the stream; none of it runs now.
+
+        Raises:
+            UnavailableError: something in it cannot be captured. Whatever `work` raises, the capture is ended.
+        """
+        graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuStreamBeginCapture_v2", ctypes.c_void_p(self.stream), ctypes.c_int(_RELAXED))
+        try:
+            work()
+        except BaseException:
+            self._driver.cuStreamEndCapture(ctypes.c_void_p(self.stream), ctypes.byref(graph))
+            if graph.value:
+                self._call("cuGraphDestroy", graph)
+            raise
+        self._call("cuStreamEndCapture", ctypes.c_void_p(self.stream), ctypes.byref(graph))
+        try:
+            self._call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
+        finally:
+            self._call("cuGraphDestroy", graph)
+        return ready.value or 0
+
+    def launch(self, graph: int) -> None:
+        """Puts a captured graph into the stream."""
+        self._call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(self.stream))
+
+    def drop_graph(self, graph: int) -> None:
+        """Frees what `captured` gave."""
+        self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
 
     def _call(self, function: str, *args: Any) -> None:
         with own_errors():

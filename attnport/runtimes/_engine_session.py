@@ -7,23 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import EngineRecord, IOContract, Ran
-from attnport.bundling.python.engine_session import EngineSession as ReaderSession
 from attnport.bundling.python.halves import BFLOAT16, storage
-from attnport.errors import ArtifactError
+from attnport.errors import ArtifactError, UsageError
 from attnport.runtimes import _cuda
+from attnport.runtimes._engine_timing import GRAPH, STREAM, TimedSession
 from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
 
 
 class EngineSession(CheckedSession):
-    """A deserialised engine with one execution context for each optimization profile in use."""
+    """A deserialised engine with one execution context for each optimization profile in use.
+
+    Attributes:
+        modes: How a call can be timed on the device, see `artifacts.DeviceTimedSession`.
+    """
+
+    modes: tuple[str, ...] = (STREAM, GRAPH)
 
     def __init__(
         self, module: str, trt: Any, device: _cuda.Device, path: Path, io: IOContract, record: EngineRecord
     ) -> None:
         super().__init__(io, Ran(f"{device.name} (SM {device.sm})", f"{module} {trt.__version__}", record.plan))
         with own_errors():
-            self._session = ReaderSession(trt, device, path.read_bytes(), str(path))
+            self._session = TimedSession(trt, device, path.read_bytes(), str(path))
         ports = {port.name: port.dtype for port in (*self._session.inputs, *self._session.outputs)}
         check_names(
             io, [port.name for port in self._session.inputs], [port.name for port in self._session.outputs], str(path)
@@ -36,10 +42,26 @@ class EngineSession(CheckedSession):
         self._dtypes = ports
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        given = {port.name: _stored(feeds[port.name], port.dtype) for port in self._session.inputs}
         with refused(self.ran.provider, feeds), own_errors():
-            found = self._session.run(given)
+            found = self._session.run(self._given(feeds))
         return {name: array.view(_dtype(self._dtypes[name])) for name, array in found.items()}
+
+    def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
+        """A call in one of `modes`, its outputs copied back and dropped: ns by part, as the device's events tell.
+
+        Raises:
+            FeedError: as `run`.
+            UsageError: another mode, or the session is closed.
+            UnavailableError: the driver cannot capture the call as a graph.
+        """
+        if mode not in self.modes:
+            raise UsageError(f"mode {mode!r}; expected one of {', '.join(self.modes)}.")
+        self._check(feeds)
+        with self._open(), refused(self.ran.provider, feeds), own_errors():
+            return self._session.run_timed(self._given(feeds), mode)
+
+    def _given(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {port.name: _stored(feeds[port.name], port.dtype) for port in self._session.inputs}
 
     def _free(self) -> None:
         self._session.close()

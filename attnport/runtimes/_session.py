@@ -49,6 +49,13 @@ class CheckedSession(abc.ABC):
             FeedError: a wrong name, dtype, rank or size, an integer out of range, or values that the runtime refuses.
             UsageError: the session is closed.
         """
+        self._check(feeds)
+        with self._open():
+            outputs = self._run(feeds)
+        return {spec.name: outputs[spec.name] for spec in self._io.outputs}
+
+    def _check(self, feeds: Mapping[str, Array]) -> None:
+        """Raises FeedError for feeds that do not fit."""
         check_feeds(self._io.inputs, self._io.dims, feeds)
         for spec in self._io.inputs:
             if spec.high is not None and feeds[spec.name].size:
@@ -57,11 +64,14 @@ class CheckedSession(abc.ABC):
                     raise FeedError(
                         f"input {spec.name!r}: got values from {low} to {high}; expected 0 to {spec.high - 1}."
                     )
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """This thread's turn. Raises UsageError when the session is closed."""
         with self._lock:
             if self._closed:
                 raise UsageError("the session is closed.", hint="Open the model again.")
-            outputs = self._run(feeds)
-        return {spec.name: outputs[spec.name] for spec in self._io.outputs}
+            yield
 
     def close(self) -> None:
         """Frees what the session holds; closing twice is fine."""

@@ -1,0 +1,114 @@
+"""A TensorRT call timed on the device by events: copies there, computing, copies back; also as a CUDA graph.
+
+A graph is captured from a context that has run at these shapes before, as TensorRT asks for. Source: TensorRT
+developer guide, "CUDA graphs"; CUDA Driver API, stream capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from attnport.artifacts import DEVICE_PARTS
+from attnport.bundling.python.engine_session import EngineSession as ReaderSession
+from attnport.bundling.python.engine_session import choose_profile
+from attnport.bundling.python.errors import BundleError
+from attnport.bundling.python.halves import storage
+from attnport.runtimes._cuda import Device
+from attnport.runtimes._session import Array
+
+STREAM, GRAPH = "stream", "graph"
+
+
+class TimedSession(ReaderSession):
+    """The reader's session, with calls that tell what the device took for each part."""
+
+    _device: Device
+    _graph: tuple[Any, int] | None = None
+
+    def run_timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+        """One call whose outputs are copied back and dropped.
+
+        Args:
+            feeds: Arrays in the engine's own dtypes, as `run` takes them.
+            mode: `stream`, as `run` does it, or `graph`: the same as one captured CUDA graph.
+
+        Returns:
+            ns by part of `DEVICE_PARTS`, as events on the stream tell.
+
+        Raises:
+            FeedError, BundleError, RuntimeMissing: as `run`; the driver does not capture the call.
+        """
+        with self._lock:
+            return self._timed(feeds, mode)
+
+    def close(self) -> None:
+        """As the reader's; the graph is given back first."""
+        with self._lock:
+            if self._runtime is not None:
+                self._device.bind()
+                self._drop_graph()
+        super().close()
+
+    def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+        import numpy as np
+
+        device = self._device
+        shapes = {port.name: feeds[port.name].shape for port in self.inputs}
+        profile = choose_profile(self.profiles, shapes)
+        device.bind()
+        context, _ = self._context(profile)
+        held = {
+            port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(shapes[port.name])
+            for port in self.inputs
+        }
+        for name, array in held.items():
+            if not context.set_input_shape(name, array.shape):
+                raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
+            context.set_tensor_address(name, self._buffer(name, array.nbytes))
+        if missing := context.infer_shapes():
+            raise BundleError(f"the engine leaves the shape of {', '.join(missing)} open.")
+        outputs = {
+            port.name: np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
+            for port in self.outputs
+        }
+        for name, array in outputs.items():
+            context.set_tensor_address(name, self._buffer(name, array.nbytes))
+        run = self._execution(context, (profile, tuple(sorted(shapes.items()))), mode)
+        with device.events(len(DEVICE_PARTS) + 1) as events:
+            device.record(events[0])
+            for name, array in held.items():
+                device.upload(self._buffers[name][0], array)
+            device.record(events[1])
+            run()
+            device.record(events[2])
+            for name, array in outputs.items():
+                device.download(array, self._buffers[name][0])
+            device.record(events[3])
+            device.synchronize()
+            times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
+        return dict(zip(DEVICE_PARTS, times, strict=True))
+
+    def _execution(self, context: Any, what: tuple[Any, ...], mode: str) -> Any:
+        """What to call to compute: the context, or a graph captured of it for these shapes and addresses."""
+
+        def execute() -> None:
+            if not context.execute_async_v3(self._device.stream):
+                raise BundleError(f"{self.provider} did not run: {self._complaint()}")
+
+        if mode != GRAPH:
+            return execute
+        key = (*what, tuple(sorted((name, address) for name, (address, _) in self._buffers.items())))
+        if self._graph is None or self._graph[0] != key:
+            self._drop_graph()
+            execute()
+            self._device.synchronize()
+            self._graph = key, self._device.captured(execute)
+        launched = self._graph[1]
+        return lambda: self._device.launch(launched)
+
+    def _drop_graph(self) -> None:
+        if self._graph is not None:
+            self._device.drop_graph(self._graph[1])
+            self._graph = None
