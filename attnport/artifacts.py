@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from attnport.dims import STRICT, Dim, Profile, TensorSpec
+from attnport.latencies import DEVICE_PARTS as DEVICE_PARTS
+from attnport.latencies import LatencyReport as LatencyReport
+from attnport.latencies import LatencyRow as LatencyRow
+from attnport.latencies import Ran as Ran
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -215,17 +219,6 @@ class FusionReport:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What really ran, as the runtime itself tells."""
-
-    device: str
-    provider: str
-    precision: str
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
 class CaseResult:
     """One output on one case: all metrics, and the verdict apart. Errors are against the float64 reference.
 
@@ -286,63 +279,6 @@ class ParityReport:
     verdict: Verdict
     runtimes: Mapping[str, RuntimeParity]
     forms: Mapping[str, RuntimeParity]
-    notes: tuple[str, ...] = ()
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
-class LatencyRow:
-    """One runtime on one workload; times in ns, one sample a call.
-
-    Attributes:
-        ratio: Low, middle and high of the bootstrap interval of median / baseline median; below 1 is faster.
-        verdict: `faster`, `slower`, `no difference shown`, `baseline` or `NOT_RUN`.
-        p90_ns: None where there are too few samples to support it; so `p99_ns`.
-        samples_ns: In the order in which they were taken, `calls` to a round.
-        peak_bytes: Peak memory of a child process above its level after imports, from a separate run.
-        load_ns: What opening the model took in that run, its packages imported and nothing else alive.
-        first_ns: What the first call of this workload took there.
-        warm_calls: Calls before the first sample.
-        parts_ns: Medians of what events on the device timed, by part (`DEVICE_PARTS`); empty without a device.
-    """
-
-    verdict: str
-    reason: str
-    median_ns: float | None = None
-    p90_ns: float | None = None
-    samples_ns: tuple[int, ...] = ()
-    ratio: tuple[float, float, float] | None = None
-    items_per_s: float | None = None
-    tokens_per_s: float | None = None
-    peak_bytes: int | None = None
-    ran: Ran | None = None
-    p99_ns: float | None = None
-    calls: int = 1
-    load_ns: int | None = None
-    first_ns: int | None = None
-    warm_calls: int = 0
-    parts_ns: Mapping[str, float] = field(default_factory=dict)
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
-class LatencyReport:
-    """`latency.json`: rows by workload, then by runtime; `settings` records threads, spinning, seed and machine.
-
-    Attributes:
-        model: The model's name, and `weights` the digest of its weights: what two reports must share to be compared.
-        notes: What the reader must know about the whole run.
-    """
-
-    baseline: str
-    settings: Mapping[str, str | int | float | bool]
-    shapes: Mapping[str, Mapping[str, LatencyRow]]
-    items: Mapping[str, int]
-    tokens: Mapping[str, int]
-    model: str = ""
-    weights: str = ""
     notes: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT
@@ -419,10 +355,6 @@ class Session(Protocol):
     def close(self) -> None:
         """Frees what the session holds; closing twice is fine."""
         ...
-
-
-DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
-"""What events on a device's stream tell apart: copying inputs there, computing, copying outputs back."""
 
 
 class DeviceTimedSession(Session, Protocol):

@@ -211,9 +211,9 @@ def bench(
     out: Reporter, folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool,
     save: Path | None, budget: float, **options: Any,
 ) -> Callable[[], None]:  # fmt: skip
-    """Compare the latency of runtimes, or of two versions, with intervals.
+    """Compare the latency of runtimes, with intervals.
 
-    FOLDER is measured. With --compare, two reports of earlier runs are compared instead.
+    FOLDER is measured. With --compare, two reports of earlier runs are compared instead, as of two versions.
     """
     from attnport.pipeline import regression
 

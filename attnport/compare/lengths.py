@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,8 +93,8 @@ def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
             feeds[spec.name] = keep_BT.astype(numpy_dtype(spec.dtype))
         else:
             feeds[spec.name] = encode_mask(mask, spec.dtype, keep_BT)
-    made = case(io, f"lengths {shortest}-{longest}", "sizes", feeds)
-    return replace(made, name=f"{len(lengths)} x {made.name}")
+    span = f"length {longest}" if shortest == longest else f"lengths {shortest}-{longest}"
+    return case(io, f"{len(lengths)} of {span}", "sizes", feeds)
 
 
 def batch_limit(io: IOContract) -> int:

@@ -27,7 +27,7 @@ BASELINE = "torch_eager"
 MIN_ROUNDS, MAX_ROUNDS = 12, 1000
 
 _TURN_S, _MAX_CALLS = 0.02, 8
-_MOST_WINDOWS, _WARM_SHARE = 12, 0.3
+_LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
 _DRIFTED = 0.1
 _ANSWER_S = 600.0
 
@@ -197,7 +197,7 @@ class Measuring:
                 per_call_s[name] = median(answer["ns"]) * 1e-9
                 if settled(windows) or len(windows) == _MOST_WINDOWS:
                     break
-                if len(windows) > 1 and time.monotonic() > deadline:
+                if len(windows) >= _LEAST_WINDOWS and time.monotonic() > deadline:
                     break
                 calls = max(1, min(_MAX_CALLS, int(_TURN_S / per_call_s[name])))
                 answer = self._guarded(found, workload.name, {"calls": calls, "warm": 0})

@@ -69,7 +69,7 @@ def test_a_ragged_batch_has_these_lengths_and_no_other_tokens() -> None:
     assert sorted(keep_BT.sum(axis=1)) == [1, 5, 5, 20]
     assert (np.diff(keep_BT.astype(int), axis=1) <= 0).all()  # padded on the right
     assert real_tokens(IO, case.feeds) == 31
-    assert case.name == "4 x lengths 1-20"
+    assert case.name == "4 of lengths 1-20"
     np.testing.assert_array_equal(case.feeds["input_ids"], ragged_case(IO, [20, 5, 5, 1][::-1], 3).feeds["input_ids"])
 
 

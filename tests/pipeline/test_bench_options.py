@@ -39,8 +39,8 @@ def test_the_report_is_saved_with_what_names_its_model(saved: Path) -> None:
     assert report == read(LatencyReport, saved.parent / "tiny" / "latency.json")
     assert report.model == "tiny"
     assert report.weights
-    assert list(report.shapes) == ["1 x lengths 3-3", "4 x lengths 3-40", "batch=1,seq=3", "batch=2,seq=3"]
-    assert report.tokens["4 x lengths 3-40"] == 3 * 3 + 40
+    assert list(report.shapes) == ["1 of length 3", "4 of lengths 3-40", "batch=1,seq=3", "batch=2,seq=3"]
+    assert report.tokens["4 of lengths 3-40"] == 3 * 3 + 40
     assert sorted(path.name for path in saved.parent.iterdir()) == ["before.json", "lengths", "tiny"]
 
 
