@@ -25,6 +25,7 @@ _OPTIONS = (
         show_default=True,
         help="Sentences or lengths in a padded batch.",
     ),
+    click.option("--bundle", type=_PATH, help="A bundle of this folder, measured through its own reader."),
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores."),
     click.option("--pin/--no-pin", default=True, show_default=True, help="Keep processes on as many cores as threads."),
     click.option(

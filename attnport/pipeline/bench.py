@@ -18,7 +18,7 @@ from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.machine import machine, versions
 from attnport.pipeline.measuring import BASELINE, Effort, Measuring
-from attnport.pipeline.openings import MODEL_SUFFIXES
+from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest
 from attnport.pipeline.workloads import MANY, workloads
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.runtimes import base
@@ -43,6 +43,7 @@ def bench(
     precision: float = 0.03,
     samples: int = 0,
     pin: bool = True,
+    bundle: Path | None = None,
     seed: int = 0,
     force: bool = False,
     progress: Progress = lambda message: None,
@@ -61,6 +62,7 @@ def bench(
         precision: A workload is done when every ratio is known within this share.
         samples: Calls of each runtime at least, if there is time; p99 needs 1000.
         pin: Keep processes on processors, where the system allows it.
+        bundle: A bundle made of this folder: the form that it prefers is measured through its own reader.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
@@ -72,7 +74,7 @@ def bench(
         chosen.insert(0, base.get(BASELINE))
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
-    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed)
+    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, bundle)
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:
@@ -84,7 +86,7 @@ def bench(
             toolchain(*_DISTRIBUTIONS),
             json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
             json.dumps([[runtime.name for runtime in chosen], list(shapes or []), sentences]),
-            json.dumps([list(histogram.items()), batch, asdict(effort)]),
+            json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
         )
         if not force and fresh(folder, manifest, STAGE, digest):
             return read(LatencyReport, folder / FILE)

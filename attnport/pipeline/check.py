@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnport.artifacts import Capabilities, Manifest, ParityReport
-from attnport.bundling.python.names import MANIFEST as BUNDLE_MANIFEST
 from attnport.compare.inputs import Case, cases
 from attnport.compare.inputs import case as given_case
 from attnport.compare.text import read_sentences, text_cases
@@ -24,7 +23,7 @@ from attnport.pipeline.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR, 
 from attnport.pipeline.evaluate import Progress, References
 from attnport.pipeline.feeds import read_feeds
 from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all
-from attnport.pipeline.openings import MODEL_SUFFIXES
+from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
@@ -84,10 +83,8 @@ def check(
         probed = probe_all([base.get(name) for name in _needed(chosen)], limits)
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
         wanted = [runtime.name for runtime in chosen]
-        held = bundle / BUNDLE_MANIFEST if bundle else None
-        named = digest_file(held) if held and held.is_file() else str(bundle)
         numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digest = _inputs_digest(manifest, probed, wanted, [*sentences, given, named], numbers)
+        digest = _inputs_digest(manifest, probed, wanted, [*sentences, given, bundle_digest(bundle)], numbers)
         if not force and fresh(folder, manifest, STAGE, digest):
             return read(ParityReport, folder / FILE)
         tried = _cases(folder, manifest, sentences, inputs, seed, batch)

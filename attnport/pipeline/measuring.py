@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
+from attnport.artifacts import PLANS, LatencyReport, LatencyRow, Manifest, Ran
 from attnport.compare.latency import drift, next_look, orders, precise, rows, settled
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.pipeline.child import Child, ChildError, reason_of
 from attnport.pipeline.clocks import MOST_DRIFT_PPM, DriftWatch, processors
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.measured import SPINNING, Measured, samples_of
-from attnport.pipeline.openings import model_openings, why_none
+from attnport.pipeline.openings import file_of, model_openings, why_none
 from attnport.pipeline.portable import portable
 from attnport.pipeline.timing_worker import COMMAND
 from attnport.pipeline.worker import save_feeds
@@ -41,6 +41,7 @@ class Effort:
         precision: A workload is done when every ratio is known within this share.
         samples: Calls that every runtime makes at least, if there is time: p99 needs 1000.
         pin: Whether processes stay on processors of their own, where the system allows it.
+        bundle: What the runtime `bundle` opens; None = it is not measured.
     """
 
     threads: int
@@ -49,6 +50,7 @@ class Effort:
     samples: int = 0
     pin: bool = True
     seed: int = 0
+    bundle: Path | None = None
 
 
 class Measuring:
@@ -123,15 +125,17 @@ class Measuring:
             found.opening = {"runtime": runtime.name, "folder": str(self._folder), "threads": self._effort.threads}
             found.opening |= {"plan": "fp32", "model": None, "engine": None}
             if runtime.opens != "module":
-                # The probe is the child's: the file is chosen by fp32 here, or for engines by the record.
-                openings = model_openings(runtime, self._folder, self._manifest, ("fp32",), self._effort.threads)
+                # The probe is the child's: the file is chosen here, fp32 before others, or for engines by the record.
+                given = runtime, self._folder, self._manifest
+                more = self._effort.threads, self._effort.bundle
+                openings = model_openings(*given, ("fp32",), *more) or model_openings(*given, PLANS, *more)
                 if not openings:
                     found.problem = why_none(runtime)
                     continue
                 opening = next(iter(openings.values()))
                 engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
                 found.opening |= {"plan": opening.plan, "engine": engines[0] if engines else None}
-                found.opening["model"] = opening.model.relative_to(self._folder).as_posix() if opening.model else None
+                found.opening |= {"model": file_of(opening, self._folder), "form": opening.form}
             self._progress(f"starting {runtime.name}")
             found.child = self._child()
             found.child.send("settle", processors=self._processors)

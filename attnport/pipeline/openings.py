@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnport.artifacts import Manifest
+from attnport.bundling.python.names import MANIFEST
 from attnport.jsonfile import digest_file
 from attnport.runtimes.base import Opening, Runtime
 
@@ -62,13 +63,19 @@ def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads
     from attnport.runtimes._reader import own_errors
 
     with own_errors():
-        forms = read(bundle).forms
+        packed = read(bundle)
     return {
         f"{runtime.name}.{name}": Opening(
             manifest.io, plan=form.plan, model=bundle.resolve(), threads=threads, form=name
         )
-        for name, form in forms.items()
+        for name, form in ((name, packed.forms[name]) for name in packed.order)
     }
+
+
+def bundle_digest(bundle: Path | None) -> str:
+    """What tells a bundle from another; "" for none."""
+    held = bundle / MANIFEST if bundle is not None else None
+    return digest_file(held) if held is not None and held.is_file() else str(bundle or "")
 
 
 def file_of(opening: Opening, folder: Path) -> str | None:
