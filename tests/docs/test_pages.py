@@ -19,8 +19,9 @@ from attnport.compare import parity, statistics
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    """Relative links of a Markdown page that lead to no file."""
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    """Relative links of a Markdown page that lead to no file; a lambda of C++ looks like one."""
+    words = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", words)
     return [target for target in targets if "://" not in target and not (page.parent / target).exists()]
 
 
