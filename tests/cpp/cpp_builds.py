@@ -79,7 +79,7 @@ def environment(**more: str) -> dict[str, str]:
         **found,
         "ATTNPORT_ONNXRUNTIME": str(onnxruntime_library()),
         "ATTNPORT_CACHE": str(WORK / "proofs"),
-        "ASAN_OPTIONS": f"{tell}:detect_leaks=1:detect_stack_use_after_return=1",
+        "ASAN_OPTIONS": f"{tell}:detect_leaks=1:detect_stack_use_after_return=1:verify_asan_link_order=0",
         "LSAN_OPTIONS": f"{tell}:print_suppressions=0:suppressions={HERE / 'lsan.supp'}",
         "UBSAN_OPTIONS": f"{tell}:halt_on_error=1:print_stacktrace=1",
         "TSAN_OPTIONS": f"{tell}:halt_on_error=1:suppressions={HERE / 'tsan.supp'}",
@@ -110,6 +110,7 @@ class Build:
     """A configured build of `tests/cpp`. Its targets are built when a test asks for them, and again after a change."""
 
     folder: Path
+    finds_addresses: bool = False  # under AddressSanitizer
 
     def make(self, *targets: str) -> None:
         with locked(f"build/{self.folder.name}"):
@@ -138,8 +139,11 @@ class Build:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program; `given` is its stdin. A finding of a sanitizer, or a crash, fails the test."""
         command = [str(self.program(program)), *map(str, arguments)]
+        more = dict(env or {})
+        if self.finds_addresses:
+            more["LD_PRELOAD"] = str(self.module("no_deep_binding"))
         done = subprocess.run(
-            command, env=environment(**(env or {})), capture_output=True, text=True, check=False, input=given or ""
+            command, env=environment(**more), capture_output=True, text=True, check=False, input=given or ""
         )
         check_end(done)
         return done
@@ -157,7 +161,7 @@ def build(compiler: str, onnxruntime: Path, *options: str) -> Build:
     every: Sequence[str] = [*common(compiler), *told, *options]
     name = hashlib.sha256("\0".join(every).encode()).hexdigest()[:16]
     (WORK / "build").mkdir(parents=True, exist_ok=True)
-    made = Build(WORK / "build" / name)
+    made = Build(WORK / "build" / name, any("SANITIZE=address" in option for option in options))
     with locked(f"build/{name}"):
         configure(HERE, made.folder, *told, *options, compiler=compiler)
     return made
