@@ -22,7 +22,8 @@ help:
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make lint      ruff and mypy"
-	@echo "make fuzz      the bundle's reader against 60 s of made-up files; what is new goes into tests/fuzz/corpus"
+	@echo "make fuzz      the bundle's readers against made-up files, 60 s in Python and 90 s in C++; what is new goes"
+	@echo "               into tests/fuzz/corpus"
 	@echo "make clean     removes .venv, out and caches"
 
 demo: $(VENV)/.demo
@@ -46,6 +47,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 fuzz: $(VENV)/.fuzz
+	$(BIN)/python tools/cpp_setup.py --all
 	$(BIN)/python tools/fuzz.py
 
 clean:
