@@ -188,3 +188,16 @@ def test_the_comparison_notices_another_answer() -> None:
     for got in (answer(4, [row]), answer(6, [(*row[:2], "changed: weights.bin")]), answer(6, [], "weights.bin")):
         with pytest.raises(AssertionError):
             compare(attack, got, wanted)
+
+
+@pytest.mark.slow
+def test_without_openssl_no_signature_is_taken_for_checked(app: Path, cpp_build_clang: Build) -> None:
+    whole = attacks.Attack("none", "", "bundle", [], False, 0, "", signed=True)
+    attacks.carry_out(whole, app)
+    key = keys.place("right", app)
+    assert in_python(app, key).rows[0][:2] == ("signature", "PASS")
+    got = in_cpp(cpp_build_clang, app, key)
+    said = "this library was built without OpenSSL, which checks signatures; build it with OpenSSL."
+    assert (got.code, got.rows, got.error) == (3, (), said)
+    got = in_cpp(cpp_build_clang, app, None)
+    assert (got.code, got.rows[0]) == (0, ("signature", "NOT_RUN", "not checked: no --key"))

@@ -1,4 +1,4 @@
-// Any bytes as `goldens.npz`, and as one array of it: refused with std::invalid_argument, or arrays whose data is there.
+// Any bytes as `goldens.npz`, and as one array of it: refused with std::invalid_argument, or arrays with their data.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
