@@ -31,6 +31,7 @@ template <class T> std::string text(const std::optional<T>& value) { return valu
 
 std::string text(const std::vector<attnport::Axis>& dims) {
     std::vector<std::string> found;
+    found.reserve(dims.size());
     for (const auto& dim : dims) {
         found.push_back(std::visit([](const auto& axis) { return text(axis); }, dim));
     }
