@@ -39,7 +39,7 @@ test-all: lint
 
 cpp-test: $(VENV)/.dev
 	$(BIN)/python tools/cpp_setup.py --all
-	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 tests/cpp
+	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile tests/cpp
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 WORK = ROOT / ".cache" / "fuzz"
-BUILD = ROOT / ".cache" / "cpp" / "fuzz"
+BUILD = ROOT / ".cache" / "cpp" / "fuzzing"
 HEADERS = ROOT / ".cache" / "cpp" / "onnxruntime" / "sid"
 TARGETS = {"manifest": 20, "external": 20, "goldens": 20}
 """The targets in Python, which are those of the corpora, and the seconds that each is fuzzed for."""
@@ -48,7 +48,7 @@ def _fuzz_cpp() -> int:
         name = f"cpp-{target}"
         found = _new_folder(name)
         print(f"fuzzing {target} in C++ for {seconds} s", flush=True)
-        command = [BUILD / f"fuzz_{target}", *_OPTIONS, f"-max_total_time={seconds}", "-print_funcs=0"]
+        command = [BUILD / "bin" / f"fuzz_{target}", *_OPTIONS, f"-max_total_time={seconds}", "-print_funcs=0"]
         places = [f"-artifact_prefix={WORK / name}-", found, CORPUS / corpus]
         if target == "npz":
             places.append(_arrays(CORPUS / corpus))
@@ -80,12 +80,12 @@ def _build() -> int:
         "ONNXRUNTIME_INCLUDE_DIR": str(HEADERS),
         "CMAKE_DISABLE_FIND_PACKAGE_OpenSSL": "ON",
         "CMAKE_DISABLE_FIND_PACKAGE_OpenVINO": "ON",
-        "ATTNPORT_FUZZ": "ON",
+        "FUZZ": "ON",
         "ATTNPORT_PROGRAMS": "OFF",
         "ATTNPORT_WERROR": "ON",
         "ATTNPORT_SANITIZE": "address,undefined",
     }
-    source = ROOT / "attnport" / "bundling" / "cpp"
+    source = ROOT / "tests" / "cpp"
     configure = ["cmake", "-G", "Ninja", "-S", source, "-B", BUILD, *(f"-D{name}={to}" for name, to in options.items())]
     targets = (f"fuzz_{target}" for target in CPP_TARGETS)
     print("building the fuzz targets of the C++ reader", flush=True)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -137,7 +138,9 @@ int run(const std::string& folder, int threads) {
     for (int index = 0; index < threads; ++index) running.emplace_back(work, index);
     for (std::thread& one : running) one.join();
     std::printf("%d threads, %d calls each, %d wrong\n", threads, rounds, wrong.load());
-    return wrong == 0 ? 0 : 4;
+    std::fflush(stdout);
+    // ONNX Runtime gives back a mutex at the end of a process that ThreadSanitizer did not see it take.
+    std::_Exit(wrong == 0 ? 0 : 4);
 }
 
 }  // namespace

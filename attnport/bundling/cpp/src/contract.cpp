@@ -1,8 +1,10 @@
 #include "contract.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <stdexcept>
+#include <string_view>
 
 #include "words.hpp"
 
@@ -143,11 +145,12 @@ void check(const IO& io) {
                                         "; only inputs have one");
         }
     }
+    std::map<std::string_view, const TensorSpec*> inputs;
+    for (const auto& spec : io.inputs) inputs.emplace(spec.name, &spec);
     for (const auto& mask : io.masks) {
-        const auto carrier = std::find_if(io.inputs.begin(), io.inputs.end(),
-                                          [&mask](const TensorSpec& spec) { return mask.input == spec.name; });
-        if (carrier != io.inputs.end()) {
-            check_carrier(mask, *carrier);
+        const auto carrier = mask.input ? inputs.find(*mask.input) : inputs.end();
+        if (carrier != inputs.end()) {
+            check_carrier(mask, *carrier->second);
         } else if (mask.input || mask.carries != "mask") {
             throw std::invalid_argument("a mask is carried by " + quoted_or_none(mask.input) + ", which is no input");
         }

@@ -156,8 +156,11 @@ std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, cons
     each_field(bytes, span, [&](const Field& field) {
         if (!field.bytes) return;
         std::string text = utf8(bytes, *field.bytes);
-        if (field.number == 1) entry.first = std::move(text);
-        if (field.number == 2) entry.second = std::move(text);
+        if (field.number == 1) {
+            entry.first = std::move(text);
+        } else if (field.number == 2) {
+            entry.second = std::move(text);
+        }
     });
     return entry;
 }

@@ -58,6 +58,7 @@ void check_side(const IO& io, const Form& form, const std::string& kind, const s
         expected.push_back(spec.name);
     }
     std::vector<std::string> got;
+    got.reserve(found.size());
     for (const auto& item : found) got.push_back(item.first);
     if (std::set<std::string>(got.begin(), got.end()) != names || found.size() != ports.size()) {
         throw IntegrityError(where + " has the " + kind + " " + (got.empty() ? "none" : joined(got)) +

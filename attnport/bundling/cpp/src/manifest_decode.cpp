@@ -15,8 +15,6 @@ namespace attnport::reader {
 
 namespace {
 
-using std::to_string;
-
 // A form as it is written: dtypes are any text until the contract is known.
 struct WrittenForm {
     Form form;
@@ -114,7 +112,7 @@ void check_used(const Manifest& manifest, const std::vector<std::string>& used) 
 }
 
 // The rules between the parts.
-void complete(Manifest& manifest, Ordered<WrittenForm> forms) {
+void complete(Manifest& manifest, const Ordered<WrittenForm>& forms) {
     const auto names = keys(manifest.files);
     check_names(names);
     check_reader(names);

@@ -251,7 +251,7 @@ std::string check_signature(std::string_view manifest, const std::optional<std::
     std::string message(prefix);
     message.push_back('\0');
     message += manifest;
-    const std::string fingerprint = fingerprint_of(raw);
+    std::string fingerprint = fingerprint_of(raw);
     if (!fits(read.get(), *signature, message)) {
         throw IntegrityError(plain(folder / signature_name) +
                              ": the signature is not one of this manifest with the key " + fingerprint + ".");

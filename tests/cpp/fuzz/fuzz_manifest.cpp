@@ -8,8 +8,8 @@
 
 #include <attnport/error.hpp>
 
-#include "../src/manifest.hpp"
-#include "../src/printable.hpp"
+#include "manifest.hpp"
+#include "printable.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "../src/external.hpp"
+#include "external.hpp"
 
 namespace {
 

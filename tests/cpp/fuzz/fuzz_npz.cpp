@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "../src/npy.hpp"
+#include "npy.hpp"
 
 namespace {
 
