@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from attnport.bundling.python import BundleError, IntegrityError
-from attnport.bundling.python.contract import Tensor
+from attnport.bundling.python.contract import IO, Dim, Mask, Tensor
 from attnport.bundling.python.manifest import Bound, Goldens, from_bytes
 from attnport.bundling.python.names import check_names
 
@@ -230,6 +230,16 @@ def test_many_plans_and_cases_are_refused_without_making_every_pair() -> None:
     with pytest.raises(ValueError, match="case '00000', output 'y', plan 0001 is on one side"):
         goldens.check(outputs, {f"{number:04}" for number in range(1000)})
     assert time.process_time() - start < 1  # every pair: a minute and 2 GB
+
+
+def test_many_masks_and_inputs_are_not_compared_pair_by_pair() -> None:
+    numbers = range(5000)
+    inputs = tuple(Tensor(f"lengths{number}", "int64", (f"d{number}",), None) for number in numbers)
+    dims = tuple(Dim(f"d{number}", 1, 1, 1) for number in numbers)
+    mask = Mask(("padding",), "lengths4999", "keep", "upper_left", 0, "lengths", "d4999")
+    start = time.process_time()
+    IO(inputs, inputs, dims, (mask,) * 5000)
+    assert time.process_time() - start < 0.5  # pair by pair: several seconds
 
 
 def test_what_is_expected_is_said_without_the_names_of_modules(made_bundle: Path) -> None:

@@ -115,24 +115,26 @@ class IO:
         for tensor in self.outputs:
             if tensor.high is not None:
                 raise ValueError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one")
+        inputs = {tensor.name: tensor for tensor in self.inputs}
         for mask in self.masks:
-            self._check_mask(mask)
+            _check_carried(mask, None if mask.input is None else inputs.get(mask.input), known)
         if not self.inputs or not self.outputs:
             raise ValueError("a model has at least one input and one output")
 
-    def _check_mask(self, mask: Mask) -> None:
-        carrier = next((tensor for tensor in self.inputs if tensor.name == mask.input), None)
-        if carrier is None and (mask.input is not None or mask.carries != "mask"):
-            raise ValueError(f"a mask is carried by {mask.input!r}, which is no input")
-        rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
-        if carrier is not None and rank is not None and len(carrier.dims) != rank:
-            raise ValueError(f"{carrier} carries {mask.carries}, which have rank {rank}")
-        if carrier is not None and mask.carries in ("lengths", "ids") and carrier.dtype not in _INTEGERS:
-            raise ValueError(f"{carrier} carries {mask.carries}, which are integers")
-        if carrier is not None and mask.polarity == "additive" and not carrier.dtype.startswith("float"):
-            raise ValueError(f"{carrier} carries an additive mask, which is of floats")
-        if mask.keys is not None and mask.keys not in {dim.name for dim in self.dims}:
-            raise ValueError(f"{mask.input!r} counts {mask.keys!r}, which is no dim")
+
+def _check_carried(mask: Mask, carrier: Tensor | None, dims: set[str]) -> None:
+    """Raises ValueError unless the input that carries a mask, and the dims, are what the mask says."""
+    if carrier is None and (mask.input is not None or mask.carries != "mask"):
+        raise ValueError(f"a mask is carried by {mask.input!r}, which is no input")
+    rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
+    if carrier is not None and rank is not None and len(carrier.dims) != rank:
+        raise ValueError(f"{carrier} carries {mask.carries}, which have rank {rank}")
+    if carrier is not None and mask.carries in ("lengths", "ids") and carrier.dtype not in _INTEGERS:
+        raise ValueError(f"{carrier} carries {mask.carries}, which are integers")
+    if carrier is not None and mask.polarity == "additive" and not carrier.dtype.startswith("float"):
+        raise ValueError(f"{carrier} carries an additive mask, which is of floats")
+    if mask.keys is not None and mask.keys not in dims:
+        raise ValueError(f"{mask.input!r} counts {mask.keys!r}, which is no dim")
 
 
 @dataclass(frozen=True)
