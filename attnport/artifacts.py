@@ -17,6 +17,15 @@ from attnport.latencies import LatencyReport as LatencyReport
 from attnport.latencies import LatencyRow as LatencyRow
 from attnport.latencies import Ran as Ran
 from attnport.masks.spec import MaskSpec
+from attnport.parities import Argmax as Argmax
+from attnport.parities import CaseResult as CaseResult
+from attnport.parities import InvarianceResult as InvarianceResult
+from attnport.parities import NonFinite as NonFinite
+from attnport.parities import PaddedRows as PaddedRows
+from attnport.parities import ParityReport as ParityReport
+from attnport.parities import RuntimeParity as RuntimeParity
+from attnport.parities import Ulps as Ulps
+from attnport.parities import Verdict as Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +33,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "attnport.json"
 FORMAT = 1
-Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
 """Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
 
@@ -214,72 +222,6 @@ class FusionReport:
     """`fusion.json`: one table a target (`target`, or `target.plan` beside the target's default plan)."""
 
     targets: Mapping[str, FusionTable]
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
-class CaseResult:
-    """One output on one case: all metrics, and the verdict apart. Errors are against the float64 reference.
-
-    `rms_error`, `max_error` and `relative` are None when the case has no comparable element or a NaN or Inf in one;
-    `cosine` is the smallest over rows, for outputs that are embeddings.
-    """
-
-    case: str
-    output: str
-    verdict: Verdict
-    reason: str
-    elements: int
-    rms_error: float | None
-    rms_bound: float
-    max_error: float | None
-    max_bound: float
-    relative: float | None
-    cosine: float | None
-    nonfinite: int
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
-class InvarianceResult:
-    """Padding invariance of one output: the largest difference between runs that differ in padding alone."""
-
-    comparison: str
-    output: str
-    verdict: Verdict
-    rms_difference: float | None
-    rms_bound: float
-    max_difference: float | None
-    max_bound: float
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
-class RuntimeParity:
-    """One runtime, or one lowered form run without its target, on all cases."""
-
-    verdict: Verdict
-    reason: str
-    plan: str
-    ran: Ran | None = None
-    cases: tuple[CaseResult, ...] = ()
-    invariance: tuple[InvarianceResult, ...] = ()
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True)
-class ParityReport:
-    """`parity.json`. `runtimes`: by runtime; `forms`: graph parity by lowered form; `notes`: what the reader must know,
-    such as where the raw module differs from the mask contract."""
-
-    verdict: Verdict
-    runtimes: Mapping[str, RuntimeParity]
-    forms: Mapping[str, RuntimeParity]
-    notes: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT
 

@@ -1,6 +1,6 @@
 """The order of the layers, read from the imports of every file.
 
-    bundling.python < errors, jsonfile, optional, transaction < dims, masks < latencies < artifacts
+    bundling.python < errors, jsonfile, optional, transaction < dims, masks < latencies, parities < artifacts
         < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
 
 The bundle's reader, `bundling.python`, goes where nothing else is: it imports nothing of ours, and everything may
@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
     ("errors", "jsonfile", "optional", "registry", "transaction"),
     ("dims", "masks"),
-    ("latencies",),
+    ("latencies", "parities"),
     ("artifacts",),
     SIBLINGS,
     ("pipeline",),

@@ -1,24 +1,23 @@
-"""Test inputs derived from a model's contract alone: every padding layout and every size that breaks things."""
+"""Test inputs derived from a model's contract alone: every layout of masks, size and value that breaks things."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attnport.artifacts import IOContract
+from attnport.compare import sizes as plans
+from attnport.compare.extremes import EXTREMES, extreme_feeds
 from attnport.compare.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
-from attnport.dims import Dim, TensorSpec, check_feeds
+from attnport.compare.sizes import batch_dim as batch_dim
+from attnport.dims import TensorSpec, check_feeds
 from attnport.masks.encoding import compared_rows, numpy_dtype
 
 Array = np.ndarray[Any, Any]
-
-# Small sizes: an evaluator that computes in half precision without hardware for it has to finish too.
-_BATCH, _LENGTH = 4, 32
-_PRIMES = (37, 41, 43, 47, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Case:
         feeds: An array for every input.
         valid: For every output a bool array over its leading dims; True where the result is compared. Elements that
             are False are padded query rows: unspecified, but finite.
-        group: `masks`, `sizes`, `text` or `given`.
+        group: `masks`, `sizes`, `extremes`, `text` or `given`.
     """
 
     name: str
@@ -38,43 +37,53 @@ class Case:
     group: str
 
 
-def batch_dim(io: IOContract) -> str | None:
-    """The dim that counts batch items; None when the only dynamic dims are lengths."""
-    names = {dim for spec in io.inputs for dim in spec.dims if isinstance(dim, str)}
-    firsts = [_spec(io, str(mask.input)).dims[0] for mask in io.padding_masks()]
-    firsts += [spec.dims[0] for spec in io.inputs if len(spec.dims) > 1]
-    first = next((dim for dim in firsts if isinstance(dim, str)), None)
-    # A model of one dynamic dim (tokens x channels) would otherwise never see that dim at its largest.
-    return first if len(names) > 1 or io.padding_masks() else None
-
-
 def cases(io: IOContract, seed: int = 0) -> list[Case]:
-    """The cases of a contract: layouts of its mask inputs, then sizes, those around a window's width among them.
+    """The cases of a contract: layouts of its mask inputs, sizes, those around a window's width among them, extremes.
 
     Token ids are random below `TensorSpec.high`, float inputs standard normal; padded places hold random values too,
-    because a mask that leaks shows only there. The same contract and seed give the same arrays.
+    because a mask that leaks shows only there. The same contract and seed give the same arrays, and so does a case
+    whatever others there are.
     """
-    usual = _sizes(io, _BATCH, lambda dim: min(dim.opt, _LENGTH))
-    shortest = _sizes(io, 2, lambda dim: dim.min)
-    batch = batch_dim(io)
-    plans: list[tuple[str, str, dict[str, int], str]] = []
-    carried = [mask for mask in io.masks if mask.input]
-    for layout in dict.fromkeys(layout for mask in carried for layout in layouts_of(mask)):
-        plans.append((layout, "masks", usual, layout))
-    if not carried:
-        plans.append(("usual sizes", "sizes", usual, NO_PADDING))
-    ones = all(size == 1 for name, size in shortest.items() if name != batch)
-    plans.append(("sequence 1" if ones else "shortest", "sizes", shortest, NO_PADDING))
-    plans.append(("longest", "sizes", _sizes(io, 2, lambda dim: dim.max), "right padding"))
-    plans.append(("primes", "sizes", _prime_sizes(io), "right padding"))
-    if batch:
-        plans.append(("one item", "sizes", _sizes(io, 1, lambda dim: min(dim.opt, _LENGTH)), NO_PADDING))
-    plans += [(name, "sizes", sizes, NO_PADDING) for name, sizes in _window_sizes(io).items()]
     made = []
-    for name, group, sizes, layout in plans:
+    for name, group, sizes, layout in _plans(io):
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         made.append(case(io, name, group, _feeds(io, sizes, layout, rng)))
+    for name, layout in EXTREMES.items():
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        usual = _feeds(io, plans.usual(io), layout, rng)
+        feeds = extreme_feeds(io, usual, name, batch_dim(io))
+        if any((feeds[key] != array).any() for key, array in usual.items()):
+            made.append(case(io, name, "extremes", feeds))
     return made
+
+
+def _plans(io: IOContract) -> Iterator[tuple[str, str, plans.Sizes, str]]:
+    """Name, group, sizes and layout of each case with usual values; what another case has had already is left out."""
+    carried = [mask for mask in io.masks if mask.input]
+    usual, shortest = plans.usual(io), plans.shortest(io)
+    for layout in dict.fromkeys(layout for mask in carried for layout in layouts_of(mask)):
+        yield layout, "masks", usual, layout
+    if not carried:
+        yield "usual sizes", "sizes", usual, NO_PADDING
+    ones = all(size == 1 for name, size in shortest.items() if name != batch_dim(io))
+    found = {
+        "sequence 1" if ones else "shortest": (shortest, NO_PADDING),
+        "longest": (plans.longest(io), "right padding"),
+        "primes": (plans.primes(io), "right padding"),
+    }
+    if batch_dim(io):
+        found["one item"] = plans.usual(io, 1), NO_PADDING
+    found |= {f"length {length}": (sizes, NO_PADDING) for length, sizes in plans.around_windows(io).items()}
+    yield from ((name, "sizes", sizes, layout) for name, (sizes, layout) in found.items())
+    had = [usual, *(sizes for sizes, _ in found.values())]
+    further = {"all at their least": (plans.least(io), NO_PADDING), "opt sizes": (plans.opt(io), "right padding")}
+    if batch_dim(io):
+        further["largest batch"] = plans.largest_batch(io), "right padding"
+    further |= {f"{dim} at its least": (sizes, "right padding") for dim, sizes in plans.one_least(io).items()}
+    for name, (sizes, layout) in further.items():
+        if sizes not in had:
+            had.append(sizes)
+            yield name, "sizes", sizes, layout
 
 
 def full_case(io: IOContract, sizes: Mapping[str, int], seed: int = 0) -> Case:
@@ -144,35 +153,6 @@ def real_tokens(io: IOContract, feeds: Mapping[str, Array]) -> int:
 
 def _spec(io: IOContract, name: str) -> TensorSpec:
     return next(spec for spec in io.inputs if spec.name == name)
-
-
-def _clamp(dim: Dim, size: int) -> int:
-    return max(dim.min, min(size, dim.max))
-
-
-def _sizes(io: IOContract, batch: int, length: Any) -> dict[str, int]:
-    counted = batch_dim(io)
-    return {dim.name: _clamp(dim, batch if dim.name == counted else length(dim)) for dim in io.dims}
-
-
-def _prime_sizes(io: IOContract) -> dict[str, int]:
-    """Primes for every dim, different ones for different lengths; a range without a prime takes its smallest."""
-    left = list(_PRIMES)
-    sizes = {}
-    for dim in io.dims:
-        wanted = [3, *left] if dim.name == batch_dim(io) else left
-        sizes[dim.name] = next((prime for prime in wanted if dim.min <= prime <= dim.max), dim.min)
-        if dim.name != batch_dim(io) and len(left) > 1 and sizes[dim.name] in left:
-            left.remove(sizes[dim.name])
-    return sizes
-
-
-def _window_sizes(io: IOContract) -> dict[str, dict[str, int]]:
-    """Lengths around the widths of windows, where a bound that is off by one shows; those that the dims allow."""
-    widths = dict.fromkeys(mask.window for mask in io.masks if mask.window)
-    lengths = dict.fromkeys(length for w in widths for length in (w - 1, w, w + 1, 2 * w) if length > 0)
-    found = {f"length {length}": _sizes(io, 2, lambda dim, length=length: length) for length in lengths}
-    return {name: sizes for name, sizes in found.items() if int(name.split()[1]) in sizes.values()}
 
 
 def _feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random.Generator) -> dict[str, Array]:

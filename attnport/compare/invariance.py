@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attnport.artifacts import IOContract
-from attnport.compare.inputs import Array, Case, batch_dim, keeps
+from attnport.compare.inputs import Array, Case, batch_dim, keeps, validity
+from attnport.compare.mask_cases import keys_dim
 from attnport.dims import TensorSpec
-from attnport.masks.encoding import encode_mask
+from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.masks.spec import MaskSpec
 
 MORE = 17
 """Padding added beside a sequence; a prime, so that no tile size divides it."""
+IN_A_BATCH = "alone against in a padded batch"
 ON_THE_RIGHT, ON_THE_LEFT = (f"alone against up to {MORE} more padding on the {side}" for side in ("right", "left"))
 """Comparisons; the one on the left holds only where positions do not matter."""
 
@@ -26,16 +28,27 @@ class Variant:
 
     Attributes:
         row: Its index in the batch.
-        length: Its tokens.
+        length: Its tokens, along the dim `keys`.
+        keys: The dim that its mask is about.
         alone: Feeds of batch 1 without padding.
+        valid: Which elements of each output of `alone` are compared: another mask may leave padded query rows.
         padded: By comparison (`alone against up to 17 more padding on the right`), where the first token stands and
             the feeds.
+        about: `, of MASK` where the model has several masks, to tell comparisons apart; else "".
     """
 
     row: int
     length: int
+    keys: str
     alone: Mapping[str, Array]
+    valid: Mapping[str, Array]
     padded: Mapping[str, tuple[int, Mapping[str, Array]]]
+    about: str = ""
+
+    def part(self, io: IOContract, output: TensorSpec, result: Array, row: int, start: int) -> Array:
+        """The valid elements of a result that belong to this item: see `rows_of`."""
+        rows, valid = rows_of(io, self.keys, output, result, row, start, self.length), self.valid[output.name]
+        return np.asarray(rows[valid]) if rows.shape[: valid.ndim] == valid.shape else rows
 
 
 @dataclass
@@ -77,31 +90,43 @@ class Spreads:
         self.found.setdefault((comparison, output), Spread()).add(one, other)
 
 
-def tested_mask(io: IOContract) -> MaskSpec | None:
-    """The mask that invariance is tested on: the only mask input, a [B, T] padding mask; else None."""
-    carried = [mask for mask in io.masks if mask.input]
-    if len(carried) != 1 or carried[0].kinds != ("padding",):
-        return None
-    dims = next(spec.dims for spec in io.inputs if spec.name == carried[0].input)
-    named = len(dims) == 2 and all(isinstance(dim, str) for dim in dims) and dims[0] == batch_dim(io)
-    return carried[0] if named else None
+def item_masks(io: IOContract) -> list[MaskSpec]:
+    """The masks that invariance is tested on: those that hide padding of single items of a batch.
+
+    That is a padding mask `[B,T]`, `[B,1|H,1|S,T]` or `[B,T,T]`, on its own or with what the module or the mask adds
+    (causal, window, bias), and lengths `[B]`. Other masks of the model go along.
+    """
+    return [mask for mask in io.padding_masks() if _tells_items(io, mask)]
+
+
+def _tells_items(io: IOContract, mask: MaskSpec) -> bool:
+    dims = next(spec.dims for spec in io.inputs if spec.name == mask.input)
+    if not dims or dims[0] != batch_dim(io) or not isinstance(keys := keys_dim(io, mask), str) or keys == dims[0]:
+        return False
+    # Of [B,C,T] nobody can tell whether C counts queries; an item is right-padded only if all its rows are.
+    return len(dims) != 3 or dims[1] in (1, keys)
 
 
 def variants(io: IOContract, case: Case) -> Iterator[Variant]:
     """Each item of a right-padded case alone, and with more padding on every side where positions do not move.
 
-    With absolute positions that is the right side; a model without declared ones is tested on both. Empty for models
-    without a [B, T] padding mask, and for items that are not padded on the right.
+    With absolute positions that is the right side; a model without declared ones is tested on both. Several masks are
+    taken one after another. Empty for models without such a mask, and for items that are not padded on the right.
     """
-    mask = tested_mask(io)
-    if mask is None or not mask.input:
+    masks = item_masks(io)
+    kept = keeps(io, case.feeds) if masks else {}
+    for mask in masks:
+        yield from _variants(io, case, mask, kept[str(mask.input)], f", of {mask.input}" if len(masks) > 1 else "")
+
+
+def _variants(io: IOContract, case: Case, mask: MaskSpec, keep_BT: Array, about: str) -> Iterator[Variant]:
+    batch, keys = str(batch_dim(io)), str(keys_dim(io, mask))
+    limit = io.dim(keys)
+    if io.dim(batch).min > 1:
         return
-    spec = next(spec for spec in io.inputs if spec.name == mask.input)
-    batch, keys = str(spec.dims[0]), str(spec.dims[1])
-    keep_BT = keeps(io, case.feeds)[mask.input]
-    limit, least = io.dim(keys), io.dim(batch).min
-    if least > 1:
-        return
+    sides = {ON_THE_RIGHT: "right"}
+    if io.positions == "none" and mask.carries != "lengths":
+        sides[ON_THE_LEFT] = "left"
     for row in range(keep_BT.shape[0]):
         length = int(keep_BT[row].sum())
         if length < max(1, limit.min) or not keep_BT[row, :length].all():
@@ -109,24 +134,19 @@ def variants(io: IOContract, case: Case) -> Iterator[Variant]:
         alone = {item.name: _cut(item, case.feeds[item.name], batch, keys, row, length) for item in io.inputs}
         more = min(MORE, limit.max - length)
         padded = {}
-        for name in (ON_THE_RIGHT, ON_THE_LEFT) if io.positions == "none" else (ON_THE_RIGHT,):
-            if more > 0:
-                side = "left" if name == ON_THE_LEFT else "right"
-                feeds = {item.name: _pad(item, mask, alone[item.name], keys, more, side) for item in io.inputs}
-                padded[name] = (more if side == "left" else 0, feeds)
-        yield Variant(row, length, alone, padded)
+        for name, side in sides.items() if more > 0 else ():
+            feeds = {item.name: _pad(io, item, alone[item.name], keys, more, side) for item in io.inputs}
+            padded[name] = (more if side == "left" else 0, feeds)
+        yield Variant(row, length, keys, alone, validity(io, alone), padded, about)
 
 
-def rows_of(io: IOContract, output: TensorSpec, result: Array, row: int, start: int, length: int) -> Array:
-    """The part of a result that belongs to batch item `row`: its tokens where the output has the key dim."""
-    mask = tested_mask(io)
-    assert mask is not None
-    batch, keys = next(spec.dims for spec in io.inputs if spec.name == mask.input)
+def rows_of(io: IOContract, keys: str, output: TensorSpec, result: Array, row: int, start: int, length: int) -> Array:
+    """The part of a result that belongs to batch item `row`: its tokens where the output has the dim `keys`."""
     if result.ndim != len(output.dims):
         return result[:0]
     index: list[int | slice] = [slice(None)] * result.ndim
     for axis, dim in enumerate(output.dims):
-        if dim == batch:
+        if dim == batch_dim(io):
             index[axis] = slice(row, row + 1)
         elif dim == keys:
             index[axis] = slice(start, start + length)
@@ -140,14 +160,17 @@ def _cut(spec: TensorSpec, array: Array, batch: str, keys: str, row: int, length
     return np.ascontiguousarray(array[index])
 
 
-def _pad(spec: TensorSpec, mask: MaskSpec, array: Array, keys: str, more: int, side: str) -> Array:
-    """Adds hidden places to a mask, and places of other contents than padding's usual to everything else."""
+def _pad(io: IOContract, spec: TensorSpec, array: Array, keys: str, more: int, side: str) -> Array:
+    """Adds hidden places to masks, and places of other contents than padding's usual to everything else."""
+    mask = next((mask for mask in io.masks if mask.input == spec.name), None)
     for axis, dim in enumerate(spec.dims):
         if dim != keys:
             continue
-        shape = [*array.shape[:axis], more, *array.shape[axis + 1 :]]
-        if spec.name == mask.input:
+        shape = (*array.shape[:axis], more, *array.shape[axis + 1 :])
+        if mask is not None and mask.carries == "mask":
             extra = encode_mask(mask, spec.dtype, np.zeros(shape, dtype=bool))
+        elif mask is not None:
+            extra = np.zeros(shape, dtype=numpy_dtype(spec.dtype))
         else:
             # The last element repeated, not zeros: what stands in padding must not matter.
             extra = np.repeat(array.take([-1], axis=axis), more, axis=axis)

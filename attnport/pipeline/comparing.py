@@ -71,7 +71,7 @@ class Comparison:
         self.io: IOContract = self.manifest.io
         self._eager: dict[str, Measured] = {}
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
-        self._moved = False
+        self._moved: frozenset[str] = frozenset()
 
     def report(self, chosen: Sequence[Runtime]) -> ParityReport:
         """Everything, in order: the reference, the raw module, runtimes, forms, verdicts."""
@@ -88,6 +88,8 @@ class Comparison:
         self._moved = self._moves()
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
+        if not self._eager["fp32"].spreads.found:
+            self.notes.append("padding invariance was not compared: no input says which keys of an item are padding")
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
             {name: self._judged(tried) for name, tried in forms.items()},
@@ -201,25 +203,31 @@ class Comparison:
     def _judged(self, tried: RuntimeParity | _Tried) -> RuntimeParity:
         if isinstance(tried, RuntimeParity):
             return tried
-        by = parity.Yardstick(tried.plan, self._eager[tried.plan].errors)
+        by = self._yardstick(tried.plan)
         results = [
             parity.judge(case, output, errors, by)
             for case, by_output in tried.found.errors.items()
             for output, errors in by_output.items()
         ]
         found = tried.found.spreads.found
-        kept = Spreads({key: one for key, one in found.items() if not (self._moved and key[0] == ON_THE_LEFT)})
+        kept = Spreads({key: one for key, one in found.items() if key[0] not in self._moved})
         pairs = parity.judge_invariance(kept, by, tried.found.compared)
         return parity.conclude(tried.plan, tried.found.ran, results, pairs, tried.note)
 
-    def _moves(self) -> bool:
-        """Whether the module's own rows change with padding on the left alone: it has positions, declared or not."""
+    def _yardstick(self, plan: str) -> parity.Yardstick:
+        """Eager's errors at a plan, by which others are judged; it has been run on every case that they had."""
+        extremes = [case.name for case in self.cases if case.group == "extremes"]
+        return parity.Yardstick(plan, self._eager[plan].errors, extremes)
+
+    def _moves(self) -> frozenset[str]:
+        """The comparisons of padding on the left in which the module's own rows change, where nothing else moves them:
+        it has positions, declared or not."""
         if "fp32" not in self._eager:
             self._extend_eager("fp32", [case.name for case in self.cases])
         own = self._eager["fp32"]
-        pairs = parity.judge_invariance(own.spreads, parity.Yardstick("fp32", own.errors), own.compared)
-        changed = {pair.comparison for pair in pairs if pair.verdict != "PASS"}
-        return changed == {ON_THE_LEFT}
+        pairs = parity.judge_invariance(own.spreads, self._yardstick("fp32"), own.compared)
+        changed = frozenset(pair.comparison for pair in pairs if pair.verdict != "PASS")
+        return changed if all(name.startswith(ON_THE_LEFT) for name in changed) else frozenset()
 
     def _extend_eager(self, plan: str, names: Sequence[str]) -> None:
         """Runs PyTorch eager at a plan, with the mask contract, on those cases that it has not had."""

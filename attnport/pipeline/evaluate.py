@@ -14,8 +14,9 @@ import numpy as np
 
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.compare.inputs import Array, Case
-from attnport.compare.invariance import Spreads, rows_of, variants
-from attnport.compare.parity import Errors, failed, measure_all
+from attnport.compare.invariance import IN_A_BATCH, Spreads, Variant, variants
+from attnport.compare.metrics import Errors, failed, measure_all
+from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError
 from attnport.pipeline.child import Died
 
@@ -129,9 +130,14 @@ def measure_session(
 
 
 def invariance_cases(cases: Sequence[Case]) -> list[str]:
-    """The cases whose items are run alone: the sentences, or `right padding` where there are none."""
+    """The cases whose items are run alone: the sentences, or where there are none a case with padding on the right.
+
+    Documents have none; their items are as long as the batch and are given padding.
+    """
     text = [case.name for case in cases if case.group == "text"]
-    return text or [case.name for case in cases if case.name == "right padding"]
+    names = {case.name for case in cases}
+    padded: list[str] = [name for name in ("right padding", "documents of several lengths") if name in names]
+    return text or padded[:1]
 
 
 def _measure_items(
@@ -143,21 +149,23 @@ def _measure_items(
         alone = _run(session, variant.alone)
         padded = {name: (start, _run(session, feeds)) for name, (start, feeds) in variant.padded.items()}
         for spec in io.outputs:
-            whole = _part(io, alone, spec.name, 0, 0, variant.length)
-            inside = _part(io, outputs, spec.name, variant.row, 0, variant.length)
-            found.spreads.add("alone against in a padded batch", spec.name, whole, inside)
+            whole = _part(io, variant, alone, spec, 0, 0)
+            inside = _part(io, variant, outputs, spec, variant.row, 0)
+            found.spreads.add(f"{IN_A_BATCH}{variant.about}", spec.name, whole, inside)
             for name, (start, result) in padded.items():
-                found.spreads.add(name, spec.name, whole, _part(io, result, spec.name, 0, start, variant.length))
+                part = _part(io, variant, result, spec, 0, start)
+                found.spreads.add(f"{name}{variant.about}", spec.name, whole, part)
         if case.name not in found.compared:
             found.compared.append(case.name)
 
 
-def _part(io: IOContract, outputs: Mapping[str, Array] | str, name: str, row: int, start: int, length: int) -> Array:
+def _part(
+    io: IOContract, variant: Variant, outputs: Mapping[str, Array] | str, spec: TensorSpec, row: int, start: int
+) -> Array:
     """One item's rows; empty, which never passes, where the run failed."""
-    spec = next(spec for spec in io.outputs if spec.name == name)
-    if isinstance(outputs, str) or name not in outputs:
+    if isinstance(outputs, str) or spec.name not in outputs:
         return np.empty(0)
-    return rows_of(io, spec, outputs[name], row, start, length)
+    return variant.part(io, spec, outputs[spec.name], row, start)
 
 
 def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array] | str:

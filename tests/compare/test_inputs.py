@@ -131,6 +131,44 @@ def test_one_item_alone_is_a_size_of_its_own() -> None:
     assert named(CONTRACTS["at least two"], "primes").feeds["input_ids"].shape == (2, 20)
 
 
+def test_every_dim_is_tried_at_its_least_its_opt_and_its_largest(io: IOContract) -> None:
+    found = [check_feeds(io.inputs, io.dims, case.feeds) for case in inputs.cases(io)]
+    for dim in io.dims:
+        assert {dim.min, dim.max} <= {sizes[dim.name] for sizes in found}
+        assert any(sizes == {each.name: each.min for each in io.dims} for sizes in found)
+    assert any(all(sizes[dim.name] == dim.opt for dim in io.dims if dim.name != "batch") for sizes in found)
+
+
+def test_no_two_cases_of_sizes_alone_are_the_same(io: IOContract) -> None:
+    plain = [case for case in inputs.cases(io) if case.group == "sizes" and case.name != "usual sizes"]
+    sizes = [tuple(check_feeds(io.inputs, io.dims, case.feeds).values()) for case in plain]
+    further = [
+        size for case, size in zip(plain, sizes, strict=True) if case.name.split()[0] in ("all", "opt", "largest")
+    ]
+    assert len(set(further)) == len(further)
+    assert all(sizes.count(size) == 1 for size in further)
+
+
+def test_the_costs_of_opt_sizes_and_the_largest_batch_stay_below_that_of_the_longest() -> None:
+    for name in ("keep", "cross", "prefix"):
+        tokens = {case.name: case.feeds["input_ids"].size for case in inputs.cases(CONTRACTS[name])}
+        assert max(tokens["opt sizes"], tokens["largest batch"]) <= tokens["longest"] / 2
+    assert named(CONTRACTS["keep"], "opt sizes").feeds["input_ids"].shape == (4, 128)
+    assert named(CONTRACTS["keep"], "largest batch").feeds["input_ids"].shape == (64, 4)
+
+
+def test_one_of_several_lengths_at_its_least_is_decoding_and_prefill_behind_a_cache() -> None:
+    past = TensorSpec("cache_mask", "int64", ("batch", "past"))
+    keys = TensorSpec("past_keys", "float32", ("batch", 2, "past", 4))
+    dims = (BATCH, Dim("seq", 1, 16, 64), Dim("past", 1, 100, 300))
+    io = IOContract((IDS, keys, past), (HIDDEN,), dims, (MaskSpec(("padding",), "cache_mask"),))
+    step, prefill = named(io, "seq at its least"), named(io, "past at its least")
+    assert (step.feeds["input_ids"].shape, step.feeds["cache_mask"].shape) == ((2, 1), (2, 32))
+    assert not step.feeds["cache_mask"].all()
+    assert (prefill.feeds["input_ids"].shape, prefill.feeds["cache_mask"].shape) == ((2, 16), (2, 1))
+    assert not [case.name for case in inputs.cases(CONTRACTS["keep"]) if case.name == "seq at its least"]
+
+
 def test_values_are_random_below_the_limit_and_the_same_for_a_seed() -> None:
     io = CONTRACTS["keep"]
     one, again, other = (named(io, "no padding").feeds["input_ids"], inputs.cases(io)[0], inputs.cases(io, 1)[0])
@@ -269,6 +307,10 @@ def test_windows_are_tried_around_their_width() -> None:
     wide = text(TensorSpec("mask", "bool", ("batch", "seq")), MaskSpec(("window", "padding"), "mask", window=300))
     assert {"length 299", "length 301"} <= {case.name for case in inputs.cases(wide)}
     assert "length 600" not in {case.name for case in inputs.cases(wide)}
+    narrow = IOContract(
+        (IDS,), (HIDDEN,), (BATCH, Dim("seq", 4, 128, 512)), (MaskSpec(("window",), window=1), MaskSpec(("causal",)))
+    )
+    assert not [case.name for case in inputs.cases(narrow) if case.name.startswith("length")]  # 1 and 2 are too short
 
 
 def test_a_mask_over_pairs_is_the_one_that_its_kinds_mean() -> None:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 
 from attnport.artifacts import IOContract
 from attnport.compare import inputs
-from attnport.compare.invariance import MORE, Spread, rows_of, variants
-from attnport.dims import Dim, TensorSpec
+from attnport.compare.invariance import MORE, Spread, item_masks, rows_of, variants
+from attnport.dims import Dim, TensorSpec, check_feeds
 from attnport.masks.spec import MaskSpec
 
 IO = IOContract(
@@ -62,11 +63,70 @@ def test_models_without_a_padding_mask_have_no_variants() -> None:
     assert not list(variants(io, inputs.cases(io)[0]))
 
 
+def masked(mask: TensorSpec, *specs: MaskSpec, dims: tuple[Dim, ...] = IO.dims) -> IOContract:
+    return dataclasses.replace(IO, inputs=(IO.inputs[0], mask), masks=specs, positions="none", dims=dims)
+
+
+@pytest.mark.parametrize(
+    ("io", "sides"),
+    [
+        (masked(IO.inputs[1], MaskSpec(("padding", "causal"), "mask")), 2),
+        (masked(IO.inputs[1], IO.masks[0], MaskSpec(("causal",))), 2),
+        (masked(TensorSpec("mask", "float32", ("batch", 1, 1, "seq")), MaskSpec(("padding",), "mask", "additive")), 2),
+        (masked(TensorSpec("mask", "bool", ("batch", 1, "seq", "seq")), MaskSpec(("padding", "causal"), "mask")), 2),
+        (masked(TensorSpec("mask", "bool", ("batch", "seq", "seq")), MaskSpec(("padding",), "mask", "hide")), 2),
+        (masked(TensorSpec("mask", "int32", ("batch",)), MaskSpec(("padding",), "mask", carries="lengths")), 1),
+        (masked(IO.inputs[1], MaskSpec(("documents", "padding"), "mask", carries="ids")), 2),
+    ],
+    ids=lambda found: str(found.masks[0]) if isinstance(found, IOContract) else "",
+)
+def test_every_mask_that_tells_the_padding_of_an_item_is_tested(io: IOContract, sides: int) -> None:
+    names = ("right padding", "documents of several lengths")
+    case = next(case for case in inputs.cases(io) if case.name in names)
+    made = list(variants(io, case))
+    assert len(made) == 4
+    for one in made:
+        assert inputs.keeps(io, one.alone)["mask"].tolist() == [[True] * one.length]
+        assert len(one.padded) == sides
+        for start, feeds in one.padded.values():
+            kept = [False] * start + [True] * one.length + [False] * (MORE - start)
+            assert inputs.keeps(io, feeds)["mask"].tolist() == [kept]
+            check_feeds(io.inputs, io.dims, feeds)
+
+
+def test_a_middle_axis_that_nobody_explains_is_not_taken_for_queries() -> None:
+    dims = (*IO.dims, Dim("chunks", 1, 4, 8))
+    io = masked(TensorSpec("mask", "int64", ("batch", "chunks", "seq")), MaskSpec(("padding",), "mask"), dims=dims)
+    assert item_masks(io) == []
+    assert item_masks(dataclasses.replace(io, dims=(Dim("batch", 1, 8, 64),), inputs=IO.inputs, masks=())) == []
+
+
+def test_several_masks_are_tested_one_after_another_and_rows_padded_by_the_others_are_left_out() -> None:
+    memory = (
+        TensorSpec("memory", "float32", ("batch", "mem", 4)),
+        TensorSpec("memory_mask", "int64", ("batch", "mem")),
+    )
+    io = dataclasses.replace(
+        IO, inputs=(*IO.inputs, *memory), dims=(*IO.dims, Dim("mem", 1, 64, 256)),
+        masks=(*IO.masks, MaskSpec(("padding",), "memory_mask")),
+    )  # fmt: skip
+    made = list(variants(io, right(io)))
+    assert [(one.about, one.keys) for one in made[::4]] == [(", of mask", "seq"), (", of memory_mask", "mem")]
+    last = made[-1]
+    assert last.alone["memory"].shape[1] == last.length < 32
+    assert last.alone["ids"].shape == (1, 32)  # not its own padding
+    result = np.arange(4 * 32 * 8, dtype=np.float64).reshape(4, 32, 8)
+    valid = right(io).feeds["mask"][3] == 1
+    assert (last.part(io, io.outputs[0], result, 3, 0) == result[3, valid]).all()
+    assert not valid.all()
+    assert last.part(io, io.outputs[0], result[0], 3, 0).size == 0
+
+
 def test_rows_of_an_item_are_cut_where_the_output_has_the_dims() -> None:
     hidden, pooled = np.arange(4 * 9 * 8).reshape(4, 9, 8), np.arange(32).reshape(4, 8)
-    assert (rows_of(IO, IO.outputs[0], hidden, 2, 1, 5) == hidden[2:3, 1:6]).all()
-    assert (rows_of(IO, IO.outputs[1], pooled, 2, 1, 5) == pooled[2:3]).all()
-    assert rows_of(IO, IO.outputs[0], pooled, 2, 1, 5).size == 0  # a result of another rank never compares equal
+    assert (rows_of(IO, "seq", IO.outputs[0], hidden, 2, 1, 5) == hidden[2:3, 1:6]).all()
+    assert (rows_of(IO, "seq", IO.outputs[1], pooled, 2, 1, 5) == pooled[2:3]).all()
+    assert rows_of(IO, "seq", IO.outputs[0], pooled, 2, 1, 5).size == 0  # a result of another rank never compares equal
 
 
 def test_a_spread_gathers_differences_over_pairs() -> None:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from attnport.artifacts import InvarianceResult, IOContract, RuntimeParity
+from attnport.artifacts import Argmax, InvarianceResult, IOContract, NonFinite, ParityReport, RuntimeParity
 from attnport.compare import parity
 from attnport.compare.inputs import Case
 from attnport.compare.invariance import Spreads
 from attnport.dims import Dim, TensorSpec
+from attnport.jsonfile import from_json, read, to_json
 
 HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq", 4))
 POOLED = TensorSpec("pooled", "float32", ("batch", 4))
@@ -149,7 +153,9 @@ def test_cosine_is_a_gate_of_its_own_for_float32_embeddings_alone() -> None:
         assert result.cosine is not None
         assert result.cosine < parity.COSINE
         assert result.verdict == ("FAIL" if plan == "fp32" else "PASS")
-    assert judged(EXPECTED["hidden"]).cosine is None
+    opposite = judged(-EXPECTED["hidden"], by=yardstick(rms=1e3, largest=1e3))
+    assert opposite.cosine == pytest.approx(-1)
+    assert opposite.verdict == "PASS"  # no embedding: the bound of its errors is what counts
 
 
 def test_cosine_is_the_smallest_over_rows_and_one_zero_row_does_not_agree() -> None:
@@ -228,3 +234,77 @@ def test_the_report_fails_with_any_and_passes_only_with_a_runtime_that_passes() 
 def test_the_relative_error_is_that_of_the_reference() -> None:
     result = judged(off(1e-6))
     assert result.relative == pytest.approx(1e-6 / measured(EXPECTED["hidden"]).reference_rms, rel=1e-6)
+
+
+def with_extreme(plan: str, extreme: parity.Errors) -> parity.Yardstick:
+    usual = parity.Errors(elements=36, rms=SMALL, max=SMALL, reference_rms=1.0)
+    return parity.Yardstick(plan, {"c": {"hidden": usual}, "large values": {"hidden": extreme}}, ["large values"])
+
+
+def test_extreme_cases_do_not_loosen_the_bound_of_others_and_have_their_own() -> None:
+    by = with_extreme("fp32", parity.Errors(elements=36, rms=1.0, max=1.0, reference_rms=1.0))
+    assert by.largest("hidden") == SMALL
+    got = EXPECTED["hidden"].copy()
+    got[0, 0, 0] += 1e-4
+    assert "max error" in judged(got, by=by).reason
+    assert parity.judge("large values", "hidden", measured(got), by).verdict == "PASS"
+    assert parity.judge("large values", "hidden", measured(-5 * EXPECTED["hidden"]), by).verdict == "FAIL"
+    pooled = parity.Yardstick("fp32", {"c": {"hidden": measured(off(SMALL))}, "x": {"hidden": measured(off(1.0))}})
+    assert judged(got, by=pooled).verdict == "FAIL"  # by its RMS error; the largest alone would have passed
+    assert "max" not in judged(got, by=pooled).reason
+
+
+def test_an_extreme_case_that_overflows_in_eager_too_is_not_run_and_any_other_fails() -> None:
+    by = with_extreme("fp16", parity.Errors(elements=36, reference_rms=1.0, problem="NaN or Inf"))
+    beyond = parity.judge("large values", "hidden", measured(EXPECTED["hidden"]), by)
+    assert (beyond.verdict, "beyond the range" in beyond.reason) == ("NOT_RUN", True)
+    assert parity.judge("large values", "hidden", parity.Errors(problem="it raised"), by).verdict == "FAIL"
+    assert parity.judge("unknown", "hidden", measured(EXPECTED["hidden"]), by).verdict == "FAIL"
+    good = parity.judge("c", "hidden", measured(EXPECTED["hidden"]), by)
+    both = parity.conclude("fp16", None, [good, beyond])
+    assert both.verdict == "PASS"
+    assert "1 results within" in both.reason
+    assert "1 extreme results without a bound" in both.reason
+    assert parity.conclude("fp16", None, [beyond]).verdict == "FAIL"  # nothing was shown
+
+
+def test_a_wrong_argmax_is_said_where_errors_fail_and_is_no_reason_within_them() -> None:
+    spec = TensorSpec("logits", "float32", ("batch", "seq", 4))
+    expected = np.zeros((2, 6, 4))
+    expected[..., 2], expected[..., 1] = 1.0, 1.0 - SMALL / 4
+    equal_but_for_rounding, wrong = expected.copy(), expected.copy()
+    equal_but_for_rounding[0, 0, 1] = 1.0 + SMALL / 4
+    wrong[0, :2, 3] = 9.0
+    by = parity.Yardstick("fp32", {"c": {"logits": parity.Errors(elements=36, rms=SMALL, max=SMALL)}})
+    near, far = (
+        parity.judge("c", "logits", parity.measure(got, expected, VALID, spec), by)
+        for got in (equal_but_for_rounding, wrong)
+    )
+    assert (near.verdict, near.argmax) == ("PASS", Argmax(9, 8))
+    assert (far.verdict, far.argmax) == ("FAIL", Argmax(9, 7))
+    assert "argmax differs in 2 of 9 rows" in far.reason
+
+
+def test_every_metric_of_a_result_is_in_the_report() -> None:
+    got = EXPECTED["hidden"].astype(np.float32)
+    got[1, 4, 0] = 100.0
+    result = judged(got)
+    assert result.verdict == "PASS"
+    assert result.ulps is not None
+    assert result.ulps.max <= 0.5
+    assert result.census == NonFinite()
+    assert result.padded is not None
+    assert result.padded.elements == 12
+    assert result.padded.max_error == pytest.approx(100.0 - EXPECTED["hidden"][1, 4, 0])
+    assert result.argmax is None
+
+
+def test_a_report_written_before_there_were_more_metrics_is_read(tmp_path: Path) -> None:
+    report = parity.report({"r": parity.conclude("fp32", None, [judged(off(SMALL))])}, {})
+    new = json.loads(to_json(report))
+    for added in ("ulps", "census", "padded", "argmax"):
+        del new["runtimes"]["r"]["cases"][0][added]
+    (tmp_path / "parity.json").write_text(json.dumps(new), encoding="utf-8")
+    old = read(ParityReport, tmp_path / "parity.json").runtimes["r"].cases[0]
+    assert (old.rms_error, old.ulps) == (report.runtimes["r"].cases[0].rms_error, None)
+    assert from_json(ParityReport, to_json(report), "a report") == report

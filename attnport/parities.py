@@ -1,0 +1,149 @@
+"""What `parity.json` holds: results by runtime, case and output. Everything imports these from `artifacts`.
+
+Fields with a default came later than the first reports, so that those stay readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from attnport.dims import STRICT
+from attnport.latencies import Ran
+
+Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """Census of the elements that are no finite number."""
+
+    nan: int = 0
+    positive_inf: int = 0
+    negative_inf: int = 0
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.nan + self.positive_inf + self.negative_inf
+
+
+@dataclass(frozen=True)
+class Ulps:
+    """Quantiles over the valid elements of |result - reference| in ULP: units in the last place of the reference, in
+    the dtype that the runtime returned."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Argmax:
+    """Of the valid rows of an output of logits, in how many the largest stands where the reference's does.
+
+    A row in which the reference's largest value stands twice agrees with either.
+    """
+
+    rows: int
+    agree: int
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class PaddedRows:
+    """The elements that are not compared, for the record: they may hold anything finite.
+
+    Errors are None where one of them is no finite number.
+    """
+
+    elements: int
+    rms_error: float | None
+    max_error: float | None
+    nonfinite: NonFinite
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One output on one case: all metrics, and the verdict apart. Errors are against the float64 reference.
+
+    Metrics are over the valid elements, and None when the case has no comparable element or a NaN or Inf in one.
+
+    Attributes:
+        relative: The norm of the error over that of the reference.
+        cosine: The smallest over valid rows (of the last axis).
+        nonfinite: Elements that are no finite number and made the case fail.
+        census: Which they are, of the valid elements; None where nothing could be compared.
+        padded: The elements of padded query rows; None where there are none.
+        argmax: For outputs of logits.
+    """
+
+    case: str
+    output: str
+    verdict: Verdict
+    reason: str
+    elements: int
+    rms_error: float | None
+    rms_bound: float
+    max_error: float | None
+    max_bound: float
+    relative: float | None
+    cosine: float | None
+    nonfinite: int
+    ulps: Ulps | None = None
+    census: NonFinite | None = None
+    padded: PaddedRows | None = None
+    argmax: Argmax | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class InvarianceResult:
+    """Padding invariance of one output: the largest difference between runs that differ in padding alone."""
+
+    comparison: str
+    output: str
+    verdict: Verdict
+    rms_difference: float | None
+    rms_bound: float
+    max_difference: float | None
+    max_bound: float
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class RuntimeParity:
+    """One runtime, or one lowered form run without its target, on all cases."""
+
+    verdict: Verdict
+    reason: str
+    plan: str
+    ran: Ran | None = None
+    cases: tuple[CaseResult, ...] = ()
+    invariance: tuple[InvarianceResult, ...] = ()
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """`parity.json`. `runtimes`: by runtime; `forms`: graph parity by lowered form; `notes`: what the reader must know,
+    such as where the raw module differs from the mask contract."""
+
+    verdict: Verdict
+    runtimes: Mapping[str, RuntimeParity]
+    forms: Mapping[str, RuntimeParity]
+    notes: tuple[str, ...] = ()
+
+    __pydantic_config__ = STRICT
