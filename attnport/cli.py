@@ -181,11 +181,12 @@ def build(
     help="Seconds for each answer of a runtime's process.",
 )  # fmt: skip
 @click.option("--isolate", is_flag=True, help="A process for every runtime, also for those that need none.")
+@click.option("--bisect", "search", is_flag=True, help="Of each that fails, find the layer where it goes wrong.")
 @click.option("--force", is_flag=True, help="Check even when nothing changed.")
 @verb
 def check(
     out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, timeout: float,
-    **options: Any,
+    search: bool, **options: Any,
 ) -> Callable[[], None]:  # fmt: skip
     """Compare the numbers of all runtimes with a float64 run.
 
@@ -197,8 +198,20 @@ def check(
 
     report = run(folder, runtimes or None, text, inputs, timeout_s=timeout, progress=out.progress, **options)
 
+    found = None
+    if search:
+        from attnport.pipeline.bisect import bisect
+
+        isolate = options["isolate"]
+        found = bisect(
+            folder, report, text=text, inputs=inputs, timeout_s=timeout, isolate=isolate, progress=out.progress
+        )
+
     def finish() -> None:
-        out.show(report, "show_parity")
+        if found is None:
+            out.show(report, "show_parity")
+        else:
+            out.show(found, "show_bisected")
         raise_for(report, runtimes)
 
     return finish

@@ -93,9 +93,10 @@ class Reporter:
 
             self.print(to_json(value))
             return
-        from attnport.console import cells, latency_tables, tables, trust_tables
+        from attnport.console import bisect_tables, cells, latency_tables, tables, trust_tables
 
-        show = next(getattr(each, table) for each in (tables, latency_tables, trust_tables) if hasattr(each, table))
+        places = (tables, latency_tables, trust_tables, bisect_tables)
+        show = next(getattr(each, table) for each in places if hasattr(each, table))
         self.print(cells.render(show, value, colour=sys.stdout.isatty()))
 
     def show_path(self, path: Path) -> None:

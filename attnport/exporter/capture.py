@@ -70,11 +70,47 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     Raises:
         ExportError: torch cannot export the module, or a dim froze; names the dim and the inputs that have it.
     """
+    exported, attentions = _exported(module, contract, opset)
+    model: ir.Model = exported.model
+    if len(model.graph.outputs) != len(contract.outputs):
+        raise ExportError(
+            f"the module returns {len(model.graph.outputs)} tensors; "
+            f"{len(contract.outputs)} are declared: {', '.join(map(str, contract.outputs))}.",
+            hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
+        )
+    write_out_rotary(model)
+    name_dims(model, contract)
+    settle_sizes(model)
+    strip(model)
+    return Capture(model, attentions)
+
+
+def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET) -> torch.export.ExportedProgram:
+    """The torch graph that an export is made of, whose nodes have the names that the exported graph's values have.
+
+    Args:
+        module: As for `capture`; one cast to half precision is traced with feeds in half precision.
+
+    Raises:
+        ExportError: as `capture`.
+    """
+    exported, _ = _exported(module, contract, opset)
+    if exported.exported_program is None:
+        raise ExportError("torch.onnx kept no torch graph.", hint="Another version of torch may: see constraints.txt.")
+    return exported.exported_program
+
+
+def _exported(
+    module: torch.nn.Module, contract: IOContract, opset: int
+) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...]]:
     import torch
 
     sizes = example_sizes(contract)
     masks = {mask.input for mask in contract.masks}
     feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
+    narrow = next((one.dtype for one in module.parameters() if one.dtype in (torch.float16, torch.bfloat16)), None)
+    if narrow is not None:
+        feeds = {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
     with quiet(), torch.no_grad():
         program = trace(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
@@ -100,18 +136,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")
-    model: ir.Model = exported.model
-    if len(model.graph.outputs) != len(contract.outputs):
-        raise ExportError(
-            f"the module returns {len(model.graph.outputs)} tensors; "
-            f"{len(contract.outputs)} are declared: {', '.join(map(str, contract.outputs))}.",
-            hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
-        )
-    write_out_rotary(model)
-    name_dims(model, contract)
-    settle_sizes(model)
-    strip(model)
-    return Capture(model, attentions)
+    return exported, attentions
 
 
 def _root(err: BaseException) -> str:

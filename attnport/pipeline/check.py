@@ -87,7 +87,7 @@ def check(
         digest = _inputs_digest(manifest, probed, wanted, [*sentences, given, bundle_digest(bundle)], numbers)
         if not force and fresh(folder, manifest, STAGE, digest):
             return read(ParityReport, folder / FILE)
-        tried = _cases(folder, manifest, sentences, inputs, seed, batch)
+        tried = cases_of(folder, manifest, sentences, inputs, seed, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
             store = References(Path(scratch))
             run = Comparison(folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle)
@@ -133,9 +133,10 @@ def _model_files(manifest: Manifest) -> list[str]:
     return [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer]
 
 
-def _cases(
+def cases_of(
     folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None, seed: int, batch: int
 ) -> list[Case]:
+    """The cases of a check: the contract's, given inputs, sentences. Raises UsageError for text without a tokenizer."""
     found = cases(manifest.io, seed)
     if inputs:
         found.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))

@@ -1,0 +1,113 @@
+"""Named tensors of a traced torch module: what an exported graph's tensors should hold, and what rounding does to them.
+
+The graph runs node by node under the same modes as the module itself does in `torch_eager`, so that a tensor's float64
+value and eager's error there are those that the module's outputs are judged by.
+"""
+
+# torch leaves its interpreter untyped.
+# mypy: disable-error-code="no-untyped-call,no-any-unimported"
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from attnport.runtimes._session import Array
+from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, active, modes_for
+from attnport.runtimes._written_attention import Found, Rounded
+from attnport.runtimes.torch_eager import to_array, to_tensor
+
+_KINDS = torch.export.graph_signature.InputKind
+
+
+class TracedModule:
+    """A traced module whose tensors can be asked for by name; outputs have the contract's names."""
+
+    def __init__(
+        self, program: torch.export.ExportedProgram, outputs: Collection[str], plan: str, *, float64: bool = False
+    ) -> None:
+        """Takes a program and how to run it.
+
+        Args:
+            program: Traced from the module, cast to half precision where the plan is.
+            outputs: The names of its outputs, in order.
+            plan: The precision plan.
+            float64: Run in float64; `program` is then one of a float32 module.
+        """
+        self._program, self._plan, self._float64 = program, plan, float64
+        returned = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+        self._outputs = dict(zip(outputs, returned, strict=True))
+        half = {"fp16": torch.float16, "bf16": torch.bfloat16}
+        self._dtype = torch.float64 if float64 else half.get(plan, torch.float32)
+
+    def modules(self) -> dict[str, str]:
+        """The module path of each named tensor."""
+        nodes = {node.name: node for node in self._program.graph.nodes if node.op == "call_function"}
+        found = {name: node for name, node in nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
+        found |= {name: nodes[own] for name, own in self._outputs.items() if own in nodes}
+        return {name: _path(node) for name, node in found.items()}
+
+    def run(self, feeds: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+        """The tensors called `names`."""
+        wanted = {self._outputs.get(name, name): name for name in names}
+        kept: dict[str, Array] = {}
+
+        def keep(name: str, value: torch.Tensor) -> None:
+            if name in wanted:
+                kept[wanted[name]] = to_array(value).copy()
+
+        self._interpret(feeds, keep)
+        return kept
+
+    def shapes(self, feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+        """The shape of every named tensor of floating-point type."""
+        found: dict[str, tuple[int, ...]] = {}
+
+        def note(name: str, value: torch.Tensor) -> None:
+            if value.is_floating_point():
+                found[name] = tuple(value.shape)
+
+        self._interpret(feeds, note)
+        return found | {name: found[own] for name, own in self._outputs.items() if own in found}
+
+    def _interpret(self, feeds: Mapping[str, Array], see: Any) -> None:
+        class Seeing(torch.fx.Interpreter):
+            def run_node(self, node: torch.fx.Node) -> Any:
+                result = super().run_node(node)
+                if isinstance(result, torch.Tensor):
+                    see(node.name, result)
+                return result
+
+        arguments = self._arguments(feeds)
+        modes = modes_for(self._plan, contract=True, float64=self._float64)
+        island = None if self._float64 else HALF_OF_ISLANDS.get(self._plan)
+        if island is not None:
+            with active(found := Found()):
+                torch.fx.Interpreter(self._program.graph_module).run(*arguments)
+            modes = [*modes, Rounded(found, island)]
+        with active(*modes):
+            Seeing(self._program.graph_module).run(*arguments)
+
+    def _arguments(self, feeds: Mapping[str, Array]) -> list[Any]:
+        """Parameters, buffers, constants and feeds in the graph's order."""
+        program, found = self._program, list[Any]()
+        given = iter(feeds)
+        for spec in program.graph_signature.input_specs:
+            if spec.kind == _KINDS.USER_INPUT:
+                # Mostly the graph's input has the keyword's name; where torch needed another, the order is the same.
+                own = next(given)
+                name = spec.arg.name if spec.arg.name in feeds else own
+                found.append(to_tensor(feeds[name], self._dtype))
+                continue
+            value = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
+            wide = self._float64 and isinstance(value, torch.Tensor) and value.is_floating_point()
+            found.append(value.to(self._dtype) if wide and isinstance(value, torch.Tensor) else value)
+        return found
+
+
+def _path(node: torch.fx.Node) -> str:
+    """The path of the innermost module that a node was traced in; "" for the outermost."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
