@@ -165,6 +165,7 @@ def test_a_library_is_taken_in_the_forms_release_alone(cpp_build_asan: Build, li
     assert (code, words.endswith("is no library of tensorrt: it has no getInferLibMajorVersion.")) == (3, True)
 
 
+@pytest.mark.slow
 def test_a_build_without_the_headers_says_so(cpp_build_clang: Build, engine_app: Path) -> None:
     done = cpp_build_clang.run("engine_runs", engine_app, "cpu", "1")
     assert done.returncode == 3

@@ -66,6 +66,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_said(opened: Opened, tmp_path: Path)
     assert said.startswith("plug-in 'mine' cannot be loaded: ")
 
 
+@pytest.mark.slow
 def test_older_headers_know_no_plug_ins(opened: Opened, cpp_build_clang: Build) -> None:
     code, (said,) = opened("SomeExecutionProvider", "mine=none.so", build=cpp_build_clang)
     assert code == 3
