@@ -9,15 +9,18 @@ from typing import Any, cast
 import pytest
 
 from attnport.artifacts import (
+    Argmax,
     CaseResult,
     FusionItem,
     FusionReport,
     FusionTable,
+    InvarianceResult,
     LatencyReport,
     LatencyRow,
     ParityReport,
     Ran,
     RuntimeParity,
+    Ulps,
 )
 from attnport.auditing.findings import Finding
 from attnport.console import cells, latency_tables, tables, trust_tables
@@ -142,10 +145,51 @@ def test_a_ship_that_worked_says_so() -> None:
 
 def test_the_worst_share_of_the_bound_is_shown() -> None:
     lines = {line.split()[0]: line for line in printed("show_parity", PARITY).splitlines() if line.strip()}
-    assert lines["ort_cpu"].split()[-1] == "0.25"
-    assert lines["openvino"].split()[-1] == "7.50"
+    assert lines["ort_cpu"].split()[-2:] == ["0.25", "-"]
+    assert lines["openvino"].split()[-2:] == ["7.50", "-"]
     assert "openvino:" in lines  # the reason of a failure, below the table
     assert "ort_cpu:" not in lines
+
+
+def test_what_padding_changes_has_a_column_of_its_own() -> None:
+    pairs = [
+        InvarianceResult("alone against in a padded batch", "hidden", verdict, difference, 1.0, difference, 4.0)
+        for verdict, difference in (("PASS", 0.5), ("FAIL", 3.0), ("FAIL", None))
+    ]
+    for chosen, shown in ((pairs[:1], "0.50"), (pairs[:2], "3.00"), (pairs[2:], "FAIL")):
+        row = RuntimeParity("FAIL", "padding", "fp32", None, (case(0.25),), tuple(chosen))
+        lines = printed("show_parity", ParityReport("FAIL", {"ort_cpu": row}, {})).splitlines()
+        assert next(line.split() for line in lines if line.startswith(" ort_cpu"))[-1] == shown
+
+
+def test_the_worst_of_each_metric_is_shown_by_runtime_and_output() -> None:
+    def measured(name: str, output: str, *, ulp: float, agree: int) -> CaseResult:
+        return dataclasses.replace(
+            case(0.25), case=name, output=output, relative=ulp * 1e-7, cosine=1 - ulp * 1e-9, nonfinite=agree % 2,
+            ulps=Ulps(ulp, 2 * ulp, 30 * ulp, 4e9), argmax=Argmax(2000, agree) if output == "logits" else None,
+        )  # fmt: skip
+
+    cases = (
+        measured("primes", "logits", ulp=0.5, agree=2000),
+        measured("longest", "logits", ulp=7.0, agree=1999),
+        measured("large values", "logits", ulp=900.0, agree=0),
+        measured("primes", LONG[:70], ulp=40.0, agree=2000),
+    )
+    row = RuntimeParity("PASS", "", "fp32", None, cases)
+    text = printed("show_parity", ParityReport("PASS", {"ort_cpu": row, "openvino": row}, {}))
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [line.split() for line in text.splitlines() if "7.0e-07" in line]
+    shown = ["1.2e-01", "7.0e-07", "7.0", "210", "7e-09", "99.9%", "1"]
+    assert rows == [[name, *shown] for name in ("ort_cpu", "openvino")]
+    assert "logits: the worst of each metric" in text
+    assert "argmax" not in text.partition("a reason that goes on")[2]
+    assert " 1200 " in text
+    many = [measured("primes", f"y{number}", ulp=1.0, agree=0) for number in range(9)]
+    row = RuntimeParity("PASS", "", "fp32", None, tuple(many))
+    text = printed("show_parity", ParityReport("PASS", {"ort_cpu": row}, {}))
+    assert text.count(": the worst of each metric") == 4
+    assert "5 more outputs" in text
+    assert "the worst of each metric" not in printed("show_parity", PARITY)  # a report from before there were any
 
 
 def test_reasons_that_are_the_same_are_said_once() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract
+from attnport.dims import TensorSpec
 from attnport.masks.encoding import HIDDEN
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +29,7 @@ def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: 
         io: The contract.
         feeds: An array for every input; integers below `TensorSpec.high`.
         kind: Of `EXTREMES`. `large values` are floats 32 times as large, and integers that are the least or the largest
-            allowed; `equal rows` repeat the first position of each item.
+            allowed; with `equal rows`, each position of an item stands there twice or more often, so that scores tie.
         batch: The dim that counts items, along which rows still differ.
     """
     masks = {mask.input: mask for mask in io.masks if mask.input}
@@ -40,15 +41,29 @@ def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: 
         elif kind == ZEROS:
             made[spec.name] = np.zeros_like(array)
         elif kind == EQUAL_ROWS:
-            for axis, dim in enumerate(spec.dims):
-                if isinstance(dim, str) and dim != batch:
-                    array = np.repeat(array.take([0], axis), array.shape[axis], axis)
-            made[spec.name] = array
+            made[spec.name] = _repeating(array, spec, batch)
         elif spec.dtype.startswith("int"):
             made[spec.name] = np.where(array % 2 == 1, (spec.high or 2) - 1, 0).astype(array.dtype)
         else:
             made[spec.name] = _larger(array)
     return made
+
+
+def _repeating(array: Array, spec: TensorSpec, batch: str | None) -> Array:
+    """Positions that repeat: the first half twice in the first item, a quarter four times in the second, and so on.
+
+    Never all equal: their roundings would be equal too, so that the RMS error were no mean over many, and what takes
+    the mean away would leave nothing but rounding. (Where no position is told from another, `zeros` has equal rows.)
+    """
+    axis = spec.dims.index(batch) if batch in spec.dims else None
+    items = [array] if axis is None else np.split(array, array.shape[axis], axis)
+    for item, part in enumerate(items):
+        for along, dim in enumerate(spec.dims):
+            if isinstance(dim, str) and dim != batch:
+                size = part.shape[along]
+                part = part.take(np.arange(size) % max(2, size >> (item + 1)), along)
+        items[item] = part
+    return items[0] if axis is None else np.concatenate(items, axis)
 
 
 def _larger(array: Array) -> Array:

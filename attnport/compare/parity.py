@@ -75,7 +75,7 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
     """The verdict of one output on one case.
 
     NOT_RUN for an extreme case on which eager, at the same precision plan, has no finite result either: it lies outside
-    the range of the plan, and nobody can tell what would be right. On any other case that is a failure.
+    what the plan or the module can do, and nobody can tell what would be right. On any other case that is a failure.
     """
     rms_bound, max_bound = by.bounds(case, output, errors.reference_rms)
     reasons = [errors.problem] if errors.problem else []
@@ -97,7 +97,7 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
     verdict: Verdict = "FAIL" if reasons else "PASS"
     if no_bound and case in by.extremes and errors.elements:
         verdict = "NOT_RUN"
-        reasons = [f"PyTorch eager at {by.plan} has no finite result here: it is beyond the range of the precision"]
+        reasons = [f"PyTorch eager at {by.plan} has no finite result here either, so there is no bound"]
     return CaseResult(
         case=case,
         output=output,
@@ -169,7 +169,7 @@ def conclude(
             f"at {_nearness(closest):.2f} of its"
         )
         if len(judged) < len(cases):
-            reason += f"; {len(cases) - len(judged)} extreme results without a bound, as PyTorch overflows there too"
+            reason += f"; {len(cases) - len(judged)} extreme results without a bound: PyTorch has no finite one there"
     verdict: Verdict = "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
     reason = f"{reason}; {note}" if note else reason
     return RuntimeParity(verdict, reason, plan, ran, tuple(cases), tuple(invariance))

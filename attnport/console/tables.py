@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnport.console import cells
+from attnport.console.parity_tables import show_parity as show_parity
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         LatencyRow,
         Manifest,
         ParityReport,
-        RuntimeParity,
     )
     from attnport.pipeline.doctor import DoctorReport
     from attnport.pipeline.inspect import Inspection
@@ -148,42 +148,6 @@ def show_fusion_explained(console: Console, report: FusionReport) -> None:
             console.print(f"  {cells.plain(item.attention)}: {state}")
             for line in filter(None, (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)):
                 console.print(Padding(cells.plain(line), (0, 0, 0, 4)), style="dim")
-
-
-def show_parity(console: Console, report: ParityReport) -> None:
-    """One row a runtime and a lowered form, with the result that comes closest to its bound; reasons stand below."""
-    _parity_table(console, f"parity against float64: {cells.verdict(report.verdict)}", "runtime", report.runtimes)
-    if report.forms:
-        _parity_table(console, "graph parity of the lowered forms", "form", report.forms)
-    console.print("worst: the largest error over its bound, over all cases and outputs; above 1 fails", style="dim")
-    for note in report.notes:
-        console.print(f"note: {cells.plain(note)}", style="dim")
-
-
-def _parity_table(console: Console, title: str, what: str, rows: Mapping[str, RuntimeParity]) -> None:
-    table = cells.table(
-        title,
-        what,
-        "verdict",
-        "ran as",
-        "cases",
-        "worst",
-        right=("cases", "worst"),
-        whole=("verdict", "cases", "worst"),
-    )
-    for name, row in rows.items():
-        ran = f"{row.ran.provider} {row.ran.precision}" if row.ran else ""
-        shares = [
-            error / bound
-            for case in row.cases
-            for error, bound in ((case.rms_error, case.rms_bound), (case.max_error, case.max_bound))
-            if error is not None and bound
-        ]
-        worst = f"{max(shares):.2f}" if shares else ""
-        cases = str(len({case.case for case in row.cases})) if row.cases else ""
-        table.add_row(name, cells.verdict(row.verdict), cells.plain(ran), cases, worst)
-    console.print(table)
-    cells.notes(console, {name: row.reason for name, row in rows.items() if row.verdict != "PASS"})
 
 
 def show_engine(console: Console, record: EngineRecord) -> None:

@@ -257,7 +257,7 @@ def test_extreme_cases_do_not_loosen_the_bound_of_others_and_have_their_own() ->
 def test_an_extreme_case_that_overflows_in_eager_too_is_not_run_and_any_other_fails() -> None:
     by = with_extreme("fp16", parity.Errors(elements=36, reference_rms=1.0, problem="NaN or Inf"))
     beyond = parity.judge("large values", "hidden", measured(EXPECTED["hidden"]), by)
-    assert (beyond.verdict, "beyond the range" in beyond.reason) == ("NOT_RUN", True)
+    assert (beyond.verdict, "no finite result here either" in beyond.reason) == ("NOT_RUN", True)
     assert parity.judge("large values", "hidden", parity.Errors(problem="it raised"), by).verdict == "FAIL"
     assert parity.judge("unknown", "hidden", measured(EXPECTED["hidden"]), by).verdict == "FAIL"
     good = parity.judge("c", "hidden", measured(EXPECTED["hidden"]), by)
