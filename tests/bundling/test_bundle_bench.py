@@ -19,7 +19,7 @@ from attnport.bundling.python import __main__ as command
 from attnport.bundling.python.bench import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
 from attnport.bundling.python.feeds import check
 from attnport.bundling.python.manifest import IO, Content, Dim, Mask, Polarity, Tensor
-from attnport.compare import latency
+from attnport.compare import statistics
 
 DIMS = (Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 16))
 
@@ -76,7 +76,7 @@ def test_one_call_that_takes_longer_than_the_time_is_still_a_sample() -> None:
 
 
 def test_a_tenth_of_the_calls_needs_as_many_samples_as_elsewhere() -> None:
-    assert P90_SAMPLES == latency.P90_SAMPLES
+    assert P90_SAMPLES == statistics.P90_SAMPLES
     fast, slow = [50] * 10, [50] * 18 + [90] * 2
     report, _ = timed([*fast, *slow, *[50] * 99], seconds=1.08e-6)
     assert len(report.samples_ns) == P90_SAMPLES
