@@ -1,4 +1,4 @@
-"""What the searches of `check --bisect` stand on: a folder's files in their runtimes, and the module traced by torch."""
+"""What the searches of `check --bisect` stand on: a folder's files in runtimes, and the module traced by torch."""
 
 from __future__ import annotations
 
