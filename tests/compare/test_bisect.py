@@ -65,12 +65,17 @@ def test_a_branch_beside_fine_ones_is_found(branch: str, probes: int) -> None:
     assert locate(BRANCHES, ["y"], Oracle(wrong), Budget(probes)) == [branch]
 
 
-@pytest.mark.parametrize("probes", [1, 2, 4])
-def test_what_a_fine_tensor_makes_one_presume_is_measured_before_a_name_is_given(probes: int) -> None:
-    """The error passes `late` by: it is fine though the tensor before it is not, and `y` is wrong by the other way."""
-    graph = Ancestry({"a": (), "b": ("a",), "c": ("b",), "late": ("c",), "y": ("c", "late")})
-    wrong = dict.fromkeys(("b", "c", "y"), 9.0)
-    assert locate(graph, ["y"], Oracle(wrong), Budget(probes)) == ["b"]
+def test_what_a_fine_tensor_makes_one_presume_is_measured_before_a_name_is_given() -> None:
+    """The first probe is `b`, fine, which clears `a`; but `y` is made of `a` as well, by another way."""
+    graph = Ancestry({"a": (), "b": ("a",), "c": ("b",), "y": ("a", "c")})
+    oracle = Oracle({"a": 9.0, "y": 9.0})
+    assert locate(graph, ["y"], oracle, Budget(1)) == ["a"]
+    assert oracle.asked == [["b"], ["c"], ["a"]]
+
+
+def test_what_is_presumed_fine_is_measured_through_what_cannot_be_compared() -> None:
+    graph = Ancestry({"a": (), "n": ("a",), "b": ("a",), "c": ("b",), "y": ("n", "c")})
+    assert locate(graph, ["y"], Oracle({"a": 9.0, "n": None, "y": 9.0}), Budget(1)) == ["a"]
 
 
 @pytest.mark.parametrize("probes", [1, 2, 4, 9])
