@@ -192,9 +192,12 @@ def test_an_output_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_extra_is_named_with_its_pip_line(
-    module: str, arguments: list[str], told: str, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, arguments: list[str], told: str, tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
+    # In child processes too, which some runtimes have to themselves.
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('none here', name={module!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     result = call(*(argument.format(folder=tiny_artifact) for argument in arguments))
     assert result.exit_code == 3, result.output
     assert told in result.stderr

@@ -28,11 +28,19 @@ SMALL = {
     "intermediate_size": 64,
     "max_position_embeddings": 512,
 }
-READERS_OWN = {"inspect PATH": "inspect out/"}
+READERS_OWN = {
+    "inspect PATH": "inspect out/",
+    "bench out/": "bench out/ --budget 3",
+    " [--fail-on-regression]": "",
+}
 # What runs here, and nothing else: a new page with code must say below how it is run.
 WITH_COMMANDS = {
     "README.md",
+    "docs/bisect.md",
+    "docs/embedding-cpp.md",
     "docs/embedding-python.md",
+    "docs/latency.md",
+    "docs/runtimes.md",
     "examples/custom_attention.py",
     "examples/masked_attention.py",
 }
@@ -124,6 +132,27 @@ def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> Non
     assert checks
     for line in checks:
         run(line, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("guide", ["runtimes", "latency", "bisect"])
+def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) -> None:
+    shutil.copytree(readers / "out", tmp_path / "out")
+    shutil.copy(readers / "sentences.txt", tmp_path)
+    (tmp_path / "lengths.txt").write_text("5\n9:3\n17\n")
+    for name in ("examples", "path"):
+        (tmp_path / name).symlink_to((readers / name).resolve())
+    for line in shell_lines(page(f"docs/{guide}.md")):
+        run(line, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_cpp_reader_is_bundled_as_its_guide_says(readers: Path, tmp_path: Path) -> None:
+    shutil.copytree(readers / "out", tmp_path / "out" / "minilm")
+    (line,) = shell_lines(page("docs/embedding-cpp.md"))
+    run(line, tmp_path)
+    assert (tmp_path / "app" / "cpp" / "CMakeLists.txt").is_file()
 
 
 @pytest.mark.slow
