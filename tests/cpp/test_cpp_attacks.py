@@ -18,10 +18,10 @@ if str(ATTACKS) not in sys.path:
     sys.path.append(str(ATTACKS))  # where the attacks and their keys are
 
 import attack as attacks  # noqa: E402 - see above
-import keys  # noqa: E402
+import keys  # noqa: E402 - behind those
 
-from attnport.bundling.python import BundleError  # noqa: E402
-from attnport.bundling.python.selftest import selftest  # noqa: E402
+from attnport.bundling.python import BundleError  # noqa: E402 - behind those
+from attnport.bundling.python.selftest import selftest  # noqa: E402 - behind those
 
 ALL = [attacks.read(path) for path in sorted(ATTACKS.glob("*.json"))]
 ON_BUNDLES = [attack for attack in ALL if attack.on == "bundle"]

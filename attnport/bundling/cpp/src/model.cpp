@@ -2,13 +2,13 @@
 
 #include <cstdio>
 #include <exception>
-#include <new>
 #include <utility>
 
 #include "cache.hpp"
 #include "feeds.hpp"
 #include "files.hpp"
 #include "goldens.hpp"
+#include "guarded.hpp"
 #include "manifest.hpp"
 #include "open_form.hpp"
 #include "signature.hpp"
@@ -19,6 +19,7 @@ namespace {
 
 using reader::Cache;
 using reader::Form;
+using reader::guarded;
 using reader::Manifest;
 using reader::OpenForm;
 
@@ -123,19 +124,6 @@ private:
     std::vector<Missed> missed_;
     bool proving_ = false;
 };
-
-/// What an application may not catch, such as std::bad_alloc, leaves the library as one of its own errors.
-template <class Work> auto guarded(const Work& work) {
-    try {
-        return work();
-    } catch (const Error&) {
-        throw;
-    } catch (const std::bad_alloc&) {
-        throw Error("there is not enough memory.");
-    } catch (const std::exception& err) {
-        throw Error(err.what());
-    }
-}
 
 }  // namespace
 

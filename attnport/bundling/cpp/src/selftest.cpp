@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <exception>
-#include <new>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -13,6 +11,7 @@
 
 #include "files.hpp"
 #include "goldens.hpp"
+#include "guarded.hpp"
 #include "open_form.hpp"
 #include "signature.hpp"
 #include "words.hpp"
@@ -107,15 +106,7 @@ Report checked(const std::filesystem::path& folder, const Options& options) {
 }  // namespace
 
 Report selftest(const std::filesystem::path& folder, const Options& options) {
-    try {
-        return checked(folder, options);
-    } catch (const Error&) {
-        throw;
-    } catch (const std::bad_alloc&) {
-        throw Error("there is not enough memory.");
-    } catch (const std::exception& err) {
-        throw Error(err.what());
-    }
+    return reader::guarded([&] { return checked(folder, options); });
 }
 
 }  // namespace attnport
