@@ -37,9 +37,11 @@ test: lint
 test-all: lint
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
 
+# In the order of tests/cpp/conftest.py: by itself, pytest-xdist begins with the files of most tests.
 cpp-test: $(VENV)/.dev
 	$(BIN)/python tools/cpp_setup.py --all
-	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile tests/cpp
+	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile \
+		--no-loadscope-reorder tests/cpp
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t max_bytes = 1U << 30U;
-constexpr std::string_view magic("attnport-rtx-1\0\0", 16);
+constexpr std::string_view entry_magic("attnport-rtx-1\0\0", 16);
 constexpr std::size_t digest_bytes = 32;
 constexpr std::size_t key_bytes = 64;
 
@@ -184,10 +184,11 @@ std::string entry(const Manifest& manifest, const std::string& form, const std::
 
 std::optional<std::string> RuntimeCache::read() {
     const std::optional<std::string> data = cache_.read(entry_ + ".rtxcache");
-    const std::size_t head = magic.size() + digest_bytes;
-    if (!data || data->size() < head + key_bytes || data->compare(0, magic.size(), magic) != 0) return std::nullopt;
+    const std::size_t head = entry_magic.size() + digest_bytes;
+    if (!data || data->size() < head + key_bytes) return std::nullopt;
+    if (data->compare(0, entry_magic.size(), entry_magic) != 0) return std::nullopt;
     const std::string_view rest = std::string_view(*data).substr(head);
-    if (data->compare(magic.size(), digest_bytes, sha256_bytes(rest)) != 0) return std::nullopt;
+    if (data->compare(entry_magic.size(), digest_bytes, sha256_bytes(rest)) != 0) return std::nullopt;
     if (rest.substr(0, key_bytes) != entry_) return std::nullopt;
     last_ = std::string(rest.substr(key_bytes));
     return last_;
@@ -196,7 +197,8 @@ std::optional<std::string> RuntimeCache::read() {
 void RuntimeCache::write(std::string_view blob) {
     if (last_ && *last_ == blob) return;
     const std::string rest = entry_ + std::string(blob);
-    if (cache_.write(entry_ + ".rtxcache", std::string(magic) + sha256_bytes(rest) + rest)) last_ = std::string(blob);
+    const std::string whole = std::string(entry_magic) + sha256_bytes(rest) + rest;
+    if (cache_.write(entry_ + ".rtxcache", whole)) last_ = std::string(blob);
 }
 
 }  // namespace attnport::reader

@@ -15,7 +15,7 @@ namespace attnport::reader {
 
 namespace {
 
-constexpr std::string_view magic = "vtrt";
+constexpr std::string_view engine_magic = "vtrt";
 constexpr std::size_t header_bytes = 36;
 constexpr std::size_t size_at = 16;
 constexpr std::size_t version_at = 24;
@@ -50,10 +50,10 @@ EngineHeader read_header(const std::filesystem::path& path) {
     const std::string head = file.read_up_to(header_bytes);
     const std::uint64_t size = file.size();
     const std::string where = path.string();
-    if (head.compare(0, magic.size(), magic) != 0) {
-        const std::string got = in_hex(std::string_view(head).substr(0, magic.size()));
+    if (head.compare(0, engine_magic.size(), engine_magic) != 0) {
+        const std::string got = in_hex(std::string_view(head).substr(0, engine_magic.size()));
         throw std::invalid_argument(where + " is no TensorRT-RTX engine by its header: got first bytes " +
-                                    (got.empty() ? "none" : got) + "; expected " + in_hex(magic) + ".");
+                                    (got.empty() ? "none" : got) + "; expected " + in_hex(engine_magic) + ".");
     }
     if (head.size() < header_bytes) {
         throw std::invalid_argument(where + " is cut short: got " + std::to_string(head.size()) +

@@ -56,9 +56,9 @@ Form fitted(WrittenForm written, const IO& io) {
     return form;
 }
 
-using Place = std::tuple<std::string, std::string, std::string>;  // plan, case, output
+using GoldenOutput = std::tuple<std::string, std::string, std::string>;  // plan, case, output
 
-[[noreturn]] void refuse_one_sided(const Place& place) {
+[[noreturn]] void refuse_one_sided(const GoldenOutput& place) {
     throw std::invalid_argument("goldens: the bound of " + in_case(std::get<1>(place), std::get<2>(place)) + ", plan " +
                                 std::get<0>(place) +
                                 " is on one side only of the forms' outputs and plans and the list of bounds");
@@ -66,7 +66,7 @@ using Place = std::tuple<std::string, std::string, std::string>;  // plan, case,
 
 // One bound for every case, output and plan, and none for anything else.
 void check(const GoldenRecord& goldens, const std::vector<TensorSpec>& outputs, const std::set<std::string>& plans) {
-    std::set<Place> found;
+    std::set<GoldenOutput> found;
     std::set<std::string> cases;
     std::set<std::string> names;
     for (const auto& bound : goldens.bounds) {
@@ -81,7 +81,7 @@ void check(const GoldenRecord& goldens, const std::vector<TensorSpec>& outputs, 
     for (const auto& plan : plans) {
         for (const auto& case_ : cases) {
             for (const auto& name : names) {
-                Place wanted(plan, case_, name);
+                GoldenOutput wanted(plan, case_, name);
                 if (next == found.end() || wanted < *next) refuse_one_sided(wanted);
                 if (*next < wanted) refuse_one_sided(*next);
                 ++next;
