@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from attnport.artifacts import AUTO
 from attnport.errors import SpecError
 
 HIDDEN = -9e3
@@ -92,7 +93,7 @@ def zero_hidden_rows(output: Tensor, mask: Tensor) -> Tensor:
     """An attention's output [..., S, D] with zero in the rows for which the mask [..., S, T] allows no key."""
     # "not below" rather than "above": a NaN in the mask must stay visible in the output.
     allowed = mask if mask.dtype == torch.bool else ~(mask <= HIDDEN)
-    return torch.where(allowed.any(-1, keepdim=True), output, torch.zeros((), dtype=output.dtype))
+    return torch.where(allowed.any(-1, keepdim=True), output, torch.zeros((), dtype=output.dtype, device=output.device))
 
 
 def zero_hidden_probabilities(probabilities: Tensor, scores: Tensor, dim: int) -> Tensor:
@@ -100,7 +101,7 @@ def zero_hidden_probabilities(probabilities: Tensor, scores: Tensor, dim: int) -
     if not scores.is_floating_point() or scores.dim() == 0:
         return probabilities
     hidden = scores.amax(dim, keepdim=True) <= HIDDEN
-    return torch.where(hidden, torch.zeros((), dtype=probabilities.dtype), probabilities)
+    return torch.where(hidden, torch.zeros((), dtype=probabilities.dtype, device=scores.device), probabilities)
 
 
 class Islands(AttentionMode):
@@ -169,6 +170,10 @@ def modes_for(plan: str, *, contract: bool, float64: bool) -> list[TorchDispatch
         chosen.append(Double())
     elif plan in HALF_OF_ISLANDS:
         chosen.append(Islands(HALF_OF_ISLANDS[plan]))
+    elif plan == AUTO:
+        from attnport.runtimes._torch_range import HalfWithoutOverflow
+
+        chosen.append(HalfWithoutOverflow())
     if contract:
         chosen.append(FollowContract())
     return chosen

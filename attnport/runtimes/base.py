@@ -75,12 +75,15 @@ class Runtime(abc.ABC):
             IntegrityError: the engine is not the one of its record.
         """
 
-    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+    def fusion_evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+    ) -> dict[str, Evidence]:
         """For each attention whose anchors one kernel covers, the proof; attentions that are not fused are left out.
 
         Args:
             model: The ONNX form.
             anchors: Node names by attention: one attention operator, or (QK^T product, softmax, PV product).
+            plan: The form's precision plan, for a runtime that takes it from a setting and not from the graph.
         """
         raise UnavailableError(f"{self.name} gives no fusion evidence.")
 

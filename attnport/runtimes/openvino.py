@@ -64,14 +64,16 @@ class OpenVino(Runtime):
         path, _ = checked_model(self.name, dataclasses.replace(opening, plan="fp32"))
         return _OpenVinoSession(opening.io, _compiled(path, _read(path), opening.plan, opening.threads), opening.plan)
 
-    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+    def fusion_evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+    ) -> dict[str, Evidence]:
         """Attentions that one layer of the compiled model covers.
 
         The product QK^T, the softmax and the product PV of each attention are found in OpenVINO's graph before
         compilation and given names of ours; the layer of the compiled model that lists all of them is the proof.
 
         Raises:
-            UnavailableError: not installed.
+            UnavailableError: not installed, or the CPU does not run the plan's precision.
             ArtifactError: not a model that it can read.
         """
         require("openvino")
@@ -80,7 +82,7 @@ class OpenVino(Runtime):
         outputs = {node.name: node.output[0] for node in read_graph(model).graph.node if node.output}
         graph = _read(model)
         marked = mark(graph, anchors, outputs)
-        return covering_layers(_compiled(model, graph, "fp32", 1).get_runtime_model(), marked)
+        return covering_layers(_compiled(model, graph, plan, 1).get_runtime_model(), marked)
 
 
 def _read(path: Path) -> Any:

@@ -63,7 +63,9 @@ class OrtCpu(Runtime):
         session = _ort.open_session(path, _ort.options(opening.threads), PROVIDER)
         return _ort.OrtSession(opening.io, session, Ran("CPU", session.get_providers()[0], "fp32"))
 
-    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+    def fusion_evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+    ) -> dict[str, Evidence]:
         """Attentions whose one operator stands in the session's own optimised model and ran as one kernel.
 
         Raises:

@@ -74,7 +74,9 @@ class OrtCuda(Runtime):
         session = _ort.open_session(path, _ort.options(opening.threads), (PROVIDER, _OPTIONS))
         return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
 
-    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+    def fusion_evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+    ) -> dict[str, Evidence]:
         """As for ort_cpu, on the CUDA provider.
 
         Raises:

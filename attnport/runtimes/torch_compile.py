@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnport.artifacts import Capabilities, Ran, Session
+from attnport.artifacts import Capabilities, IOContract, Ran, Session
 from attnport.errors import AttnportError, UnavailableError, UsageError, first_line
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused, usual_feeds
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _CAST = {"fp16": "float16", "bf16": "bfloat16"}
-_PLANS = ("fp32", "fp16", "bf16")
+PLANS = ("fp32", "fp16", "bf16")
 _GPP = "inductor compiles C++ for the CPU: install g++ (apt-get install g++), or name another compiler in CXX."
 
 
@@ -38,7 +38,7 @@ class TorchCompile(Runtime):
         version = str(torch.__version__)
         if problem := _why_not():
             return Capabilities(self.name, False, *problem, version=version)
-        return Capabilities(self.name, True, version=version, devices=("CPU",), plans=_PLANS)
+        return Capabilities(self.name, True, version=version, devices=("CPU",), plans=PLANS)
 
     def open(self, opening: Opening) -> Session:
         """Makes the module, casts it to the plan and compiles it, by running it once at its usual sizes.
@@ -47,20 +47,17 @@ class TorchCompile(Runtime):
             UsageError: no module was given.
             UnavailableError: no compiler, a plan of islands, or a module that does not compile as one graph.
         """
-        if opening.spec is None:
-            raise UsageError("torch_compile opens a module; got none.")
-        if opening.plan not in _PLANS or opening.float64:
-            plan = "fp64" if opening.float64 else opening.plan
-            raise UnavailableError(f"torch_compile computes in {', '.join(_PLANS)}; {plan} was asked for.")
+        dtype = plan_of(self.name, opening)
         available(self)
-        return _CompiledSession(opening, opening.spec.make().eval())
+        assert opening.spec is not None
+        return _CompiledSession(opening, opening.spec.make().eval(), dtype)
 
 
 @functools.cache
 def _why_not() -> tuple[str, str] | None:
     """Why nothing compiles in this process, and the hint; None when it does."""
     try:
-        with _quiet():
+        with quiet():
             import torch
             from torch._inductor.cpp_builder import get_cpp_compiler
             from torch._inductor.exc import InvalidCxxCompiler
@@ -68,7 +65,7 @@ def _why_not() -> tuple[str, str] | None:
         return f"inductor does not work: {first_line(err)}", ""
     try:
         get_cpp_compiler()
-        with torch.inference_mode(), _quiet():
+        with torch.inference_mode(), quiet():
             torch.compile(torch.nn.ReLU(), dynamic=True, fullgraph=True)(torch.ones(2, 3))
     except InvalidCxxCompiler:
         return "no C++ compiler was found.", _GPP
@@ -78,34 +75,17 @@ def _why_not() -> tuple[str, str] | None:
     return None
 
 
-class _CompiledSession(CheckedSession):
-    def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
+class CompiledCall:
+    """A module as inductor compiles it, for any size; every call is checked to have run what was compiled."""
+
+    def __init__(self, module: torch.nn.Module, contract: bool) -> None:
         import torch
 
-        precision = opening.plan
-        # On CPU this setting lets float32 products run in bfloat16, silently.
-        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
-            precision += f" (matmul {torch.get_float32_matmul_precision()})"
-        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__} inductor", precision))
-        self._dtype = getattr(torch, _CAST.get(opening.plan, "float32"))
-        if self._dtype != torch.float32:
-            # A copy: the maker may hand out one module several times, and a cast changes it in place.
-            module = copy.deepcopy(module).to(self._dtype)
-        self._threads = opening.threads or physical_cores()
-        self._contract = opening.contract
+        self._contract = contract
         self._runs = 0
-        self._compiled: Any = torch.compile(_own_code(module), backend=self._backend, dynamic=True, fullgraph=True)
-        feeds = usual_feeds(opening.io)
-        try:
-            with _quiet():
-                self._run(feeds)
-        except AttnportError as err:
-            raise UnavailableError(
-                f"the module does not compile as one graph: {err.message}",
-                hint="torch_eager runs it; what stops the compiler is in the message.",
-            ) from err
+        self.compiled: Any = torch.compile(_own_code(module), backend=self.backend, dynamic=True, fullgraph=True)
 
-    def _backend(self, graph: torch.fx.GraphModule, examples: Any) -> Any:
+    def backend(self, graph: torch.fx.GraphModule, examples: Any) -> Any:
         """Inductor's own code for a graph, with every run counted."""
         from torch._inductor.compile_fx import compile_fx
 
@@ -121,6 +101,68 @@ class _CompiledSession(CheckedSession):
 
         return counted
 
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
+        """What the module returns for inputs by name.
+
+        Raises:
+            UnavailableError: PyTorch did not run what was compiled, or not once.
+        """
+        import torch
+
+        before = self._runs
+        with torch.inference_mode(), _no_fast_path(self._contract):
+            result = self.compiled(**tensors)
+        if self._runs != before + 1:
+            raise UnavailableError("PyTorch ran the module itself where compiled code was asked for.")
+        return result
+
+
+def plan_of(runtime: str, opening: Opening) -> torch.dtype:
+    """The type that an opening's module is cast to.
+
+    Raises:
+        UsageError: no module was given.
+        UnavailableError: a plan that is no cast of the whole module.
+    """
+    import torch
+
+    if opening.spec is None:
+        raise UsageError(f"{runtime} opens a module; got none.")
+    if opening.plan not in PLANS or opening.float64:
+        plan = "fp64" if opening.float64 else opening.plan
+        raise UnavailableError(f"{runtime} computes in {', '.join(PLANS)}; {plan} was asked for.")
+    return getattr(torch, _CAST.get(opening.plan, "float32"))  # type: ignore[no-any-return]
+
+
+def run_once(session: CheckedSession, io: IOContract) -> None:
+    """Compiles, by a run at the contract's usual sizes. Raises UnavailableError where it is not one graph."""
+    try:
+        with quiet():
+            session.run(usual_feeds(io))
+    except AttnportError as err:
+        raise UnavailableError(
+            f"the module does not compile as one graph: {err.message}",
+            hint="torch_eager runs it; what stops the compiler is in the message.",
+        ) from err
+
+
+class _CompiledSession(CheckedSession):
+    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype) -> None:
+        import torch
+
+        precision = opening.plan
+        # On CPU this setting lets float32 products run in bfloat16, silently.
+        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+            precision += f" (matmul {torch.get_float32_matmul_precision()})"
+        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__} inductor", precision))
+        self._dtype = dtype
+        if dtype != torch.float32:
+            # A copy: the maker may hand out one module several times, and a cast changes it in place.
+            module = copy.deepcopy(module).to(dtype)
+        self._threads = opening.threads or physical_cores()
+        self._call: CompiledCall | None = CompiledCall(module, opening.contract)
+        run_once(self, opening.io)
+
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         import torch
 
@@ -129,15 +171,13 @@ class _CompiledSession(CheckedSession):
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
         tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
-        before = self._runs
-        with refused("torch.compile", feeds), torch.inference_mode(), _no_fast_path(self._contract):
-            result = self._compiled(**tensors)
-        if self._runs != before + 1:
-            raise UnavailableError("PyTorch ran the module itself where compiled code was asked for.")
+        assert self._call is not None
+        with refused("torch.compile", feeds):
+            result = self._call(tensors)
         return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
 
     def _free(self) -> None:
-        self._compiled = None
+        self._call = None
 
 
 @contextlib.contextmanager
@@ -154,8 +194,8 @@ def _no_fast_path(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """While PyTorch compiles it warns about its own code."""
+def quiet() -> Iterator[None]:
+    """A context without warnings: while PyTorch compiles it warns about its own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnport.artifacts import PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
+from attnport.artifacts import AUTO, PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
 from attnport.dims import check_feeds
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
@@ -48,50 +48,53 @@ class TorchEager(Runtime):
         """
         import torch
 
-        if opening.spec is None:
-            raise UsageError("torch_eager opens a module; got none.")
-        if opening.plan not in PLANS:
-            raise UsageError(f"precision plan {opening.plan!r}; expected one of {', '.join(PLANS)}.")
-        module = opening.spec.make().eval()
-        dtype = torch.float64 if opening.float64 else getattr(torch, _CAST.get(opening.plan, "float32"))
+        module, dtype = module_of(self.name, opening)
         if dtype != torch.float32:
             # A copy: the maker may hand out one module several times, and a cast changes it in place.
             module = copy.deepcopy(module).to(dtype)
+        elif opening.plan == AUTO:
+            from attnport.runtimes._torch_range import round_parameters
+
+            module = round_parameters(copy.deepcopy(module))
         return _TorchSession(opening, module, dtype)
 
 
-class _TorchSession(CheckedSession):
-    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype) -> None:
-        import torch
+def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dtype]:
+    """The module of an opening as its maker made it, and the type that it is to be cast to.
 
+    Raises:
+        UsageError: no module was given, or the plan is unknown.
+    """
+    import torch
+
+    if opening.spec is None:
+        raise UsageError(f"{runtime} opens a module; got none.")
+    if opening.plan not in (*PLANS, AUTO):
+        raise UsageError(f"precision plan {opening.plan!r}; expected one of {', '.join((*PLANS, AUTO))}.")
+    dtype = torch.float64 if opening.float64 else getattr(torch, _CAST.get(opening.plan, "float32"))
+    return opening.spec.make().eval(), dtype
+
+
+class EagerCall:
+    """A module that was cast to a plan, called as the plan and the mask contract ask; wherever its weights are."""
+
+    def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
         from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
 
-        precision = "fp64" if opening.float64 else opening.plan
-        # On CPU this setting lets float32 products run in bfloat16, silently.
-        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
-            precision += f" (matmul {torch.get_float32_matmul_precision()})"
-        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__}", precision))
-        self._module: torch.nn.Module | None = module
-        self._dtype = dtype
-        self._threads = opening.threads or physical_cores()
+        self._module = module
         self._modes = modes_for(opening.plan, contract=opening.contract, float64=opening.float64)
         self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
+        self._rounds = opening.plan == AUTO and not opening.float64
 
-    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        import torch
-
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
-        tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
-        with refused("torch_eager", feeds):
-            result = self._result(tensors)
-        return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
-
-    def _result(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
+        """What the module returns for inputs by name."""
         from attnport.runtimes._torch_modes import active
         from attnport.runtimes._written_attention import Found, Rounded
 
-        assert self._module is not None
+        if self._rounds:
+            from attnport.runtimes._torch_range import rounded
+
+            tensors = {name: rounded(tensor) for name, tensor in tensors.items()}
         modes = self._modes
         if self._island is not None:
             with active(found := Found()):
@@ -100,8 +103,33 @@ class _TorchSession(CheckedSession):
         with active(*modes):
             return self._module(**tensors)
 
+
+class _TorchSession(CheckedSession):
+    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype) -> None:
+        import torch
+
+        precision = "fp64" if opening.float64 else opening.plan
+        # On CPU this setting lets float32 products run in bfloat16, silently.
+        if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+            precision += f" (matmul {torch.get_float32_matmul_precision()})"
+        super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__}", precision))
+        self._call: EagerCall | None = EagerCall(opening, module)
+        self._dtype = dtype
+        self._threads = opening.threads or physical_cores()
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        import torch
+
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
+        tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
+        assert self._call is not None
+        with refused("torch_eager", feeds):
+            result = self._call(tensors)
+        return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+
     def _free(self) -> None:
-        self._module = None
+        self._call = None
 
 
 def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:

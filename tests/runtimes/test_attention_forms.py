@@ -54,7 +54,9 @@ class Fake(base.Runtime):
     def open(self, opening: base.Opening) -> Session:
         raise self.error or AssertionError("not to be opened")
 
-    def fusion_evidence(self, model: Path, anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
+    def fusion_evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+    ) -> dict[str, Evidence]:
         return dict(self.found)
 
 

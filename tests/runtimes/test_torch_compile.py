@@ -88,8 +88,8 @@ def test_without_the_contract_the_module_is_as_it_was_written() -> None:
 def test_one_graph_serves_all_sizes_and_one_more_a_size_of_one() -> None:
     session: Any = RUNTIME.open(Opening(IO, spec=spec("bool"), threads=1))
     graphs = []
-    backend = session._backend
-    session._compiled = torch.compile(
+    backend = session._call.backend
+    session._call.compiled = torch.compile(
         torch_compile._own_code(Attention("bool")),
         backend=lambda *given: graphs.append(1) or backend(*given),
         dynamic=True,
@@ -112,7 +112,7 @@ def test_a_module_that_does_not_compile_whole_is_refused_with_what_stops_it() ->
 
 def test_running_the_module_itself_in_place_of_compiled_code_is_an_error() -> None:
     session: Any = RUNTIME.open(Opening(IO, spec=spec("bool"), threads=1))
-    session._compiled = Attention("bool")
+    session._call.compiled = Attention("bool")
     with pytest.raises(UnavailableError, match="ran the module itself"):
         session.run(feeds())
 

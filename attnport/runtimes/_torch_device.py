@@ -1,0 +1,155 @@
+"""A CUDA device as PyTorch drives it: tensors there, time between events on its stream, calls captured as a graph."""
+
+# torch leaves its CUDA classes untyped.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import Capabilities
+from attnport.errors import UnavailableError, first_line
+from attnport.optional import require
+from attnport.runtimes._cuda import load_driver
+
+if TYPE_CHECKING:
+    import torch
+
+PIP = 'pip uninstall -y torch && pip install "torch>=2.11"'
+"""PyPI's wheels for Linux have CUDA (several gigabytes); those of PyTorch's own CPU index do not."""
+_WARM_CALLS = 2
+
+
+class TorchDevice:
+    """The first CUDA device, on PyTorch's current stream.
+
+    Attributes:
+        kind: What PyTorch calls it.
+        name: The GPU's, with its compute capability.
+    """
+
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        """Raises UnavailableError where this PyTorch has no CUDA, or finds no GPU."""
+        import torch
+
+        if torch.version.cuda is None:
+            raise UnavailableError(f"torch {torch.__version__} is built without CUDA.", hint=PIP)
+        load_driver()
+        try:
+            torch.cuda.init()
+            found = torch.cuda.get_device_properties(0)
+        except (RuntimeError, AssertionError) as err:
+            raise UnavailableError(f"torch.cuda finds no GPU: {first_line(err)}") from err
+        self.name = f"{found.name} (SM {found.major}{found.minor})"
+        self.bf16 = found.major >= 8
+
+    def put(self, value: Any) -> Any:
+        """A tensor or a module on the device."""
+        return value.to(self.kind)
+
+    def mark(self) -> Any:
+        """An event behind everything in the stream so far."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ns_between(self, first: Any, second: Any) -> int:
+        """Time between two events that have happened; the device's resolution is about 500 ns."""
+        milliseconds: float = first.elapsed_time(second)
+        return round(milliseconds * 1e6)
+
+    def wait(self) -> None:
+        """Until everything in the stream is done."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def captured(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """What `work` puts into the stream, as a graph: how to run it again, and the result that this then fills.
+
+        Raises:
+            UnavailableError: `work` waits for the device, which no graph can hold. It is asked before a capture is
+                begun, since one that fails leaves PyTorch's allocator in doubt.
+        """
+        import torch
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_CALLS):
+                work()
+            try:
+                with _waits_refused():
+                    work()
+            except RuntimeError as err:
+                raise UnavailableError(f"it cannot be captured as a CUDA graph: {first_line(err)}") from err
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = work()
+        return graph.replay, result
+
+    def free(self) -> None:
+        """Gives cached memory back to the driver: other processes use the same GPU."""
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _waits_refused() -> Iterator[None]:
+    """Whatever makes the host wait for the device raises RuntimeError."""
+    import torch
+
+    had = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(had)
+
+
+def probe(
+    runtime: str, plans: tuple[str, ...], problem: Callable[[TorchDevice], tuple[str, str] | None]
+) -> Capabilities:
+    """The probe of a runtime that is PyTorch on a CUDA device; never raises.
+
+    Args:
+        problem: Asks for what the runtime needs beyond a device: why it is not there, and a hint; None where it is.
+    """
+    version = ""
+    try:
+        version = str(require("torch").__version__)
+        device = TorchDevice()
+        if missing := problem(device):
+            return Capabilities(runtime, False, *missing, version=version)
+    except UnavailableError as err:
+        return Capabilities(runtime, False, err.message, err.hint, version=version)
+    except Exception as err:  # a half-installed wheel or driver fails anywhere
+        return Capabilities(runtime, False, f"torch does not work on this GPU: {first_line(err)}", version=version)
+    able = tuple(plan for plan in plans if device.bf16 or not plan.startswith("bf16"))
+    return Capabilities(runtime, True, version=version, devices=(device.name,), plans=able)
+
+
+def matmul_precision(plan: str) -> str:
+    """The plan as a report calls it: with TF32, where PyTorch was told to use it, fp32 is not fp32."""
+    import torch
+
+    setting = torch.get_float32_matmul_precision()
+    if plan == "fp32" and setting == "highest" and torch.backends.cuda.matmul.allow_tf32:
+        setting = "TF32"
+    return plan if plan != "fp32" or setting == "highest" else f"{plan} (matmul {setting})"
+
+
+def on(device: TorchDevice, module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy of a module on a device, in a dtype: the maker may hand out one module several times."""
+    import copy
+
+    moved: torch.nn.Module = device.put(copy.deepcopy(module).to(dtype))
+    return moved

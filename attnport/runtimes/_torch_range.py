@@ -1,0 +1,73 @@
+"""The twin of the plan `auto`: PyTorch that rounds as fp16 does and never overflows.
+
+A module that overflows in fp16 has no error there to be a bound: its result is NaN, or finite and plain wrong, as where
+a variance of inf makes a norm zero. So the module runs in float32, and every result is rounded to the numbers of fp16,
+continued beyond 65504 at the same 11 significant bits. Where nothing overflows these are the roundings of the module
+cast to fp16: kernels compute in float32 inside and round once.
+"""
+
+# torch leaves its mode classes untyped.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+LARGEST = 65504.0
+_BITS = 11
+
+
+class HalfWithoutOverflow(TorchDispatchMode):
+    """Rounds every float32 result, in place where an operator works in place; views stay views."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = tree_map(_no_half, kwargs or {})
+        args = tree_map(_no_half, args)
+        result = func(*args, **kwargs)
+        given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
+        if func._schema.is_mutable:
+            for tensor in _tensors(result):
+                tensor.copy_(rounded(tensor))
+            return result
+        return tree_map(lambda each: each if not _fresh(each, given) else rounded(each), result)
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    """A float32 tensor rounded to fp16's numbers, and beyond its range to 11 significant bits; others as they are."""
+    if tensor.dtype != torch.float32:
+        return tensor
+    mantissa, exponent = torch.frexp(tensor)
+    beyond = torch.ldexp(torch.round(mantissa * 2**_BITS), exponent - _BITS)
+    beyond = torch.where(torch.isfinite(tensor), beyond, tensor)
+    return torch.where(tensor.abs() <= LARGEST, tensor.half().float(), beyond)
+
+
+def round_parameters(module: torch.nn.Module) -> torch.nn.Module:
+    """Rounds a module's parameters and buffers, in place."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.copy_(rounded(tensor))
+    return module
+
+
+def _no_half(value: Any) -> Any:
+    """A module that names float16 itself is not to overflow in it either."""
+    return torch.float32 if value is torch.float16 else value
+
+
+def _fresh(value: Any, given: set[int]) -> bool:
+    return isinstance(value, Tensor) and _storage(value) not in given
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    return (value for value in tree_leaves(given) if isinstance(value, Tensor))

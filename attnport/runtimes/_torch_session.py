@@ -1,0 +1,116 @@
+"""A session of PyTorch on a device: inputs are copied there, a callable computes, outputs are copied back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import DEVICE_PARTS, IOContract, Ran
+from attnport.errors import UsageError
+from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes._torch_device import TorchDevice
+
+if TYPE_CHECKING:
+    import torch
+
+STREAM, GRAPH = "stream", "graph"
+Call = Callable[[dict[str, "torch.Tensor"]], Any]
+
+
+class DeviceSession(CheckedSession):
+    """A callable over tensors by name, on a device.
+
+    Attributes:
+        modes: How a call can be timed on the device, see `artifacts.DeviceTimedSession`.
+    """
+
+    modes: tuple[str, ...] = (STREAM, GRAPH)
+
+    def __init__(
+        self, io: IOContract, ran: Ran, device: TorchDevice, dtype: torch.dtype, threads: int, call: Call
+    ) -> None:
+        """`dtype` is that of floating-point inputs; `threads` cast them on the host."""
+        super().__init__(io, ran)
+        self._device, self._dtype, self._threads = device, dtype, threads
+        self._call: Call | None = call
+        self._graph: tuple[Any, dict[str, torch.Tensor], Callable[[], None], Any] | None = None
+
+    def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
+        """A call in one of `modes`, its outputs copied back and dropped: ns by part, as the device's events tell.
+
+        Raises:
+            FeedError: as `run`.
+            UsageError: another mode, or the session is closed.
+            UnavailableError: the call cannot be captured as a graph.
+        """
+        if mode not in self.modes:
+            raise UsageError(f"mode {mode!r}; expected one of {', '.join(self.modes)}.")
+        self._check(feeds)
+        with self._open(), refused(self.ran.provider, feeds):
+            return self._timed(feeds, mode)
+
+    def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        import torch
+
+        from attnport.runtimes.torch_eager import named_outputs, to_array
+
+        assert self._call is not None
+        with refused(self.ran.provider, feeds), torch.inference_mode():
+            result = self._call({name: self._device.put(held) for name, held in self._held(feeds).items()})
+            return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+
+    def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+        import torch
+
+        from attnport.runtimes.torch_eager import named_outputs
+
+        assert self._call is not None
+        device = self._device
+        with torch.inference_mode():
+            held = self._held(feeds)
+            given, replay, result = self._captured(held) if mode == GRAPH else ({}, None, None)
+            marks = [device.mark()]
+            if replay is None:
+                given = {name: device.put(tensor) for name, tensor in held.items()}
+            else:
+                for name, tensor in held.items():
+                    given[name].copy_(tensor)
+            marks.append(device.mark())
+            if replay is None:
+                result = self._call(given)
+            else:
+                replay()
+            marks.append(device.mark())
+            for tensor in named_outputs(result, self._io).values():
+                tensor.cpu()
+            marks.append(device.mark())
+            device.wait()
+        times = [device.ns_between(*pair) for pair in itertools.pairwise(marks)]
+        return dict(zip(DEVICE_PARTS, times, strict=True))
+
+    def _captured(self, held: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None], Any]:
+        """Inputs, replay and result of the graph for these shapes; that of other shapes is dropped for it."""
+        key = tuple((name, tuple(tensor.shape)) for name, tensor in held.items())
+        if self._graph is None or self._graph[0] != key:
+            self._graph = None
+            call = self._call
+            assert call is not None
+            given = {name: self._device.put(tensor).clone() for name, tensor in held.items()}
+            replay, result = self._device.captured(lambda: call(given))
+            self._graph = key, given, replay, result
+        return self._graph[1:]
+
+    def _held(self, feeds: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """The inputs on the host, floating-point ones in the session's dtype."""
+        import torch
+
+        from attnport.runtimes.torch_eager import to_tensor
+
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
+        return {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
+
+    def _free(self) -> None:
+        self._graph = self._call = None
+        self._device.free()
