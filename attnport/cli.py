@@ -109,7 +109,7 @@ def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[
 @cli.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--target", "targets", multiple=True, help="A lowering target; default: all.")
-@click.option("--dtype", "plan", help="Precision plan of the TensorRT targets; default fp16.")
+@click.option("--dtype", "plan", help="Precision plan of the targets that take it; default: each its own.")
 @click.option("--explain", is_flag=True, help="Say for each attention what happened and why.")
 @click.option("--require", is_flag=True, help="Exit 5 when an attention is not fused.")
 @click.option("--force", is_flag=True, help="Do it again even when nothing changed.")
@@ -122,7 +122,7 @@ def fuse(
     from attnport.pipeline import fuse as fusing
 
     chosen = [base.get(name) for name in targets or base.names()]
-    plans = {lowering.name: plan for lowering in chosen if plan and len(lowering.plans) > 1}
+    plans = fusing.plans_of(chosen, plan.replace("-", "_") if plan else None, named=bool(targets))
     names = [lowering.name for lowering in chosen]
     report = fusing.fuse(folder, targets=names, plans=plans, force=force, progress=out.progress)
 

@@ -24,6 +24,7 @@ from attnport.compare import parity
 from attnport.compare.inputs import Case
 from attnport.compare.invariance import ON_THE_LEFT, Spreads
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError
+from attnport.exporter.lowering import base as lowerings
 from attnport.pipeline.child import ChildError
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
 from attnport.pipeline.isolated import IsolatedSession, Limits
@@ -133,13 +134,14 @@ class Comparison:
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
         """Graph parity: a form run numerically without its target."""
-        opening = Opening(self.io, plan=form.plan, model=self.folder / form.file, threads=self.threads)
+        plan = lowerings.get(form.target).graph_plan(form.plan)
+        opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.threads)
         refused: list[str] = []
-        for runtime in self._evaluators(form):
+        for runtime in self._evaluators(form, plan):
             if not self.probed[runtime.name].available:
                 refused.append(f"{runtime.name}: {self.probed[runtime.name].reason}")
                 continue
-            graph = (runtime.name, form.plan, graph_digest(self.folder, self.manifest, form.file))
+            graph = (runtime.name, plan, graph_digest(self.folder, self.manifest, form.file))
             if graph in self._graphs:
                 first, tried = self._graphs[graph]
                 return _Tried(tried.plan, tried.found, f"{tried.note}, once for this and {first}: the graphs are equal")
@@ -152,11 +154,11 @@ class Comparison:
             if isinstance(found, _Tried):
                 self._graphs[graph] = name, found
             return found
-        return self._not_run(f"no evaluator can run it: {'; '.join(refused) or 'none is left'}", form.plan)
+        return self._not_run(f"no evaluator can run it: {'; '.join(refused) or 'none is left'}", plan)
 
-    def _evaluators(self, form: Form) -> list[Runtime]:
+    def _evaluators(self, form: Form, plan: str) -> list[Runtime]:
         """What may stand in for a form's own target, the fast one first; only the other computes at declared types."""
-        names = [TYPED_EVALUATOR] if form.plan != "fp32" else [FAST_EVALUATOR, TYPED_EVALUATOR]
+        names = [TYPED_EVALUATOR] if plan != "fp32" else [FAST_EVALUATOR, TYPED_EVALUATOR]
         return [runtime for runtime in map(base.get, names) if form.target not in (runtime.name, runtime.form)]
 
     def _refusal(self, runtime: Runtime, opening: Opening) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnport.artifacts import Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
-from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError
+from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.jsonfile import digest_text, read, to_json
@@ -51,6 +51,24 @@ def fuse(
         plan = (plans or {}).get(lowering.name, lowering.plans[0])
         manifest = _fuse_one(folder, manifest, lowering, plan, force, progress)
     return read(FusionReport, folder / FILE)
+
+
+def plans_of(chosen: Sequence[Lowering], plan: str | None, *, named: bool) -> dict[str, str]:
+    """The plan of each target that is to have another than its default.
+
+    Args:
+        named: The targets were asked for by name, so that each has to take the plan; else those get it that do.
+
+    Raises:
+        UsageError: no target takes the plan; `fuse` refuses it for one that was named.
+    """
+    if plan is None:
+        return {}
+    found = {lowering.name: plan for lowering in chosen if named or plan in lowering.plans}
+    if not found:
+        known = sorted({each for lowering in chosen for each in lowering.plans})
+        raise UsageError(f"no target takes the plan {plan!r}; expected one of {', '.join(known)}.")
+    return found
 
 
 def require(report: FusionReport, keys: Sequence[str]) -> None:
@@ -168,7 +186,7 @@ def _table(
                 return _engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
             runtime = runtimes.get(prover)
             runtimes.available(runtime)
-            evidence = runtime.fusion_evidence(folder / form.file, form.anchors)
+            evidence = runtime.fusion_evidence(folder / form.file, form.anchors, plan)
             items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
             return _made_of(items, form, plan, prover)
         except AttnportError as err:

@@ -86,8 +86,13 @@ class Lowering(abc.ABC):
         return MaskWriter(build)
 
     def form_key(self, plan: str) -> str:
-        """The key of a form in manifests: the target, with the plan where the target has several."""
-        return self.name if self.plans == ("fp32",) else f"{self.name}.{plan}"
+        """The key of a form in manifests: the target, with the plan where its default is not the plain fp32."""
+        return self.name if plan == self.plans[0] == "fp32" else f"{self.name}.{plan}"
+
+    def graph_plan(self, plan: str) -> str:
+        """The plan that is written into the graph: another one where the runtime is told by a setting what it
+        computes in."""
+        return plan
 
     def table_key(self, plan: str) -> str:
         """The key of a table in `fusion.json`: the target, with the plan where it is not the default."""
@@ -157,7 +162,7 @@ class Lowering(abc.ABC):
             extra = second_branch.cost(model.graph, found, build.sizes) if found.name in result.forms else ""
             if extra:
                 result.costs[found.name] = extra
-        precision.apply(model, plan)
+        precision.apply(model, self.graph_plan(plan))
         to_opset(model, self.opset)
         clean_up(model)
         return result

@@ -12,11 +12,19 @@ from attnport.exporter.lowering.base import Lowering, Written
 
 
 class OpenVino(Lowering):
-    """It takes `[B,1,1,T]` as it is, so no tensor of S x T is ever made for padding."""
+    """It takes `[B,1,1,T]` as it is, so no tensor of S x T is ever made for padding.
+
+    In bf16 the graph and its inputs and outputs stay float32: the CPU plugin computes in bf16 when it is told to.
+    """
 
     name = "openvino"
     opset = 23
+    plans: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
     proved_by: ClassVar[tuple[str, ...]] = ("openvino",)
+
+    def graph_plan(self, plan: str) -> str:
+        """Always float32."""
+        return "fp32"
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`Attention` with a bool mask in its smallest shape."""
