@@ -20,6 +20,10 @@ from attnport.masks.spec import MaskSpec
 from attnport.parities import Argmax as Argmax
 from attnport.parities import CaseResult as CaseResult
 from attnport.parities import InvarianceResult as InvarianceResult
+from attnport.parities import Layer as Layer
+from attnport.parities import LayerError as LayerError
+from attnport.parities import LayerReport as LayerReport
+from attnport.parities import LayerSeries as LayerSeries
 from attnport.parities import NonFinite as NonFinite
 from attnport.parities import PaddedRows as PaddedRows
 from attnport.parities import ParityReport as ParityReport

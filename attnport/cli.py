@@ -68,6 +68,7 @@ def source_options(work: F) -> F:
 @click.option("--text", type=FOLDER, help="Sentences, one a line, for models that read text.")
 @click.option("--require", is_flag=True, help="Exit 5 when a target whose fusion can be proved is not fused.")
 @click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds for latency.")
+@click.option("--shape", "shapes", multiple=True, help="Sizes to time, as of bench: batch=1/8,seq=64/128.")
 @verb
 def ship(
     out: Reporter, spec: str, output: Path, text: Path | None, budget: float, **options: Any
@@ -201,11 +202,12 @@ def check(
     found = None
     if search:
         from attnport.pipeline.bisect import bisect
+        from attnport.pipeline.layers import layers
 
         isolate = options["isolate"]
-        found = bisect(
-            folder, report, text=text, inputs=inputs, timeout_s=timeout, isolate=isolate, progress=out.progress
-        )
+        same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "isolate": isolate, "progress": out.progress}
+        found = bisect(folder, report, **same)
+        layers(folder, report, force=options["force"], **same)
 
     def finish() -> None:
         if found is None:
@@ -356,14 +358,18 @@ def list_(out: Reporter, what: str) -> Callable[[], None]:
 
 @cli.command()
 @click.argument("folder", type=FOLDER)
+@click.option(
+    "--format", "kind", type=click.Choice(["html", "md"]), default="html", show_default=True,
+    help="report.html, a page with charts, or report.md.",
+)  # fmt: skip
 @click.option("--text", type=FOLDER, help="Sentences, one a line; one of them gets its attention drawn.")
-@click.option("--force", is_flag=True, help="Write the page even when nothing changed.")
+@click.option("--force", is_flag=True, help="Write it even when nothing changed.")
 @verb
-def report(out: Reporter, folder: Path, text: Path | None, force: bool) -> Callable[[], None]:
-    """Write report.html: verdicts, fusion, parity, latency, maps."""
+def report(out: Reporter, folder: Path, kind: Any, text: Path | None, force: bool) -> Callable[[], None]:
+    """Write a report: recommendation, fusion, parity, latency, maps."""
     from attnport.pipeline.report import report as run
 
-    path = run(folder, text=text, force=force, progress=out.progress)
+    path = run(folder, kind=kind, text=text, force=force, progress=out.progress)
     return lambda: out.show_path(path)
 
 

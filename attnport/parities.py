@@ -1,5 +1,6 @@
-"""What `parity.json` holds: results by runtime, case and output. Everything imports these from `artifacts`.
+"""What `parity.json` and `layers.json` hold: results by runtime, and by case and output or by layer.
 
+All import them from `artifacts`.
 Fields with a default came later than the first reports, so that those stay readable.
 """
 
@@ -145,5 +146,63 @@ class ParityReport:
     runtimes: Mapping[str, RuntimeParity]
     forms: Mapping[str, RuntimeParity]
     notes: tuple[str, ...] = ()
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A place in the module where errors were measured.
+
+    Attributes:
+        name: The module's path, up to its first number: `encoder.layer.3`. An output has its own name.
+        tensor: The last tensor of it that torch's graph and every form have by one name.
+        reference_rms: The RMS of its float64 values: what errors are seen against.
+    """
+
+    name: str
+    tensor: str
+    reference_rms: float
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """One runtime's errors at one layer; None where they cannot be compared, as `reason` says."""
+
+    verdict: Verdict
+    reason: str
+    rms_error: float | None
+    rms_bound: float | None
+    max_error: float | None
+    max_bound: float | None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class LayerSeries:
+    """The errors of one runtime, one a layer; none where it was not measured, as `reason` says.
+
+    Attributes:
+        changed: Whether asking for the layers changed bits of the runtime's own outputs.
+    """
+
+    plan: str
+    reason: str = ""
+    errors: tuple[LayerError, ...] = ()
+    changed: bool = False
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """`layers.json`: errors against float64 from layer to layer, of the one case that comes nearest to its bound."""
+
+    case: str
+    layers: tuple[Layer, ...]
+    runtimes: Mapping[str, LayerSeries]
 
     __pydantic_config__ = STRICT

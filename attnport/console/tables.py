@@ -41,6 +41,10 @@ def show_ship(console: Console, result: ShipResult) -> None:
     console.print(table)
     if result.parity is not None:
         _show_verdicts(console, result, result.parity)
+    choice = result.recommendation.choice if result.recommendation else None
+    if choice is not None:
+        console.print(f"fastest within the bound: {cells.plain(f'{choice.runtime}, {choice.plan}')}; to embed it:")
+        console.print(f"  {cells.plain(choice.command)}", soft_wrap=True)
     end = "[green]shipped[/]" if not result.exit_code else f"[bold red]not shipped[/] (exit {result.exit_code})"
     console.print(f"{end}: {cells.plain(result.folder)}; read {cells.plain(result.folder)}/report.html")
 

@@ -1,4 +1,4 @@
-"""`attnport report`: one page about an artifact folder, from what the other verbs left in it."""
+"""`attnport report`: one page about an artifact folder, or its Markdown, from what the other verbs left in it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ import datetime
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attnport import __version__
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport
 from attnport.errors import ArtifactError, AttnportError
 from attnport.jsonfile import digest_text
 from attnport.optional import require
+from attnport.pipeline.advice import advise
 from attnport.pipeline.evaluate import Progress
+from attnport.pipeline.layers import read_layers
 from attnport.pipeline.machine import machine
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, read_report
+from attnport.reporting.findings import Findings
 from attnport.reporting.heatmap import Heatmap
+from attnport.reporting.markdown import render as markdown
 from attnport.reporting.page import code_digest, render
 
-STAGE = "report"
-FILE = "report.html"
+FILES = {"html": "report.html", "md": "report.md"}
+"""The report's forms; each is a stage of its own, so that both may lie in a folder."""
+STAGES = {"html": "report", "md": "report:md"}
+FILE = FILES["html"]
+Kind = Literal["html", "md"]
 
 SENTENCE = "The ferry that crosses the river at dawn carries letters, bread and anyone who cannot sleep."
 """What the attention maps are made from when no text is given."""
@@ -44,15 +51,21 @@ class Maps:
 
 
 def report(
-    folder: Path, *, text: Path | None = None, force: bool = False, progress: Progress = lambda message: None
+    folder: Path,
+    *,
+    kind: Kind = "html",
+    text: Path | None = None,
+    force: bool = False,
+    progress: Progress = lambda message: None,
 ) -> Path:
-    """Writes `report.html`; leaves the earlier page when nothing that it shows has changed.
+    """Writes `report.html` or `report.md`; leaves the earlier one when nothing that it shows has changed.
 
     Stages that have not run are named in the page with the command that runs them. When the source is gone or
     changed, the page says so in the place of the attention maps.
 
     Args:
         folder: An artifact folder.
+        kind: `html`, a page with charts, or `md`, the same facts as GitHub-flavoured Markdown.
         text: A file of sentences, one a line; the first of moderate length is shown in the attention maps.
         force: Write the page even when nothing changed.
 
@@ -72,35 +85,40 @@ def report(
         if manifest is None:
             raise ArtifactError(f"{folder} is no artifact.")
         digest = _inputs_digest(folder, manifest, sentences)
-        if not force and fresh(folder, manifest, STAGE, digest):
-            return folder / FILE
+        if not force and fresh(folder, manifest, STAGES[kind], digest):
+            return folder / FILES[kind]
         fusion = read_report(FusionReport, folder, manifest, "fusion.json")
         parity = read_report(ParityReport, folder, manifest, "parity.json")
         latency = read_report(LatencyReport, folder, manifest, "latency.json")
-        progress("reading the attention weights of one sentence")
-        maps = _maps(folder, manifest, sentences)
-        page = render(
+        found = Findings(
             manifest,
             fusion,
             parity,
             latency,
-            maps.heatmaps,
-            _environment(),
+            read_layers(folder, manifest),
+            advise(folder, manifest, parity, latency),
+            environment=_environment(),
             folder=str(folder),
-            sentence=maps.sentence,
-            heatmap_note=maps.note,
         )
-        edit.path(FILE).write_text(page, encoding="utf-8")
+        if kind == "md":  # pictures are the page's alone
+            edit.path(FILES[kind]).write_text(markdown(found), encoding="utf-8")
+            edit.finish(STAGES[kind], digest)
+            return folder / FILES[kind]
+        progress("reading the attention weights of one sentence")
+        maps = _maps(folder, manifest, sentences)
+        found = replace(found, heatmaps=maps.heatmaps, sentence=maps.sentence, heatmap_note=maps.note)
+        edit.path(FILES[kind]).write_text(render(found), encoding="utf-8")
         # A page without its maps is not final: the source may be back the next time.
-        edit.finish(STAGE, digest if maps.heatmaps else "")
-    return folder / FILE
+        edit.finish(STAGES[kind], digest if maps.heatmaps else "")
+    return folder / FILES[kind]
 
 
 def _inputs_digest(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> str:
     """Everything that the page shows but the machine and the moment."""
     described = asdict(manifest)
-    described["files"].pop(FILE, None)
-    described["stages"].pop(STAGE, None)
+    for kind, file in FILES.items():
+        described["files"].pop(file, None)
+        described["stages"].pop(STAGES[kind], None)
     return digest_text(__version__, code_digest(), str(folder), json.dumps(described, sort_keys=True), *sentences)
 
 

@@ -14,8 +14,10 @@ from attnport.artifacts import FusionReport, LatencyReport, ParityReport, Stage
 from attnport.dims import STRICT
 from attnport.errors import AttnportError, MissingDependency, ParityFailed
 from attnport.jsonfile import read
+from attnport.pipeline.advice import advise
 from attnport.pipeline.refusals import as_usage_error
-from attnport.pipeline.workspace import open_if_there
+from attnport.pipeline.workspace import open_folder, open_if_there
+from attnport.reporting.recommendation import Recommendation
 
 # The order in which exit codes win: our bug, integrity, parity, fusion, availability, bad input.
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
@@ -48,6 +50,7 @@ class ShipResult:
     fusion: FusionReport | None
     parity: ParityReport | None
     latency: LatencyReport | None
+    recommendation: Recommendation | None = None
 
     __pydantic_config__ = STRICT
 
@@ -112,6 +115,7 @@ def ship(
     with_weights: bool = False,
     force: bool = False,
     budget_s: float = 60.0,
+    shapes: Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
     on_bug: Callable[[Exception], None] = lambda error: None,
@@ -127,6 +131,7 @@ def ship(
         with_weights: Keep outputs that are attention weights; see `export`.
         force: Do every stage again, changed or not.
         budget_s: About how long the latency measurement may take.
+        shapes: Grids of sizes to time, as of `bench`.
         tell: Is given one line when outputs were left out.
         on_bug: Is given each unexpected error of a stage; the other stages go on.
 
@@ -151,17 +156,20 @@ def ship(
     run.run("fuse", lambda: _fuse(run, require, force))
     run.run("build", lambda: _build(run, force))
     run.run("check", lambda: _check(run, sentences, force))
-    run.run("bench", lambda: _bench(run, sentences, budget_s, force))
+    run.run("bench", lambda: _bench(run, sentences, budget_s, shapes, force))
     run.run("bundle", lambda: _bundle(run, force))
     run.run("report", lambda: _report(run, sentences, force))
     codes = [stage.exit_code for stage in run.stages]
+    parity = _read(ParityReport, folder / "parity.json") if run.reported("check", ParityFailed) else None
+    latency = _read(LatencyReport, folder / "latency.json") if run.reported("bench") else None
     return ShipResult(
         folder=str(folder),
         exit_code=next((code for code in PRECEDENCE if code in codes), 0),
         stages=tuple(run.stages),
         fusion=_read(FusionReport, folder / "fusion.json"),
-        parity=_read(ParityReport, folder / "parity.json") if run.reported("check", ParityFailed) else None,
-        latency=_read(LatencyReport, folder / "latency.json") if run.reported("bench") else None,
+        parity=parity,
+        latency=latency,
+        recommendation=advise(folder, open_folder(folder), parity, latency),
     )
 
 
@@ -206,18 +214,32 @@ def _check(run: _Ship, sentences: Path | None, force: bool) -> str:
     from attnport.pipeline.check import check, raise_for
 
     report = check(run.folder, text=sentences, force=force, progress=run.progress)
+    note = _layers(run, report, sentences, force)
     raise_for(report)
     tables = {**report.runtimes, **report.forms}
     counts = {
         verdict: sum(row.verdict == verdict for row in tables.values()) for verdict in ("PASS", "FAIL", "NOT_RUN")
     }
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + note
 
 
-def _bench(run: _Ship, sentences: Path | None, budget_s: float, force: bool) -> str:
+def _layers(run: _Ship, report: ParityReport, sentences: Path | None, force: bool) -> str:
+    """Measures errors by layer for the report; what keeps it from that takes no verdict from the check."""
+    from attnport.pipeline.layers import layers
+
+    try:
+        layers(run.folder, report, text=sentences, force=force, progress=run.progress)
+    except (AttnportError, MemoryError) as err:
+        return f"; errors by layer were not measured: {err}"
+    return ""
+
+
+def _bench(run: _Ship, sentences: Path | None, budget_s: float, shapes: Sequence[str] | None, force: bool) -> str:
     from attnport.pipeline.bench import bench
 
-    report = bench(run.folder, text=sentences, budget_s=budget_s, force=force, progress=run.progress)
+    report = bench(
+        run.folder, shapes=shapes or None, text=sentences, budget_s=budget_s, force=force, progress=run.progress
+    )
     measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
     return f"{count(len(measured), 'runtime')} on {count(len(report.shapes), 'workload')}"
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
+from attnport.reporting.facts import FUSED, count
 from attnport.reporting.markup import Html, details, el, join, name, pending, row, table
 from attnport.reporting.measures import NONE
 
@@ -94,8 +95,7 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
         return pending(f"attnport fuse {folder}")
     lead = el(
         "p",
-        f"{len(attentions)} attention{'' if len(attentions) == 1 else 's'} counted in the torch graph at export. "
-        "Fused means that one runtime kernel covers it from QKᵀ to PV.",
+        f"{count(len(attentions), 'attention')} counted in the torch graph at export. {FUSED}",
     )
     if not report.targets:
         return join((lead, el("p", "No target was lowered.", class_="pending")))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from attnport.artifacts import Manifest
+from attnport.reporting.facts import again, embed
 from attnport.reporting.markup import Html, el, join, name, number, over_numbers, pending, row, table
 from attnport.reporting.measures import NONE, count, megabytes
 
@@ -85,7 +85,7 @@ def environment(facts: Mapping[str, str], manifest: Manifest) -> Html:
     stages = {
         key: f"{stage.made[:16].replace('T', ' ')}, {stage.seconds:.1f} s"
         for key, stage in manifest.stages.items()
-        if key != "report"
+        if key.partition(":")[0] != "report"
     }
     return join(
         (listing("This page", facts), listing("Versions at export", manifest.versions), listing("Stages, UTC", stages))
@@ -94,20 +94,11 @@ def environment(facts: Mapping[str, str], manifest: Manifest) -> Html:
 
 def commands(manifest: Manifest, folder: str) -> Html:
     """How to make it again, how to embed it; `folder` as a shell takes it."""
-    source = shlex.quote(manifest.source.text)
-    given = "".join(f" --input {shlex.quote(item)}" for item in manifest.source.inputs)
-    again = (
-        f"attnport ship {source}{given} -o {folder}\n"
-        f"attnport fuse {folder} --explain\n"
-        f"attnport check {folder} --bisect\n"
-        f"attnport bench {folder} --shape batch=8,seq=128"
-    )
-    embed = f"attnport bundle {folder} -o app/ --lang python\nattnport verify app/"
     return join(
         (
             el("p", "Make it again, look closer", class_="label"),
-            el("pre", again, tabindex="0"),
-            el("p", "Embed it: a folder that needs onnxruntime and numpy alone, and checks itself", class_="label"),
-            el("pre", embed, tabindex="0"),
+            el("pre", "\n".join(again(manifest, folder)), tabindex="0"),
+            el("p", "Embed it: a folder that needs its runtime and numpy alone, and checks itself", class_="label"),
+            el("pre", "\n".join(embed(folder)), tabindex="0"),
         )
     )

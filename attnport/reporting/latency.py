@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow
+from attnport.reporting.along import sizes
 from attnport.reporting.chart import chart, domain, legend
+from attnport.reporting.facts import by_median, fastest, never_timed, ran
 from attnport.reporting.markup import Html, el, join, name, number, over_numbers, pending, row, table, verdict
 from attnport.reporting.measures import NONE, count, megabytes, milliseconds, significant
-from attnport.reporting.parity import ran
 
 _NUMBERS = ("Median ms", "p90 ms", "Ratio", "Interval", "Sentences/s", "Tokens/s", "Peak MB", "Samples")
 _HEAD = ("Runtime", "Verdict", *over_numbers(*_NUMBERS), "Ran")
-
-
-def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:
-    """The runtime with the smallest median, or None where nothing was measured."""
-    timed = [(runtime, found) for runtime, found in rows.items() if found.median_ns is not None]
-    return min(timed, key=lambda pair: pair[1].median_ns or 0.0) if timed else None
 
 
 def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
@@ -44,21 +39,6 @@ def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
     )
 
 
-def _never(report: LatencyReport) -> dict[str, LatencyRow]:
-    """The runtimes that no workload was measured on, for one and the same reason."""
-    found: dict[str, list[LatencyRow]] = {}
-    for rows in report.shapes.values():
-        for runtime, row_ in rows.items():
-            found.setdefault(runtime, []).append(row_)
-    return {
-        runtime: rows[0]
-        for runtime, rows in found.items()
-        if len(report.shapes) > 1
-        and len(rows) == len(report.shapes)
-        and all(row_.median_ns is None and row_.reason == rows[0].reason for row_ in rows)
-    }
-
-
 def _group(title: object, lines: Iterable[Html]) -> Html:
     heading = el("th", title, scope="rowgroup", colspan=len(_HEAD))
     return el("tbody", el("tr", heading, class_="group"), *lines)
@@ -67,7 +47,6 @@ def _group(title: object, lines: Iterable[Html]) -> Html:
 def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow]) -> Html:
     """The rows of one workload: measured ones by their median, then the others with their reason."""
     best = fastest(rows)
-    ordered = sorted(rows.items(), key=lambda pair: (pair[1].median_ns is None, pair[1].median_ns or 0.0))
     items, tokens = report.items.get(workload), report.tokens.get(workload)
     size = []
     if items is not None and "sentence" not in workload:
@@ -75,19 +54,19 @@ def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow]) 
     if tokens is not None:
         size.append(f"{count(tokens)} real tokens")
     title = join((workload, el("span", f" {', '.join(size)}", class_="quiet") if size else None))
-    never = _never(report)
+    never = never_timed(report)
     return _group(
         title,
         (
             _row(runtime, found, best is not None and runtime == best[0])
-            for runtime, found in ordered
+            for runtime, found in by_median(rows)
             if runtime not in never
         ),
     )
 
 
-def section(report: LatencyReport | None, folder: str) -> Html:
-    """The charts, the table and how it was measured."""
+def section(report: LatencyReport | None, folder: str, more: str) -> Html:
+    """The charts, the table and how it was measured; `more` is the command that times further sizes."""
     if report is None:
         return pending(f"attnport bench {folder}")
     everything = [found for rows in report.shapes.values() for found in rows.values()]
@@ -98,7 +77,7 @@ def section(report: LatencyReport | None, folder: str) -> Html:
         if any(found.ratio for found in rows.values())
     ]
     bodies = [_body(report, workload, rows) for workload, rows in report.shapes.items()]
-    if never := _never(report):
+    if never := never_timed(report):
         bodies.append(_group("On no workload", (_row(runtime, found, best=False) for runtime, found in never.items())))
     settings = []
     for key, value in report.settings.items():
@@ -115,6 +94,8 @@ def section(report: LatencyReport | None, folder: str) -> Html:
                 bodies,
                 class_="latency",
             ),
+            sizes(report, more),
+            el("ul", *(el("li", note) for note in report.notes), class_="notes") if report.notes else None,
             el("p", "How it was measured", class_="label") if settings else None,
             el("dl", *settings, class_="settings") if settings else None,
         )

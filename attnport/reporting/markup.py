@@ -22,9 +22,14 @@ class Html(str):
     __slots__ = ()
 
 
+def printable(value: str) -> str:
+    """A text whose unprintable characters, and those that change what is read, are replaced."""
+    return _UNPRINTABLE.sub("\ufffd", value)
+
+
 def text(value: object) -> Html:
     """`value` as markup: itself when it is `Html`, escaped otherwise."""
-    return value if isinstance(value, Html) else Html(html.escape(_UNPRINTABLE.sub("\ufffd", str(value))))
+    return value if isinstance(value, Html) else Html(html.escape(printable(str(value))))
 
 
 def join(children: Iterable[object], separator: str = "") -> Html:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport
+from attnport.reporting import advice as advice_part
+from attnport.reporting import along, holdings, summary
 from attnport.reporting import fusion as fusion_part
 from attnport.reporting import heatmap as heatmap_part
-from attnport.reporting import holdings, summary
 from attnport.reporting import latency as latency_part
 from attnport.reporting import parity as parity_part
-from attnport.reporting.heatmap import Heatmap
+from attnport.reporting.facts import again
+from attnport.reporting.findings import Findings
 from attnport.reporting.markup import Html, el, join
 
 _FOLDER = Path(__file__).parent
+_SCRIPTS = ("page.js", "sort.js")
 
 
 def _asset(file: str) -> Html:
@@ -34,55 +34,39 @@ def code_digest() -> str:
     return sha.hexdigest()
 
 
-def render(
-    manifest: Manifest,
-    fusion: FusionReport | None,
-    parity: ParityReport | None,
-    latency: LatencyReport | None,
-    heatmaps: Sequence[Heatmap],
-    environment: Mapping[str, str],
-    *,
-    folder: str = "out/",
-    sentence: str = "",
-    heatmap_note: str = "",
-) -> str:
+def render(found: Findings) -> str:
     """Makes the page.
-
-    Args:
-        manifest: The folder's manifest.
-        fusion: None when `fuse` has not run; the page then says how to run it. So for the next two.
-        parity: Of `check`.
-        latency: Of `bench`.
-        heatmaps: The attention weights of one sentence, an item an attention.
-        environment: What to say about the machine and the moment, by label.
-        folder: The artifact folder, for the commands that the page shows.
-        sentence: What the heatmaps were made from.
-        heatmap_note: Why there are no heatmaps.
 
     Returns:
         HTML without any reference to another file or host. Its content security policy lets nothing run but the
         page's own script, whatever the names in it contain.
     """
-    folder = shlex.quote(folder)
-    parts: tuple[tuple[str, str, Html], ...] = (
-        ("fusion", "Fusion", fusion_part.section(manifest.attentions, fusion, folder)),
-        ("parity", "Parity", parity_part.section(parity, folder)),
-        ("latency", "Latency", latency_part.section(latency, folder)),
-        ("attention", "Attention maps", heatmap_part.section(heatmaps, sentence, heatmap_note)),
+    manifest, folder = found.manifest, found.quoted
+    baseline = found.latency.baseline if found.latency else ""
+    more = again(manifest, folder)[-1]
+    advice = found.recommendation
+    parts: tuple[tuple[str, str, Html | None], ...] = (
+        ("recommendation", "Recommendation", advice_part.section(advice, baseline) if advice else None),
+        ("fusion", "Fusion", fusion_part.section(manifest.attentions, found.fusion, folder)),
+        ("parity", "Parity", parity_part.section(found.parity, folder)),
+        ("layers", "Error by layer", along.layers(found.layers, folder)),
+        ("latency", "Latency", latency_part.section(found.latency, folder, more)),
+        ("attention", "Attention maps", heatmap_part.section(found.heatmaps, found.sentence, found.heatmap_note)),
         (
             "files",
             "Model and files",
             join((holdings.contract(manifest), holdings.forms(manifest), holdings.engines(manifest, folder))),
         ),
-        ("environment", "Environment", holdings.environment(environment, manifest)),
+        ("environment", "Environment", holdings.environment(found.environment, manifest)),
         ("next", "Run again, embed", holdings.commands(manifest, folder)),
     )
-    contents = el("nav", *(el("a", title, href=f"#{key}") for key, title, _ in parts), aria_label="Sections")
+    shown = [(key, title, body) for key, title, body in parts if body is not None]
+    contents = el("nav", *(el("a", title, href=f"#{key}") for key, title, _ in shown), aria_label="Sections")
     sections = (
         el("section", el("h2", title, id_=f"{key}-title"), body, id_=key, aria_labelledby=f"{key}-title")
-        for key, title, body in parts
+        for key, title, body in shown
     )
-    script = _asset("page.js")
+    script = join(_asset(file) for file in _SCRIPTS)
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'"
     head = el(
@@ -97,9 +81,10 @@ def render(
     )
     body = el(
         "body",
-        summary.header(manifest, fusion, parity, latency, folder),
+        el("a", "Skip to the findings", href="#main", class_="skip-link"),
+        summary.header(manifest, found.fusion, found.parity, found.latency, folder),
         contents,
-        el("main", *sections),
+        el("main", *sections, id_="main", tabindex="-1"),
         el("footer", f"Made by attnport {manifest.attnport}."),
         el("script", script),
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
 
-from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, Ran, RuntimeParity
+from attnport.artifacts import ParityReport, RuntimeParity
+from attnport.reporting.facts import BOUND, Cell, matrix, ran, times
 from attnport.reporting.markup import (
     Html,
     details,
@@ -21,76 +20,48 @@ from attnport.reporting.markup import (
     text,
     verdict,
 )
-from attnport.reporting.measures import NONE, count, largest_share, scientific, share, significant, worst
-
-INVARIANCE = "padding invariance"
+from attnport.reporting.measures import NONE, count, largest_share, scientific
 
 
-def ran(found: Ran | None) -> str:
-    """What really ran, in one line."""
-    return ", ".join(part for part in (found.provider, found.device, found.precision) if part) if found else NONE
-
-
-def _cell(results: Iterable[CaseResult | InvarianceResult]) -> Html:
+def _cell(cell: Cell) -> Html:
     """The worst of some results: its verdict, and how much of the bound it takes."""
-    found = list(results)
-    if not found:
+    if cell.verdict is None:
         return el("td", NONE, class_="m")
-    judged = worst([result.verdict for result in found])
-    shares = [part for result in found if (part := share(result)) is not None]
-    largest = max(shares, default=None)
+    largest = cell.share
     full = 100 if largest is None or not math.isfinite(largest) else min(100, round(100 * largest))
-    kind = {"PASS": "pass", "FAIL": "fail"}.get(judged, "skip")
+    kind = {"PASS": "pass", "FAIL": "fail"}.get(cell.verdict, "skip")
     bar = el("span", el("i", style=f"width:{full}%"), class_="bar", aria_hidden="true")
-    return el("td", verdict(judged), el("span", _times(largest), class_="r"), bar, class_=f"m {kind}")
-
-
-def _column(case: str) -> str:
-    """The matrix column of a case: batches of one text (`sentences 1-32`, `sentences 33-64`) share one."""
-    return re.sub(r"[ _]\d+-\d+$", "", case)
-
-
-def _times(value: float | None) -> str:
-    """A part of a bound with two decimals, fewer above ten."""
-    if value is None:
-        return NONE
-    return f"{value:.2f}" if value < 10 else significant(value)
+    value = None if largest is None else f"{largest:.6g}"
+    return el(
+        "td", verdict(cell.verdict), el("span", times(largest), class_="r"), bar, class_=f"m {kind}", data_v=value
+    )
 
 
 def _matrix(report: ParityReport) -> Html:
     """Verdict and largest part of the bound, by runtime or form and by case."""
-    everything = [*report.runtimes.values(), *report.forms.values()]
-    grouped: dict[str, set[str]] = {}
-    for result in (result for found in everything for result in found.cases):
-        grouped.setdefault(_column(result.case), set()).add(result.case)
-    cases = list(grouped)
-    invariance = any(found.invariance for found in everything)
-    columns: list[object] = [
-        join((case, el("span", f"{len(members)} batches", class_="sub") if len(members) > 1 else None))
-        for case, members in grouped.items()
+    found = matrix(report)
+    columns = [
+        join((case, el("span", f"{batches} batches", class_="sub") if batches > 1 else None))
+        for case, batches in found.columns
     ]
-    if invariance:
-        columns.append(INVARIANCE)
 
-    def group(title: str, kind: str, members: Mapping[str, RuntimeParity]) -> Html | None:
+    def group(title: str, kind: str) -> Html | None:
+        members = [each for each in found.rows if each.kind == kind]
         if not members:
             return None
         rows = [el("tr", el("th", title, scope="rowgroup", colspan=len(columns) + 2), class_="group")]
-        for index, (key, found) in enumerate(members.items()):
-            heading = el("a", name(key), href=f"#parity-{kind}-{index}")
-            if found.verdict == "NOT_RUN" and not found.cases:
-                why = el("td", el("span", found.reason, class_="why"), colspan=len(columns) or None)
-                rows.append(row(heading, verdict(found.verdict), *([why] if columns else []), class_="skipped"))
-                continue
-            cells = [_cell(result for result in found.cases if _column(result.case) == case) for case in cases]
-            if invariance:
-                cells.append(_cell(found.invariance))
-            rows.append(row(heading, verdict(found.verdict), *cells))
+        for index, each in enumerate(members):
+            heading = el("a", name(each.key), href=f"#parity-{kind}-{index}")
+            if each.cells:
+                rows.append(row(heading, verdict(each.verdict), *map(_cell, each.cells)))
+            else:
+                why = el("td", el("span", each.reason, class_="why"), colspan=len(columns) or None)
+                rows.append(row(heading, verdict(each.verdict), *([why] if columns else []), class_="skipped"))
         return el("tbody", *rows)
 
     bodies = (
-        group("Runtimes, each on its own form", "runtime", report.runtimes),
-        group("Lowered forms, run numerically without their target", "form", report.forms),
+        group("Runtimes, each on its own form", "runtime"),
+        group("Lowered forms, run numerically without their target", "form"),
     )
     caption = "Largest error as a part of its bound, by case (1 is the limit)"
     return table(caption, ["Runtime or form", "Verdict", *columns], [body for body in bodies if body], class_="matrix")
@@ -107,7 +78,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
         (
             el("span", name(title), class_="what"),
             verdict(found.verdict),
-            el("span", f"at most {_times(largest)} of a bound", class_="quiet") if largest is not None else None,
+            el("span", f"at most {times(largest)} of a bound", class_="quiet") if largest is not None else None,
         ),
         " ",
     )
@@ -155,12 +126,7 @@ def section(report: ParityReport | None, folder: str) -> Html:
     """The matrix, the notes, and every metric on demand."""
     if report is None:
         return pending(f"attnport check {folder}")
-    lead = el(
-        "p",
-        "Every output is compared with a float64 run of the module over its valid elements. The bound is twice the RMS "
-        "error of PyTorch eager at the same precision and four times its largest error, plus 4 eps of the reference’s "
-        "RMS. The number in a cell is the larger of the two errors divided by its bound.",
-    )
+    lead = el("p", BOUND)
     notes = el("ul", *(el("li", note) for note in report.notes), class_="notes") if report.notes else None
     everything = [
         _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{index}", found)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport
+from attnport.reporting.facts import count, failed, fastest_right, not_run, tallies
 from attnport.reporting.fusion import total
-from attnport.reporting.latency import fastest
 from attnport.reporting.markup import Html, el, join, name, text, verdict
 from attnport.reporting.measures import milliseconds
 
@@ -17,26 +17,15 @@ def _waiting(command: str) -> Html:
     return join((el("p", "not run yet", class_="big quiet"), el("p", el("code", command))))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _parity(report: ParityReport | None, folder: str) -> Html:
     if report is None:
         return _card("Parity", _waiting(f"attnport check {folder}"))
 
-    def tally(found: list[RuntimeParity], what: str) -> str:
-        passed = sum(item.verdict == "PASS" for item in found)
-        run = sum(item.verdict != "NOT_RUN" for item in found)
-        return f"{passed} of {_count(run, what)} within the bound"
-
-    lines = [tally(list(report.runtimes.values()), "runtime"), tally(list(report.forms.values()), "lowered form")]
-    failed = [key for key, found in (*report.runtimes.items(), *report.forms.items()) if found.verdict == "FAIL"]
     return _card(
         "Parity",
         el("p", verdict(report.verdict), class_="big"),
-        *(el("p", line) for line in lines),
-        el("p", "Outside: ", join((name(key) for key in failed), ", ")) if failed else None,
+        *(el("p", line) for line in tallies(report)),
+        el("p", "Outside: ", join((name(key) for key in failed(report)), ", ")) if failed(report) else None,
     )
 
 
@@ -53,13 +42,8 @@ def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: 
     """The fastest runtime of each workload, of those whose numbers are right."""
     if report is None:
         return _card("Fastest", _waiting(f"attnport bench {folder}"))
-    wrong = {key for key, found in parity.runtimes.items() if found.verdict == "FAIL"} if parity else set()
     rows = []
-    for workload, timed in report.shapes.items():
-        best = fastest({runtime: row for runtime, row in timed.items() if runtime not in wrong})
-        if best is None:
-            continue
-        runtime, winner = best
+    for workload, (runtime, winner) in fastest_right(report, parity).items():
         if winner.ratio is None:
             said, shown = text("the baseline itself"), True
         else:
@@ -82,20 +66,10 @@ def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: 
 
 def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Html | None:
     """What did not run and why, each once; a form of the same name is listed apart."""
-    reasons: dict[str, str] = {}
-    if parity is not None:
-        reasons |= {key: found.reason for key, found in parity.runtimes.items() if found.verdict == "NOT_RUN"}
-        reasons |= {f"{key} (form)": found.reason for key, found in parity.forms.items() if found.verdict == "NOT_RUN"}
-    if latency is not None:
-        for rows in latency.shapes.values():
-            for key, row in rows.items():
-                if row.verdict == "NOT_RUN" and key not in reasons:
-                    reasons[f"{key} (latency)"] = row.reason
+    reasons = not_run(parity, latency)
     if not reasons:
         return None
-    items = (
-        el("div", el("dt", name(key)), el("dd", reason or "no reason was given")) for key, reason in reasons.items()
-    )
+    items = (el("div", el("dt", name(key)), el("dd", reason)) for key, reason in reasons.items())
     return el("section", el("h2", "Not run"), el("dl", *items), class_="notrun")
 
 
@@ -110,7 +84,7 @@ def header(
     facts = [
         name(manifest.source.text),
         f"opset {manifest.opset}",
-        _count(len(manifest.attentions), "attention"),
+        count(len(manifest.attentions), "attention"),
         *(f"{dim.name} {dim.min} to {dim.max}" for dim in manifest.io.dims),
     ]
     return el(

@@ -6,9 +6,11 @@ transformers model, its attention weights are real.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,10 @@ from attnport.artifacts import (
     IOContract,
     LatencyReport,
     LatencyRow,
+    Layer,
+    LayerError,
+    LayerReport,
+    LayerSeries,
     Manifest,
     ParityReport,
     Ran,
@@ -32,7 +38,9 @@ from attnport.artifacts import (
 )
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.masks.spec import MaskSpec
+from attnport.reporting.findings import Findings
 from attnport.reporting.heatmap import Heatmap
+from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
 
 SENTENCE = "The old lighthouse keeper wrote every passing ship into a book that nobody ever asked to read."
 LAYERS = 6
@@ -221,6 +229,72 @@ def latency() -> LatencyReport:
     return LatencyReport("torch_eager", settings, shapes, items, tokens)
 
 
+def grid_latency() -> LatencyReport:
+    """The same runtimes on a grid of sizes; the time grows with both, memory with their product."""
+    plain = latency()
+    shapes = {}
+    for batch in (1, 8):
+        for seq in (32, 64, 128):
+            rows = plain.shapes["1 sentence"].items()
+            shapes[f"batch={batch},seq={seq}"] = {
+                name: dataclasses.replace(
+                    row,
+                    median_ns=row.median_ns * batch * seq / 32 if row.median_ns else None,
+                    peak_bytes=row.peak_bytes + batch * seq * 10_000 if row.peak_bytes else None,
+                )
+                for name, row in rows
+            }
+    return dataclasses.replace(plain, shapes={**plain.shapes, **shapes})
+
+
+def layers(*, fail: bool = False) -> LayerReport:
+    """Errors that grow along the layers; `fail`: OpenVINO's leave the bound in the fourth."""
+    names = ("model.embeddings", *(f"model.encoder.layer.{layer}" for layer in range(LAYERS)), OUTPUTS[0])
+    places = tuple(Layer(name, f"layer_norm_{number}", 0.5) for number, name in enumerate(names))
+
+    def series(scale: float, jump: float = 1.0) -> LayerSeries:
+        errors = []
+        for number in range(len(names)):
+            rms = scale * 1e-7 * (number + 1) * (jump if number >= 4 else 1)
+            bound = 2.2e-7 * (number + 1)
+            errors.append(LayerError("FAIL" if rms > bound else "PASS", "", rms, bound, 5 * rms, 9 * bound))
+        return LayerSeries("fp32", errors=tuple(errors), changed=scale == 1.1)
+
+    lines = {"torch_eager": series(1.0), "ort_cpu": series(1.1), "openvino": series(1.3, 40.0 if fail else 1.0)}
+    return LayerReport(
+        "left padding", places, {**lines, "torch_compile": LayerSeries("fp32", "no tensor can be marked")}
+    )
+
+
+def recommendation(*, fail: bool = False, folder: str = "out/minilm") -> Recommendation:
+    """By the reports above; intervals between runtimes are made from their medians."""
+    forms = {name: Embeddable(name, "fp32", f"model.{name}.onnx") for name in ("ort_cpu", "openvino")}
+    forms |= {name: Embeddable("", "", "", "it needs PyTorch") for name in ("torch_eager", "torch_compile")}
+
+    def compare(one: LatencyRow, other: LatencyRow) -> tuple[float, float, float]:
+        middle = (one.median_ns or 0) / (other.median_ns or 1)
+        return middle * 0.97, middle, middle * 1.03
+
+    return recommend(parity(fail=fail), latency(), forms, compare, folder)
+
+
+def findings(**changes: Any) -> Findings:
+    """Everything above together."""
+    values: dict[str, Any] = {
+        "manifest": manifest(),
+        "fusion": fusion(),
+        "parity": parity(),
+        "latency": latency(),
+        "layers": layers(),
+        "recommendation": recommendation(),
+        "heatmaps": heatmaps(),
+        "environment": ENVIRONMENT,
+        "folder": "out/minilm",
+        "sentence": SENTENCE,
+    }
+    return Findings(**{**values, **changes})
+
+
 def heatmaps(layers: int = LAYERS, heads: int = 12) -> list[Heatmap]:
     """Weights that look like attention: a diagonal, a column that collects, and noise, mixed by head."""
     rng = np.random.default_rng(5)
@@ -261,7 +335,7 @@ def main() -> None:
     from attnport.reporting.page import render
 
     maps = real_heatmaps(Path(sys.argv[2])) if len(sys.argv) > 2 else heatmaps()
-    page = render(manifest(), fusion(), parity(), latency(), maps, ENVIRONMENT, folder="out/minilm", sentence=SENTENCE)
+    page = render(findings(heatmaps=maps, latency=grid_latency()))
     Path(sys.argv[1]).write_text(page, encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import html
 import re
+from typing import Any
 
 import page_sample as sample
 import pytest
@@ -27,17 +28,8 @@ from attnport.reporting.page import render
 EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
 
 
-def _full(**changes: object) -> str:
-    values = {
-        "manifest": sample.manifest(),
-        "fusion": sample.fusion(),
-        "parity": sample.parity(),
-        "latency": sample.latency(),
-        "heatmaps": sample.heatmaps(),
-        "environment": sample.ENVIRONMENT,
-        "sentence": sample.SENTENCE,
-    }
-    return render(**{**values, **changes})  # type: ignore[arg-type]
+def _full(**changes: Any) -> str:
+    return render(sample.findings(**changes))
 
 
 def _words(page: str) -> str:

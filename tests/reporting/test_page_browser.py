@@ -1,93 +1,226 @@
-"""The page in a real browser: nothing in the console, no sideways scrolling, and the maps answer."""
+"""The page in a real browser: quiet, offline, as wide as its window, and its tables, links and maps answer."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import page_sample as sample
 import pytest
-from browser import CHROMIUM, visit
+from browser import CHROMIUM, Browser, browser
+from test_page_colours import contrast
 
 from attnport.reporting.page import render
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 
+WIDTHS = [1280, 390]
+TABLES = "[...document.querySelectorAll('.scroll > table:not(.heads)')]"
+MATRIX = "document.querySelector('.matrix')"
 
-def _page(folder: Path, **changes: object) -> Path:
-    values = {
-        "manifest": sample.manifest(),
-        "fusion": sample.fusion(),
-        "parity": sample.parity(fail=True),
-        "latency": sample.latency(),
-        "heatmaps": sample.heatmaps(),
-        "environment": sample.ENVIRONMENT,
-    }
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
+def _page(folder: Path, **changes: Any) -> Path:
+    values = {"parity": sample.parity(fail=True), "latency": sample.grid_latency(), "layers": sample.layers(fail=True)}
     path = folder / "page.html"
-    path.write_text(render(**{**values, **changes}, sentence=sample.SENTENCE), encoding="utf-8")  # type: ignore[arg-type]
+    path.write_text(render(sample.findings(**{**values, **changes})), encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_fits_its_window_and_the_console_stays_empty(tmp_path: Path, width: int) -> None:
-    found = visit(_page(tmp_path), width)
-    assert found.console == []
-    assert found.overflow == 0
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_fits_its_window_says_nothing_to_the_console_and_asks_nobody(
+    chromium: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    page = chromium.open(_page(tmp_path), width, dark=dark)
+    assert page.overflow == 0
+    page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.overflow == 0
+    assert page.console == []
+    assert page.requests == []
 
 
-def test_a_page_of_very_long_and_hostile_names_fits_a_phone_and_runs_nothing_of_theirs(tmp_path: Path) -> None:
+def test_a_page_of_a_folder_where_nothing_was_run_fits_a_phone(chromium: Browser, tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("fusion", "parity", "latency", "layers"))
+    path = tmp_path / "empty.html"
+    path.write_text(render(sample.findings(**nothing, heatmaps=[], folder="a/" * 60)), encoding="utf-8")
+    page = chromium.open(path, 390)
+    assert (page.overflow, page.console) == (0, [])
+
+
+def test_a_page_of_very_long_and_hostile_names_fits_a_phone_and_runs_nothing_of_theirs(
+    chromium: Browser, tmp_path: Path
+) -> None:
     evil = '<script>document.title="owned"</script><img src=x onerror=\'document.title="owned"\'>' + "x" * 400
     manifest = dataclasses.replace(sample.manifest(evil), versions={evil: evil})
-    fusion = sample.fusion()
-    table = fusion.targets["ort_cpu"]
+    table = sample.fusion().targets["ort_cpu"]
     items = tuple(dataclasses.replace(item, kernel=evil, form=evil) for item in table.items)
-    fusion = dataclasses.replace(fusion, targets={evil: dataclasses.replace(table, items=items)})
+    fusion = dataclasses.replace(sample.fusion(), targets={evil: dataclasses.replace(table, items=items)})
     heatmaps = [dataclasses.replace(item, keys=(evil, *item.keys[1:])) for item in sample.heatmaps(layers=2)]
-    page = _page(tmp_path, manifest=manifest, fusion=fusion, heatmaps=heatmaps, environment={evil: evil})
-    found = visit(page, 390, "page.querySelectorAll('.heads button')[13].click(); return page.title;")
-    assert str(found.result).startswith("<script>")
-    assert found.console == []
-    assert found.overflow == 0
+    plain = sample.layers()
+    layers = dataclasses.replace(
+        plain,
+        layers=tuple(dataclasses.replace(layer, name=f"{evil}.{place}") for place, layer in enumerate(plain.layers)),
+        runtimes={evil: plain.runtimes["ort_cpu"]},
+    )
+    environment = {evil: evil}
+    page = chromium.open(
+        _page(tmp_path, manifest=manifest, fusion=fusion, heatmaps=heatmaps, layers=layers, environment=environment),
+        390,
+    )
+    page.click(".heads button", 13)
+    assert str(page.run("document.title")).startswith("<script>")
+    assert page.console == []
+    assert page.requests == []
+    assert page.overflow == 0
 
 
-def test_a_link_to_folded_metrics_unfolds_them(tmp_path: Path) -> None:
-    script = """
-      const link = page.querySelector('.matrix tbody a');
-      link.click(); await wait(100);
-      return page.getElementById(link.hash.slice(1)).open;"""
-    assert visit(_page(tmp_path), 1280, script).result is True
+def _first_cells(page: Any, table: str, body: int = 0) -> list[str]:
+    rows = f"[...{table}.tBodies[{body}].rows].filter((row) => !row.classList.contains('group'))"
+    return list(page.run(f"{rows}.map((row) => row.cells[0].textContent)"))
 
 
-def test_choosing_a_map_enlarges_it_and_pointing_reads_its_weight(tmp_path: Path) -> None:
-    script = """
-      const buttons = [...page.querySelectorAll('.heads button')];
-      buttons[2 * 12 + 5].click(); await wait(100);
-      const field = page.querySelector('.field'), box = field.getBoundingClientRect();
-      const size = page.querySelectorAll('.queries span').length;
-      const at = { clientX: box.left + 4.5 * box.width / size, clientY: box.top + 7.5 * box.height / size };
-      field.dispatchEvent(new window.PointerEvent('pointermove', { ...at, bubbles: true }));
-      const read = page.querySelector('figcaption output').textContent;
-      const down = new window.KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true });
-      page.querySelector('.heads').dispatchEvent(down);
-      return {
-        read,
-        pressed: buttons.findIndex((button) => button.getAttribute('aria-pressed') === 'true'),
-        stops: buttons.filter((button) => button.tabIndex === 0).length,
-        title: page.querySelector('figcaption b').textContent,
-      };"""
-    found = visit(_page(tmp_path), 1280, script)
+def test_a_table_sorts_by_a_click_and_by_enter_and_says_so(chromium: Browser, tmp_path: Path) -> None:
+    page = chromium.open(_page(tmp_path), 1280)
+    before = _first_cells(page, MATRIX)
+    page.click(".matrix thead .sort", 0)
+    assert _first_cells(page, MATRIX) == sorted(before)
+    assert page.run(f"{MATRIX}.tHead.rows[0].cells[0].getAttribute('aria-sort')") == "ascending"
+    page.press("Enter")
+    assert page.run(f"{MATRIX}.tHead.rows[0].cells[0].getAttribute('aria-sort')") == "descending"
+    assert _first_cells(page, MATRIX) == sorted(before, reverse=True)
+    page.press("Tab")
+    page.press("Enter")
+    found = page.run(f"[...{MATRIX}.tHead.rows[0].cells].map((one) => one.getAttribute('aria-sort'))")
+    assert found[:3] == [None, "ascending", None]
+    assert page.run("document.activeElement.textContent") == "Verdict"
+
+
+def test_numbers_sort_as_numbers_within_their_group_and_what_is_missing_stays_last(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    page = chromium.open(_page(tmp_path), 1280)
+    table = "document.querySelector('table.latency')"
+    heads = page.run(f"[...{table}.tHead.rows[0].cells].map((one) => one.textContent)")
+    place = heads.index("Tokens/s")
+    page.click("table.latency thead .sort", place)
+    report = sample.grid_latency()
+    for body, (workload, rows) in enumerate(report.shapes.items()):
+        known = {name: row.tokens_per_s for name, row in rows.items() if row.tokens_per_s is not None}
+        assert _first_cells(page, table, body) == sorted(known, key=lambda name: known[name])
+        heading = page.run(f"{table}.tBodies[{body}].rows[0].textContent")
+        assert heading.startswith(workload)
+    page.click(".matrix thead .sort", 2)
+    assert _first_cells(page, MATRIX)[-1] == "tensorrt_rtx"
+    page.click(".matrix thead .sort", 2)
+    assert _first_cells(page, MATRIX)[-1] == "tensorrt_rtx"
+
+
+def test_every_table_of_several_rows_can_be_sorted_and_none_of_one(chromium: Browser, tmp_path: Path) -> None:
+    page = chromium.open(_page(tmp_path), 1280)
+    counted = "[...one.tBodies].map((body) => body.querySelectorAll('tr:not(.group)').length)"
+    rows = f"{TABLES}.map((one) => Math.max(...{counted}))"
+    buttons = page.run(f"{TABLES}.map((one) => one.querySelectorAll('thead .sort').length)")
+    heads = page.run(f"{TABLES}.map((one) => one.tHead.rows[0].cells.length)")
+    assert len(buttons) > 8
+    for count, sortable, columns in zip(page.run(rows), buttons, heads, strict=True):
+        assert sortable == (columns if count > 1 else 0)
+
+
+def test_a_link_to_folded_metrics_unfolds_them(chromium: Browser, tmp_path: Path) -> None:
+    page = chromium.open(_page(tmp_path), 1280)
+    page.click(".matrix tbody a")
+    script = "document.getElementById(document.querySelector('.matrix tbody a').hash.slice(1)).open"
+    assert page.run(f"new Promise((resolve) => setTimeout(() => resolve({script}), 100))") is True
+
+
+def test_the_first_tab_stop_skips_to_the_findings(chromium: Browser, tmp_path: Path) -> None:
+    page = chromium.open(_page(tmp_path), 1280)
+    page.press("Tab")
+    assert page.run("document.activeElement.className") == "skip-link"
+    assert page.run("document.activeElement.getBoundingClientRect().left") > 0
+    page.press("Enter")
+    assert page.run("document.activeElement.id") == "main"
+
+
+def test_choosing_a_map_enlarges_it_and_pointing_reads_its_weight(chromium: Browser, tmp_path: Path) -> None:
+    page = chromium.open(_page(tmp_path), 1280)
+    page.click(".heads button", 2 * 12 + 5)
+    page.run("document.querySelector('.field').scrollIntoView({ block: 'center' })")
+    left, top, width, height = page.run(
+        "(() => { const box = document.querySelector('.field').getBoundingClientRect();"
+        "return [box.left, box.top, box.width, box.height]; })()"
+    )
     heatmap = sample.heatmaps()[2]
-    words, weight = str(found.result["read"]).rsplit(", ", 1)  # type: ignore[index]
+    size = len(heatmap.keys)
+    page.move(left + 4.5 * width / size, top + 7.5 * height / size)
+    words, weight = str(page.run("document.querySelector('figcaption output').textContent")).rsplit(", ", 1)
     assert words == f"{heatmap.queries[7]} to {heatmap.keys[4]}"
     assert float(weight) == pytest.approx(heatmap.weights_HST[5, 7, 4], abs=0.01)
-    assert found.result["pressed"] == 3 * 12 + 5  # type: ignore[index]
-    assert found.result["stops"] == 1  # type: ignore[index]
-    assert found.result["title"] == "model.encoder.layer.3.attention.self, head 5"  # type: ignore[index]
+    page.press("ArrowDown")
+    pressed = (
+        "[...document.querySelectorAll('.heads button')].map((one) => one.getAttribute('aria-pressed') === 'true')"
+    )
+    assert [place for place, one in enumerate(page.run(pressed)) if one] == [3 * 12 + 5]
+    assert page.run("document.querySelectorAll('.heads button[tabindex=\"0\"]').length") == 1
+    shown = page.run("document.querySelector('.large figcaption b').textContent")
+    assert shown == "model.encoder.layer.3.attention.self, head 5"
 
 
-def test_the_visit_notices_a_wide_page_and_a_script_that_fails(tmp_path: Path) -> None:
-    page = tmp_path / "bad.html"
-    page.write_text("<!doctype html><div style='width:700px'>wide</div><script>nothing.here()</script>")
-    found = visit(page, 390)
-    assert found.overflow > 300
-    assert any("nothing is not defined" in line for line in found.console)
+# What is seen, not what the style sheet says: the colours of all text as the browser computes them.
+_COLOURS = """(() => {
+  const part = (text) => (+text).toString(16).padStart(2, '0');
+  const hex = (text) => '#' + text.match(/\\d+/g).slice(0, 3).map(part).join('');
+  const clear = (text) => /, 0\\)$/.test(text);
+  const pairs = new Set();
+  for (const one of document.body.querySelectorAll('*')) {
+    if (![...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim())) continue;
+    if (['SCRIPT', 'STYLE', 'TITLE', 'DESC'].includes(one.tagName.toUpperCase())) continue;
+    let ground = one;
+    while (ground && clear(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement;
+    pairs.add(hex(getComputedStyle(one).color) + ' ' + hex(getComputedStyle(ground || document.body).backgroundColor));
+  }
+  return [...pairs];
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_all_text_stands_out_from_its_ground(chromium: Browser, tmp_path: Path, dark: bool) -> None:
+    pairs = [pair.split() for pair in chromium.open(_page(tmp_path), 1280, dark=dark).run(_COLOURS)]
+    assert len(pairs) > 5
+    assert [(one, other) for one, other in pairs if contrast(one, other) < 4.5] == []
+    grounds = {ground for _, ground in pairs}
+    assert ("#ffffff" in grounds) != dark
+
+
+def test_every_chart_and_control_has_a_name(chromium: Browser, tmp_path: Path) -> None:
+    page = chromium.open(_page(tmp_path), 1280)
+    words = "['title', 'desc'].map((part) => one.querySelector(part).textContent)"
+    drawn = page.run(f"[...document.querySelectorAll('svg[role=img]')].map((one) => {words})")
+    assert len(drawn) >= 9
+    assert all(title and "torch_eager" in words for title, words in drawn)
+    unnamed = "!one.textContent.trim() && !one.querySelector('img')?.alt"
+    nameless = page.run(f"[...document.querySelectorAll('button, a, summary')].filter((one) => {unnamed}).length")
+    assert nameless == 0
+
+
+def test_the_visit_notices_what_it_is_for(chromium: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<!doctype html><div style='width:700px;color:#777'>wide</div><img src='missing.png' alt=''>"
+        "<script>console.error('said'); nothing.here()</script>"
+    )
+    page = chromium.open(path, 390)
+    assert page.overflow > 300
+    assert any("nothing is not defined" in line for line in page.console)
+    assert any("said" in line for line in page.console)
+    assert [url for url in page.requests if url.endswith("missing.png")]
+    (pair,) = page.run(_COLOURS)
+    assert contrast(*pair.split()) < 4.5

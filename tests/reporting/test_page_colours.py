@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import attnport.reporting
+from attnport.reporting.lines import KINDS
 
+LINES = tuple(f"s{kind}" for kind in range(KINDS))
 TEXT = ("ink", "soft", "link", "pass", "fail", "miss", "skip")
 
 
@@ -25,9 +27,22 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def _contrast(one: str, other: str) -> float:
+def contrast(one: str, other: str) -> float:
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("page", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("name", LINES)
+def test_the_lines_of_charts_stand_out(page: int, name: str) -> None:
+    style = (Path(attnport.reporting.__file__).parent / "style.css").read_text()
+    colours = _palettes(style)[page]
+    assert contrast(colours[name], colours["bg"]) >= 4.5
+
+
+def test_nothing_moves_so_that_nobody_has_to_ask_for_less_motion() -> None:
+    style = (Path(attnport.reporting.__file__).parent / "style.css").read_text()
+    assert not re.search(r"transition|animation|scroll-behavior", style)
 
 
 @pytest.mark.parametrize("page", [0, 1], ids=["light", "dark"])
@@ -36,9 +51,9 @@ def _contrast(one: str, other: str) -> float:
 def test_text_stands_out(page: int, name: str, ground: str) -> None:
     style = (Path(attnport.reporting.__file__).parent / "style.css").read_text()
     colours = _palettes(style)[page]
-    assert _contrast(colours[name], colours[ground]) >= 4.5
+    assert contrast(colours[name], colours[ground]) >= 4.5
 
 
-def test_the_contrast_is_that_of_the_standard() -> None:
-    assert _contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert _contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+def test_thecontrast_is_that_of_the_standard() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_the_page_shows_the_reports_and_the_maps_of_a_sentence(folder: Path, tmp
     assert "<q>the ferry that crosses the river at dawn carries letters and bread</q>" in page
     assert page.count("<button") == 2
     assert "4 of 4 runtimes" in page
-    assert "Not run yet" not in page.replace("Not run yet: <code>attnport build", "")
+    assert re.findall(r"Not run yet: <code>attnport (\w+)", page) == ["check", "build"]  # check, for the layers
 
 
 def test_the_maps_are_the_weights_of_the_module(folder: Path) -> None:

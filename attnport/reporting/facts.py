@@ -1,0 +1,212 @@
+"""What every form of the report says, worked out once: the parity matrix, what was not run, the fastest, commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from attnport.artifacts import (
+    CaseResult,
+    InvarianceResult,
+    LatencyReport,
+    LatencyRow,
+    Manifest,
+    ParityReport,
+    Ran,
+    RuntimeParity,
+    Verdict,
+)
+from attnport.reporting.measures import NONE, share, significant, worst
+
+INVARIANCE = "padding invariance"
+FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
+BOUND = (
+    "Every output is compared with a float64 run of the module over its valid elements. The bound is twice the RMS "
+    "error of PyTorch eager at the same precision and four times its largest error, plus 4 eps of the reference’s RMS. "
+    "The number in a cell is the larger of the two errors divided by its bound."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The worst of some results: None where there is none; `share` is the largest part of a bound."""
+
+    verdict: Verdict | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """One runtime or form. `cells` is empty where no case was run; `reason` then says why."""
+
+    kind: str
+    key: str
+    verdict: Verdict
+    reason: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Runtimes and forms by cases; `columns` are the cases with the number of batches that share one."""
+
+    columns: tuple[tuple[str, int], ...]
+    rows: tuple[MatrixRow, ...]
+
+
+def count(number: int, what: str) -> str:
+    """`1 runtime`, `2 runtimes`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def ran(found: Ran | None) -> str:
+    """What really ran, in one line."""
+    return ", ".join(part for part in (found.provider, found.device, found.precision) if part) if found else NONE
+
+
+def times(value: float | None) -> str:
+    """A part of a bound with two decimals, fewer above ten."""
+    if value is None:
+        return NONE
+    return f"{value:.2f}" if value < 10 else significant(value)
+
+
+def matrix(report: ParityReport) -> Matrix:
+    """Verdict and largest part of the bound, by runtime or form and by case; padding invariance is the last column."""
+    everything = [*report.runtimes.values(), *report.forms.values()]
+    grouped: dict[str, set[str]] = {}
+    for result in (result for found in everything for result in found.cases):
+        grouped.setdefault(_column(result.case), set()).add(result.case)
+    columns = [(case, len(members)) for case, members in grouped.items()]
+    invariance = any(found.invariance for found in everything)
+    if invariance:
+        columns.append((INVARIANCE, 1))
+
+    def row(kind: str, key: str, found: RuntimeParity) -> MatrixRow:
+        if found.verdict == "NOT_RUN" and not found.cases:
+            return MatrixRow(kind, key, found.verdict, found.reason, ())
+        by_column: dict[str, list[CaseResult]] = {}
+        for result in found.cases:
+            by_column.setdefault(_column(result.case), []).append(result)
+        cells = [_cell(by_column.get(case, ())) for case in grouped]
+        if invariance:
+            cells.append(_cell(found.invariance))
+        return MatrixRow(kind, key, found.verdict, found.reason, tuple(cells))
+
+    rows = [row("runtime", key, found) for key, found in report.runtimes.items()]
+    rows += [row("form", key, found) for key, found in report.forms.items()]
+    return Matrix(tuple(columns), tuple(rows))
+
+
+def _cell(results: Iterable[CaseResult | InvarianceResult]) -> Cell:
+    found = list(results)
+    if not found:
+        return Cell(None, None)
+    shares = [part for result in found if (part := share(result)) is not None]
+    return Cell(worst([result.verdict for result in found]), max(shares, default=None))
+
+
+def _column(case: str) -> str:
+    """The matrix column of a case: batches of one text (`sentences 1-32`, `sentences 33-64`) share one."""
+    return re.sub(r"[ _]\d+-\d+$", "", case)
+
+
+def tallies(report: ParityReport) -> list[str]:
+    """How many runtimes and lowered forms are within the bound."""
+    lines = []
+    for members, what in ((report.runtimes, "runtime"), (report.forms, "lowered form")):
+        passed = sum(item.verdict == "PASS" for item in members.values())
+        run = sum(item.verdict != "NOT_RUN" for item in members.values())
+        lines.append(f"{passed} of {count(run, what)} within the bound")
+    return lines
+
+
+def failed(report: ParityReport) -> list[str]:
+    """The runtimes and forms that failed."""
+    return [key for key, found in (*report.runtimes.items(), *report.forms.items()) if found.verdict == "FAIL"]
+
+
+def not_run(parity: ParityReport | None, latency: LatencyReport | None) -> dict[str, str]:
+    """What did not run and why, each once; a form of the same name is listed apart."""
+    reasons: dict[str, str] = {}
+    if parity is not None:
+        reasons |= {key: found.reason for key, found in parity.runtimes.items() if found.verdict == "NOT_RUN"}
+        reasons |= {f"{key} (form)": found.reason for key, found in parity.forms.items() if found.verdict == "NOT_RUN"}
+    if latency is not None:
+        for rows in latency.shapes.values():
+            for key, row in rows.items():
+                if row.verdict == "NOT_RUN" and key not in reasons:
+                    reasons[f"{key} (latency)"] = row.reason
+    return {key: reason or "no reason was given" for key, reason in reasons.items()}
+
+
+def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:
+    """The runtime with the smallest median, or None where nothing was measured."""
+    timed = [(runtime, found) for runtime, found in rows.items() if found.median_ns is not None]
+    return min(timed, key=lambda pair: pair[1].median_ns or 0.0) if timed else None
+
+
+def fastest_right(latency: LatencyReport, parity: ParityReport | None) -> dict[str, tuple[str, LatencyRow]]:
+    """The fastest runtime of each workload, of those whose numbers are not wrong."""
+    wrong = {key for key, found in parity.runtimes.items() if found.verdict == "FAIL"} if parity else set()
+    found = {
+        workload: fastest({runtime: row for runtime, row in timed.items() if runtime not in wrong})
+        for workload, timed in latency.shapes.items()
+    }
+    return {workload: best for workload, best in found.items() if best is not None}
+
+
+def never_timed(report: LatencyReport) -> dict[str, LatencyRow]:
+    """The runtimes that no workload was measured on, for one and the same reason."""
+    found: dict[str, list[LatencyRow]] = {}
+    for rows in report.shapes.values():
+        for runtime, row in rows.items():
+            found.setdefault(runtime, []).append(row)
+    return {
+        runtime: rows[0]
+        for runtime, rows in found.items()
+        if len(report.shapes) > 1
+        and len(rows) == len(report.shapes)
+        and all(row.median_ns is None and row.reason == rows[0].reason for row in rows)
+    }
+
+
+def by_median(rows: Mapping[str, LatencyRow]) -> list[tuple[str, LatencyRow]]:
+    """Measured rows by their median, then the others."""
+    return sorted(rows.items(), key=lambda pair: (pair[1].median_ns is None, pair[1].median_ns or 0.0))
+
+
+def grid(manifest: Manifest) -> str:
+    """A `--shape` grid over the first two dims that can vary: least and usual of the one, a series of the other.
+
+    "" where the model has no dim that can vary.
+    """
+    varying = [dim for dim in manifest.io.dims if dim.min < dim.max][:2]
+    parts = []
+    for place, dim in enumerate(varying):
+        coarse = place == 0 and len(varying) == 2
+        wanted = (dim.min, dim.opt) if coarse else (dim.opt // 4, dim.opt // 2, dim.opt, 2 * dim.opt)
+        sizes = sorted({min(max(size, dim.min), dim.max) for size in wanted})
+        parts.append(f"{dim.name}={'/'.join(map(str, sizes))}")
+    return ",".join(parts)
+
+
+def again(manifest: Manifest, folder: str) -> list[str]:
+    """The commands that make the folder again and look closer; `folder` as a shell takes it."""
+    source = shlex.quote(manifest.source.text)
+    given = "".join(f" --input {shlex.quote(item)}" for item in manifest.source.inputs)
+    given += "".join(f" --dim {shlex.quote(item)}" for item in manifest.source.dims)
+    shape = grid(manifest)
+    return [
+        f"attnport ship {source}{given} -o {folder}",
+        f"attnport fuse {folder} --explain",
+        f"attnport check {folder} --bisect",
+        f"attnport bench {folder}" + (f" --shape {shape}" if shape else ""),
+    ]
+
+
+def embed(folder: str) -> list[str]:
+    """The commands that embed the form for ONNX Runtime on CPU."""
+    return [f"attnport bundle {folder} -o app/ --lang python", "attnport verify app/"]

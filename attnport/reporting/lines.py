@@ -1,0 +1,170 @@
+"""A line chart as inline SVG that widens without scaling its text: logarithmic values over layers or sizes.
+
+Every position is a percentage, so that strokes and markers keep their size. Lines differ in marker and dash, not in
+colour alone, and the chart says in words what it shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from attnport.reporting.markup import Html, el, join, name
+from attnport.reporting.series import BOUND, Series
+
+HEIGHT_PX = 220
+KINDS = 6
+"""Kinds of line that can be told apart; a chart with more repeats them."""
+_MARKS = ("M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M-4,-4h8v8h-8z", "M0,-5l5,9h-10z", "M0,-5l5,5l-5,5l-5,-5z",
+          "M-4,-4l8,8m0,-8l-8,8", "M0,-5v10m-5,-5h10")  # fmt: skip
+_STEPS = ((1,), (1, 3), (1, 2, 5))
+_MOST_TICKS = 6
+_MOST_LABELS, _MOST_SLANTED = 12, 24
+
+
+def kinds(charts: Sequence[Series]) -> dict[str, int]:
+    """The kind of line of each runtime, the same in all charts of a page's section."""
+    names = dict.fromkeys(runtime for chart in charts for runtime in chart.lines if not runtime.startswith(BOUND))
+    return {runtime: place % KINDS for place, runtime in enumerate(names)}
+
+
+def axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
+    """The range of a logarithmic axis that values above 0 fit in, and its ticks: at least two, where any fit."""
+    low, high = min(values), max(values)
+    low, high = low / (high / low) ** 0.06 / 1.08, high * (high / low) ** 0.06 * 1.08
+    best: list[float] = []
+    for steps in _STEPS:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
+        if len(ticks) <= _MOST_TICKS and len(ticks) > len(best):
+            best = ticks
+    if len(best) < 2 and not best:
+        best = [math.sqrt(low * high)]
+    return low, high, best
+
+
+def chart(
+    series: Series,
+    what: str,
+    show: Callable[[float], str],
+    styles: Mapping[str, int],
+) -> Html | None:
+    """One chart; None where there is no value to draw.
+
+    Args:
+        what: What the values are, with their unit, for the heading and the description.
+        show: A value as text.
+        styles: From `kinds`.
+    """
+    known = [value for line in series.lines.values() for value in line if value is not None and value > 0]
+    if not known:
+        return None
+    low, high, ticks = axis(known)
+    count = len(series.places)
+    if series.sizes:
+        first, span = math.log(series.sizes[0]), math.log(series.sizes[-1] / series.sizes[0])
+        across = [4 + 92 * (math.log(size) - first) / span for size in series.sizes]
+    else:
+        across = [4 + 92 * place / max(1, count - 1) if count > 1 else 50.0 for place in range(count)]
+
+    def up(value: float) -> float:
+        return 100 - 100 * (math.log(value / low) / math.log(high / low))
+
+    grid = [
+        el("line", x1="0", x2="100%", y1=f"{up(tick):.2f}%", y2=f"{up(tick):.2f}%", class_="grid") for tick in ticks
+    ]
+    drawn = []
+    for runtime, line in series.lines.items():
+        points = [
+            (x, up(value)) if value is not None and value > 0 else None for x, value in zip(across, line, strict=True)
+        ]
+        drawn.append(_line(points, *_style(runtime, styles)))
+    heading = f"{what} by {series.axis}" + (f", {series.title}" if series.title else "")
+    svg = el(
+        "svg",
+        el("title", heading),
+        el("desc", describe(series, show)),
+        *grid,
+        *drawn,
+        width="100%",
+        height=HEIGHT_PX,
+        role="img",
+        aria_label=f"{heading}. {describe(series, show)}",
+    )
+    slanted = not series.sizes
+    every = -(-count // (_MOST_SLANTED if slanted else _MOST_LABELS))
+    side = "right:{:.2f}%" if slanted else "left:{:.2f}%"
+    below = [
+        el(
+            "span",
+            _short(series.places[place]) if slanted else series.places[place],
+            style=side.format(100 - across[place] if slanted else across[place]),
+            class_="minor" if (place // every) % 2 and not slanted else None,
+        )
+        for place in range(0, count, every)
+    ]
+    left = [el("span", show(tick), style=f"top:{up(tick):.2f}%") for tick in ticks]
+    return el(
+        "figure",
+        el("figcaption", heading),
+        el("div", *left, class_="values", aria_hidden="true"),
+        el("div", svg, class_="area"),
+        el("div", *below, class_="ticks", aria_hidden="true"),
+        class_="lines slanted" if slanted else "lines",
+    )
+
+
+def _short(path: str) -> str:
+    """The end of a module's path, with what its number counts."""
+    parts = path.split(".")
+    return ".".join(parts[-2:] if parts[-1].isdecimal() else parts[-1:])
+
+
+def _style(runtime: str, styles: Mapping[str, int]) -> tuple[str, int | None]:
+    """The class of a line and its marker; a bound has none."""
+    return ("sb", None) if runtime.startswith(BOUND) else (f"s{styles[runtime]}", styles[runtime])
+
+
+def _line(points: Sequence[tuple[float, float] | None], class_: str, mark: int | None) -> Html:
+    """Segments between neighbours, and a mark at each point."""
+    segments = [
+        el("line", x1=f"{one[0]:.2f}%", y1=f"{one[1]:.2f}%", x2=f"{two[0]:.2f}%", y2=f"{two[1]:.2f}%")
+        for one, two in itertools.pairwise(points)
+        if one is not None and two is not None
+    ]
+    marks = [
+        el("svg", el("path", d=_MARKS[mark]), x=f"{point[0]:.2f}%", y=f"{point[1]:.2f}%", overflow="visible")
+        for point in points
+        if point is not None and mark is not None
+    ]
+    return el("g", *segments, *marks, class_=class_)
+
+
+def describe(series: Series, show: Callable[[float], str]) -> str:
+    """The lines in words: where each begins and ends, and its largest value."""
+    said = []
+    for runtime, line in series.lines.items():
+        known = [(place, value) for place, value in zip(series.places, line, strict=True) if value is not None]
+        if not known:
+            continue
+        (first, begin), (last, end) = known[0], known[-1]
+        top, most = max(known, key=lambda pair: pair[1])
+        text = f"{runtime}: {show(begin)} at {first} to {show(end)} at {last}"
+        said.append(text if top in (first, last) else f"{text}, most {show(most)} at {top}")
+    return "; ".join(said) + "."
+
+
+def legend(styles: Mapping[str, int], bounds: Sequence[str] = ()) -> Html:
+    """Which line is whose."""
+
+    def sample(class_: str, mark: int | None) -> Html:
+        path = None if mark is None else el("svg", el("path", d=_MARKS[mark]), x="50%", y="50%", overflow="visible")
+        stroke = el("line", x1="0", x2="100%", y1="50%", y2="50%")
+        return el(
+            "svg", el("g", stroke, path, class_=class_), width=30, height=12, aria_hidden="true", focusable="false"
+        )
+
+    items = [el("span", sample(f"s{kind}", kind), name(runtime)) for runtime, kind in styles.items()]
+    items += [el("span", sample("sb", None), bound) for bound in bounds]
+    return el("p", join(items), class_="legend keys-of-lines")

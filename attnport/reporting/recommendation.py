@@ -1,0 +1,204 @@
+"""What to embed: the fastest runtime whose numbers are right and that a bundle can carry, and why not the others."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
+
+Interval = tuple[float, float, float]
+"""Low, middle and high of a ratio of medians."""
+Compare = Callable[[LatencyRow, LatencyRow], Interval | None]
+"""The interval of the first one's median over the second one's, both of one workload; None where there is none."""
+
+NO_PARITY = "parity was not checked"
+NO_LATENCY = "nothing was timed"
+
+
+@dataclass(frozen=True)
+class Embeddable:
+    """What a bundle can take for a runtime.
+
+    Attributes:
+        form: As `attnport bundle --form` calls it; "" where there is none.
+        file: What the runtime opens.
+        problem: Why a bundle would refuse it, or why its figures are not those of this file; "" when it is fine.
+    """
+
+    form: str
+    plan: str
+    file: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The recommended runtime on one workload; `ratio` and `verdict` are against the report's baseline."""
+
+    workload: str
+    median_ns: float
+    ratio: Interval | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is recommended, with the command that embeds it."""
+
+    runtime: str
+    form: str
+    plan: str
+    file: str
+    command: str
+    timings: tuple[Timing, ...]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The recommendation, or why there is none.
+
+    Attributes:
+        reason: Why nothing is recommended; "" when something is.
+        commands: What would change that.
+        ties: Runtimes that could be embedded as well and were not shown to be slower or faster on any workload.
+        notes: Where another one is faster after all, and what the reader must know.
+        others: Why each other runtime is not it.
+    """
+
+    choice: Choice | None
+    reason: str = ""
+    commands: tuple[str, ...] = ()
+    ties: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+def recommend(
+    parity: ParityReport | None,
+    latency: LatencyReport | None,
+    embeddable: Mapping[str, Embeddable],
+    compare: Compare,
+    folder: str,
+) -> Recommendation:
+    """Recommends what to embed from what was measured on this machine.
+
+    Only a runtime that passed parity, that was timed on every workload and that a bundle can carry is recommended. Of
+    these it is the one with the smallest geometric mean of its medians over the workloads.
+
+    Args:
+        embeddable: By runtime, as the reports name it.
+        compare: Tells two runtimes apart; see `Compare`.
+        folder: The artifact folder, as a shell takes it.
+    """
+    commands = []
+    if parity is None:
+        commands.append(f"attnport check {folder}")
+    if latency is None:
+        commands.append(f"attnport bench {folder}")
+    if parity is None or latency is None:
+        missing = [NO_PARITY] * (parity is None) + [NO_LATENCY] * (latency is None)
+        return Recommendation(None, " and ".join(missing), tuple(commands))
+    workloads = [
+        name for name, rows in latency.shapes.items() if any(row.median_ns is not None for row in rows.values())
+    ]
+    names = list(dict.fromkeys([*parity.runtimes, *(name for rows in latency.shapes.values() for name in rows)]))
+    others = {name: _against(name, parity, latency, workloads, embeddable) for name in names}
+    fit = [name for name in names if not others[name]]
+    if not fit:
+        return Recommendation(
+            None, "no runtime passed parity, was timed and can be embedded", _mending(folder, embeddable), others=others
+        )
+    best = min(fit, key=lambda name: _mean(name, latency, workloads))
+    ties, notes = [], []
+    for name in names:
+        if name == best or (others[name] and not _only_unembeddable(name, parity, latency, workloads, embeddable)):
+            continue
+        shown = _shown(name, best, latency, workloads, compare)
+        faster = [workload for workload, interval in shown.items() if interval and interval[2] < 1]
+        if name in fit and not any(
+            interval is None or not interval[0] <= 1 <= interval[2] for interval in shown.values()
+        ):
+            ties.append(name)
+            others[name] = f"no difference to {best} shown on any workload"
+        elif name in fit:
+            others[name] = f"its medians are {_over(name, best, latency, workloads):.2f} times those of {best}"
+            alike = [workload for workload, interval in shown.items() if interval and interval[0] <= 1 <= interval[2]]
+            others[name] += f"; no difference shown on {', '.join(alike)}" if alike else ""
+        if faster:
+            why = "" if name in fit else f", but {others[name]}"
+            notes.append(f"{name} is faster than {best} on {', '.join(faster)}{why}")
+    del others[best]
+    found = embeddable[best]
+    command = f"attnport bundle {folder} -o app/ --form {shlex.quote(found.form)} --lang python"
+    timings = tuple(_timing(workload, latency.shapes[workload][best]) for workload in workloads)
+    if not any(timing.verdict == "faster" for timing in timings) and best != latency.baseline:
+        notes.append(f"on no workload is it shown to be faster than {latency.baseline}")
+    choice = Choice(best, found.form, found.plan, found.file, command, timings)
+    return Recommendation(choice, ties=tuple(ties), notes=tuple(notes), others=others)
+
+
+def _against(
+    name: str,
+    parity: ParityReport,
+    latency: LatencyReport,
+    workloads: list[str],
+    embeddable: Mapping[str, Embeddable],
+) -> str:
+    """Why a runtime cannot be recommended, whatever its speed; "" when it can."""
+    judged = parity.runtimes.get(name)
+    if judged is None:
+        return NO_PARITY
+    if judged.verdict != "PASS":
+        return f"parity {'failed' if judged.verdict == 'FAIL' else 'was not run'}: {judged.reason}"
+    rows = [latency.shapes[workload].get(name) for workload in workloads]
+    if not rows or any(row is None or row.median_ns is None for row in rows):
+        reasons = [row.reason for row in rows if row is not None and row.median_ns is None and row.reason]
+        return f"not timed{' on every workload' if len(reasons) < len(rows) and rows else ''}" + (
+            f": {reasons[0].removeprefix('not timed: ')}" if reasons else ""
+        )
+    found = embeddable.get(name)
+    return "no bundle can carry it" if found is None else found.problem
+
+
+def _only_unembeddable(
+    name: str,
+    parity: ParityReport,
+    latency: LatencyReport,
+    workloads: list[str],
+    embeddable: Mapping[str, Embeddable],
+) -> bool:
+    """Whether a runtime is right and timed, so that where it is faster the reader wants to know."""
+    pretended = {**embeddable, name: Embeddable("", "", "")}
+    return not _against(name, parity, latency, workloads, pretended)
+
+
+def _mean(name: str, latency: LatencyReport, workloads: list[str]) -> float:
+    """The logarithm of the geometric mean of a runtime's medians."""
+    return sum(math.log(latency.shapes[workload][name].median_ns or math.inf) for workload in workloads) / len(
+        workloads
+    )
+
+
+def _over(name: str, best: str, latency: LatencyReport, workloads: list[str]) -> float:
+    """How many times the medians of `best` those of a runtime are, in geometric mean."""
+    return math.exp(_mean(name, latency, workloads) - _mean(best, latency, workloads))
+
+
+def _shown(
+    name: str, best: str, latency: LatencyReport, workloads: list[str], compare: Compare
+) -> dict[str, Interval | None]:
+    """By workload, the interval of a runtime's median over that of `best`."""
+    return {workload: compare(latency.shapes[workload][name], latency.shapes[workload][best]) for workload in workloads}
+
+
+def _timing(workload: str, row: LatencyRow) -> Timing:
+    return Timing(workload, row.median_ns or 0.0, row.ratio, row.verdict)
+
+
+def _mending(folder: str, embeddable: Mapping[str, Embeddable]) -> tuple[str, ...]:
+    """What gives something to recommend; forms have to be there before they are checked and timed."""
+    made = () if any(found.form for found in embeddable.values()) else (f"attnport fuse {folder}",)
+    return (*made, f"attnport check {folder} --bisect", f"attnport bench {folder}")

@@ -1,0 +1,42 @@
+(() => {
+  // Tables sort by a column within their groups; what has no value stays last. Without this script they keep their order.
+  const value = (row, column) => {
+    const cell = row.cells[column];
+    if (!cell || cell.colSpan > 1) return null;
+    const text = (cell.dataset.v ?? cell.textContent).trim().replace(/\u202f/g, "");
+    if (text === "" || text === "–") return null;
+    const number = parseFloat(text);
+    return Number.isNaN(number) || !/^[-+]?[\d.]/.test(text) ? text : number;
+  };
+
+  const order = (one, two) =>
+    typeof one === "number" && typeof two === "number" ? one - two : String(one).localeCompare(String(two), "en", { numeric: true });
+
+  const sort = (table, column, sign) => {
+    for (const body of table.tBodies) {
+      const fixed = [...body.rows].filter((row) => row.classList.contains("group"));
+      const keyed = [...body.rows].filter((row) => !row.classList.contains("group")).map((row) => [value(row, column), row]);
+      const known = keyed.filter(([key]) => key !== null).sort(([one], [two]) => sign * order(one, two));
+      const unknown = keyed.filter(([key]) => key === null);
+      body.append(...fixed, ...[...known, ...unknown].map(([, row]) => row));
+    }
+  };
+
+  for (const table of document.querySelectorAll(".scroll > table:not(.heads)")) {
+    if (![...table.tBodies].some((body) => body.querySelectorAll("tr:not(.group)").length > 1)) continue;
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
+        sort(table, column, sign);
+      });
+    });
+  }
+})();
