@@ -30,6 +30,8 @@ from attnport.parities import ParityReport as ParityReport
 from attnport.parities import RuntimeParity as RuntimeParity
 from attnport.parities import Ulps as Ulps
 from attnport.parities import Verdict as Verdict
+from attnport.precisions import Island as Island
+from attnport.precisions import PrecisionPlan as PrecisionPlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +41,8 @@ MANIFEST = "attnport.json"
 FORMAT = 1
 PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
 """Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
+AUTO = "auto"
+"""fp16 with the islands of fp32 that a search finds to be needed; its twin rounds as fp16 does and never overflows."""
 
 # --- what goes in -------------------------------------------------------------------------------------------------
 
@@ -133,6 +137,7 @@ class Form:
     Attributes:
         anchors: For each attention, the names of the nodes that one kernel must cover to count as fused: a single
             attention operator, or the QK^T product, the softmax and the PV product.
+        precision: Of a form of the plan `auto`: what stays in float32, and why.
     """
 
     target: str
@@ -141,6 +146,7 @@ class Form:
     opset: int
     anchors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mask: Mapping[str, str] = field(default_factory=dict)
+    precision: PrecisionPlan | None = None
 
     __pydantic_config__ = STRICT
 
@@ -153,6 +159,7 @@ class EngineRecord:
         scratch_bytes: Device memory the engine needs beside its weights and I/O, over all profiles.
         sm: Compute capabilities it was built for (`86` is 8.6); empty = the builder's default list.
         version: The TensorRT version, checked before anything else at open.
+        precision: Of the plan `auto`: what stays in float32, and why.
     """
 
     target: str
@@ -165,6 +172,7 @@ class EngineRecord:
     digest: str
     size_bytes: int
     scratch_bytes: int
+    precision: PrecisionPlan | None = None
 
     __pydantic_config__ = STRICT
 

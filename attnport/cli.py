@@ -146,7 +146,8 @@ def fuse(
 @cli.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--target", required=True, help="tensorrt_rtx (builds without a GPU) or tensorrt.")
-@click.option("--dtype", "plan", default="fp16", show_default=True, help="fp16, bf16, fp32 or *_islands.")
+@click.option("--dtype", "plan", default="fp16", show_default=True, help="fp16, bf16, fp32, *_islands or auto.")
+@click.option("--budget", help="With --dtype auto: error allowed, as a multiple of PyTorch's own in fp16; default 2x.")
 @click.option(
     "--profile", "profiles", multiple=True, help='Sizes, least:usual:largest, "batch=1:8:64,seq=1:128:512"; several.'
 )
@@ -154,13 +155,13 @@ def fuse(
 @click.option("--force", is_flag=True, help="Build even when nothing changed.")
 @verb
 def build(
-    out: Reporter, folder: Path, target: str, plan: str, profiles: tuple[str, ...], sm: tuple[int, ...], force: bool
+    out: Reporter, folder: Path, target: str, plan: str, profiles: tuple[str, ...], sm: tuple[int, ...], **options: Any
 ) -> Callable[[], None]:
     """Build a TensorRT engine, and prove its attention fused."""
     from attnport.pipeline.build import build as run
     from attnport.pipeline.build import require_fused
 
-    record, table = run(folder, target, plan.replace("-", "_"), profiles, sm, force=force, progress=out.progress)
+    record, table = run(folder, target, plan.replace("-", "_"), profiles, sm, progress=out.progress, **options)
 
     def finish() -> None:
         out.show(record, "show_engine")

@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attnport.artifacts import (
+    AUTO,
     CaseResult,
     InvarianceResult,
     ParityReport,
@@ -32,16 +33,38 @@ COSINE = 0.99999
 
 # An islands model computes in float32 but for q, k and v, so float32 rounding is its floor.
 EPS = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp16_islands": 2.0**-23, "bf16_islands": 2.0**-23}
+EPS[AUTO] = EPS["fp16"]
+
+
+ByCase = Mapping[str, Mapping[str, Errors]]
 
 
 class Yardstick:
     """Eager's errors at one precision plan: what others are judged by."""
 
-    def __init__(self, plan: str, errors: Mapping[str, Mapping[str, Errors]], extremes: Collection[str] = ()) -> None:
+    def __init__(self, plan: str, errors: ByCase, extremes: Collection[str] = ()) -> None:
         """`errors`: eager's, by case and output; `extremes`: the cases whose errors bound no other case."""
         self.plan = plan
         self.extremes = frozenset(extremes)
         self._errors = errors
+
+    @classmethod
+    def of_auto(cls, cast: ByCase, ranged: ByCase, extremes: Collection[str] = ()) -> Yardstick:
+        """The yardstick of the plan `auto`: the better of two runs of eager.
+
+        Args:
+            cast: The errors of the module cast to fp16; where it overflows they are missing or far too large.
+            ranged: Those of the run that rounds alike and does not overflow; where a module computes a part in float32
+                by itself, they may be larger.
+            extremes: The extreme cases, which are the module cast's alone: what fp16 cannot do there, `auto` need not.
+        """
+        errors = {
+            case: by_output
+            if case in extremes
+            else {output: _better(errors, ranged.get(case, {}).get(output)) for output, errors in by_output.items()}
+            for case, by_output in cast.items()
+        }
+        return cls(AUTO, errors, extremes)
 
     def rms(self, case: str, output: str) -> float | None:
         """Eager's RMS error; None where eager has no finite result or was not run."""
@@ -163,10 +186,10 @@ def conclude(
     elif bad_pairs:
         reason = f"padding changes valid rows: {bad_pairs[0].comparison}, {bad_pairs[0].output}"
     else:
-        closest = max(judged, key=_nearness)
+        closest = max(judged, key=share_of_bound)
         reason = (
             f"{len(judged)} results within their bounds; the nearest, {closest.case}, {closest.output}, "
-            f"at {_nearness(closest):.2f} of its"
+            f"at {share_of_bound(closest):.2f} of its"
         )
         if len(judged) < len(cases):
             reason += f"; {len(cases) - len(judged)} extreme results without a bound: PyTorch has no finite one there"
@@ -185,7 +208,14 @@ def report(
     return ParityReport(verdict, dict(runtimes), dict(forms), tuple(notes))
 
 
-def _nearness(result: CaseResult) -> float:
+def _better(one: Errors, other: Errors | None) -> Errors:
+    """The errors with the smaller RMS; those without one only where there are no others."""
+    if other is None or other.rms is None:
+        return one
+    return other if one.rms is None or other.rms < one.rms else one
+
+
+def share_of_bound(result: CaseResult) -> float:
     """How much of its bound a result uses, the larger of RMS and max; 0 where the bound is 0 and kept."""
     pairs = ((result.rms_error, result.rms_bound), (result.max_error, result.max_bound))
     return max((error / bound for error, bound in pairs if error is not None and bound > 0), default=0.0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.console import cells
 from attnport.console.parity_tables import show_parity as show_parity
+from attnport.console.precision_tables import show_precision
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ def show_engine(console: Console, record: EngineRecord) -> None:
     table.add_row("size", f"{record.size_bytes / 2**20:.1f} MiB")
     table.add_row("scratch memory", f"{record.scratch_bytes / 2**20:.1f} MiB")
     console.print(table)
+    if record.precision is not None:
+        show_precision(console, record.precision)
 
 
 def show_listing(console: Console, found: Listing) -> None:
@@ -224,6 +227,7 @@ def _facts(found: Inspection) -> list[tuple[str, Any]]:
     if found.engine is not None:
         rows.append(("TensorRT", found.engine.version))
         rows.append(("compute capabilities", ", ".join(map(str, found.engine.sm))))
+    rows += [("precision", f"{name}: {text}") for name, text in found.precision.items()]
     rows += [("verdict", f"{name}: {verdict}") for name, verdict in found.verdicts.items()]
     if found.files:
         rows.append(("files", ", ".join(sorted(found.files))))

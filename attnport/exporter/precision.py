@@ -1,15 +1,18 @@
 """Precision plans: half precision is written into the graph; TensorRT, strongly typed since 11.0, takes it from there.
 
-`fp16` and `bf16` are the module cast: every float32 becomes the half type. `*_islands` leave the graph in float32; the
-lowering casts q, k and v around attention, and the pass has nothing to do.
+`fp16` and `bf16` are the module cast: every float32 becomes the half type. `auto` is fp16 but for the nodes that a
+search found to be needed in float32. `*_islands` leave the graph in float32; the lowering casts q, k and v around
+attention, and the pass has nothing to do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.artifacts import AUTO
 from attnport.errors import ExportError
 
 if TYPE_CHECKING:
@@ -20,8 +23,14 @@ STAYS = "attnport.float32"
 """The mark, in a node's metadata, of what a lowering computes in float32 whatever the plan."""
 
 
-def apply(model: ir.Model, plan: str) -> int:
+def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
     """Casts the graph to the plan's type, in place; returns how many tensors and nodes were changed.
+
+    Args:
+        model: In float32.
+        plan: A precision plan.
+        islands: The names of nodes that stay in float32. Inputs that only these read, and outputs that they make, do
+            too.
 
     Constants of one element keep their sign of life: what is finite and not zero stays so (an epsilon of 1e-12 would
     become 0 in fp16 and divide by it). Weights are rounded as torch rounds them.
@@ -32,8 +41,9 @@ def apply(model: ir.Model, plan: str) -> int:
     import onnx_ir as ir
 
     from attnport.exporter.passes.angles import keep_angles
+    from attnport.exporter.passes.islands import join_casts, keep_islands
 
-    half = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(plan)
+    half = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16, AUTO: ir.DataType.FLOAT16}.get(plan)
     if half is None:
         return 0
     for node in model.graph:
@@ -42,17 +52,19 @@ def apply(model: ir.Model, plan: str) -> int:
                 f"plan {plan}: node {node.name} is control flow ({node.op_type}), whose branches are not cast.",
                 hint="Take a plan that keeps float32, or islands around attention.",
             )
-    changed = keep_angles(model)
+    changed = keep_angles(model) + keep_islands(model, islands)
     for value in [*model.graph.inputs, *model.graph.initializers.values()]:
         uses = value.uses()
         # A constant that only goes where float32 is demanded (the scales of Resize) is not rounded on its way.
-        if value.const_value is not None and uses and all(_demands_float32(node, at, half) for node, at in uses):
+        if (value.const_value is not None or islands) and uses and all(_demands_float32(*use, half) for use in uses):
             continue
         if value.dtype == ir.DataType.FLOAT:
             _cast_value(value, half)
             changed += 1
     for node in list(model.graph):
         changed += _cast_node(model, node, half)
+    if islands:
+        join_casts(model)
     return changed
 
 

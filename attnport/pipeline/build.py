@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnport import optional
-from attnport.artifacts import EngineRecord, Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
+from attnport.artifacts import AUTO, EngineRecord, Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import ArtifactError, FusionMissing, UsageError
 from attnport.exporter.engine import (
@@ -26,6 +27,7 @@ from attnport.pipeline.portable import portable
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 
 DEFAULT_PLAN = "fp16"
+MOST_BUDGET = 2.0
 
 
 def build(
@@ -35,6 +37,7 @@ def build(
     profiles: Sequence[Profile | str] = (),
     sm: Sequence[int] = (),
     *,
+    budget: float | str | None = None,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
 ) -> tuple[EngineRecord, FusionTable]:
@@ -45,15 +48,18 @@ def build(
     Args:
         folder: An artifact folder; the form is made first when it is not there yet.
         target: `tensorrt_rtx` or `tensorrt`.
-        plan: The precision plan of the form.
+        plan: The precision plan of the form; `auto` = fp16 with the fewest parts in float32 that keep the bound, which
+            are searched for when they are not known yet.
         profiles: Optimization profiles, as values or as text (`batch=1:8:64,seq=1:128:512`); none = one that covers all
             the model takes.
         sm: Compute capabilities (`86` is 8.6); empty = the builder's default.
-        force: Build even when nothing changed.
+        budget: With the plan `auto`: the error allowed, as a multiple of PyTorch eager's own; see `parse_budget`.
+        force: Build, and search, even when nothing changed.
         progress: Is told what happens.
 
     Raises:
-        UsageError: an unknown target or compute capability.
+        UsageError: an unknown target or compute capability, or a budget that is none or goes with no search.
+        ParityFailed: with `auto`: no islands of float32 keep the bound.
         ProfileError: a profile does not fit the model.
         ArtifactError, IntegrityError: the folder is no artifact, or its files are not what was written.
         MissingDependency: the flavour is not installed.
@@ -63,13 +69,20 @@ def build(
     target = target.replace("-", "_")
     if target not in FLAVOURS:
         raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
+    allowed = parse_budget(budget)
+    if budget is not None and plan != AUTO:
+        raise UsageError(f"--budget goes with --dtype {AUTO}; got the plan {plan}.")
     manifest = open_folder(folder)
     parsed = tuple(parse_profile(item, manifest.io.dims) if isinstance(item, str) else item for item in profiles)
     checked = check_profiles(manifest.io, parsed)
     optional.require(target)
     lowering = lowerings.get(target)
     key, table_key = lowering.form_key(plan), lowering.table_key(plan)
-    if key not in manifest.forms:
+    if plan == AUTO:
+        from attnport.pipeline.auto_form import write_form
+
+        write_form(folder, lowering, allowed, force=force, progress=progress)
+    elif key not in manifest.forms:
         progress(f"lowering for {key}")
         fusing.fuse(folder, targets=[target], plans={target: plan}, progress=progress)
     with change(folder) as edit:
@@ -91,7 +104,7 @@ def build(
         made = build_engine(
             target, folder / form.file, manifest.io, edit.path(file), plan=plan, form=key, profiles=checked, sm=sm
         )
-        record = dataclasses.replace(made, file=file)
+        record = dataclasses.replace(made, file=file, precision=form.precision)
         edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
         progress("reading the proof of fusion")
         tables = fusing.earlier_tables(folder, manifest)
@@ -100,6 +113,27 @@ def build(
         edit.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
         edit.finish(stage, inputs)
     return record, table
+
+
+def parse_budget(budget: float | str | None) -> float:
+    """How many times PyTorch eager's error a plan `auto` may have: `2x`, `1.5`; None = 2, the bound of `check`.
+
+    Raises:
+        UsageError: no number over 0 and at most 2: what is over the bound of `check` would fail there.
+    """
+    if budget is None:
+        return MOST_BUDGET
+    try:
+        found = float(str(budget).strip().lower().removesuffix("x"))
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= MOST_BUDGET:  # a NaN is not
+        raise UsageError(
+            f"--budget {budget}: expected a multiple of PyTorch eager's error such as 2x or 1.5x, over 0 and at most "
+            f"{MOST_BUDGET:g}x.",
+            hint=f"{MOST_BUDGET:g}x is the bound of attnport check; a form beyond it would fail there.",
+        )
+    return found
 
 
 def require_fused(table: FusionTable) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnport.artifacts import (
+    AUTO,
     Capabilities,
     Form,
     IOContract,
@@ -85,7 +86,8 @@ class Comparison:
         forms = {name: self._form(name, form) for name, form in self.manifest.forms.items()}
         for tried in (*runtimes.values(), *forms.values()):
             if isinstance(tried, _Tried):
-                self._extend_eager(tried.plan, list(tried.found.errors))
+                for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
+                    self._extend_eager(plan, list(tried.found.errors))
         self._moved = self._moves()
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
@@ -219,6 +221,8 @@ class Comparison:
     def _yardstick(self, plan: str) -> parity.Yardstick:
         """Eager's errors at a plan, by which others are judged; it has been run on every case that they had."""
         extremes = [case.name for case in self.cases if case.group == "extremes"]
+        if plan == AUTO:
+            return parity.Yardstick.of_auto(self._eager["fp16"].errors, self._eager[AUTO].errors, extremes)
         return parity.Yardstick(plan, self._eager[plan].errors, extremes)
 
     def _moves(self) -> frozenset[str]:

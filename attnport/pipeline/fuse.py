@@ -8,7 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attnport.artifacts import Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
+from attnport.artifacts import (
+    AUTO,
+    Evidence,
+    Form,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    Manifest,
+    PrecisionPlan,
+)
 from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
@@ -89,8 +98,21 @@ def require(report: FusionReport, keys: Sequence[str]) -> None:
         )
 
 
+def fuse_searched(
+    folder: Path, lowering: Lowering, found: PrecisionPlan, *, force: bool = False, progress: Progress
+) -> Manifest:
+    """Writes the form of the plan `auto` with the islands that were found; raises as `fuse`."""
+    return _fuse_one(folder, open_folder(folder), lowering, AUTO, force, progress, found)
+
+
 def _fuse_one(
-    folder: Path, manifest: Manifest, lowering: Lowering, plan: str, force: bool, progress: Progress
+    folder: Path,
+    manifest: Manifest,
+    lowering: Lowering,
+    plan: str,
+    force: bool,
+    progress: Progress,
+    searched: PrecisionPlan | None = None,
 ) -> Manifest:
     began_s = time.monotonic()
     key = lowering.form_key(plan)
@@ -100,13 +122,14 @@ def _fuse_one(
         key,
         manifest.files.get(MODEL, ""),
         manifest.files.get(WEIGHTS, ""),
+        *([to_json(searched)] if searched else []),
     )
     table_key = lowering.table_key(plan)
     if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
         return manifest
     check_files(folder, manifest, *(name for name in (MODEL, WEIGHTS) if name in manifest.files))
     progress(f"{key}: lowering")
-    lowered, form = _write_form(folder, lowering, plan)
+    lowered, form = _write_form(folder, lowering, plan, searched)
     progress(f"{key}: proving")
     table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
     with change(folder) as changing:
@@ -136,7 +159,7 @@ def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
         return {}
 
 
-def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, Form]:
+def _write_form(folder: Path, lowering: Lowering, plan: str, searched: PrecisionPlan | None) -> tuple[Lowered, Form]:
     """Lowers and saves the form; the table that spoke of the form before goes in the same change."""
     from attnport.exporter import storage
 
@@ -147,13 +170,18 @@ def _write_form(folder: Path, lowering: Lowering, plan: str) -> tuple[Lowered, F
         model = storage.load(folder / MODEL)
         usual = changing.manifest.io.profile().sizes("opt")
         lowered = lowering.lower(
-            model, changing.manifest.attentions, plan=plan, masks=changing.manifest.io.masks, sizes=usual
+            model,
+            changing.manifest.attentions,
+            plan=plan,
+            masks=changing.manifest.io.masks,
+            sizes=usual,
+            islands=searched.nodes if searched else None,
         )
         weights = f"model.{key}.bin"
         written = storage.save_form(lowered.model, changing.path(name), weights)
         if not written and weights in changing.manifest.files:
             changing.remove(weights)
-        form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks)
+        form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks, searched)
         _drop_engines(changing, key)
         changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
         tables = _tables(folder, changing.manifest)

@@ -44,6 +44,7 @@ class Inspection:
         graph: Of the ONNX file; of a folder, the model as exported.
         files: SHA-256 by name, of a folder or bundle.
         verdicts: Parity by runtime and by form, and fused attentions by target, as far as they are known.
+        precision: By form or engine whose precision was searched: its half type, and what stays in float32.
     """
 
     path: str
@@ -58,6 +59,7 @@ class Inspection:
     files: Mapping[str, str] = field(default_factory=dict)
     verdicts: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    precision: Mapping[str, str] = field(default_factory=dict)
 
     __pydantic_config__ = STRICT
 
@@ -109,6 +111,7 @@ def _engine(path: Path) -> Inspection:
         digest=digest,
         size_bytes=header.size_bytes,
         engine=EngineFacts(header.version, header.sm, record),
+        precision={path.stem: str(record.precision)} if record and record.precision else {},
     )
 
 
@@ -127,6 +130,7 @@ def _folder(folder: Path) -> Inspection:
         graph=graph_facts(model, manifest.io.masks) if model.is_file() else None,
         files=manifest.files,
         verdicts=_verdicts(folder, manifest.files),
+        precision={name: str(form.precision) for name, form in manifest.forms.items() if form.precision},
         versions=manifest.versions,
     )
 

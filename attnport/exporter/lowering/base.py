@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport import registry
-from attnport.artifacts import SourceAttention
+from attnport.artifacts import AUTO, SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.canonical import Layouts, attention_of
@@ -106,29 +106,63 @@ class Lowering(abc.ABC):
         plan: str,
         masks: Collection[MaskSpec] = (),
         sizes: Mapping[str, int] | None = None,
+        islands: Collection[str] | None = None,
     ) -> Lowered:
         """Lowers a graph, in place.
 
         Args:
             model: As exported (a copy: it is changed).
             counted: The attentions counted at export.
-            plan: One of `plans`.
+            plan: One of `plans`; or `auto`, of a target that takes fp16.
             masks: The mask contracts of the graph's inputs.
             sizes: The usual size of each named dim; a target may choose its form by them.
+            islands: The names of the nodes that stay in float32 under the plan `auto`, as a search found them.
 
         Raises:
             UsageError: the target does not take the plan.
             ExportError: the graph does not fit the plan or the target's opset.
         """
+        if plan == AUTO and islands is None and self.searched:
+            raise UsageError(
+                f"target {self.name}: plan {AUTO} is searched when an engine is built.",
+                hint=f"Run: attnport build FOLDER --target {self.name} --dtype {AUTO}",
+            )
+        if plan not in self.plans and not (plan == AUTO and self.searched):
+            raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
+        result = self.written(model, counted, plan=plan, masks=masks, sizes=sizes)
+        self.typed(model, plan, islands or ())
+        return result
+
+    @property
+    def searched(self) -> bool:
+        """Whether it takes the plan `auto`."""
+        return "fp16" in self.plans
+
+    def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
+        """Gives a graph whose attentions are written its plan's types and the target's opset, in place."""
         from attnport.exporter import precision
+        from attnport.exporter.passes.cleanup import clean_up
+        from attnport.exporter.passes.opset import to_opset
+
+        precision.apply(model, self.graph_plan(plan), islands)
+        to_opset(model, self.opset)
+        clean_up(model)
+
+    def written(
+        self,
+        model: ir.Model,
+        counted: Sequence[SourceAttention],
+        *,
+        plan: str,
+        masks: Collection[MaskSpec] = (),
+        sizes: Mapping[str, int] | None = None,
+    ) -> Lowered:
+        """As `lower`, but all in float32 still: what a search for islands starts from."""
         from attnport.exporter.fusion import rewrites, second_branch
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
-        from attnport.exporter.passes.opset import to_opset
         from attnport.exporter.passes.sizes import infer_sizes
 
-        if plan not in self.plans:
-            raise UsageError(f"target {self.name}: got plan {plan!r}; expected one of {', '.join(self.plans)}.")
         inline_functions(model)
         rewrites.apply_all(model)
         infer_sizes(model)
@@ -162,9 +196,6 @@ class Lowering(abc.ABC):
             extra = second_branch.cost(model.graph, found, build.sizes) if found.name in result.forms else ""
             if extra:
                 result.costs[found.name] = extra
-        precision.apply(model, self.graph_plan(plan))
-        to_opset(model, self.opset)
-        clean_up(model)
         return result
 
 

@@ -1,0 +1,150 @@
+"""The parts of a lowered graph that a precision plan decides about: layers, norms, sums, not single nodes.
+
+A product with its bias is a part; so are the sums of two activations in one module (residuals), and everything else of
+a module that hangs together (a norm that is written out, an activation). What only moves elements goes with what it
+moves. What a lowering wrote for an attention is no part: in float32 it has no fused kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnport.exporter.naming import module_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
+# fmt: off
+_MOVES = {
+    "Concat", "DepthToSpace", "Expand", "Flatten", "Identity", "Pad", "Reshape", "Slice", "SpaceToDepth", "Split",
+    "Squeeze", "Tile", "Transpose", "Unsqueeze",
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some nodes that are of one type.
+
+    Attributes:
+        name: The module path (`model` for the outermost), with the operators where a module has several parts, and a
+            number where that is not enough.
+        nodes: Their names, in topological order.
+        operators: Of the nodes, in the same order.
+        reads: The names of the floating-point activations that come in.
+        makes: Those that the nodes make.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+def parts_of(model: ir.Model, anchors: Mapping[str, Collection[str]]) -> tuple[Part, ...]:
+    """The parts of a lowered graph that is still in float32, in topological order.
+
+    Args:
+        model: As lowered, before its plan is applied.
+        anchors: The nodes of each attention's products and softmax, by which its scope is known.
+    """
+    scopes = tuple(scope_of(nodes) for nodes in anchors.values() if nodes)
+    groups = _groups([node for node in model.graph if _counts(node) and not str(node.name).startswith(scopes)])
+    paths = [_path(group) for group in groups]
+    shared = {path for path, count in Counter(paths).items() if count > 1}
+    found, seen = list[Part](), Counter[str]()
+    for group, path in zip(groups, paths, strict=True):
+        operators = tuple(node.op_type for node in group)
+        name = f"{path}: {', '.join(dict.fromkeys(operators))}" if path in shared else path
+        seen[name] += 1
+        made = {value: None for node in group for value in node.outputs if _floating(value)}
+        read = {value: None for node in group for value in node.inputs if value is not None and _activation(value)}
+        found.append(
+            Part(
+                name if seen[name] == 1 else f"{name} #{seen[name]}",
+                tuple(str(node.name) for node in group),
+                operators,
+                tuple(str(value.name) for value in read if value not in made),
+                tuple(str(value.name) for value in made),
+            )
+        )
+    return tuple(found)
+
+
+def scope_of(anchors: Collection[str]) -> str:
+    """What the names of all nodes begin with that a lowering wrote for an attention."""
+    return f"{next(iter(anchors)).rpartition('/')[0]}/"
+
+
+def _groups(nodes: list[ir.Node]) -> list[list[ir.Node]]:
+    """Nodes that are one part each, in topological order of their first ones."""
+    group_of: dict[ir.Node, list[ir.Node]] = {}
+
+    def join(node: ir.Node, other: ir.Node) -> None:
+        one, two = group_of[other], group_of[node]
+        if one is not two:
+            one.extend(two)
+            group_of.update(dict.fromkeys(two, one))
+
+    for node in nodes:
+        group_of[node] = [node]
+        for at, value in enumerate(node.inputs):
+            other = value.producer() if value is not None and _floating(value) else None
+            if other in group_of and _belongs(node, at, other):
+                join(node, other)
+    place = {node: number for number, node in enumerate(nodes)}
+    unique = {id(group): sorted(group, key=place.__getitem__) for group in group_of.values()}
+    # What moves elements that no part makes (inputs, weights, an attention's result) decides nothing by itself.
+    kept = [group for group in unique.values() if any(node.op_type not in _MOVES for node in group)]
+    return sorted(kept, key=lambda group: place[group[0]])
+
+
+def _belongs(node: ir.Node, at: int, other: ir.Node) -> bool:
+    """Whether a node is of the same part as the one that makes its input `at`."""
+    if node.op_type in _MOVES:
+        return at == 0
+    if module_of(node) != module_of(other):
+        return False
+    if _is_bias(node):
+        return other.op_type in _PRODUCTS
+    return _kind(node) == _kind(other) != "product"
+
+
+def _kind(node: ir.Node) -> str:
+    if node.op_type in _PRODUCTS or _is_bias(node):
+        return "product"
+    activations = [value for value in node.inputs if value is not None and _activation(value)]
+    return "sum" if node.op_type == "Add" and len(activations) == 2 else "rest"
+
+
+def _is_bias(node: ir.Node) -> bool:
+    """Whether a node adds a constant to a product."""
+    if node.op_type != "Add":
+        return False
+    makers = [value.producer() for value in node.inputs if value is not None and _activation(value)]
+    return len(makers) == 1 and makers[0] is not None and makers[0].op_type in _PRODUCTS
+
+
+def _path(group: list[ir.Node]) -> str:
+    """The module path of the first node that does more than move elements and has one."""
+    paths = [module_of(node) for node in group if node.op_type not in _MOVES]
+    return next((path for path in paths if path), "model")
+
+
+def _counts(node: ir.Node) -> bool:
+    return node.op_type != "Constant" and any(_floating(value) for value in node.outputs)
+
+
+def _floating(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.name == "FLOAT"
+
+
+def _activation(value: ir.Value) -> bool:
+    """Whether a value is floating point and depends on inputs, as far as its maker tells."""
+    node = value.producer()
+    return _floating(value) and value.const_value is None and (node is None or node.op_type != "Constant")
