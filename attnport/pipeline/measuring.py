@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ from attnport.pipeline.portable import portable
 from attnport.pipeline.timing_worker import COMMAND
 from attnport.pipeline.worker import save_feeds
 from attnport.pipeline.workloads import Workload
-from attnport.runtimes.base import Runtime
+from attnport.runtimes.base import Opening, Runtime
 
 BASELINE = "torch_eager"
 MIN_ROUNDS, MAX_ROUNDS = 12, 1000
@@ -42,6 +42,8 @@ class Effort:
         samples: Calls that every runtime makes at least, if there is time: p99 needs 1000.
         pin: Whether processes stay on processors of their own, where the system allows it.
         bundle: What the runtime `bundle` opens; None = it is not measured.
+        baseline: The runtime that the others are compared with.
+        plan: The precision plan that every runtime is opened in; None = fp32, or what there is.
     """
 
     threads: int
@@ -51,6 +53,8 @@ class Effort:
     pin: bool = True
     seed: int = 0
     bundle: Path | None = None
+    baseline: str = BASELINE
+    plan: str | None = None
 
 
 class Measuring:
@@ -80,26 +84,43 @@ class Measuring:
             save_feeds(path, workload.feeds)
             self._feeds[workload.name] = str(path)
 
-    def report(self, chosen: Sequence[Runtime], settings: dict[str, str | int | float | bool]) -> LatencyReport:
-        """Times everything, then takes memory and cold times; `settings` are recorded with what is found out here."""
+    def report(
+        self,
+        chosen: Sequence[Runtime],
+        settings: dict[str, str | int | float | bool],
+        go_on: Callable[[LatencyReport], bool] = lambda report: True,
+    ) -> LatencyReport:
+        """Times everything, then takes memory and cold times; `settings` are recorded with what is found out here.
+
+        Args:
+            go_on: Is given what there is after each workload; False ends the measurement there.
+        """
         try:
             self._start(chosen)
             started_s = time.monotonic() - self._began
-            for number, workload in enumerate(self._workloads):
+            todo, self._workloads = self._workloads, []
+            for number, workload in enumerate(todo):
                 # What starting took, memory takes again: its processes start one after the other.
                 left_s = self._effort.budget_s - (time.monotonic() - self._began) - started_s
-                self._time(workload, left_s / (len(self._workloads) - number))
+                self._time(workload, left_s / (len(todo) - number))
+                self._workloads = [*self._workloads, workload]
+                if not go_on(self._report(settings)):
+                    break
             self._stop()
             for name, found in self._found.items():
                 self._take_cold(name, found)
         finally:
             self._stop()
+        self._judge_clock()
+        return self._report(settings)
+
+    def _report(self, settings: dict[str, str | int | float | bool]) -> LatencyReport:
+        """What has been measured so far."""
         shares = {name: found.idle_cpu_ns / found.idle_ns for name, found in self._found.items() if found.idle_ns}
         self._settings["spinning"] = any(share > SPINNING for share in shares.values())
         self._settings |= {f"idle processor share {name}": round(share, 4) for name, share in shares.items()}
-        self._judge_clock()
         return LatencyReport(
-            baseline=BASELINE,
+            baseline=self._effort.baseline,
             settings=settings | self._settings,
             shapes={workload.name: self._rows(workload, shares) for workload in self._workloads},
             items={workload.name: workload.items for workload in self._workloads},
@@ -111,9 +132,8 @@ class Measuring:
 
     def _rows(self, workload: Workload, shares: dict[str, float]) -> dict[str, LatencyRow]:
         samples = {name: samples_of(found, workload.name, shares.get(name, 0.0)) for name, found in self._found.items()}
-        return rows(
-            samples, BASELINE, workload.items, workload.tokens, self._effort.seed, precision=self._effort.precision
-        )
+        given = workload.items, workload.tokens, self._effort.seed
+        return rows(samples, self._effort.baseline, *given, precision=self._effort.precision)
 
     def _start(self, chosen: Sequence[Runtime]) -> None:
         """Opens every runtime, all at the same time."""
@@ -123,16 +143,12 @@ class Measuring:
                 found.problem = "not timed: it exists to be right, not to be fast"
                 continue
             found.opening = {"runtime": runtime.name, "folder": str(self._folder), "threads": self._effort.threads}
-            found.opening |= {"plan": "fp32", "model": None, "engine": None}
+            found.opening |= {"plan": self._effort.plan or "fp32", "model": None, "engine": None}
             if runtime.opens != "module":
-                # The probe is the child's: the file is chosen here, fp32 before others, or for engines by the record.
-                given = runtime, self._folder, self._manifest
-                more = self._effort.threads, self._effort.bundle
-                openings = model_openings(*given, ("fp32",), *more) or model_openings(*given, PLANS, *more)
-                if not openings:
+                opening = self._opening(runtime)
+                if opening is None:
                     found.problem = why_none(runtime)
                     continue
-                opening = next(iter(openings.values()))
                 engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
                 found.opening |= {"plan": opening.plan, "engine": engines[0] if engines else None}
                 found.opening |= {"model": file_of(opening, self._folder), "form": opening.form}
@@ -153,6 +169,18 @@ class Measuring:
                 found.mode, *others = answer["modes"] or [""]
                 for mode in others:
                     self._found[f"{name} ({mode})"] = found.in_mode(mode)
+
+    def _opening(self, runtime: Runtime) -> Opening | None:
+        """The file that a runtime opens: of the plan that was asked for, else fp32 before others.
+
+        Whether it can is for its own process to find out.
+        """
+        given, plan = (runtime, self._folder, self._manifest), self._effort.plan
+        more = self._effort.threads, self._effort.bundle
+        openings = model_openings(*given, (plan or "fp32",), *more)
+        if plan is not None:
+            return next((opening for opening in openings.values() if opening.plan == plan), None)
+        return next(iter((openings or model_openings(*given, PLANS, *more)).values()), None)
 
     def _time(self, workload: Workload, share_s: float) -> None:
         """All rounds of one workload."""
@@ -233,7 +261,8 @@ class Measuring:
             if workload.name in found.rounds_ns and workload.name not in found.problems
         }
         # Without the baseline there is no ratio that could become narrower.
-        return BASELINE not in sampled or precise(sampled, BASELINE, self._effort.precision, self._effort.seed)
+        by = self._effort.baseline
+        return by not in sampled or precise(sampled, by, self._effort.precision, self._effort.seed)
 
     def _judge_pinning(self, answer: dict[str, Any]) -> None:
         pinned = ",".join(map(str, answer["pinned"]))
@@ -242,7 +271,8 @@ class Measuring:
 
     def _judge_drift(self, workload: Workload) -> None:
         """Says when the machine itself was not the same at the end; turns make that fair, but not unimportant."""
-        base = self._found[BASELINE].rounds_ns.get(workload.name, [])
+        name = self._effort.baseline
+        base = self._found[name].rounds_ns.get(workload.name, []) if name in self._found else []
         if not base:
             return
         share = drift(base)
@@ -250,7 +280,7 @@ class Measuring:
         if abs(share) > _DRIFTED:
             change = "slower" if share > 0 else "faster"
             self._notes.append(
-                f"{workload.name}: {BASELINE} was {abs(share):.0%} {change} at the end than at the beginning; the "
+                f"{workload.name}: {name} was {abs(share):.0%} {change} at the end than at the beginning; the "
                 "medians are those of a machine that changed, the ratios compare like with like"
             )
 

@@ -53,6 +53,7 @@ class Runtime(abc.ABC):
         timed: Whether latency is worth measuring (the reference evaluator is not).
         isolated: Whether `check` runs it in a process of its own, so that a crash, a hang or a lack of memory is its
             own affair. Not so where the process has the library loaded anyway.
+        gpu: Whether it computes on a CUDA GPU: these are what `gpu-check` measures.
     """
 
     name: ClassVar[str]
@@ -60,6 +61,7 @@ class Runtime(abc.ABC):
     form: ClassVar[str] = ""
     timed: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
+    gpu: ClassVar[bool] = False
 
     @abc.abstractmethod
     def probe(self) -> Capabilities:

@@ -27,6 +27,7 @@ class OrtCuda(Runtime):
     name: ClassVar[str] = "ort_cuda"
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "ort_cuda"
+    gpu: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises.

@@ -29,6 +29,7 @@ class OrtTensorRT(Runtime):
     name: ClassVar[str] = "ort_tensorrt"
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "tensorrt"
+    gpu: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises.

@@ -35,6 +35,7 @@ class OrtTensorRTRTX(Runtime):
     name: ClassVar[str] = "ort_tensorrt_rtx"
     opens: ClassVar[Kind] = "onnx"
     form: ClassVar[str] = "tensorrt_rtx"
+    gpu: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
         """What the installed versions can do here; never raises. A tiny model has to run on the provider."""

@@ -25,6 +25,7 @@ class TensorRT(Runtime):
     opens: ClassVar[Kind] = "engine"
     form: ClassVar[str] = "tensorrt"
     module: ClassVar[str] = "tensorrt"
+    gpu: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
         """What the installed version and the driver can do; never raises."""

@@ -20,6 +20,7 @@ class TorchCompileCuda(Runtime):
 
     name: ClassVar[str] = "torch_compile_cuda"
     opens: ClassVar[Kind] = "module"
+    gpu: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises. A tiny function has to compile."""

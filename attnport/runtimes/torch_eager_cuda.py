@@ -16,6 +16,7 @@ class TorchEagerCuda(Runtime):
 
     name: ClassVar[str] = "torch_eager_cuda"
     opens: ClassVar[Kind] = "module"
+    gpu: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises."""

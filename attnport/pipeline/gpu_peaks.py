@@ -1,0 +1,121 @@
+"""What a device reaches at most, measured: the best matrix product in each type, and a copy within its memory.
+
+The data sheet says what a chip could do; a runtime is compared with what this one does, at its clock and temperature.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+from attnport.dims import STRICT
+
+SIZES = (2048, 4096, 8192)
+COPY_BYTES = 1 << 30
+ROUNDS = 10
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class Timer(Protocol):
+    """The part of `runtimes._torch_device.TorchDevice` that measuring asks for."""
+
+    kind: str
+
+    def mark(self) -> Any:
+        """A point in the device's time."""
+        ...
+
+    def ns_between(self, first: Any, second: Any) -> int:
+        """Time between two of them."""
+        ...
+
+    def wait(self) -> None:
+        """Until both are past."""
+        ...
+
+    def free(self) -> None:
+        """Gives memory back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The best rate that was reached, and the times it stands on.
+
+    Attributes:
+        per_s: Floating-point operations or bytes a second, of the median time.
+        what: What was timed.
+        samples_ns: One a round.
+    """
+
+    per_s: float
+    what: str
+    samples_ns: tuple[int, ...]
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Products by precision plan, and the copy; bytes read and bytes written both count."""
+
+    flops: Mapping[str, Peak] = field(default_factory=dict)
+    copy: Peak | None = None
+
+    __pydantic_config__ = STRICT
+
+
+def measure(
+    device: Timer,
+    plans: Sequence[str],
+    sizes: Sequence[int] = SIZES,
+    copy_bytes: int = COPY_BYTES,
+    rounds: int = ROUNDS,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Peaks:
+    """Times square products of `sizes` in the type of each plan, and a copy, in turns; what counts is the best median.
+
+    Raises:
+        RuntimeError: PyTorch's own, as where memory is short.
+    """
+    import torch
+
+    works: dict[tuple[str, int], Callable[[], object]] = {}
+    with torch.inference_mode():
+        for plan, size in itertools.product(plans, sizes):
+            dtype = getattr(torch, _DTYPES[plan])
+            a, b = (torch.randn(size, size, device=device.kind).to(dtype) for _ in range(2))
+            out = torch.empty(size, size, device=device.kind, dtype=dtype)
+            works[plan, size] = lambda a=a, b=b, out=out: torch.matmul(a, b, out=out)  # type: ignore[misc]
+        source = torch.ones(copy_bytes, device=device.kind, dtype=torch.uint8)
+        target = torch.empty_like(source)
+        works["", copy_bytes] = lambda: target.copy_(source)
+        times: dict[tuple[str, int], list[int]] = {key: [] for key in works}
+        for number in range(rounds + 1):
+            progress(f"peak rates: round {number}/{rounds}")
+            for key, work in works.items():
+                ns = _timed(device, work)
+                if number:  # the first round loads kernels
+                    times[key].append(ns)
+    device.free()
+    best = {plan: _best(plan, {key[1]: times[key] for key in times if key[0] == plan}) for plan in plans}
+    copied = times["", copy_bytes]
+    what = f"a copy of {copy_bytes / 2**20:.0f} MiB within the device"
+    return Peaks(best, Peak(2 * copy_bytes / (median(copied) * 1e-9), what, tuple(copied)))
+
+
+def _timed(device: Timer, work: Callable[[], object]) -> int:
+    began = device.mark()
+    work()
+    ended = device.mark()
+    device.wait()
+    return max(1, device.ns_between(began, ended))
+
+
+def _best(plan: str, times: Mapping[int, Sequence[int]]) -> Peak:
+    rates = {size: 2 * size**3 / (median(samples) * 1e-9) for size, samples in times.items()}
+    size = max(rates, key=lambda one: rates[one])
+    return Peak(rates[size], f"a product of {size} x {size} matrices in {plan}", tuple(times[size]))
