@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attnport.pipeline.doctor import doctor
     from attnport.pipeline.export import export
     from attnport.pipeline.fuse import fuse
+    from attnport.pipeline.gpu_check import gpu_check
     from attnport.pipeline.inspect import inspect
     from attnport.pipeline.report import report
     from attnport.pipeline.ship import ship
@@ -33,6 +34,7 @@ __all__ = [
     "doctor",
     "export",
     "fuse",
+    "gpu_check",
     "inspect",
     "report",
     "ship",

@@ -13,6 +13,7 @@ import click
 
 from attnport import __version__
 from attnport.console.bench_options import bench_options, check_together
+from attnport.console.gpu_options import gpu_options
 from attnport.console.run import INTERRUPTED, Reporter, Verbs, complain, verb
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -344,6 +345,26 @@ def doctor(out: Reporter) -> Callable[[], None]:
 
     found = run()
     return lambda: out.show(found, "show_doctor")
+
+
+@cli.command("gpu-check")
+@gpu_options
+@verb
+def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **options: Any) -> Callable[[], None]:
+    """Measure every GPU runtime: parity, latency, rates.
+
+    BERT base, and a decoder that prefills and decodes. Steps that are done stay; the same command goes on.
+    """
+    from attnport.pipeline.gpu_check import gpu_check as run
+    from attnport.pipeline.gpu_report import raise_for
+
+    found = run(runtimes=runtimes, budget_s=budget, progress=out.progress, tell=out.tell, **options)
+
+    def finish() -> None:
+        out.show(found, "show_gpu_report")
+        raise_for(found, runtimes)
+
+    return finish
 
 
 @cli.command(name="list")

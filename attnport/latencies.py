@@ -36,6 +36,7 @@ class LatencyRow:
         first_ns: What the first call of this workload took there.
         warm_calls: Calls before the first sample.
         parts_ns: Medians of what events on the device timed, by part (`DEVICE_PARTS`); empty without a device.
+        device_ratio: As `ratio`, of the part `device` alone; None where this row or the baseline has no such times.
     """
 
     verdict: str
@@ -54,6 +55,7 @@ class LatencyRow:
     first_ns: int | None = None
     warm_calls: int = 0
     parts_ns: Mapping[str, float] = field(default_factory=dict)
+    device_ratio: tuple[float, float, float] | None = None
 
     __pydantic_config__ = STRICT
 

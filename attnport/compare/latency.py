@@ -103,8 +103,27 @@ def row(
         first_ns=samples.first_ns,
         warm_calls=samples.warm_calls,
         parts_ns={part: float(np.median(times)) for part, times in samples.parts_ns.items() if len(times)},
+        device_ratio=None if is_baseline or baseline is None else _device_ratio(samples, baseline, seed),
         ran=samples.ran,
     )
+
+
+def _device_ratio(samples: Samples, baseline: Samples, seed: int) -> Interval | None:
+    """The interval of the ratio of what devices took to compute; None where one of the two has no times of it."""
+    mine, theirs = (_device_rounds(one) for one in (samples, baseline))
+    shared = min(len(mine), len(theirs))
+    # The resolution of events is finite: a median of 0 has no ratio.
+    if not shared or not (np.median(mine) and np.median(theirs)):
+        return None
+    return ratio_interval(mine[:shared], theirs[:shared], seed)
+
+
+def _device_rounds(samples: Samples) -> list[tuple[int, ...]]:
+    """Times of computing, for each round those of its calls."""
+    times, calls = samples.parts_ns.get("device", ()), len(samples.rounds_ns[0]) if samples.rounds_ns else 0
+    if not calls or len(times) != calls * len(samples.rounds_ns):
+        return []
+    return [tuple(times[at : at + calls]) for at in range(0, len(times), calls)]
 
 
 def rows(

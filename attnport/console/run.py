@@ -93,9 +93,9 @@ class Reporter:
 
             self.print(to_json(value))
             return
-        from attnport.console import bisect_tables, cells, latency_tables, tables, trust_tables
+        from attnport.console import bisect_tables, cells, gpu_tables, latency_tables, tables, trust_tables
 
-        places = (tables, latency_tables, trust_tables, bisect_tables)
+        places = (tables, latency_tables, trust_tables, bisect_tables, gpu_tables)
         show = next(getattr(each, table) for each in places if hasattr(each, table))
         self.print(cells.render(show, value, colour=sys.stdout.isatty()))
 

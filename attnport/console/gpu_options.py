@@ -1,0 +1,34 @@
+"""The options of `attnport gpu-check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+_PATH = click.Path(path_type=Path)
+
+_OPTIONS = (
+    click.option("-o", "--output", type=_PATH, default=Path("benchmarks"), show_default=True, help="gpu-NAME.json."),
+    click.option(
+        "--work", type=_PATH, default=Path("out/gpu-check"), show_default=True, help="Artifacts, about 10 GB; kept."
+    ),
+    click.option("--only", multiple=True, help="A model, bert_encoder or llama_decoder; default: both."),
+    click.option("--dtype", "dtypes", multiple=True, help="A precision plan, fp16, bf16 or fp32; default: fp16, bf16."),
+    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. A piece then has no other."),
+    click.option(
+        "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds after which no further step is begun."
+    ),
+    click.option("--threads", type=click.IntRange(min=1), help="Threads on the host; default: the physical cores."),
+    click.option("--force", is_flag=True, help="Measure again what is there."),
+)
+
+
+def gpu_options(work: F) -> F:
+    """Adds them to a command."""
+    for option in reversed(_OPTIONS):
+        work = option(work)
+    return work
