@@ -12,11 +12,14 @@ from attnport.masks.spec import MaskSpec
 WIDTH, HEADS, LAYERS = 32, 2, 2
 
 IO = IOContract(
-    inputs=(TensorSpec("x", "float32", ("batch", "seq", WIDTH)), TensorSpec("attention_mask", "int64", ("batch", "seq"))),
+    inputs=(
+        TensorSpec("x", "float32", ("batch", "seq", WIDTH)),
+        TensorSpec("attention_mask", "int64", ("batch", "seq")),
+    ),
     outputs=(TensorSpec("hidden", "float32", ("batch", "seq", WIDTH)),),
     dims=(Dim("batch", 1, 2, 4), Dim("seq", 1, 8, 16)),
     masks=(MaskSpec(("padding",), "attention_mask"),),
-)  # fmt: skip
+)
 
 
 class WrittenNorm(nn.Module):

@@ -108,11 +108,21 @@ def _belongs(node: ir.Node, at: int, other: ir.Node) -> bool:
     """Whether a node is of the same part as the one that makes its input `at`."""
     if node.op_type in _MOVES:
         return at == 0
-    if module_of(node) != module_of(other):
+    moved = _moved_by(other)
+    if moved is None or module_of(node) != module_of(moved):
         return False
+    other = moved
     if _is_bias(node):
         return other.op_type in _PRODUCTS
     return _kind(node) == _kind(other) != "product"
+
+
+def _moved_by(node: ir.Node) -> ir.Node | None:
+    """The node whose elements arrive here, moved or not; None where they are an input's or a weight's."""
+    found: ir.Node | None = node
+    while found is not None and found.op_type in _MOVES:
+        found = found.inputs[0].producer() if found.inputs[0] is not None else None
+    return found
 
 
 def _kind(node: ir.Node) -> str:
