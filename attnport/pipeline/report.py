@@ -39,6 +39,8 @@ RANDOM = "random inputs"
 """How the caption of the maps begins where a model reads no text."""
 _READ_SENTENCES = 256
 _POSITIONS = 20
+_PADDING = 4
+"""Padded keys that are shown."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,10 @@ def _sentence(
     # A longer one would give images too fine to read: shown is how it begins.
     while len(tokenizer.encode(sentence).ids) > _MOST_TOKENS and len(sentence) > 1:
         sentence = sentence[: len(sentence) * 3 // 4].rstrip()
-    feeds = dict(text_cases(spec.io, [sentence], tokenizer_file, batch=1)[0].feeds)
+    # Beside a longer one, so that there is padding for the mask to hide.
+    padded = f"{sentence} {' '.join(sentence.split()[:3])}"
+    both = [sentence, padded] if spec.io.padding_masks() else [sentence]
+    feeds = dict(text_cases(spec.io, both, tokenizer_file, batch=len(both))[0].feeds)
     return sentence, feeds, tuple(readable(token) for token in tokenizer.encode(sentence).tokens)
 
 
@@ -186,11 +191,19 @@ def _heatmap(name: str, weights_HST: Any, tokens: tuple[str, ...]) -> Heatmap:
     """The weights between real tokens; positions are named by number where the tokens do not fit the axis."""
     count = len(tokens)
     queries, keys = weights_HST.shape[1:]
-    # A model of fixed length pads behind the sentence: that part says nothing.
     if count and queries == keys >= count:
-        return Heatmap(name, tokens, tokens, weights_HST[:, :count, :count])
+        # A few places of the padding behind the sentence show that nobody looks there; as queries they say nothing.
+        shown = min(keys, count + _PADDING)
+        part = weights_HST[:, :count, :shown]
+        return Heatmap(name, tokens, (*tokens, *["padding"] * (shown - count)), part, _hidden(part))
     rows, columns = min(queries, _MOST_TOKENS), min(keys, _MOST_TOKENS)
-    return Heatmap(name, tuple(map(str, range(rows))), tuple(map(str, range(columns))), weights_HST[:, :rows, :columns])
+    part = weights_HST[:, :rows, :columns]
+    return Heatmap(name, tuple(map(str, range(rows))), tuple(map(str, range(columns))), part, _hidden(part))
+
+
+def _hidden(weights_HST: Any) -> Any:
+    """What the mask hides, by what the module made of it: a weight of exactly 0 in every head."""
+    return (weights_HST == 0).all(axis=0)
 
 
 def _environment() -> dict[str, str]:

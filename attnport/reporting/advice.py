@@ -29,7 +29,7 @@ def section(found: Recommendation, baseline: str) -> Html:
             el("dl", *timings, class_="tally timings"),
             el("p", "No difference shown to ", ties, " on any workload.") if found.ties else None,
             el("ul", *(el("li", note) for note in found.notes), class_="notes") if found.notes else None,
-            el("p", "Embed it", class_="label"),
+            el("p", "Embed it; ", el("code", "--lang cpp"), " adds the reader in C++", class_="label"),
             el("pre", choice.command, tabindex="0"),
             rest,
         )

@@ -72,7 +72,7 @@ def sizes(report: LatencyReport | None, more: str) -> Html:
         (
             el("p", "Time and memory against sizes", class_="label"),
             el("p", SIZES),
-            el("div", *(drawn for drawn in charts if drawn), class_="charts"),
+            el("div", *(drawn for drawn in charts if drawn), class_="charts pairs"),
             legend(styles),
             details("The numbers", *tables),
         )

@@ -7,6 +7,7 @@ can read the weights back from the image that is shown.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import struct
 import zlib
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 INK = (10, 58, 120)
 """Opaque colour of weight 1; the style sheet inverts it on a dark page."""
+VEIL = (150, 96, 30, 72)
+"""Colour and opacity of what a mask hides. Its red is far from that of INK, by which the script tells the two apart."""
 IMAGE_BUDGET_BYTES = 1_000_000
 """Images beyond this are left out, whole attentions at a time, so that the page stays below two megabytes."""
 
@@ -34,12 +37,14 @@ class Heatmap:
         queries: The S tokens that attend.
         keys: The T tokens that are attended to.
         weights_HST: Weights in 0..1; every row sums to 1.
+        hidden_ST: True where the mask hides a key from a query; None where nothing is hidden.
     """
 
     attention: str
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     weights_HST: np.ndarray[Any, Any]  # noqa: N815 - the shape suffix
+    hidden_ST: np.ndarray[Any, Any] | None = None  # noqa: N815 - the shape suffix
 
     def __post_init__(self) -> None:
         expected = (len(self.queries), len(self.keys))
@@ -48,12 +53,17 @@ class Heatmap:
                 f"{self.attention}: got weights of shape {list(self.weights_HST.shape)}; "
                 f"expected [heads, {expected[0]}, {expected[1]}] for its tokens, at least one each."
             )
+        if self.hidden_ST is not None and self.hidden_ST.shape != expected:
+            raise ValueError(
+                f"{self.attention}: got a mask of shape {list(self.hidden_ST.shape)}; expected {expected}."
+            )
 
 
-def png(weights_ST: np.ndarray[Any, Any]) -> bytes:
+def png(weights_ST: np.ndarray[Any, Any], hidden_ST: np.ndarray[Any, Any] | None = None) -> bytes:
     """A PNG (RFC 2083) of S x T pixels: constant colour, opacity the square root of the weight.
 
-    The root keeps weights near 1/T visible beside those near 1; 8 bits resolve a weight to 0.004.
+    The root keeps weights near 1/T visible beside those near 1; 8 bits resolve a weight to 0.004. What is hidden has a
+    colour of its own.
     """
     import numpy as np
 
@@ -61,6 +71,8 @@ def png(weights_ST: np.ndarray[Any, Any]) -> bytes:
     pixels = np.empty((rows, columns, 4), np.uint8)
     pixels[..., :3] = INK
     pixels[..., 3] = np.rint(np.sqrt(np.clip(np.nan_to_num(weights_ST), 0, 1)) * 255)
+    if hidden_ST is not None:
+        pixels[hidden_ST] = VEIL
     # Each line starts with its filter type; 0 is none.
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
     header = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)
@@ -89,7 +101,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def _images(heatmaps: Sequence[Heatmap]) -> tuple[list[Heatmap], list[list[str]]]:
     """The attentions that fit the budget, spread evenly over the depth, and their images as data URLs by head."""
-    urls = [[data_url(png(weights)) for weights in item.weights_HST] for item in heatmaps]
+    urls = [[data_url(png(weights, item.hidden_ST)) for weights in item.weights_HST] for item in heatmaps]
     total = sum(len(url) for item in urls for url in item)
     keep = len(heatmaps)
     if total > IMAGE_BUDGET_BYTES:
@@ -105,6 +117,21 @@ def _strongest(item: Heatmap, head: int) -> str:
     return f"strongest: {item.queries[query]} to {item.keys[key]}, {item.weights_HST[head][query, key]:.2f}"
 
 
+def veil(item: Heatmap) -> str:
+    """The hidden cells as the outline of an SVG path, runs of each row together, a cell being 1 by 1."""
+    if item.hidden_ST is None:
+        return ""
+    found = []
+    for query, hidden in enumerate(item.hidden_ST):
+        key = 0
+        for is_hidden, run in itertools.groupby(hidden):
+            length = len(list(run))
+            if is_hidden:
+                found.append(f"M{key} {query}h{length}v1h-{length}z")
+            key += length
+    return "".join(found)
+
+
 def _tokens(tokens: Sequence[str], class_: str) -> Html:
     return el("div", *(el("span", token) for token in tokens), class_=class_, aria_hidden="true")
 
@@ -118,7 +145,7 @@ def _plot(item: Heatmap, url: str, shown: str) -> Html:
         el("span", "query ↓ key →", class_="corner"),
         _tokens(item.keys, "keys"),
         _tokens(item.queries, "queries"),
-        el("div", image, el("i", class_="cross", hidden=True), class_="field"),
+        el("div", image, _overlay(item), el("i", class_="cross", hidden=True), class_="field"),
         class_="plot",
         style=cells,
     )
@@ -129,8 +156,34 @@ def _plot(item: Heatmap, url: str, shown: str) -> Html:
         "figure",
         el("figcaption", el("b", shown), el("output", _strongest(item, 0)), aria_live="polite"),
         el("div", plot, class_="scroll", tabindex="0", role="region", aria_label="Enlarged attention map"),
-        el("p", "Weight ", scale, class_="scale", aria_label="Scale of the weights, from 0 (clear) to 1 (full)"),
+        el(
+            "p",
+            "Weight ",
+            scale,
+            el("span", el("i", class_="hidden"), "hidden by the mask"),
+            class_="scale",
+            aria_label="Scale of the weights, from 0 (clear) to 1 (full); hatched is what the mask hides",
+        ),
         class_="large",
+    )
+
+
+def _overlay(item: Heatmap) -> Html:
+    """The mask over the enlarged map, hatched: its colour alone would not tell it from a weight."""
+    stripe = el("path", d="M0 0v.5h.13v-.5z")
+    pattern = el(
+        "pattern", stripe, id_="hatch", width=".5", height=".5", patternUnits="userSpaceOnUse",
+        patternTransform="rotate(45)",
+    )  # fmt: skip
+    return el(
+        "svg",
+        el("defs", pattern),
+        el("path", d=veil(item), fill="url(#hatch)"),
+        viewBox=f"0 0 {len(item.keys)} {len(item.queries)}",
+        preserveAspectRatio="none",
+        class_="veil",
+        aria_hidden="true",
+        focusable="false",
     )
 
 
@@ -172,7 +225,13 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
         axes = (item.queries, item.keys)
         tokens = json.dumps(axes) if layer == 0 or axes != (shown[0].queries, shown[0].keys) else None
         rows.append(
-            el("tr", el("th", el("span", label, title=item.attention), scope="row"), *cells, data_tokens=tokens)
+            el(
+                "tr",
+                el("th", el("span", label, title=item.attention), scope="row"),
+                *cells,
+                data_tokens=tokens,
+                data_veil=veil(item) or None,
+            )
         )
     header = el("tr", el("th", "head", scope="col"), *(el("th", head, scope="col") for head in range(heads)))
     caption = f"{len(shown)} attentions by {heads} heads; select one to enlarge it (arrow keys move)"
@@ -181,6 +240,7 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
     return join(
         (
             el("p", "Sentence: ", el("q", sentence)) if sentence else None,
+            el("p", _said_of_masks(shown)),
             el("p", f"{left_out} of {len(heatmaps)} attentions are left out to keep the page small.")
             if left_out
             else None,
@@ -193,3 +253,13 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
             ),
         )
     )
+
+
+def _said_of_masks(shown: Sequence[Heatmap]) -> str:
+    """What the masks of the maps hide, in words."""
+    shares = [float(item.hidden_ST.mean()) for item in shown if item.hidden_ST is not None and item.hidden_ST.any()]
+    if not shares:
+        return "The masks hide no key from any query here."
+    of = "each attention" if len(shares) == len(shown) else f"{len(shares)} of {len(shown)} attentions"
+    least, most = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
+    return f"Masks hide {least if least == most else f'{least} to {most}'} of the pairs of {of}: drawn over the maps."

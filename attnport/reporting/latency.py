@@ -8,10 +8,12 @@ from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.reporting.along import sizes
 from attnport.reporting.chart import chart, domain, legend
 from attnport.reporting.facts import by_median, fastest, never_timed, ran
-from attnport.reporting.markup import Html, el, join, name, number, over_numbers, pending, row, table, verdict
+from attnport.reporting.markup import Html, details, el, join, name, number, over_numbers, pending, row, table, verdict
 from attnport.reporting.measures import NONE, count, megabytes, milliseconds, significant
 
-_NUMBERS = ("Median ms", "p90 ms", "Ratio", "Interval", "Sentences/s", "Tokens/s", "Peak MB", "Samples")
+_NUMBERS = ("Median ms", "p90 ms", "Ratio", "Interval", "Items/s", "Tokens/s", "Peak MB")
+_COLD = ("Load ms", "First call ms", "p99 ms", "Warm-up calls", "Samples")
+_MOST_CHARTS = 12
 _HEAD = ("Runtime", "Verdict", *over_numbers(*_NUMBERS), "Ran")
 
 
@@ -34,9 +36,30 @@ def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
         number(significant(found.items_per_s)),
         number(significant(found.tokens_per_s)),
         number(megabytes(found.peak_bytes)),
-        number(len(found.samples_ns)),
         ran(found.ran),
     )
+
+
+def _cold(report: LatencyReport) -> Html:
+    """What a fresh process takes, and how the median was come by."""
+    bodies = []
+    for workload, rows in report.shapes.items():
+        lines = [
+            row(
+                name(runtime),
+                number(milliseconds(found.load_ns)),
+                number(milliseconds(found.first_ns)),
+                number(milliseconds(found.p99_ns)),
+                number(found.warm_calls),
+                number(len(found.samples_ns)),
+            )
+            for runtime, found in by_median(rows)
+            if found.median_ns is not None
+        ]
+        heading = el("th", workload, scope="rowgroup", colspan=len(_COLD) + 1)
+        bodies += [el("tbody", el("tr", heading, class_="group"), *lines)] if lines else []
+    caption = "Load and first call of a fresh process, packages imported; p99, warm-up and samples of the warm one"
+    return table(caption, ["Runtime", *over_numbers(*_COLD)], bodies)
 
 
 def _group(title: object, lines: Iterable[Html]) -> Html:
@@ -50,7 +73,7 @@ def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow]) 
     items, tokens = report.items.get(workload), report.tokens.get(workload)
     size = []
     if items is not None and "sentence" not in workload:
-        size.append(f"{count(items)} sentence{'' if items == 1 else 's'}")
+        size.append(f"{count(items)} item{'' if items == 1 else 's'}")
     if tokens is not None:
         size.append(f"{count(tokens)} real tokens")
     title = join((workload, el("span", f" {', '.join(size)}", class_="quiet") if size else None))
@@ -76,6 +99,7 @@ def section(report: LatencyReport | None, folder: str, more: str) -> Html:
         for workload, rows in report.shapes.items()
         if any(found.ratio for found in rows.values())
     ]
+    left_out = len(charts) - _MOST_CHARTS
     bodies = [_body(report, workload, rows) for workload, rows in report.shapes.items()]
     if never := never_timed(report):
         bodies.append(_group("On no workload", (_row(runtime, found, best=False) for runtime, found in never.items())))
@@ -86,7 +110,8 @@ def section(report: LatencyReport | None, folder: str, more: str) -> Html:
     return join(
         (
             el("p", "Time relative to ", name(report.baseline), " in the same run; left of 1 is faster."),
-            el("div", *charts, class_="charts") if charts else None,
+            el("div", *charts[:_MOST_CHARTS], class_="charts") if charts else None,
+            el("p", f"{left_out} more workloads are in the table alone.", class_="quiet") if left_out > 0 else None,
             legend(report.baseline, [found.verdict for found in everything]) if charts else None,
             table(
                 "Latency, throughput and memory by workload",
@@ -94,6 +119,7 @@ def section(report: LatencyReport | None, folder: str, more: str) -> Html:
                 bodies,
                 class_="latency",
             ),
+            details("Load, first call, tail", _cold(report)) if any(found.median_ns for found in everything) else None,
             sizes(report, more),
             el("ul", *(el("li", note) for note in report.notes), class_="notes") if report.notes else None,
             el("p", "How it was measured", class_="label") if settings else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from attnport.reporting.markup import Html, el, join, name
@@ -18,9 +19,9 @@ KINDS = 6
 """Kinds of line that can be told apart; a chart with more repeats them."""
 _MARKS = ("M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M-4,-4h8v8h-8z", "M0,-5l5,9h-10z", "M0,-5l5,5l-5,5l-5,-5z",
           "M-4,-4l8,8m0,-8l-8,8", "M0,-5v10m-5,-5h10")  # fmt: skip
-_STEPS = ((1,), (1, 3), (1, 2, 5))
+_STEPS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(1 + part / 10 for part in range(90)))
 _MOST_TICKS = 6
-_MOST_LABELS, _MOST_SLANTED = 12, 24
+_MOST_LABELS, _MOST_SLANTED, _FEW = 12, 24, 6
 
 
 def kinds(charts: Sequence[Series]) -> dict[str, int]:
@@ -30,18 +31,25 @@ def kinds(charts: Sequence[Series]) -> dict[str, int]:
 
 
 def axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
-    """The range of a logarithmic axis that values above 0 fit in, and its ticks: at least two, where any fit."""
-    low, high = min(values), max(values)
-    low, high = low / (high / low) ** 0.06 / 1.08, high * (high / low) ** 0.06 * 1.08
-    best: list[float] = []
-    for steps in _STEPS:
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        ticks = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
-        if len(ticks) <= _MOST_TICKS and len(ticks) > len(best):
-            best = ticks
-    if len(best) < 2 and not best:
-        best = [math.sqrt(low * high)]
-    return low, high, best
+    """The range of a logarithmic axis that values above 0 fit in, and its ticks, round ones where any fit."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    margin = 0.06 * (high - low) + 0.035
+    low, high = max(low - margin, -307.0), min(high + margin, 307.0)
+    first, last = math.floor(low), math.ceil(high)
+    found = [
+        [
+            step * 10.0**power
+            for power in range(first, last)
+            for step in steps
+            if low <= math.log10(step) + power <= high
+        ]
+        for steps in _STEPS
+    ]
+    best = max((ticks for ticks in found if len(ticks) <= _MOST_TICKS), key=len, default=[])
+    if not best:  # decades too many, or a range that no round number lies in
+        stride = -(-(last - first) // _MOST_TICKS)
+        best = [10.0**power for power in range(first + 1, last, stride)] or [10 ** ((low + high) / 2)]
+    return 10**low, 10**high, best
 
 
 def chart(
@@ -69,7 +77,7 @@ def chart(
         across = [4 + 92 * place / max(1, count - 1) if count > 1 else 50.0 for place in range(count)]
 
     def up(value: float) -> float:
-        return 100 - 100 * (math.log(value / low) / math.log(high / low))
+        return 100 - 100 * (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
 
     grid = [
         el("line", x1="0", x2="100%", y1=f"{up(tick):.2f}%", y2=f"{up(tick):.2f}%", class_="grid") for tick in ticks
@@ -100,11 +108,11 @@ def chart(
             "span",
             _short(series.places[place]) if slanted else series.places[place],
             style=side.format(100 - across[place] if slanted else across[place]),
-            class_="minor" if (place // every) % 2 and not slanted else None,
+            class_="minor" if (place // every) % 2 and not slanted and count > _FEW else None,
         )
         for place in range(0, count, every)
     ]
-    left = [el("span", show(tick), style=f"top:{up(tick):.2f}%") for tick in ticks]
+    left = [el("span", _bare(show(tick)), style=f"top:{up(tick):.2f}%") for tick in ticks]
     return el(
         "figure",
         el("figcaption", heading),
@@ -113,6 +121,11 @@ def chart(
         el("div", *below, class_="ticks", aria_hidden="true"),
         class_="lines slanted" if slanted else "lines",
     )
+
+
+def _bare(number: str) -> str:
+    """A round number without the digits that say nothing: `1.00e-6` is `1e-6`."""
+    return re.sub(r"(\.\d*?)0+(?=e|$)", r"\1", number).replace(".e", "e").rstrip(".")
 
 
 def _short(path: str) -> str:

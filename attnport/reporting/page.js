@@ -17,6 +17,7 @@
   const field = plot.querySelector(".field");
   const large = field.querySelector("img");
   const cross = field.querySelector(".cross");
+  const veil = field.querySelector(".veil");
   const title = maps.querySelector("figcaption b");
   const said = maps.querySelector("figcaption output");
   let at = [0, 0];
@@ -54,6 +55,8 @@
     }
     plot.style.setProperty("--s", queries.length);
     plot.style.setProperty("--t", keys.length);
+    veil.setAttribute("viewBox", `0 0 ${keys.length} ${queries.length}`);
+    veil.lastElementChild.setAttribute("d", rows[layer].dataset.veil || "");
     large.src = button.firstElementChild.src;
     large.alt = button.firstElementChild.alt;
     title.textContent = button.dataset.title;
@@ -86,8 +89,10 @@
       if (!large.complete || !large.naturalWidth) return;
       alpha = weights();
     }
-    const weight = (alpha[4 * (query * keys.length + key) + 3] / 255) ** 2;
-    said.textContent = `${queries[query]} to ${keys[key]}, ${weight.toFixed(2)}`;
+    const [red, , , opacity] = alpha.slice(4 * (query * keys.length + key));
+    const hidden = opacity > 0 && red > 80;
+    const weight = hidden ? "hidden by the mask" : ((opacity / 255) ** 2).toFixed(2);
+    said.textContent = `${queries[query]} to ${keys[key]}, ${weight}`;
     cross.hidden = false;
     cross.style.left = `${(100 * key) / keys.length}%`;
     cross.style.top = `${(100 * query) / queries.length}%`;

@@ -84,7 +84,9 @@ def scalings(report: LatencyReport) -> list[Scaling]:
             if dim in sizes:
                 kept = ", ".join(f"{other} {size}" for other, size in sizes.items() if other != dim)
                 groups.setdefault(kept, {})[int(sizes[dim])] = name
-        for kept, by_size in groups.items():
+        for kept, by_size in sorted(
+            groups.items(), key=lambda group: [int(size) for size in re.findall(r"\d+", group[0])]
+        ):
             if len(by_size) > 1:
                 found.append(_scaling(report, dim, kept, dict(sorted(by_size.items()))))
     return found

@@ -307,7 +307,10 @@ def heatmaps(layers: int = LAYERS, heads: int = 12) -> list[Heatmap]:
         scores[:, :, -1] += layer * rng.random((heads, 1))
         weights = np.exp(scores)
         weights /= weights.sum(-1, keepdims=True)
-        made.append(Heatmap(f"model.encoder.layer.{layer}.attention.self", tokens, tokens, weights))
+        hidden = np.zeros((size, size), dtype=bool)
+        hidden[:, size - layer :] = True
+        weights = np.where(hidden, 0, weights)
+        made.append(Heatmap(f"model.encoder.layer.{layer}.attention.self", tokens, tokens, weights, hidden))
     return made
 
 

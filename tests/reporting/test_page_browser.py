@@ -164,6 +164,11 @@ def test_choosing_a_map_enlarges_it_and_pointing_reads_its_weight(chromium: Brow
     words, weight = str(page.run("document.querySelector('figcaption output').textContent")).rsplit(", ", 1)
     assert words == f"{heatmap.queries[7]} to {heatmap.keys[4]}"
     assert float(weight) == pytest.approx(heatmap.weights_HST[5, 7, 4], abs=0.01)
+    page.move(left + (size - 0.5) * width / size, top + 7.5 * height / size)
+    last = f"{heatmap.queries[7]} to {heatmap.keys[-1]}, hidden by the mask"
+    assert page.run("document.querySelector('figcaption output').textContent") == last
+    drawn = page.run("document.querySelector('.field .veil').lastElementChild.getAttribute('d')")
+    assert drawn.startswith(f"M{size - 2} 0h2v1")
     page.press("ArrowDown")
     pressed = (
         "[...document.querySelectorAll('.heads button')].map((one) => one.getAttribute('aria-pressed') === 'true')"

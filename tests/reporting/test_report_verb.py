@@ -18,6 +18,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
+from attnport.pipeline import layers
 from attnport.pipeline import report as verb
 from attnport.pipeline.workspace import change, open_folder
 from attnport.transaction import transaction
@@ -97,7 +98,7 @@ def test_the_maps_are_the_weights_of_the_module(folder: Path) -> None:
     read = "the ferry crosses the river at dawn and the bread cannot sleep"
     maps = verb._maps(folder, manifest, [read])
     (found,) = maps.heatmaps
-    assert found.keys == (
+    assert found.queries == (
         "the",
         "ferry",
         "crosses",
@@ -114,7 +115,25 @@ def test_the_maps_are_the_weights_of_the_module(folder: Path) -> None:
     x_SHD = Encoder().table.detach().numpy()[[1, 2, 4, 1, 5, 6, 7, 11, 1, 10, 14, 15]].reshape(12, 2, 4)
     scores_HST = np.einsum("shd,thd->hst", x_SHD, x_SHD) / 2
     expected = np.exp(scores_HST) / np.exp(scores_HST).sum(-1, keepdims=True)
-    np.testing.assert_allclose(found.weights_HST, expected, atol=1e-5)
+    np.testing.assert_allclose(found.weights_HST[:, :, :12], expected, atol=1e-5)
+
+
+def test_padding_stands_beside_the_sentence_and_is_drawn_as_what_the_mask_hides(folder: Path) -> None:
+    (found,) = verb._maps(
+        folder, open_folder(folder), ["the ferry crosses river at dawn and letters cannot sleep"]
+    ).heatmaps
+    assert found.keys == (*found.queries, "padding", "padding", "padding")
+    assert found.hidden_ST is not None
+    assert not found.hidden_ST[:, :-3].any()
+    assert found.hidden_ST[:, -3:].all()
+
+
+def test_what_a_causal_module_hides_is_drawn_too() -> None:
+    weights_HST = np.tril(np.ones((2, 3, 3)))
+    weights_HST[0, 2, 0] = 0  # of one head alone: a small weight and no mask
+    found = verb._heatmap("a", weights_HST, ())
+    assert found.hidden_ST is not None
+    np.testing.assert_array_equal(found.hidden_ST, ~np.tril(np.ones((3, 3), dtype=bool)))
 
 
 def test_a_page_without_reports_says_how_to_make_them(folder: Path) -> None:
@@ -157,6 +176,37 @@ def test_a_report_that_was_edited_is_refused(folder: Path) -> None:
     assert not (folder / verb.FILE).exists()
 
 
+def test_markdown_is_a_file_of_its_own_beside_the_page(folder: Path) -> None:
+    _add(folder, fusion=sample.fusion(), parity=sample.parity(), latency=sample.latency())
+    page = verb.report(folder)
+    made = verb.report(folder, kind="md")
+    assert made == folder / "report.md"
+    assert page.is_file()
+    assert "4 of 4 runtimes within the bound" in made.read_text(encoding="utf-8")
+    written = made.stat().st_mtime_ns, page.stat().st_mtime_ns
+    verb.report(folder, kind="md")
+    verb.report(folder)
+    assert (made.stat().st_mtime_ns, page.stat().st_mtime_ns) == written, "one made the other old"
+
+
+def test_markdown_needs_no_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "load_spec", None)
+    assert "Not run yet: `attnport check" in verb.report(folder, kind="md").read_text(encoding="utf-8")
+
+
+def test_layers_are_shown_until_parity_is_checked_anew(folder: Path) -> None:
+    _add(folder, parity=sample.parity())
+    with change(folder) as edit:
+        assert edit.manifest is not None
+        edit.path("layers.json").write_text(to_json(sample.layers()), encoding="utf-8")
+        edit.finish("layers", layers._digest(edit.manifest))
+    assert "Relative RMS error by layer" in verb.report(folder).read_text(encoding="utf-8")
+    _add(folder, parity=sample.parity(fail=True))
+    page = verb.report(folder).read_text(encoding="utf-8")
+    assert "Relative RMS error by layer" not in page
+    assert f"attnport check {folder} --bisect" in page
+
+
 def test_bad_folders_and_texts_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is not a folder"):
         verb.report(tmp_path / "nothing")
@@ -166,8 +216,8 @@ def test_bad_folders_and_texts_are_refused(folder: Path, tmp_path: Path) -> None
 
 def test_a_text_of_long_sentences_is_cut_to_what_can_be_read(folder: Path) -> None:
     maps = verb._maps(folder, open_folder(folder), [" ".join(["ferry"] * 60)])
-    assert 0 < len(maps.heatmaps[0].keys) <= 40
-    assert len(maps.heatmaps[0].keys) == len(maps.sentence.split())
+    assert 0 < len(maps.heatmaps[0].queries) <= 40
+    assert len(maps.heatmaps[0].queries) == len(maps.sentence.split())
 
 
 def test_a_model_that_reads_no_text_is_shown_on_random_inputs(folder: Path) -> None:

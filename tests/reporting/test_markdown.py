@@ -1,0 +1,152 @@
+"""The Markdown report: the facts of the page, tables that hold together whatever is in their cells."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import page_sample as sample
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from attnport.artifacts import FusionItem, FusionReport, FusionTable, ParityReport, RuntimeParity
+from attnport.reporting.markdown import block, code, escaped, render
+
+EVIL = "a|b <img src=x onerror=alert(1)> **bold** [x](http://y.z) `c` # h\n| - | &amp; \u202e $x$ ~~s~~ www.e.com \\"
+
+
+def _full(**changes: Any) -> str:
+    return render(sample.findings(latency=sample.grid_latency(), **changes))
+
+
+def _tokens(text: str) -> list[Token]:
+    return MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(text)
+
+
+def _flat(text: str) -> list[Token]:
+    return [part for token in _tokens(text) for part in (token, *(token.children or ()))]
+
+
+def _tables(text: str) -> list[list[list[str]]]:
+    """Rows of cells of each table, as a reader of GitHub sees them."""
+    tables: list[list[list[str]]] = []
+    for token, following in zip(_tokens(text), [*_tokens(text)[1:], None], strict=True):
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type == "tr_open":
+            tables[-1].append([])
+        elif token.type in ("td_open", "th_open") and following is not None:
+            words = [part.content for part in following.children or () if part.type in ("text", "code_inline")]
+            tables[-1][-1].append("".join(words))
+    return tables
+
+
+def test_every_section_of_the_page_is_there_and_every_table_is_one() -> None:
+    text = _full()
+    titles = re.findall(r"^## (.*)$", text, flags=re.M)
+    assert titles == [
+        "Recommendation",
+        "Fusion",
+        "Parity",
+        "Error by layer",
+        "Latency",
+        "Environment",
+        "Run again, embed",
+    ]
+    tables = _tables(text)
+    assert len(tables) == len(re.findall(r"^\| :?--", text, flags=re.M))
+    for rows in tables:
+        assert len({len(cells) for cells in rows}) == 1
+
+
+def test_the_facts_are_those_of_the_page() -> None:
+    text = _full()
+    assert "Parity: **PASS**, 4 of 4 runtimes within the bound" in text
+    assert "**`openvino`**, fp32, form `openvino` (`model.openvino.onnx`)" in text
+    assert "attnport bundle out/minilm -o app/ --form openvino --lang python" in text
+    fused = next(rows for rows in _tables(text) if rows[0][0] == "Target")
+    assert [fused[2][0], fused[2][3]] == ["openvino", "ScaledDotProductAttention"]
+    assert fused[2][1] == f"6: {sample.ATTENTIONS[0]} to {sample.ATTENTIONS[-1]}"
+    layers = next(rows for rows in _tables(text) if rows[0][0] == "Layer")
+    assert layers[0][1:] == ["torch_eager", "ort_cpu", "openvino", "bound"]
+    assert layers[1] == ["model.embeddings", "2.00e-7", "2.20e-7", "2.60e-7", "4.40e-7"]
+    seqs = [rows for rows in _tables(text) if rows[0][0] == "seq"]
+    assert [row[0] for row in seqs[0]] == ["seq", "32", "64", "128"]
+
+
+def test_a_failure_is_told_with_its_reason_and_its_layer() -> None:
+    text = _full(
+        parity=sample.parity(fail=True),
+        layers=sample.layers(fail=True),
+        recommendation=sample.recommendation(fail=True),
+    )
+    assert "Parity: **FAIL**" in text
+    assert "- `openvino`: left padding: maximum error outside the bound" in text
+    assert "`openvino` leaves its bound at `model.encoder.layer.3`" in text
+    assert "**`ort_cpu`**, fp32" in text
+
+
+def test_what_has_not_run_is_named_with_its_command() -> None:
+    text = render(
+        sample.findings(fusion=None, parity=None, latency=None, layers=None, recommendation=None, folder="my out")
+    )
+    for command in ("fuse 'my out'", "check 'my out'", "check 'my out' --bisect", "bench 'my out'"):
+        assert f"Not run yet: `attnport {command}`" in text
+
+
+def test_names_reasons_and_evidence_are_text_wherever_they_stand() -> None:
+    manifest = dataclasses.replace(
+        sample.manifest(EVIL), source=dataclasses.replace(sample.manifest().source, text=EVIL), versions={EVIL: EVIL}
+    )
+    items = (FusionItem(EVIL, EVIL, EVIL, EVIL, True, "", EVIL, EVIL), FusionItem("b", EVIL, EVIL, None, False, EVIL))
+    parity = sample.parity()
+    cases = tuple(dataclasses.replace(case, case=EVIL) for case in parity.runtimes["ort_cpu"].cases)
+    found = dataclasses.replace(parity.runtimes["ort_cpu"], reason=EVIL, cases=cases, verdict="FAIL")
+    latency = sample.latency()
+    rows = {EVIL: dataclasses.replace(latency.shapes["1 sentence"]["ort_cpu"], reason=EVIL)}
+    layers = dataclasses.replace(sample.layers(), case=EVIL, runtimes={EVIL: sample.layers().runtimes["ort_cpu"]})
+    advice = dataclasses.replace(sample.recommendation(), notes=(EVIL,), ties=(EVIL,), others={EVIL: EVIL})
+    text = render(
+        sample.findings(
+            manifest=manifest,
+            fusion=FusionReport({EVIL: FusionTable(2, 1, items, EVIL, EVIL, EVIL)}),
+            parity=ParityReport(
+                "FAIL", {EVIL: found, "x": RuntimeParity("NOT_RUN", EVIL, EVIL)}, {EVIL: found}, (EVIL,)
+            ),
+            latency=dataclasses.replace(latency, shapes={EVIL: rows}, baseline=EVIL, notes=(EVIL,)),
+            layers=layers,
+            recommendation=advice,
+            environment={EVIL: EVIL},
+            folder=EVIL,
+        )
+    )
+    kinds = {token.type for token in _flat(text)}
+    assert not kinds & {"html_block", "html_inline", "link_open", "image", "em_open", "s_open"}
+    assert len([token for token in _flat(text) if token.type == "heading_open"]) == 8
+    bold = [token for token in _flat(text) if token.type == "strong_open"]
+    assert len(bold) == 2, "the verdict's and the recommendation's own"
+    assert "\u202e" not in text
+    for rows in _tables(text):
+        assert len({len(cells) for cells in rows}) == 1
+    fused = next(rows for rows in _tables(text) if rows[0][0] == "Target")
+    assert fused[1][0].startswith("a|b <img")
+
+
+@pytest.mark.parametrize(
+    "text", ["- x", "+ x", "# x", "1. x", "12) x", "= x", "a_b_c", "_x_", "<b>", "a | b", "x\ny", "&lt;", EVIL]
+)
+def test_escaped_text_is_read_as_it_was(text: str) -> None:
+    (paragraph, inline, _) = _tokens(escaped(text))
+    assert paragraph.type == "paragraph_open"
+    words = "".join(part.content for part in inline.children or ())
+    assert words == " ".join(text.replace("\u202e", "\ufffd").split())
+
+
+def test_names_that_code_could_not_hold_are_text_and_no_fence_is_broken_out_of() -> None:
+    assert code("ort_cpu") == "`ort_cpu`"
+    assert code("a|b") == "a\\|b"
+    assert code("a`b") == "a\\`b"
+    (fence,) = _tokens(block(["echo ```", "rm"]))
+    assert fence.content == "echo ```\nrm\n"
