@@ -34,6 +34,9 @@ class LatencyRow:
         peak_bytes: Peak memory of a child process above its level after imports, from a separate run.
         load_ns: What opening the model took in that run, its packages imported and nothing else alive.
         first_ns: What the first call of this workload took there.
+        cached_load_ns: As `load_ns`, in a further process that found what that one had compiled on the device and kept;
+            None for a runtime that keeps nothing, or whose cache is not ours to empty.
+        cached_first_ns: As `first_ns`, there.
         warm_calls: Calls before the first sample.
         parts_ns: Medians of what events on the device timed, by part (`DEVICE_PARTS`); empty without a device.
         device_ratio: As `ratio`, of the part `device` alone; None where this row or the baseline has no such times.
@@ -56,6 +59,8 @@ class LatencyRow:
     warm_calls: int = 0
     parts_ns: Mapping[str, float] = field(default_factory=dict)
     device_ratio: tuple[float, float, float] | None = None
+    cached_load_ns: int | None = None
+    cached_first_ns: int | None = None
 
     __pydantic_config__ = STRICT
 

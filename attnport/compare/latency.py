@@ -34,6 +34,8 @@ class Samples:
         warm: Whether their times had settled by then.
         load_ns: What opening took, its packages imported, in a process of its own.
         first_ns: What the first call took there.
+        cached_load_ns: As `load_ns`, with what that process left in a cache; None for a runtime that keeps nothing.
+        cached_first_ns: As `first_ns`, likewise.
         parts_ns: Times by event of each call, by part of `artifacts.DEVICE_PARTS`; none without a device.
     """
 
@@ -47,6 +49,8 @@ class Samples:
     load_ns: int | None = None
     first_ns: int | None = None
     parts_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    cached_load_ns: int | None = None
+    cached_first_ns: int | None = None
 
 
 def row(
@@ -101,6 +105,8 @@ def row(
         peak_bytes=samples.peak_bytes,
         load_ns=samples.load_ns,
         first_ns=samples.first_ns,
+        cached_load_ns=samples.cached_load_ns,
+        cached_first_ns=samples.cached_first_ns,
         warm_calls=samples.warm_calls,
         parts_ns={part: float(np.median(times)) for part, times in samples.parts_ns.items() if len(times)},
         device_ratio=None if is_baseline or baseline is None else _device_ratio(samples, baseline, seed),

@@ -81,6 +81,8 @@ def _show_times(console: Console, rows: Mapping[str, LatencyRow]) -> None:
     for name, row in measured.items():
         times = (row.load_ns, row.first_ns, row.median_ns, row.p90_ns, row.p99_ns)
         table.add_row(name, *map(_ms, times), f"{len(row.samples_ns):,}")
+        if row.cached_first_ns is not None:
+            table.add_row("  with what it kept", _ms(row.cached_load_ns), _ms(row.cached_first_ns))
     console.print(table)
     if any(row.parts_ns for row in measured.values()):
         parts = cells.table("", "ms, by events", *_PARTS.values(), right=tuple(_PARTS.values()))

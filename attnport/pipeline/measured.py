@@ -33,6 +33,9 @@ class Measured:
     peaks: dict[str, int] = field(default_factory=dict)
     first_ns: dict[str, int] = field(default_factory=dict)
     load_ns: int | None = None
+    keeps: bool = False
+    cached_first_ns: dict[str, int] = field(default_factory=dict)
+    cached_load_ns: int | None = None
     no_cold: str = ""
     resolution_ns: int = 0
     idle_cpu_ns: int = 0
@@ -41,7 +44,8 @@ class Measured:
 
     def in_mode(self, mode: str) -> Measured:
         """A row of its own for the same process in another mode, with nothing measured yet."""
-        return Measured(self.child, self.opening, mode, self.modules, self.ran, resolution_ns=self.resolution_ns)
+        more: dict[str, Any] = {"resolution_ns": self.resolution_ns, "keeps": self.keeps}
+        return Measured(self.child, self.opening, mode, self.modules, self.ran, **more)
 
 
 def samples_of(found: Measured, workload: str, idle_share: float) -> Samples:
@@ -62,5 +66,7 @@ def samples_of(found: Measured, workload: str, idle_share: float) -> Samples:
         warm=workload not in found.unsettled,
         load_ns=found.load_ns,
         first_ns=found.first_ns.get(workload),
+        cached_load_ns=found.cached_load_ns,
+        cached_first_ns=found.cached_first_ns.get(workload),
         parts_ns=found.parts_ns.get(workload, {}),
     )

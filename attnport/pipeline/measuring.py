@@ -14,6 +14,7 @@ from attnport.compare.latency import drift, next_look, orders, precise, rows, se
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.pipeline.child import Child, ChildError, reason_of
 from attnport.pipeline.clocks import MOST_DRIFT_PPM, DriftWatch, processors
+from attnport.pipeline.cold import Start
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.measured import SPINNING, Measured, samples_of
 from attnport.pipeline.openings import file_of, model_openings, why_none
@@ -138,7 +139,7 @@ class Measuring:
     def _start(self, chosen: Sequence[Runtime]) -> None:
         """Opens every runtime, all at the same time."""
         for runtime in chosen:
-            found = self._found[runtime.name] = Measured()
+            found = self._found[runtime.name] = Measured(keeps=runtime.keeps)
             if not runtime.timed:
                 found.problem = "not timed: it exists to be right, not to be fast"
                 continue
@@ -345,33 +346,19 @@ class Measuring:
         found.child = None
 
     def _take_cold(self, name: str, found: Measured) -> None:
-        """Load time, first calls and peak memory, in a fresh process with nothing else alive.
-
-        The small workloads come first, so that a peak is its own.
-        """
+        """Load time, first calls and peak memory, in a fresh process with nothing else alive."""
         if found.problem or not found.rounds_ns:
             return
         self._progress(f"memory of {name}")
-        child = self._child()
+        measured = [workload for workload in self._workloads if workload.name in found.rounds_ns]
         dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
+        start = Start(self._child, self._processors, self._feeds, dtypes)
         try:
-            ordered = sorted(self._workloads, key=lambda one: sum(array.size for array in one.feeds.values()))
-            ordered = [workload for workload in ordered if workload.name in found.rounds_ns]
-            child.ask("settle", processors=self._processors)
-            for workload in ordered:
-                child.ask("feeds", name=workload.name, path=self._feeds[workload.name], dtypes=dtypes)
-            child.ask("level", modules=found.modules)
-            found.load_ns = int(child.ask("open", **found.opening)["load_ns"])
-            for workload in ordered:
-                answer = child.ask("run", name=workload.name, calls=2, warm=0, mode=found.mode)
-                found.first_ns[workload.name] = answer["ns"][0]
-                found.peaks[workload.name] = int(child.ask("peak")["peak_bytes"])
+            start.cold(found, measured)
         except (SpecError, IntegrityError):
             raise
         except AttnportError as err:
             found.no_cold = f"its load time, first call and peak memory are not known: {err.message}"
-        finally:
-            child.kill()
 
     def _stop(self) -> None:
         for found in self._found.values():

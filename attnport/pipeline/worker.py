@@ -135,6 +135,7 @@ class Worker:
             threads=message["threads"],
             contract=bool(message.get("contract")),
             form=message.get("form") or "",
+            cache=Path(message["cache"]) if message.get("cache") else None,
         )
         self._session = runtime.open(opening)
         self._dtypes = {spec.name: spec.dtype for spec in manifest.io.inputs}

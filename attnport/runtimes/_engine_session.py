@@ -8,6 +8,7 @@ from typing import Any
 
 from attnport.artifacts import EngineRecord, IOContract, Ran
 from attnport.bundling.python.halves import BFLOAT16, storage
+from attnport.bundling.python.runtime_cache import RuntimeCache
 from attnport.errors import ArtifactError, UsageError
 from attnport.runtimes import _cuda
 from attnport.runtimes._engine_timing import GRAPH, STREAM, TimedSession
@@ -25,11 +26,19 @@ class EngineSession(CheckedSession):
     modes: tuple[str, ...] = (STREAM, GRAPH)
 
     def __init__(
-        self, module: str, trt: Any, device: _cuda.Device, path: Path, io: IOContract, record: EngineRecord
+        self,
+        module: str,
+        trt: Any,
+        device: _cuda.Device,
+        path: Path,
+        io: IOContract,
+        record: EngineRecord,
+        cache: RuntimeCache | None = None,
     ) -> None:
+        """`cache`: where what TensorRT-RTX compiles on the device is kept, at the latest by `close`; None = nowhere."""
         super().__init__(io, Ran(f"{device.name} (SM {device.sm})", f"{module} {trt.__version__}", record.plan))
         with own_errors():
-            self._session = TimedSession(trt, device, path.read_bytes(), str(path))
+            self._session = TimedSession(trt, device, path.read_bytes(), str(path), cache)
         ports = {port.name: port.dtype for port in (*self._session.inputs, *self._session.outputs)}
         check_names(
             io, [port.name for port in self._session.inputs], [port.name for port in self._session.outputs], str(path)

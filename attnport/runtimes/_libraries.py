@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
+import io
 import re
 from pathlib import Path
 
@@ -35,6 +37,20 @@ def found(name: str) -> str:
         if Path(path).name.startswith(name):
             return path
     return name
+
+
+def load_cuda() -> None:
+    """Loads CUDA's and cuDNN's libraries where they came as wheels, PyTorch's among them.
+
+    No loader looks there, and ONNX Runtime's providers ask for them by name alone. What is not there is left to the
+    provider to say.
+    """
+    import onnxruntime as ort
+
+    preload = getattr(ort, "preload_dlls", None)
+    if preload is not None:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints each library that it does not find
+            preload(directory="")
 
 
 def beside(package: str, pattern: str) -> Path | None:

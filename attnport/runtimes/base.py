@@ -30,6 +30,8 @@ class Opening:
         contract: torch only: attention follows the mask contract (an attention row with no allowed key gives zero).
         float64: torch only: computes in float64, as the reference.
         form: bundles only: which of its forms; "" = the first that can be opened here.
+        cache: runtimes that keep (`Runtime.keeps`) only: where what was compiled on the device is kept for the next
+            process, a folder that is this user's alone; None = nowhere.
     """
 
     io: IOContract
@@ -41,6 +43,7 @@ class Opening:
     contract: bool = False
     float64: bool = False
     form: str = ""
+    cache: Path | None = None
 
 
 class Runtime(abc.ABC):
@@ -54,6 +57,7 @@ class Runtime(abc.ABC):
         isolated: Whether `check` runs it in a process of its own, so that a crash, a hang or a lack of memory is its
             own affair. Not so where the process has the library loaded anyway.
         gpu: Whether it computes on a CUDA GPU: these are what `gpu-check` measures.
+        keeps: Whether what it compiles on the device can be kept: `bench` then opens it cold and from what it left.
     """
 
     name: ClassVar[str]
@@ -62,6 +66,7 @@ class Runtime(abc.ABC):
     timed: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
     gpu: ClassVar[bool] = False
+    keeps: ClassVar[bool] = False
 
     @abc.abstractmethod
     def probe(self) -> Capabilities:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from attnport.artifacts import Capabilities, Evidence, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
-from attnport.runtimes import _ort
+from attnport.runtimes import _libraries, _ort
 from attnport.runtimes._cuda import load_driver
 from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes.base import Kind, Opening, Runtime, available
@@ -42,6 +42,7 @@ class OrtCuda(Runtime):
             if PROVIDER not in ort.get_available_providers():
                 return Capabilities(self.name, False, f"this onnxruntime is built without {PROVIDER}.", _PIP)
             load_driver()
+            _libraries.load_cuda()
             if answer := _ort.refusal(_TINY, (PROVIDER, _OPTIONS)):
                 return Capabilities(
                     self.name, False, f"{PROVIDER} does not work here: {answer}", "It wants CUDA and cuDNN libraries."

@@ -5,6 +5,7 @@ This provider is linked against one major release of TensorRT, which need not be
 
 from __future__ import annotations
 
+import contextlib
 from typing import ClassVar
 
 from attnport.artifacts import Capabilities, IOContract, Ran, Session
@@ -114,7 +115,12 @@ def profile_options(io: IOContract, option: str) -> dict[str, str]:
 def wanted_libraries() -> dict[str, str]:
     """By the name that the provider's library asks for, the path that the loader finds; "" where it finds none."""
     library = _libraries.beside("onnxruntime", "capi/libonnxruntime_providers_tensorrt.so")
-    return {name: _libraries.found(name) for name in (_libraries.needed(library) if library else ())}
+    if library is None:
+        return {}
+    _libraries.load_cuda()
+    with contextlib.suppress(UnavailableError):
+        require("tensorrt")  # loads its libraries from where its wheel put them
+    return {name: _libraries.found(name) for name in _libraries.needed(library)}
 
 
 def _hint(missing: list[str]) -> str:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session
+from attnport.bundling.python.cache import Cache
+from attnport.bundling.python.cuda import driver_release
+from attnport.bundling.python.runtime_cache import RuntimeCache
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError, first_line
-from attnport.jsonfile import digest_file
+from attnport.jsonfile import digest_file, digest_text
 from attnport.optional import require
 from attnport.runtimes import _cuda, _libraries
 from attnport.runtimes._engine_session import EngineSession
@@ -85,13 +88,20 @@ class TensorRT(Runtime):
             )
         device.open()
         try:
-            return EngineSession(self.module, trt, device, path, opening.io, record)
+            kept = None if opening.cache is None or not self.keeps else _kept(opening.cache, device, record)
+            return EngineSession(self.module, trt, device, path, opening.io, record, kept)
         except BaseException:
             device.close()
             raise
 
     def check_header(self, path: Path) -> None:
         """Checks what this flavour's header is known to say; of this one nothing is."""
+
+
+def _kept(folder: Path, device: _cuda.Device, record: EngineRecord) -> RuntimeCache:
+    """Where what this release compiled of this engine for this device and driver is kept."""
+    what = digest_text(record.digest, record.version, device.uuid, driver_release())
+    return RuntimeCache(Cache(folder), what)
 
 
 def check_engine_file(path: Path, record: EngineRecord) -> None:

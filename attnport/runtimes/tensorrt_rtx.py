@@ -18,6 +18,7 @@ class TensorRTRTX(TensorRT):
     name: ClassVar[str] = "tensorrt_rtx"
     form: ClassVar[str] = "tensorrt_rtx"
     module: ClassVar[str] = "tensorrt_rtx"
+    keeps: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
         """As the data centre's; where only the GPU is missing, the hint says that engines are built all the same."""

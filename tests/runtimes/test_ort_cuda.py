@@ -74,6 +74,28 @@ def test_a_provider_that_is_only_built_in_is_not_available(monkeypatch: pytest.M
     assert f"the session runs on {CPU}" in found.reason
 
 
+def test_cuda_libraries_that_came_as_wheels_are_loaded_before_the_provider_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def preload(**options: Any) -> None:
+        print("Failed to load libcudnn.so.9")
+        done.append(f"preloaded from {options['directory']!r}")
+
+    def refusal(*given: Any) -> str:
+        done.append("asked")
+        return "no"
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU])
+    monkeypatch.setattr(ort_cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(ort, "preload_dlls", preload)
+    monkeypatch.setattr(_ort, "refusal", refusal)
+    assert not ort_cuda.RUNTIME.probe().available
+    assert done == ["preloaded from ''", "asked"]
+    assert capsys.readouterr().out == ""
+
+
 def test_a_machine_without_a_driver_is_told_apart_from_a_wrong_build(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise UnavailableError("no NVIDIA driver.", hint="Get one.")

@@ -104,6 +104,35 @@ def test_results_of_an_engine_stay_when_it_runs_again(engine: Path, device: Host
     np.testing.assert_array_equal(first, kept)
 
 
+def test_what_was_compiled_is_kept_for_the_next_process_and_for_no_other_driver(
+    engine: Path, device: HostDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+
+    def kernels_found(driver: str) -> set[int]:
+        monkeypatch.setattr(tensorrt_runtime, "driver_release", lambda: driver)
+        device.engine = Engine()
+        session = RUNTIME.open(dataclasses.replace(opening(engine), cache=kept))
+        (config,) = device.engine.configs
+        assert config.cache is not None
+        found = set(config.cache.kernels)
+        session.run_timed(feeds(4), "stream")
+        session.close()
+        return found
+
+    assert [kernels_found(driver) for driver in ("580", "580", "590")] == [set(), {1}, set()]
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_without_a_place_nothing_is_kept(engine: Path, device: HostDevice) -> None:
+    session = RUNTIME.open(opening(engine))
+    session.run(feeds(4))
+    session.close()
+    assert device.engine is not None
+    assert device.engine.configs == []
+
+
 def test_closing_twice_frees_all_device_memory_once(engine: Path, device: HostDevice) -> None:
     session = RUNTIME.open(opening(engine))
     session.run(feeds(8))
