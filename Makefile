@@ -14,13 +14,20 @@ MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
 # Nothing is downloaded after set-up: a model that is not there is an error, not a request.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-all cpp-test lint fuzz help clean
+# A GPU's packages have an environment of their own: onnxruntime and onnxruntime-gpu overwrite each other.
+GPU_VENV := .venv-gpu
+GPU_PIP := $(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
+GPU_ARGS ?=
+
+.PHONY: demo test test-all cpp-test gpu-check gpu-driver lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (20 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
+	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
 	@echo "make lint      ruff and mypy"
 	@echo "make fuzz      the bundle's readers against made-up files, 60 s in Python and 90 s in C++; what is new goes"
 	@echo "               into tests/fuzz/corpus"
@@ -43,6 +50,14 @@ cpp-test: $(VENV)/.dev
 	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile \
 		--no-loadscope-reorder tests/cpp
 
+gpu-check: gpu-driver $(GPU_VENV)/.ready
+	$(GPU_VENV)/bin/attnport gpu-check $(GPU_ARGS)
+
+# Before gigabytes are fetched for nothing.
+gpu-driver:
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null || \
+		{ echo "no CUDA GPU here: libcuda.so.1, the NVIDIA driver's library, cannot be loaded." >&2; exit 3; }
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,7 +68,7 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tools/fuzz.py
 
 clean:
-	rm -rf $(VENV) out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) $(GPU_VENV) out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 # Some systems split ensurepip off; pip itself then fills the new environment.
 $(VENV)/.made:
@@ -78,4 +93,15 @@ $(VENV)/.dev: $(VENV)/.demo
 $(VENV)/.fuzz: $(VENV)/.dev
 	@echo "Installing the fuzzer."
 	@$(PIP) --no-build-isolation --editable ".[fuzz]"
+	@touch $@
+
+# TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so.
+$(GPU_VENV)/.ready: $(PINS)
+	@$(PYTHON) -m venv $(GPU_VENV) || { $(PYTHON) -m venv --clear --without-pip $(GPU_VENV) && \
+		$(PYTHON) -m pip --python $(GPU_VENV)/bin/python install --quiet pip; }
+	@echo "Installing attnport, PyTorch with CUDA and GPU runtimes into $(GPU_VENV): several gigabytes the first time."
+	@$(GPU_PIP) setuptools
+	@$(GPU_PIP) --no-build-isolation --editable ".[gpu-check]"
+	@$(GPU_PIP) --no-build-isolation --editable ".[tensorrt]" || \
+		echo "tensorrt-cu13 could not be installed; gpu-check goes on without it."
 	@touch $@

@@ -14,7 +14,7 @@ _PATH = click.Path(path_type=Path)
 _OPTIONS = (
     click.option("-o", "--output", type=_PATH, default=Path("benchmarks"), show_default=True, help="gpu-NAME.json."),
     click.option(
-        "--work", type=_PATH, default=Path("out/gpu-check"), show_default=True, help="Artifacts, about 10 GB; kept."
+        "--work", type=_PATH, default=Path("out/gpu-check"), show_default=True, help="Artifacts, several GB; kept."
     ),
     click.option("--only", multiple=True, help="A model, bert_encoder or llama_decoder; default: both."),
     click.option("--dtype", "dtypes", multiple=True, help="A precision plan, fp16, bf16 or fp32; default: fp16, bf16."),

@@ -64,7 +64,7 @@ def gpu_check(
 
     Args:
         output: Where the report goes.
-        work: Where artifact folders are made: about 10 GB.
+        work: Where artifact folders are made: several gigabytes, kept for the next run.
         only: Models; none = all there are.
         dtypes: Precision plans; none = fp16 and bf16.
         runtimes: Names; none = every GPU runtime. PyTorch eager on the GPU is always among them.

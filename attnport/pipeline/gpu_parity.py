@@ -1,7 +1,7 @@
 """Parity on a device: every runtime against a float64 run of the module there, by PyTorch eager's own error there.
 
-The processor would need hours for that run at the sizes that a GPU is measured at, so the GPU makes it, in slices of
-one batch item. It is itself compared with the processor's on the first case that has padding.
+The GPU makes that run, in slices of one batch item, since a processor would take the longest part of the time for it. It is
+itself compared with the processor's on the first case. See ADR 11.
 """
 
 from __future__ import annotations
