@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from attnport.artifacts import (
     AUTO,
@@ -213,6 +214,13 @@ def _better(one: Errors, other: Errors | None) -> Errors:
     if other is None or other.rms is None:
         return one
     return other if one.rms is None or other.rms < one.rms else one
+
+
+def worse(one: Errors, other: Errors) -> Errors:
+    """The errors with the larger RMS and the larger maximum of two finite results; `one` where either is not finite."""
+    if one.rms is None or other.rms is None or one.max is None or other.max is None:
+        return one
+    return replace(max(one, other, key=lambda errors: errors.rms or 0.0), max=max(one.max, other.max))
 
 
 def share_of_bound(result: CaseResult) -> float:

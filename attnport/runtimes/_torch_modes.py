@@ -128,6 +128,23 @@ class Islands(AttentionMode):
         return func(q.to(self.dtype), k.to(self.dtype), v.to(self.dtype), *args, **kwargs).to(q.dtype)
 
 
+class StepByStep(AttentionMode):
+    """Runs scaled_dot_product_attention as product, softmax and product, with the scores in the type of q, k and v."""
+
+    def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """PyTorch's own steps, which it takes in float32 unless it is told that it need not."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        cuda = torch.backends.cuda  # named so, and in force on every device
+        allowed = cuda.fp16_bf16_reduction_math_sdp_allowed()
+        cuda.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(q, k, v, *args, **kwargs)
+        finally:
+            cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+
 class Double(TorchDispatchMode):
     """Float64 for modules that name float32 themselves (a softmax in float32, rotary angles): those run in float64 too,
     or the reference would be no better than what it judges."""
@@ -163,9 +180,9 @@ HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16
 """The type in which attention runs in a module that is float32 otherwise."""
 
 
-def modes_for(plan: str, *, contract: bool, float64: bool) -> list[TorchDispatchMode]:
+def modes_for(plan: str, *, contract: bool, float64: bool, step_by_step: bool = False) -> list[TorchDispatchMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or to float64)."""
-    chosen: list[TorchDispatchMode] = []
+    chosen: list[TorchDispatchMode] = [StepByStep()] if step_by_step else []
     if float64:
         chosen.append(Double())
     elif plan in HALF_OF_ISLANDS:

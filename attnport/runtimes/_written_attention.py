@@ -101,18 +101,19 @@ class Found(_Numbered):
 
 class Rounded(_Numbered):
     """Runs the products that were found as a half-precision kernel does: what goes in is rounded, and what comes out at
-    the end; scores and softmax are float32."""
+    the end; scores and softmax are float32. Where the steps run one by one, the scores are rounded, too."""
 
-    def __init__(self, found: Found, dtype: torch.dtype) -> None:
+    def __init__(self, found: Found, dtype: torch.dtype, *, step_by_step: bool = False) -> None:
         super().__init__()
         self._found, self._dtype = found, dtype
+        self._rounded = found.values | found.scores if step_by_step else found.values
 
     def product(self, number: int, func: Any, args: Any, kwargs: Any) -> Any:
         """Rounds the operands of every product of an attention, and the output of its last."""
         if number not in self._found.scores | self._found.values:
             return func(*args, **kwargs)
         result = func(*tree_map_only(Tensor, self._round, args), **tree_map_only(Tensor, self._round, kwargs))
-        return self._round(result) if number in self._found.values else result
+        return self._round(result) if number in self._rounded else result
 
     def _round(self, value: Tensor) -> Tensor:
         return value.to(self._dtype).to(value.dtype) if value.is_floating_point() else value

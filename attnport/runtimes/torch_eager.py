@@ -82,7 +82,10 @@ class EagerCall:
         from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
 
         self._module = module
-        self._modes = modes_for(opening.plan, contract=opening.contract, float64=opening.float64)
+        self._steps = opening.step_by_step
+        self._modes = modes_for(
+            opening.plan, contract=opening.contract, float64=opening.float64, step_by_step=self._steps
+        )
         self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
         self._rounds = opening.plan == AUTO and not opening.float64
 
@@ -99,7 +102,7 @@ class EagerCall:
         if self._island is not None:
             with active(found := Found()):
                 self._module(**tensors)
-            modes = [*modes, Rounded(found, self._island)]
+            modes = [*modes, Rounded(found, self._island, step_by_step=self._steps)]
         with active(*modes):
             return self._module(**tensors)
 

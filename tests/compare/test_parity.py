@@ -308,3 +308,10 @@ def test_a_report_written_before_there_were_more_metrics_is_read(tmp_path: Path)
     old = read(ParityReport, tmp_path / "parity.json").runtimes["r"].cases[0]
     assert (old.rms_error, old.ulps) == (report.runtimes["r"].cases[0].rms_error, None)
     assert from_json(ParityReport, to_json(report), "a report") == report
+
+
+def test_the_worse_of_two_errors_has_the_larger_of_both_and_stays_where_one_is_not_finite() -> None:
+    one, other, none = parity.Errors(4, 1.0, 5.0), parity.Errors(4, 2.0, 3.0), parity.Errors(4)
+    assert parity.worse(one, other) == parity.worse(other, one) == parity.Errors(4, 2.0, 5.0)
+    assert parity.worse(one, none) == one
+    assert parity.worse(none, one) == none

@@ -222,6 +222,31 @@ def test_islands_keep_a_hidden_but_finite_mask_finite() -> None:
     assert (run(Sdpa(SDPAS["-inf"]), plan="fp16_islands")[2] == 0).all()
 
 
+@pytest.mark.parametrize(("plan", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize("mask", ["bool", "-inf"])
+def test_step_by_step_the_scores_are_rounded_too(mask: str, plan: str, dtype: torch.dtype) -> None:
+    given = feeds() | {"x": 3 * feeds()["x"]}
+    q = heads(torch.from_numpy(given["x"]).to(dtype))
+    part = q * D**-0.25
+    scores = (part @ part.transpose(-1, -2)).masked_fill(~torch.from_numpy(given["keep"])[:, None, None, :], -torch.inf)
+    steps = to_array((scores.softmax(-1) @ q).transpose(1, 2).flatten(2).float())[:2]
+    for cast in (plan, f"{plan}_islands"):
+        options = {"plan": cast, "contract": True}
+        found = run(Sdpa(SDPAS[mask]), given, step_by_step=True, **options).astype(np.float32)
+        np.testing.assert_array_equal(found[:2], steps)
+        assert (found[2] == 0).all()
+        assert (run(Sdpa(SDPAS[mask]), given, **options).astype(np.float32)[:2] != steps).any()  # its one kernel's
+    assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # as it was
+
+
+@pytest.mark.parametrize("plan", ["fp16_islands", "bf16_islands"])
+def test_step_by_step_so_are_those_of_attention_by_hand(plan: str) -> None:
+    by_hand = ByHand(SOFTMAXES["F.softmax"])
+    large = feeds() | {"x": 3 * feeds()["x"]}
+    kernel, steps = (run(by_hand, large, plan=plan, contract=True, step_by_step=on) for on in (False, True))
+    assert 0 < np.abs(kernel - steps).max() < 0.5
+
+
 @pytest.mark.parametrize(("plan", "dtype"), [("fp16", np.float16), ("bf16", ml_dtypes.bfloat16)])
 def test_a_cast_module_answers_in_its_precision(plan: str, dtype: type) -> None:
     assert run(Attentive(), plan=plan).dtype == dtype
