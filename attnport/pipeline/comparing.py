@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnport.artifacts import (
@@ -274,8 +274,11 @@ class Comparison:
         return contextlib.closing(session)
 
     @contextlib.contextmanager
-    def _module(self, plan: str, **how: bool) -> Iterator[Session]:
-        opening = Opening(self.io, plan=plan, spec=self.spec, threads=self.threads, **how)
+    def _module(
+        self, plan: str, *, contract: bool, float64: bool = False, step_by_step: bool = False
+    ) -> Iterator[Session]:
+        given = Opening(self.io, plan=plan, spec=self.spec, threads=self.threads)
+        opening = replace(given, contract=contract, float64=float64, step_by_step=step_by_step)
         with _opened(base.get(EAGER), opening) as session:
             yield session
 
