@@ -29,7 +29,7 @@ class Opening:
         threads: Compute threads; None = the physical cores.
         contract: torch only: attention follows the mask contract (an attention row with no allowed key gives zero).
         float64: torch only: computes in float64, as the reference.
-        step_by_step: torch only: the scores of attention are rounded to the plan's half type, as they are where product,
+        step_by_step: torch only: the scores of attention are rounded to the half type, as they are where product,
             softmax and product run one by one, and not where one kernel keeps them in float32.
         form: bundles only: which of its forms; "" = the first that can be opened here.
         cache: runtimes that keep (`Runtime.keeps`) only: where what was compiled on the device is kept for the next

@@ -69,7 +69,7 @@ def test_a_plan_goes_to_the_targets_that_take_it() -> None:
     assert plans_of(every, None, named=False) == {}
     assert set(plans_of(every, "bf16", named=False)) == {"openvino", "ort_cuda", "tensorrt", "tensorrt_rtx"}
     assert "openvino" not in plans_of(every, "fp16", named=False)
-    with pytest.raises(UsageError, match="no target takes the plan 'int3'; expected one of bf16, .*fp32"):
+    with pytest.raises(UsageError, match=r"no target takes the plan 'int3'; expected one of bf16, .*fp32"):
         plans_of(every, "int3", named=False)
 
 
