@@ -5,6 +5,7 @@ The data sheet says what a chip could do; a runtime is compared with what this o
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,16 +84,8 @@ def measure(
     """
     import torch
 
-    works: dict[tuple[str, int], Callable[[], object]] = {}
     with torch.inference_mode():
-        for plan, size in itertools.product(plans, sizes):
-            dtype = getattr(torch, _DTYPES[plan])
-            a, b = (torch.randn(size, size, device=device.kind).to(dtype) for _ in range(2))
-            out = torch.empty(size, size, device=device.kind, dtype=dtype)
-            works[plan, size] = lambda a=a, b=b, out=out: torch.matmul(a, b, out=out)  # type: ignore[misc]
-        source = torch.ones(copy_bytes, device=device.kind, dtype=torch.uint8)
-        target = torch.empty_like(source)
-        works["", copy_bytes] = lambda: target.copy_(source)
+        works = _works(device.kind, plans, sizes, copy_bytes)
         times: dict[tuple[str, int], list[int]] = {key: [] for key in works}
         for number in range(rounds + 1):
             progress(f"peak rates: round {number}/{rounds}")
@@ -100,11 +93,29 @@ def measure(
                 ns = _timed(device, work)
                 if number:  # the first round loads kernels
                     times[key].append(ns)
+    del work  # it holds tensors, as all of them do: other processes want the memory
+    works.clear()
     device.free()
     best = {plan: _best(plan, {key[1]: times[key] for key in times if key[0] == plan}) for plan in plans}
     copied = times["", copy_bytes]
     what = f"a copy of {copy_bytes / 2**20:.0f} MiB within the device"
     return Peaks(best, Peak(2 * copy_bytes / (median(copied) * 1e-9), what, tuple(copied)))
+
+
+def _works(
+    kind: str, plans: Sequence[str], sizes: Sequence[int], copy_bytes: int
+) -> dict[tuple[str, int], Callable[[], object]]:
+    """By plan and size what is timed; the copy has no plan."""
+    import torch
+
+    works: dict[tuple[str, int], Callable[[], object]] = {}
+    for plan, size in itertools.product(plans, sizes):
+        dtype = getattr(torch, _DTYPES[plan])
+        a, b = (torch.randn(size, size, device=kind).to(dtype) for _ in range(2))
+        works[plan, size] = functools.partial(torch.matmul, a, b, out=torch.empty_like(a))
+    source = torch.ones(copy_bytes, device=kind, dtype=torch.uint8)
+    works["", copy_bytes] = functools.partial(torch.empty_like(source).copy_, source)
+    return works
 
 
 def _timed(device: Timer, work: Callable[[], object]) -> int:

@@ -17,7 +17,7 @@ from attnport.errors import FeedError, UnavailableError, UsageError
 from attnport.models import bert_encoder, llama_decoder
 from attnport.runtimes import _torch_device, base, torch_compile_cuda
 from attnport.runtimes._torch_modes import modes_for
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import Opening, Runtime
 from attnport.runtimes.torch_eager import EagerCall
 
 SPEC = ModelSpec("tiny", Source("tiny"), tiny_model.IO, tiny_model.make)
@@ -211,11 +211,18 @@ def test_every_plan_has_its_modes_whatever_the_device() -> None:
     assert all(len(modes_for(plan, contract=True, float64=False)) == 1 + plan.endswith("islands") for plan in PLANS)
 
 
+def needs(name: str) -> Runtime:
+    """The runtime on a GPU, or the reason to skip."""
+    found = base.get(name).probe()
+    if not found.available:
+        pytest.skip(found.reason)
+    return base.get(name)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_a_gpu_gives_the_numbers_of_the_processor(name: str) -> None:
-    runtime = base.get(name)
-    base.available(runtime)
+    runtime = needs(name)
     session: Any = runtime.open(opening())
     expected = base.get("torch_eager").open(opening()).run(feeds())["last_hidden_state"]
     np.testing.assert_allclose(session.run(feeds())["last_hidden_state"], expected, atol=2e-5)
@@ -223,6 +230,7 @@ def test_a_gpu_gives_the_numbers_of_the_processor(name: str) -> None:
         parts = session.run_timed(feeds(), mode)
         assert tuple(parts) == DEVICE_PARTS
         assert parts["device"] > 0
+    np.testing.assert_allclose(session._graph[3][0].cpu().numpy(), expected, atol=2e-5)
     assert "SM" in session.ran.device
 
 
@@ -236,6 +244,7 @@ def test_a_call_that_waits_for_the_gpu_is_not_captured_and_breaks_nothing() -> N
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
             return self.inner(input_ids, attention_mask * int(attention_mask.max().item()))
 
+    needs("torch_eager_cuda")
     spec = dataclasses.replace(SPEC, make=Waits)
     session: Any = base.get("torch_eager_cuda").open(opening(spec=spec))
     with pytest.raises(UnavailableError, match="captured as a CUDA graph"):
