@@ -233,7 +233,7 @@ def excess(sample: str, name: str, errors: Errors | None, by: Yardstick) -> Exce
         return None
     if errors.rms is None or errors.max is None or by.rms(sample, name) is None:
         return math.inf
-    pairs = zip((errors.rms, errors.max), by.bounds(sample, name, errors.reference_rms), strict=True)
+    pairs = zip((errors.rms, errors.max), by.bounds(sample, name, errors.reference_rms, errors.elements), strict=True)
     return max(error / bound if bound > 0 else (math.inf if error > 0 else 0.0) for error, bound in pairs)
 
 

@@ -254,6 +254,20 @@ def test_extreme_cases_do_not_loosen_the_bound_of_others_and_have_their_own() ->
     assert "max" not in judged(got, by=pooled).reason
 
 
+def test_an_extreme_case_is_judged_by_its_rms_error_alone() -> None:
+    """Where softmax is all or nothing, one row between two keys makes the largest error of whoever computes it."""
+    by = with_extreme("fp32", measured(off(SMALL)))
+    one, every = EXPECTED["hidden"].copy(), EXPECTED["hidden"] + 3 * SMALL
+    one[0, 0, 0] += 8 * SMALL
+    found = parity.judge("large values", "hidden", measured(one), by)
+    assert found.verdict == "PASS"
+    assert found.max_error is not None
+    assert found.max_error > 4 * SMALL + 4 * parity.EPS["fp32"]
+    assert found.max_error <= found.max_bound
+    assert "max error" in judged(one, by=by).reason  # of a usual case
+    assert "RMS error" in parity.judge("large values", "hidden", measured(every), by).reason
+
+
 def test_an_extreme_case_that_overflows_in_eager_too_is_not_run_and_any_other_fails() -> None:
     by = with_extreme("fp16", parity.Errors(elements=36, reference_rms=1.0, problem="NaN or Inf"))
     beyond = parity.judge("large values", "hidden", measured(EXPECTED["hidden"]), by)
