@@ -7,6 +7,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import Capabilities, IOContract, Ran, Session
@@ -75,6 +76,30 @@ def _why_not() -> tuple[str, str] | None:
     return None
 
 
+@dataclass
+class _Runs:
+    """How often compiled code ran."""
+
+    number: int = 0
+
+
+def _counted(runs: _Runs, contract: bool, graph: torch.fx.GraphModule, examples: Any) -> Any:
+    """Inductor's own code for a graph, with every run counted."""
+    from torch._inductor.compile_fx import compile_fx
+
+    from attnport.runtimes._compiled_contract import follow_contract
+
+    if contract:
+        follow_contract(graph)
+    compiled: Any = compile_fx(graph, examples)
+
+    def counted(*args: Any) -> Any:
+        runs.number += 1
+        return compiled(*args)
+
+    return counted
+
+
 class CompiledCall:
     """A module as inductor compiles it, for any size; every call is checked to have run what was compiled."""
 
@@ -82,24 +107,10 @@ class CompiledCall:
         import torch
 
         self._contract = contract
-        self._runs = 0
-        self.compiled: Any = torch.compile(_own_code(module), backend=self.backend, dynamic=True, fullgraph=True)
-
-    def backend(self, graph: torch.fx.GraphModule, examples: Any) -> Any:
-        """Inductor's own code for a graph, with every run counted."""
-        from torch._inductor.compile_fx import compile_fx
-
-        from attnport.runtimes._compiled_contract import follow_contract
-
-        if self._contract:
-            follow_contract(graph)
-        compiled: Any = compile_fx(graph, examples)
-
-        def counted(*args: Any) -> Any:
-            self._runs += 1
-            return compiled(*args)
-
-        return counted
+        self._runs = _Runs()
+        # PyTorch keeps every backend it was ever given: this one holds a number, not the module.
+        backend = functools.partial(_counted, self._runs, contract)
+        self.compiled: Any = torch.compile(_own_code(module), backend=backend, dynamic=True, fullgraph=True)
 
     def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
         """What the module returns for inputs by name.
@@ -109,10 +120,10 @@ class CompiledCall:
         """
         import torch
 
-        before = self._runs
+        before = self._runs.number
         with torch.inference_mode(), _no_fast_path(self._contract):
             result = self.compiled(**tensors)
-        if self._runs != before + 1:
+        if self._runs.number != before + 1:
             raise UnavailableError("PyTorch ran the module itself where compiled code was asked for.")
         return result
 

@@ -6,9 +6,7 @@ import warnings
 
 import pytest
 import torch
-from one_attention import Model, contract, make, pack
-
-from attnport.artifacts import ModelSpec, Source
+from one_attention import Model, make, pack, spec
 
 
 @pytest.fixture(scope="session")
@@ -34,4 +32,4 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
                 external_data=False,
                 verbose=False,
             )
-    return Model(ModelSpec("one", Source("one"), contract(), make), files, pack(folder, files["fp32"]))
+    return Model(spec(), files, pack(folder, files["fp32"]), folder / "engines")

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from attnport.artifacts import FORMAT, Form, IOContract, Manifest, ModelSpec, Source
+from attnport.artifacts import FORMAT, EngineRecord, Form, IOContract, Manifest, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
+from attnport.pipeline.build import build
 from attnport.pipeline.bundle import bundle
+from attnport.pipeline.export import export
 from attnport.pipeline.workspace import change
 
 VOCAB, WIDTH, HEADS = 1 << 15, 64, 2
@@ -61,13 +63,25 @@ def make() -> OneAttention:
     return module
 
 
+def spec() -> ModelSpec:
+    """What `attnport export` is given."""
+    return ModelSpec("one", Source("one"), contract(), make)
+
+
 @dataclass(frozen=True)
 class Model:
-    """The module's spec, its exports by plan, and a bundle of the fp32 one."""
+    """The module's spec, its exports by plan, a bundle of the fp32 one, and a folder for engines."""
 
     spec: ModelSpec
     files: dict[str, Path]
     bundle: Path
+    engines: Path
+
+    def engine(self, target: str, plan: str) -> tuple[Path, EngineRecord]:
+        """An engine, built as a user builds it when it is first asked for."""
+        export(f"{__file__}:spec", self.engines)
+        record, _ = build(self.engines, target, plan)
+        return self.engines / record.file, record
 
 
 def pack(folder: Path, exported: Path) -> Path:

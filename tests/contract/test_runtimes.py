@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from one_attention import VOCAB, WIDTH, Model, contract
 
-from attnport.artifacts import PLANS, Capabilities, Ran, Session
+from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, FeedError, UnavailableError, UsageError
 from attnport.pipeline.worker import memory_bytes
 from attnport.runtimes import base
@@ -42,9 +42,9 @@ def there(name: str) -> Runtime:
     return base.get(name)
 
 
-@pytest.fixture(params=[name for name in base.names() if base.get(name).opens != "engine"])
+@pytest.fixture(params=base.names())
 def usable(request: pytest.FixtureRequest) -> Runtime:
-    """A runtime that can open a model here; engines have tests of their own."""
+    """A runtime that can open a model here."""
     return there(request.param)
 
 
@@ -54,24 +54,39 @@ def reader(request: pytest.FixtureRequest) -> Runtime:
     return there(request.param)
 
 
-def opening(runtime: Runtime, exported: Model, plan: str = "fp32", **changes: Any) -> Opening:
-    """What the runtime opens the model with: an fp32 graph unless it evaluates half precision as declared."""
-    half = runtime.name == "onnx_reference"
+def usual(runtime: Runtime) -> str:
+    """The plan that a runtime is tried in where a test is not about plans: attention in fp32 is no fused engine."""
+    return "fp16" if runtime.opens == "engine" else "fp32"
+
+
+def contract_of(runtime: Runtime, plan: str) -> IOContract:
+    """The contract with the dtype in which outputs come back."""
+    cast = runtime.name == "onnx_reference" or runtime.opens in ("module", "engine")
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(plan, "float32")
-    cast = half or runtime.opens == "module"
+    return contract(dtype if cast else "float32")
+
+
+def opening(runtime: Runtime, exported: Model, plan: str = "", **changes: Any) -> Opening:
+    """What the runtime opens the model with: an fp32 graph unless it evaluates half precision as declared."""
+    plan = plan or usual(runtime)
+    half = runtime.name == "onnx_reference"
     given = {
-        "io": contract(dtype if cast else "float32"),
+        "io": contract_of(runtime, plan),
         "plan": plan,
         "model": {"onnx": exported.files[plan if half else "fp32"], "bundle": exported.bundle}.get(runtime.opens),
         "spec": exported.spec if runtime.opens == "module" else None,
         "threads": 1,
         "contract": True,
     }
+    if runtime.opens == "engine":
+        given["model"], given["engine"] = exported.engine(runtime.name, plan)
     return Opening(**(given | changes))
 
 
 def plans(runtime: Runtime) -> tuple[str, ...]:
     """What a session of the model can be opened in: a bundle has the plans of its forms, here of one."""
+    if runtime.opens == "engine":
+        return ("fp16", "bf16")
     return ("fp32",) if runtime.opens == "bundle" else probed(runtime.name).plans
 
 
@@ -151,7 +166,7 @@ def test_feeds_that_do_not_fit_are_refused_by_name(
 
 
 def test_outputs_come_in_contract_order_with_their_dtypes(usable: Runtime, model: Model) -> None:
-    io = contract()
+    io = contract_of(usable, usual(usable))
     if usable.opens == "onnx":  # a module's outputs have no names: there, position is all
         io = dataclasses.replace(io, outputs=io.outputs[::-1])
     outputs = usable.open(opening(usable, model, io=io)).run(feeds())
@@ -163,6 +178,8 @@ def test_outputs_come_in_contract_order_with_their_dtypes(usable: Runtime, model
 @pytest.mark.parametrize("plan", BAND)
 def test_what_ran_is_what_the_numbers_show(usable: Runtime, model: Model, plan: str) -> None:
     if plan not in plans(usable):
+        if usable.opens == "engine":
+            pytest.skip("a fused engine is in half precision")
         with pytest.raises(UnavailableError, match=plan):
             usable.open(opening(usable, model, plan))
         return
@@ -181,9 +198,8 @@ def test_what_ran_is_what_the_numbers_show(usable: Runtime, model: Model, plan: 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_size_gives_the_references_numbers(usable: Runtime, model: Model, batch: int, seq: int) -> None:
     given = feeds(batch, seq)
-    np.testing.assert_allclose(
-        usable.open(opening(usable, model)).run(given)["attended"], reference(model, given), atol=2e-5
-    )
+    found = usable.open(opening(usable, model)).run(given)["attended"].astype(np.float64)
+    np.testing.assert_allclose(found, reference(model, given), atol=BAND[usual(usable)][1])
 
 
 @pytest.mark.parametrize("plan", BAND)
@@ -193,6 +209,19 @@ def test_an_attention_row_with_no_allowed_key_gives_zero(usable: Runtime, model:
     attended = usable.open(opening(usable, model, plan)).run(feeds())["attended"].astype(np.float64)
     assert (attended[2] == 0).all()
     assert (attended[:2] != 0).any(-1).all()
+
+
+@pytest.mark.parametrize("plan", ["fp16", "bf16"])
+def test_the_engine_that_runtimes_are_tried_on_is_built_without_a_gpu(model: Model, plan: str) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    given = opening(base.get("tensorrt_rtx"), model, plan)
+    assert given.engine is not None
+    assert given.engine.plan == plan
+    assert given.model is not None
+    assert given.model.stat().st_size > WEIGHTS_BYTES / 2
+    if not probed("tensorrt_rtx").available:
+        with pytest.raises(UnavailableError):
+            base.get("tensorrt_rtx").open(given)
 
 
 def test_closing_twice_is_fine_and_running_afterwards_is_not(usable: Runtime, model: Model) -> None:
