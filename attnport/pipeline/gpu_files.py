@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnport.artifacts import Capabilities, Manifest
+from attnport.artifacts import Capabilities, EngineRecord, FusionTable, Manifest
 from attnport.errors import AttnportError, EngineBuildError, UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.pipeline.build import build
@@ -56,6 +56,7 @@ def prepare(
     Raises:
         AttnportError: the model cannot be exported.
     """
+    folder = folder.resolve()
     files = Files(folder, export(subject.spec, folder, progress=progress), subject.grids)
     for name, found in probed.items():
         if not found.available:
@@ -83,12 +84,14 @@ def _made(
     if runtime.opens == "module":
         return runtime, Opening(io, plan=plan)
     if runtime.opens == "engine":
-        files.fused[runtime.name] = _engine(files, runtime, subject, plan, sm, progress)
-    else:
-        lowering = lowerings.get(runtime.form)
-        plans = {runtime.form: plan} if len(lowering.plans) > 1 else {}
-        report = fuse(files.folder, targets=[runtime.form], plans=plans, progress=progress)
-        files.fused[runtime.name] = str(report.targets[lowering.table_key(plan)])
+        record, table = _engine(files, runtime, subject, plan, sm, progress)
+        files.fused[runtime.name] = str(table)
+        # Others may lie beside it: of another GPU, or of other profiles.
+        return runtime, Opening(io, plan=plan, model=files.folder / record.file, engine=record)
+    lowering = lowerings.get(runtime.form)
+    plans = {runtime.form: plan} if len(lowering.plans) > 1 else {}
+    report = fuse(files.folder, targets=[runtime.form], plans=plans, progress=progress)
+    files.fused[runtime.name] = str(report.targets[lowering.table_key(plan)])
     openings = model_openings(runtime, files.folder, open_folder(files.folder), (plan,), None)
     found = next((opening for opening in openings.values() if opening.plan == plan), None)
     if found is None:
@@ -96,13 +99,15 @@ def _made(
     return runtime, found
 
 
-def _engine(files: Files, runtime: Runtime, subject: Subject, plan: str, sm: int, progress: Progress) -> str:
+def _engine(
+    files: Files, runtime: Runtime, subject: Subject, plan: str, sm: int, progress: Progress
+) -> tuple[EngineRecord, FusionTable]:
     """Builds an engine; for a GPU that the builder does not list, for its default list, to see what happens there."""
     given = files.folder, runtime.name, plan, subject.profiles
     if runtime.name != "tensorrt_rtx":
-        return str(build(*given, progress=progress)[1])
+        return build(*given, progress=progress)
     try:
-        return str(build(*given, (sm,), progress=progress)[1])
+        return build(*given, (sm,), progress=progress)
     except (UsageError, EngineBuildError) as err:
         files.notes += (f"{runtime.name} is not built for SM {sm} alone but for its default list: {err.message}",)
-        return str(build(*given, progress=progress)[1])
+        return build(*given, progress=progress)

@@ -1,7 +1,7 @@
 """Parity on a device: every runtime against a float64 run of the module there, by PyTorch eager's own error there.
 
-The GPU makes that run, in slices of one batch item, since a processor would take the longest part of the time for it. It is
-itself compared with the processor's on the first case. See ADR 11.
+The GPU makes that run, in slices of one batch item, since a processor would take the longest part of the time for it.
+It is itself compared with the processor's on the first case. See ADR 11.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnport import __version__
-from attnport.artifacts import LatencyReport, Manifest, RuntimeParity
+from attnport.artifacts import Capabilities, LatencyReport, Manifest, RuntimeParity
 from attnport.compare.grid import parse_grid
 from attnport.compare.statistics import CONFIDENCE
 from attnport.errors import AttnportError, UnavailableError
@@ -91,7 +91,8 @@ class Run:
             UnavailableError: PyTorch cannot use the device.
         """
         self.progress("probing the runtimes")
-        self.probed = probe_all([base.get(name) for name in self.names], Limits())
+        probed = probe_all([base.get(name) for name in self.names], Limits())
+        self.probed = {name: without_paths(found, self.work) for name, found in probed.items()}
         eager = self.probed[self.ground.eager]
         if not eager.available:
             raise UnavailableError(
@@ -219,7 +220,7 @@ class Run:
         work = {call.name: subject.work(_sizes(files.manifest, call), ELEMENT_BYTES[plan]) for call in calls}
         piece = dataclasses.replace(piece, work=work)
         budget_s = CALL_S * len(todo) if until is None else max(1.0, until - time.monotonic())
-        effort = Effort(self.threads, budget_s, baseline=self.ground.eager, plan=plan)
+        effort = Effort(self.threads, budget_s, baseline=self.ground.eager)
         chosen = [base.get(name) for name in self.names if name in files.openings]
         settings: dict[str, str | int | float | bool] = {
             "threads": self.threads,
@@ -233,12 +234,20 @@ class Run:
             return not self._over()
 
         with tempfile.TemporaryDirectory(prefix="attnport-gpu-") as scratch:
-            measuring = Measuring(files.folder.resolve(), files.manifest, todo, effort, Path(scratch), self.progress)
+            openings = {name: opening for name, (_, opening) in files.openings.items()}
+            measuring = Measuring(files.folder, files.manifest, todo, effort, Path(scratch), self.progress, openings)
             report = measuring.report(chosen, settings, go_on)
         go_on(report)
         for call in todo:
             if call.name not in report.shapes:
                 self._leave(f"{key}: {call.name}")
+
+
+def without_paths(found: Capabilities, folder: Path) -> Capabilities:
+    """What a probe found, without the paths of this machine: the report is made to be passed on."""
+    reason, hint = (portable(text, folder) for text in (found.reason, found.hint))
+    libraries = {name: Path(path).name for name, path in found.libraries.items()}
+    return dataclasses.replace(found, reason=reason, hint=hint, libraries=libraries)
 
 
 def _grid_size(grid: str) -> int:

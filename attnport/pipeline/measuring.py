@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from attnport.artifacts import PLANS, LatencyReport, LatencyRow, Manifest, Ran
@@ -44,7 +45,6 @@ class Effort:
         pin: Whether processes stay on processors of their own, where the system allows it.
         bundle: What the runtime `bundle` opens; None = it is not measured.
         baseline: The runtime that the others are compared with.
-        plan: The precision plan that every runtime is opened in; None = fp32, or what there is.
     """
 
     threads: int
@@ -55,7 +55,6 @@ class Effort:
     seed: int = 0
     bundle: Path | None = None
     baseline: str = BASELINE
-    plan: str | None = None
 
 
 class Measuring:
@@ -69,8 +68,14 @@ class Measuring:
         effort: Effort,
         scratch: Path,
         progress: Progress,
+        openings: Mapping[str, Opening] = MappingProxyType({}),
     ) -> None:
-        """Writes the feeds into `scratch`, where the processes read them."""
+        """Writes the feeds into `scratch`, where the processes read them.
+
+        Args:
+            openings: What runtimes open, by name; what is not in it is fp32, or what there is in `folder`.
+        """
+        self._openings = openings
         self._folder, self._manifest, self._workloads = folder, manifest, workloads
         self._effort, self._progress = effort, progress
         self._began = time.monotonic()
@@ -144,7 +149,8 @@ class Measuring:
                 found.problem = "not timed: it exists to be right, not to be fast"
                 continue
             found.opening = {"runtime": runtime.name, "folder": str(self._folder), "threads": self._effort.threads}
-            found.opening |= {"plan": self._effort.plan or "fp32", "model": None, "engine": None}
+            plan = self._openings[runtime.name].plan if runtime.name in self._openings else "fp32"
+            found.opening |= {"plan": plan, "model": None, "engine": None}
             if runtime.opens != "module":
                 opening = self._opening(runtime)
                 if opening is None:
@@ -172,16 +178,15 @@ class Measuring:
                     self._found[f"{name} ({mode})"] = found.in_mode(mode)
 
     def _opening(self, runtime: Runtime) -> Opening | None:
-        """The file that a runtime opens: of the plan that was asked for, else fp32 before others.
+        """The file that a runtime opens: the one that was given, else fp32 before others.
 
         Whether it can is for its own process to find out.
         """
-        given, plan = (runtime, self._folder, self._manifest), self._effort.plan
-        more = self._effort.threads, self._effort.bundle
-        openings = model_openings(*given, (plan or "fp32",), *more)
-        if plan is not None:
-            return next((opening for opening in openings.values() if opening.plan == plan), None)
-        return next(iter((openings or model_openings(*given, PLANS, *more)).values()), None)
+        if runtime.name in self._openings:
+            return self._openings[runtime.name]
+        given, more = (runtime, self._folder, self._manifest), (self._effort.threads, self._effort.bundle)
+        openings = model_openings(*given, ("fp32",), *more) or model_openings(*given, PLANS, *more)
+        return next(iter(openings.values()), None)
 
     def _time(self, workload: Workload, share_s: float) -> None:
         """All rounds of one workload."""
