@@ -34,14 +34,16 @@ help:
 	@echo "make clean     removes .venv, out and caches"
 
 demo: $(VENV)/.demo
-	$(BIN)/attnport ship "hf:$(MINILM)" -o out/minilm --text examples/sentences.txt
+	$(BIN)/attnport ship "hf:$(MINILM)" -o out/minilm --text examples/sentences.txt --shape batch=8/1,seq=128/32
 
 # Where the C++ reader cannot be set up, its tests are skipped with the reason.
 test: lint
 	-$(BIN)/python tools/cpp_setup.py
 	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses $(JOBS) --dist loadfile
 
+# Where Chromium cannot be installed, the report's tests in it are skipped with the reason.
 test-all: lint
+	-$(BIN)/python tools/browser_setup.py
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
 
 # In the order of tests/cpp/conftest.py: by itself, pytest-xdist begins with the files of most tests.

@@ -33,7 +33,7 @@ def layers(report: LayerReport | None, folder: str) -> Html:
     changed = [key for key, found in report.runtimes.items() if found.changed]
     return join(
         (
-            el("p", LAYERS),
+            el("p", LAYERS, " An error of exactly 0 has no place on the chart’s axis."),
             el("p", "Case: ", report.case, ", the one that comes nearest to its bound."),
             el("ul", *beyond, class_="notes") if beyond else None,
             drawn,

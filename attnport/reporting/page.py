@@ -82,7 +82,7 @@ def render(found: Findings) -> str:
     body = el(
         "body",
         el("a", "Skip to the findings", href="#main", class_="skip-link"),
-        summary.header(manifest, found.fusion, found.parity, found.latency, folder),
+        summary.header(manifest, found.fusion, found.parity, found.latency, advice, folder),
         contents,
         el("main", *sections, id_="main", tabindex="-1"),
         el("footer", f"Made by attnport {manifest.attnport}."),

@@ -7,6 +7,9 @@ from attnport.reporting.facts import count, failed, fastest_right, not_run, tall
 from attnport.reporting.fusion import total
 from attnport.reporting.markup import Html, el, join, name, text, verdict
 from attnport.reporting.measures import milliseconds
+from attnport.reporting.recommendation import Recommendation
+
+_MOST_WORKLOADS = 4
 
 
 def _card(title: str, *children: object) -> Html:
@@ -43,7 +46,8 @@ def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: 
     if report is None:
         return _card("Fastest", _waiting(f"attnport bench {folder}"))
     rows = []
-    for workload, (runtime, winner) in fastest_right(report, parity).items():
+    found = fastest_right(report, parity)
+    for workload, (runtime, winner) in list(found.items())[:_MOST_WORKLOADS]:
         if winner.ratio is None:
             said, shown = text("the baseline itself"), True
         else:
@@ -61,7 +65,26 @@ def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: 
     if not rows:
         return _card("Fastest", el("p", "nothing measured", class_="big quiet"))
     note = el("p", "Time relative to ", name(report.baseline), ", with its interval", class_="quiet")
-    return _card("Fastest", el("dl", *rows, class_="tally"), note)
+    left = len(found) - len(rows)
+    more = el("p", el("a", f"{left} more workloads", href="#latency"), class_="quiet") if left else None
+    return _card("Fastest", el("dl", *rows, class_="tally"), note, more)
+
+
+def _advice(found: Recommendation | None) -> Html | None:
+    """The recommendation in a line; its reasons stand in their section."""
+    if found is None:
+        return None
+    if found.choice is None:
+        said = el("p", "nothing: ", found.reason, ". ", el("a", "What would change that", href="#recommendation"))
+    else:
+        choice = found.choice
+        said = el(
+            "p",
+            join((el("b", name(choice.runtime), f", {choice.plan}"), el("code", choice.command)), ": "),
+            " ",
+            el("a", "Why", href="#recommendation"),
+        )
+    return el("section", el("h2", "Recommended"), said, class_="notrun advised")
 
 
 def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Html | None:
@@ -78,9 +101,10 @@ def header(
     fusion: FusionReport | None,
     parity: ParityReport | None,
     latency: LatencyReport | None,
+    advice: Recommendation | None,
     folder: str,
 ) -> Html:
-    """Name and origin of the model, the verdicts, and what was not run."""
+    """Name and origin of the model, the verdicts, what to embed, and what was not run."""
     facts = [
         name(manifest.source.text),
         f"opset {manifest.opset}",
@@ -93,5 +117,6 @@ def header(
         el("h1", manifest.name),
         el("p", join(facts, " · "), class_="origin"),
         el("div", _parity(parity, folder), _fusion(fusion, folder), _latency(latency, parity, folder), class_="cards"),
+        _advice(advice),
         _not_run(parity, latency),
     )

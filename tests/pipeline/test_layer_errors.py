@@ -57,6 +57,7 @@ def test_the_case_is_one_of_the_report_and_its_last_layer_has_the_reports_own_er
     assert found.runtimes["torch_eager"].errors[-1].rms_error == pytest.approx(said.rms_error, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_planted_fault_shows_from_its_layer_on_and_nowhere_before(tmp_path: Path) -> None:
     folder = tmp_path / "faulty"
     export(SPEC, folder)

@@ -1,0 +1,43 @@
+"""Installs Chromium, which the tests of the report's page run in, on a Debian machine where we are root.
+
+What is there already is left as it is. On any other machine it says what to install; the tests are then skipped.
+
+    python tools/browser_setup.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+PACKAGE = "chromium"
+
+
+def setup() -> str:
+    """What is wrong, or "" when a browser is there in the end."""
+    if any(shutil.which(name) for name in NAMES):
+        return ""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        return f"Chromium is not here, and only root of a Debian machine can install it: apt-get install {PACKAGE}"
+    print(f"Installing {PACKAGE}; this takes a minute or more.")
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", PACKAGE]
+    for command in (["apt-get", "update", "--quiet"], install):
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            return f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}"
+    return "" if shutil.which(PACKAGE) else f"{PACKAGE} was installed and is not on the path."
+
+
+def main() -> None:
+    """Exits with 1 and one line where there is no browser in the end."""
+    problem = setup()
+    if problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()
