@@ -1,24 +1,27 @@
 """The plan `auto`: half precision with the fewest parts in float32 that keep the bound, found by measuring.
 
-See docs/precision.md, and docs/adr/0011-auto-precision.md for the bound of a model that overflows.
+See docs/precision.md, and docs/adr/0013-the-twin-of-auto-does-not-overflow.md for the bound.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnport.artifacts import AUTO, Island, Manifest, PrecisionPlan
+from attnport.artifacts import AUTO, Island, Manifest, PrecisionPlan, Session
 from attnport.compare import islands, parity
 from attnport.compare.inputs import Case, cases
+from attnport.compare.metrics import measure_all
 from attnport.errors import ParityFailed, UnavailableError
 from attnport.exporter.lowering.base import Lowering
 from attnport.pipeline.candidates import Candidates
 from attnport.pipeline.comparing import EAGER, TYPED_EVALUATOR
-from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
+from attnport.pipeline.evaluate import Progress, References, make_references, measure_session
 from attnport.pipeline.workspace import load_spec
 from attnport.runtimes import base
 from attnport.runtimes._half_probe import why_not_in_half
@@ -86,23 +89,20 @@ def _yardstick(
     """Float64 references of all cases, and PyTorch eager's errors."""
     spec, io = load_spec(manifest), manifest.io
 
-    def run(plan: str, *, float64: bool = False) -> Measured | None:
-        opening = Opening(io, plan, spec=spec, threads=threads, contract=True, float64=float64)
-        session = base.get(EAGER).open(opening)
-        try:
-            if float64:
-                make_references(session, io, tried, store, progress)
-                return None
-            return measure_session(session, io, tried, store, lambda message: progress(f"{EAGER} {plan}: {message}"))
-        finally:
-            session.close()
+    def opened(plan: str, *, float64: bool = False, step_by_step: bool = False) -> contextlib.closing[Session]:
+        opening = Opening(io, plan, spec=spec, threads=threads, contract=True)
+        opening = dataclasses.replace(opening, float64=float64, step_by_step=step_by_step)
+        return contextlib.closing(base.get(EAGER).open(opening))
 
-    run("fp32", float64=True)
-    cast, ranged = run(HALF), run(AUTO)
-    assert cast is not None
-    assert ranged is not None
+    def errors(plan: str, step_by_step: bool) -> parity.ByCase:
+        with opened(plan, step_by_step=step_by_step) as session:
+            return measure_session(session, io, tried, store, lambda text: progress(f"{EAGER} {plan}: {text}")).errors
+
+    with opened("fp32", float64=True) as session:
+        make_references(session, io, tried, store, progress)
+    cast, ranged = (parity.worse_of(*(errors(plan, by_steps) for by_steps in (False, True))) for plan in (HALF, AUTO))
     extremes = [case.name for case in tried if case.group == "extremes"]
-    return parity.Yardstick.of_auto(cast.errors, ranged.errors, extremes)
+    return parity.Yardstick.of_auto(cast, ranged, extremes)
 
 
 @dataclass
@@ -119,6 +119,7 @@ class _Planning:
 
     def __post_init__(self) -> None:
         self.evaluations = 0
+        self.names = [spec.name for spec in self.manifest.io.outputs]
         self.parts = {part.name: part for part in self.candidates.parts}
 
     def plan(self) -> PrecisionPlan:
@@ -191,10 +192,10 @@ class _Planning:
         worst, at = 0.0, chosen[0] if chosen else self.tried[0]
         with self.candidates.open(nodes) as session:
             for case in chosen:
-                found = measure_session(session, self.manifest.io, [case], self.store, lambda message: None)
-                share = max(
-                    self._share_of(case.name, output, errors) for output, errors in found.errors[case.name].items()
-                )
+                # What the evaluator raises is no error of the plan, and ends the search as itself.
+                outputs = session.run(case.feeds)
+                found = measure_all(outputs, self.store.load(case.name, self.names), case, self.manifest.io)
+                share = max(self._share_of(case.name, output, errors) for output, errors in found.items())
                 if share > worst:
                     worst, at = share, case
                 if math.isinf(worst):

@@ -257,7 +257,7 @@ class Comparison:
         kernel's, which keeps the scores in float32: either way is eager's, and the evaluator of forms takes the first.
         At scores of thousands they are far apart. Sentences are too many to be run twice.
         """
-        if plan in ("fp32", AUTO) or not todo:
+        if plan == "fp32" or not todo:
             return
         label = self._saying(f"{EAGER} {plan}, step by step")
         with self._module(plan, contract=True, step_by_step=True) as session:

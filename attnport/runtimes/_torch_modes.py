@@ -182,7 +182,7 @@ HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16
 
 def modes_for(plan: str, *, contract: bool, float64: bool, step_by_step: bool = False) -> list[TorchDispatchMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or to float64)."""
-    chosen: list[TorchDispatchMode] = [StepByStep()] if step_by_step else []
+    chosen: list[TorchDispatchMode] = [StepByStep()] if step_by_step and plan != AUTO else []
     if float64:
         chosen.append(Double())
     elif plan in HALF_OF_ISLANDS:
@@ -190,7 +190,7 @@ def modes_for(plan: str, *, contract: bool, float64: bool, step_by_step: bool = 
     elif plan == AUTO:
         from attnport.runtimes._torch_range import HalfWithoutOverflow
 
-        chosen.append(HalfWithoutOverflow())
+        chosen.append(HalfWithoutOverflow(step_by_step=step_by_step))
     if contract:
         chosen.append(FollowContract())
     return chosen

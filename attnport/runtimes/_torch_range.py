@@ -11,6 +11,7 @@ cast to fp16: kernels compute in float32 inside and round once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,16 +20,27 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from attnport.runtimes._torch_modes import operator_name
+
 LARGEST = 65504.0
 _BITS = 11
 
 
 class HalfWithoutOverflow(TorchDispatchMode):
-    """Rounds every float32 result, in place where an operator works in place; views stay views."""
+    """Rounds every float32 result, in place where an operator works in place; views stay views.
+
+    `step_by_step`: the scores and the probabilities of attention are results too, as in `Opening`.
+    """
+
+    def __init__(self, *, step_by_step: bool = False) -> None:
+        super().__init__()
+        self._steps = step_by_step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = tree_map(_no_half, kwargs or {})
         args = tree_map(_no_half, args)
+        if self._steps and operator_name(func) == "scaled_dot_product_attention":
+            return _by_steps(*args, **kwargs)
         result = func(*args, **kwargs)
         given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
         if func._schema.is_mutable:
@@ -36,6 +48,33 @@ class HalfWithoutOverflow(TorchDispatchMode):
                 tensor.copy_(rounded(tensor))
             return result
         return tree_map(lambda each: each if not _fresh(each, given) else rounded(each), result)
+
+
+def _by_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention with every step rounded. Source: the equivalent code in PyTorch's documentation of
+    scaled_dot_product_attention, with the root of the scale on q and on k as PyTorch has it."""
+    mask = attn_mask if mask is None else mask
+    if enable_gqa:
+        k, v = (each.repeat_interleave(q.size(-3) // each.size(-3), -3) for each in (k, v))
+    root = math.sqrt(q.size(-1) ** -0.5 if scale is None else scale)
+    scores = rounded(rounded(q * root) @ rounded(k * root).transpose(-2, -1))
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else rounded(scores + mask)
+    weights = torch.where(torch.isneginf(scores.amax(-1, keepdim=True)), 0.0, scores.softmax(-1))
+    return rounded(rounded(weights) @ v)
 
 
 def rounded(tensor: Tensor) -> Tensor:

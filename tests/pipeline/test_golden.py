@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_attention as tiny
 
-from attnport.artifacts import PLANS, ModelSpec, Source
+from attnport.artifacts import AUTO, PLANS, ModelSpec, Source
 from attnport.errors import ArtifactError
 from attnport.pipeline.golden import CASES, bounds, read_goldens, write_golden
 from attnport.runtimes import torch_eager
@@ -27,12 +27,14 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_plan_has_a_bound_of_its_own_rounding(stored: Path) -> None:
-    goldens = read_goldens(stored, tiny.IO, set(PLANS))
-    assert {one.plan for one in goldens.bounds} == set(PLANS)
+    plans = {*PLANS, AUTO}
+    goldens = read_goldens(stored, tiny.IO, plans)
+    assert {one.plan for one in goldens.bounds} == plans
     assert {one.case for one in goldens.bounds} <= {name.replace(" ", "_") for name in CASES}
     bound = {one.plan: one.rms_bound for one in goldens.bounds if (one.case, one.output) == ("primes", "hidden")}
     assert bound["fp32"] < bound["fp16_islands"] < bound["fp16"] < bound["bf16"]
     assert bound["fp32"] < bound["bf16_islands"] < bound["bf16"]
+    assert 0.5 < bound[AUTO] / bound["fp16"] < 2
     assert {array.dtype.kind for array in np.load(stored).values()} <= set("fib"), "types that NumPy itself has"
 
 

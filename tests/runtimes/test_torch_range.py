@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import overflowing_models
+import pytest
 import torch
 from torch import nn
 
@@ -48,6 +49,30 @@ def test_a_module_that_names_float16_does_not_overflow_in_it() -> None:
     with active(HalfWithoutOverflow()):
         got = (torch.tensor([300.0]).to(torch.float16) ** 2).float()
     assert got.item() == rounded(torch.tensor([90000.0])).item()
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal", "grouped"])
+def test_attention_step_by_step_is_attention_with_rounded_scores(mask: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (rounded(torch.randn(2, 4, 5, 8) * 8) for _ in range(3))
+    keep = torch.rand(2, 1, 5, 5) < 0.7
+    keep[0, 0, 2] = False
+    given: dict[str, object] = {
+        "bool": {"attn_mask": keep}, "float": {"attn_mask": torch.randn(2, 1, 5, 5)}, "causal": {"is_causal": True},
+        "grouped": {"enable_gqa": True},
+    }.get(mask, {})  # fmt: skip
+    if mask == "grouped":
+        k, v = k[:, :2], v[:, :2]
+    attend = nn.functional.scaled_dot_product_attention
+    exact = attend(*(each.double() for each in (q, k, v)), **{  # type: ignore[arg-type]
+        name: each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+        for name, each in given.items()
+    })  # fmt: skip
+    far = []
+    for steps in (False, True):
+        with active(HalfWithoutOverflow(step_by_step=steps)):
+            far.append((attend(q, k, v, **given) - exact).abs().mean())  # type: ignore[arg-type]
+    assert 2 * far[0] < far[1] < 0.3  # rounded scores of up to some hundreds
 
 
 def test_parameters_are_rounded_too_and_the_maker_s_module_is_left_alone() -> None:
