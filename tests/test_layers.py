@@ -1,7 +1,8 @@
 """The order of the layers, read from the imports of every file.
 
-    bundling.python < errors, jsonfile, optional, transaction < dims, masks < latencies, parities, precisions
-        < artifacts < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
+    bundling.python < errors, jsonfile, optional, transaction < dims, masks
+        < latencies, parities, precisions < artifacts
+        < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
 
 The bundle's reader, `bundling.python`, goes where nothing else is: it imports nothing of ours, and everything may
 use it. Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
