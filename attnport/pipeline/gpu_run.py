@@ -186,6 +186,8 @@ class Run:
         except (AttnportError, MemoryError) as err:
             problem = portable(str(err), self.work)
             self.tell(f"{key}: {problem}")
+            kept = self.report.pieces.get(key)  # with the calls that were timed before it failed
+            piece = kept if kept is not None and kept.inputs == inputs else piece
             self._keep_piece(key, dataclasses.replace(piece, problem=problem), plan)
 
     def _parity(self, key: str, piece: Piece, plan: str, files: Files) -> Piece:
@@ -226,6 +228,7 @@ class Run:
             "threads": self.threads,
             "confidence": CONFIDENCE,
             "plan": plan,
+            **{f"version {name}": version for name, version in versions(_PACKAGES).items()},
         }
         before = piece.latency
 

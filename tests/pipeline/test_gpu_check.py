@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from pretended_torch import HostDevice
 
-from attnport.artifacts import Capabilities
-from attnport.errors import ParityFailed, UnavailableError, UsageError
+from attnport.artifacts import Capabilities, LatencyReport, LatencyRow, RuntimeParity
+from attnport.errors import ParityFailed, SpecError, UnavailableError, UsageError
 from attnport.jsonfile import read
 from attnport.pipeline import gpu_check as verb
 from attnport.pipeline import gpu_run
@@ -162,6 +162,29 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, work: Path, monkey
     kept = read(GpuReport, tmp_path / file_name(DEVICE))
     assert kept.peaks is not None
     assert kept.pieces == {}
+
+
+def test_a_measurement_that_fails_keeps_the_calls_that_were_timed(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = "batch=1,seq=5"
+
+    def report(self: Measuring, chosen: Any, settings: Any, go_on: Any) -> None:
+        rows = {"torch_eager": LatencyRow("baseline", "", median_ns=2e6)}
+        go_on(LatencyReport("torch_eager", settings, {call: rows}, {call: 1}, {call: 5}))
+        raise SpecError("the weights changed")
+
+    passed = RuntimeParity("PASS", "as ever", "fp32")
+    monkeypatch.setattr(gpu_run.Judging, "judged", lambda *given: {"torch_eager": passed})
+    monkeypatch.setattr(Measuring, "report", report)
+    wanted = ground(runtimes=("torch_eager",))
+    piece = gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, ground=wanted).pieces["tiny fp32"]
+    assert piece.problem == "the weights changed"
+    assert piece.parity == {"torch_eager": passed}
+    assert piece.latency is not None
+    assert list(piece.latency.shapes) == [call]
+    assert "version torch" in piece.latency.settings
+    assert piece.achieved[call]["torch_eager"].flops_per_s == pytest.approx(5000 / 2e-3)
 
 
 def test_a_model_that_fails_keeps_no_other_from_being_measured(
