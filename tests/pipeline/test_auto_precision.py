@@ -244,6 +244,7 @@ def built(exported: Folder, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_engine_with_islands_is_built_fused_kept_and_checked(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     form = open_folder(built).forms["tensorrt_rtx.auto"]
     assert form.precision is not None
