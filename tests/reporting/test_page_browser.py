@@ -190,7 +190,8 @@ _COLOURS = """(() => {
     if (['SCRIPT', 'STYLE', 'TITLE', 'DESC'].includes(one.tagName.toUpperCase())) continue;
     let ground = one;
     while (ground && clear(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement;
-    pairs.add(hex(getComputedStyle(one).color) + ' ' + hex(getComputedStyle(ground || document.body).backgroundColor));
+    const behind = ground ? hex(getComputedStyle(ground).backgroundColor) : '#ffffff';
+    pairs.add(hex(getComputedStyle(one).color) + ' ' + behind);
   }
   return [...pairs];
 })()"""
