@@ -137,7 +137,7 @@ class _Planning:
             chosen, suspects = [*chosen, case], suspects | set(found.parts)
         raise ParityFailed(
             f"plan {AUTO}: after {_ROUNDS} searches the islands still fail on a case that was held out, {case.name}.",
-            hint="Take a larger budget, or --dtype bf16 or fp32.",
+            hint=f"{self._larger()}--dtype bf16, or fp32.",
         )
 
     def _search(self, chosen: Sequence[Case], suspects: Collection[str]) -> islands.Islands:
@@ -145,7 +145,7 @@ class _Planning:
             return self._share(self._nodes(kept), chosen)
 
         try:
-            return islands.search(list(self.parts), share, suspects, self.most)
+            return islands.search(list(self.parts), share, suspects, self.most - self.evaluations)
         except islands.NothingHolds as err:
             raise self._why_nothing(chosen) from err
 
@@ -212,6 +212,9 @@ class _Planning:
             return math.inf
         return share * BUDGET / self.budget
 
+    def _larger(self) -> str:
+        return "Take a larger budget, or " if self.budget < BUDGET else "Take "
+
     def _why_nothing(self, chosen: Sequence[Case]) -> ParityFailed:
         """The error of a model for which no islands are enough: an attention, or everything."""
         attentions, every = self.candidates.attentions, self._nodes(self.parts)
@@ -227,7 +230,7 @@ class _Planning:
             return ParityFailed(
                 f"plan {AUTO}: with every part of the graph in float32 the error is still {error} at a budget of "
                 f"{self.budget:g}x.",
-                hint="Take a larger budget, or see what attnport check says of the fp32 forms.",
+                hint=f"{self._larger()}--dtype fp32, and see what attnport check says of it.",
             )
         named = ", ".join(f"{one} (values up to {self.candidates.largest_in(one, self.ranges):.3g})" for one in needed)
         return ParityFailed(
