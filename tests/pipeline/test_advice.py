@@ -14,14 +14,16 @@ from test_check_bisect import SPEC
 
 from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 from attnport.cli import cli
+from attnport.console import cells, tables
 from attnport.jsonfile import read
 from attnport.pipeline.advice import advise, embeddable, ratio
 from attnport.pipeline.bench import bench
 from attnport.pipeline.check import check
 from attnport.pipeline.export import export
 from attnport.pipeline.fuse import fuse
+from attnport.pipeline.ship import ShipResult
 from attnport.pipeline.workspace import change, open_folder
-from attnport.reporting.recommendation import Recommendation
+from attnport.reporting.recommendation import Choice, Recommendation
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +98,14 @@ def test_two_runtimes_are_compared_over_the_rounds_that_both_were_in() -> None:
     assert alike is not None
     assert alike[0] < 1 < alike[2]
     assert ratio(LatencyRow("NOT_RUN", "x"), fast) is None
+
+
+def test_the_summary_of_ship_has_the_command_whole_and_says_nothing_where_nothing_is_recommended() -> None:
+    command = f"attnport bundle {'long/' * 20}out -o app/ --form ort_cpu --lang python"
+    choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, ())
+    shipped = ShipResult("out", 0, (), None, None, None, Recommendation(choice))
+    text = cells.render(tables.show_ship, shipped)
+    assert "fastest within the bound: ort_cpu, fp32" in text
+    assert f"  {command}\n" in text
+    nothing = ShipResult("out", 0, (), None, None, None, Recommendation(None, "nothing was timed"))
+    assert "fastest within" not in cells.render(tables.show_ship, nothing)
