@@ -50,6 +50,7 @@ def test_the_models_are_measured_at_the_sizes_that_are_asked_for() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject: Subject, tmp_path: Path) -> None:
