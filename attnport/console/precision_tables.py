@@ -39,7 +39,8 @@ def show_precision(console: Console, plan: PrecisionPlan) -> None:
     if plan.islands:
         console.print("without it: the error with that part alone in half precision too, of the bound", style="dim")
     console.print(
-        f"{plan.evaluations} graph{'' if plan.evaluations == 1 else 's'} run by {plan.evaluator} on {len(plan.cases)} cases; tried on {plan.held_out} more",
+        f"{plan.evaluations} graph{'' if plan.evaluations == 1 else 's'} run by {plan.evaluator} on {len(plan.cases)} "
+        f"cases; tried on {plan.held_out} more",
         style="dim",
     )
     if plan.capped:
