@@ -160,9 +160,11 @@ class _Measuring:
         return LayerSeries(row.plan, errors=tuple(self._judged(name, row.plan, errors)), changed=changed)
 
     def _judged(self, name: str, plan: str, errors: Mapping[str, Errors | None]) -> list[LayerError]:
-        by = Yardstick(plan, {self._case.name: self._eager_errors(plan)})
-        readings = [reading(name, self._case.name, tensor, errors.get(tensor), by) for _, tensor in self._places]
-        return [_error(each) for each in readings]
+        eager = self._eager_errors(plan)
+        by = Yardstick(plan, {self._case.name: eager})
+        # What eager has no tensor of at this plan has no bound, which is no fault of the runtime.
+        known = {tensor: errors.get(tensor) if tensor in eager else None for _, tensor in self._places}
+        return [_error(reading(name, self._case.name, tensor, found, by)) for tensor, found in known.items()]
 
     def _eager_errors(self, plan: str) -> dict[str, Errors]:
         """PyTorch eager's at a plan: what the others are judged by."""
