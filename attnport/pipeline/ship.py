@@ -136,10 +136,12 @@ def ship(
         on_bug: Is given each unexpected error of a stage; the other stages go on.
 
     Raises:
-        UsageError: the file of sentences cannot be read.
+        UsageError: the file of sentences or a shape cannot be read.
+        ProfileError: a shape does not fit the model.
         AttnportError: the export failed, so there is nothing to go on with.
         Exception: a bug of ours in the export.
     """
+    from attnport.compare.grid import parse_grid
     from attnport.compare.text import read_sentences
     from attnport.pipeline.export import export
 
@@ -151,6 +153,8 @@ def ship(
     manifest = export(
         text, folder, inputs=inputs, dims=dims, with_weights=with_weights, force=force, progress=progress, tell=tell
     )
+    for shape in shapes or ():
+        parse_grid(shape, manifest.io.dims)  # now, and not when all is built and checked
     status: Status = "up to date" if before and run.done("export") == before and not force else "done"
     run.add("export", status, began, f"{count(len(manifest.attentions), 'attention')} counted, opset {manifest.opset}")
     run.run("fuse", lambda: _fuse(run, require, force))

@@ -50,12 +50,14 @@ class Verbs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.failing: dict[str, Exception] = {}
+        self.given: dict[str, dict[str, Any]] = {}
         self.idle = False
         self.fusion = FusionReport({"ort_cpu": FUSED})
         self.parity = PARITY
 
     def does(self, verb: str, value: Callable[[], Any]) -> Callable[..., Any]:
         def work(*arguments: Any, **options: Any) -> Any:
+            self.given[verb] = options
             if verb in self.failing:
                 raise self.failing[verb]
             if not self.idle:
@@ -103,6 +105,19 @@ def test_every_stage_is_done_in_order(verbs: Verbs) -> None:
     assert set(statuses(result).values()) == {"done"}
     assert result.exit_code == 0
     assert (result.fusion, result.parity, result.latency) == (verbs.fusion, PARITY, LATENCY)
+
+
+def test_shapes_are_benchs_and_a_wrong_one_is_told_before_anything_is_built(verbs: Verbs) -> None:
+    ship("tiny", verbs.folder, shapes=["batch=1/2"])
+    assert verbs.given["bench"]["shapes"] == ["batch=1/2"]
+    ship("tiny", verbs.folder)
+    assert verbs.given["bench"]["shapes"] is None
+    verbs.given.clear()
+    with pytest.raises(errors.UsageError, match="cannot read 'batch'"):
+        ship("tiny", verbs.folder, shapes=["batch"])
+    with pytest.raises(errors.ProfileError, match="batch=999"):
+        ship("tiny", verbs.folder, shapes=["batch=999"])
+    assert set(verbs.given) == {"export"}
 
 
 def test_a_stage_is_up_to_date_only_when_nothing_ran(verbs: Verbs) -> None:
