@@ -209,7 +209,8 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
                 src=url,
                 alt=f"{label}, head {head}; {_strongest(item, head)}",
                 width=len(item.keys),
-                loading="lazy",
+                height=len(item.queries),
+                decoding="async",
             )
             first = layer == 0 and head == 0
             button = el(
