@@ -24,6 +24,8 @@ WORK = ROOT / ".cache" / "cpp"
 READER = ROOT / "attnport" / "bundling" / "cpp"
 NEW, OLD = (WORK / "onnxruntime" / suite for suite in ("sid", "trixie"))
 """ONNX Runtime's headers as `tools/cpp_setup.py` unpacks them: with plug-in providers, and from before them."""
+TOGETHER = ("-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=10")
+"""Ten sources are compiled as one, in half the time. One build and clang-tidy go without: each source stands alone."""
 SANITIZER_EXIT = 99
 """What a sanitizer that found something ends a program with: none of the reader's own exit codes."""
 
@@ -152,6 +154,11 @@ class Build:
 def check_end(done: subprocess.CompletedProcess[str]) -> None:
     """Fails the test for an end that is none of the reader's: a signal, or a finding of a sanitizer."""
     assert 0 <= done.returncode != SANITIZER_EXIT, f"{done.args}: {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def optimised() -> tuple[str, ...]:
+    """A shared library with everything that can be compiled in."""
+    return ("-DCMAKE_BUILD_TYPE=Release", "-DATTNPORT_SHARED=ON", f"-DOpenVINO_DIR={openvino_cmake()}")
 
 
 def build(compiler: str, onnxruntime: Path, *options: str) -> Build:

@@ -40,6 +40,7 @@ def installed(build: Build, prefix: Path) -> Path:
     return prefix
 
 
+@pytest.mark.slow
 def test_the_program_of_the_bundles_page_runs_in_a_project_that_holds_the_bundle(cpp_app: Path) -> None:
     (program,) = programs(cpp_app / "cpp" / "README.md")
     assert len(program.splitlines()) < 25

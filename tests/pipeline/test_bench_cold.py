@@ -83,6 +83,7 @@ def test_a_runtime_that_keeps_what_it_compiled_has_a_first_run_of_each_kind(meas
     assert row.peak_bytes is not None
 
 
+@pytest.mark.slow
 def test_one_that_keeps_nothing_has_one(measure: Any) -> None:
     row = measure(False)
     assert row.first_ns > COMPILES_S * 1e9
