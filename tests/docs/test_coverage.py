@@ -25,8 +25,6 @@ NOT_WHOLE = {
 OUTSIDE = {
     # Which tokens share a bucket is decided by an argmax; near a tie every rounding decides it anew.
     ("lsh_attention", "tensorrt_rtx bf16"),
-    # Scores without a scale are large, and the form's graph rounds them, as PyTorch's kernel does not.
-    ("luong_attention", "tensorrt_rtx fp16_islands"),
 }
 NO_SOFTMAX = {"linear_attention", "performer_attention", "state_space_layer"}
 
