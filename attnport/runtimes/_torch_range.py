@@ -2,8 +2,8 @@
 
 A module that overflows in fp16 has no error there to be a bound: its result is NaN, or finite and plain wrong, as where
 a variance of inf makes a norm zero. So the module runs in float32, and every result is rounded to the numbers of fp16,
-continued beyond 65504 at the same 11 significant bits. Where nothing overflows these are the roundings of the module
-cast to fp16: kernels compute in float32 inside and round once.
+continued beyond 65504, and where fp16 has nothing but zero, at the same 11 significant bits. Where nothing overflows
+these are the roundings of the module cast to fp16: kernels compute in float32 inside and round once.
 """
 
 # torch leaves its mode classes untyped.
@@ -78,13 +78,17 @@ def _by_steps(
 
 
 def rounded(tensor: Tensor) -> Tensor:
-    """A float32 tensor rounded to fp16's numbers, and beyond its range to 11 significant bits; others as they are."""
+    """A float32 tensor rounded to fp16's numbers, and beyond its range to 11 significant bits; others as they are.
+
+    What fp16 has only as zero is beyond it, too: an epsilon of 1e-9 that keeps a division finite is to stay one.
+    """
     if tensor.dtype != torch.float32:
         return tensor
     mantissa, exponent = torch.frexp(tensor)
     beyond = torch.ldexp(torch.round(mantissa * 2**_BITS), exponent - _BITS)
     beyond = torch.where(torch.isfinite(tensor), beyond, tensor)
-    return torch.where(tensor.abs() <= LARGEST, tensor.half().float(), beyond)
+    half = tensor.half().float()
+    return torch.where((tensor.abs() <= LARGEST) & ((half != 0) | (tensor == 0)), half, beyond)
 
 
 def round_parameters(module: torch.nn.Module) -> torch.nn.Module:

@@ -19,7 +19,19 @@ from attnport.runtimes.torch_eager import RUNTIME
 def test_numbers_of_fp16_s_range_are_rounded_as_fp16_rounds_them() -> None:
     numbers = torch.cat([torch.randn(5000) * scale for scale in (1e-8, 1e-5, 1.0, 1e3, 1.5e4)])
     numbers = torch.cat([numbers.clamp(-65504, 65504), torch.tensor([0.0, -0.0, 65504.0, torch.inf, -torch.inf])])
-    assert torch.equal(rounded(numbers), numbers.half().float())
+    half = numbers.half().float()
+    held = (half != 0) | (numbers == 0)
+    assert torch.equal(rounded(numbers)[held], half[held])
+    assert (~held).any()
+
+
+def test_what_fp16_has_as_zero_alone_stays_what_it_is() -> None:
+    """As an epsilon that keeps a division finite, in a mean over no token at all."""
+    small = torch.tensor([1e-9, -3e-12, 2e-8])
+    assert torch.allclose(rounded(small), small, rtol=2**-11, atol=0)
+    with torch.inference_mode(), HalfWithoutOverflow():
+        mean = torch.zeros(3, 4) / torch.zeros(3, 1).clamp(min=1e-9)
+    assert (mean == 0).all()
 
 
 def test_beyond_it_numbers_keep_eleven_bits() -> None:
