@@ -87,7 +87,7 @@ class Model(nn.Module):
 def _spec(name: str, *args: object) -> ModelSpec:
     def make() -> nn.Module:
         torch.manual_seed(0)
-        return Model(*args).eval()  # type: ignore[arg-type]
+        return Model(*args).eval()
 
     return ModelSpec(name, Source(name), IO, make)
 

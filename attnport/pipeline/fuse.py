@@ -76,7 +76,10 @@ def plans_of(chosen: Sequence[Lowering], plan: str | None, *, named: bool) -> di
     found = {lowering.name: plan for lowering in chosen if named or plan in lowering.plans}
     if not found:
         known = sorted({each for lowering in chosen for each in lowering.plans})
-        raise UsageError(f"no target takes the plan {plan!r}; expected one of {', '.join(known)}.")
+        raise UsageError(
+            f"no target takes the plan {plan!r}; expected one of {', '.join(known)}.",
+            hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --dtype {AUTO}",
+        )
     return found
 
 

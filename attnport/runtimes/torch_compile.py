@@ -142,7 +142,7 @@ def plan_of(runtime: str, opening: Opening) -> torch.dtype:
     if opening.plan not in PLANS or opening.float64:
         plan = "fp64" if opening.float64 else opening.plan
         raise UnavailableError(f"{runtime} computes in {', '.join(PLANS)}; {plan} was asked for.")
-    return getattr(torch, _CAST.get(opening.plan, "float32"))  # type: ignore[no-any-return]
+    return getattr(torch, _CAST.get(opening.plan, "float32"))  # type: ignore[no-any-return]  # found by name
 
 
 def run_once(session: CheckedSession, io: IOContract) -> None:

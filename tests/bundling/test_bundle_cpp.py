@@ -96,7 +96,7 @@ def test_the_page_names_what_the_bundles_own_forms_need(runtime: str, told: str,
         file="f",
         external=(),
         plan="fp32",
-        runtime=runtime,  # type: ignore[arg-type]  # any of the format's runtimes, as text
+        runtime=runtime,  # any of the format's runtimes, as text
         provider="CPUExecutionProvider" if runtime == "onnxruntime" else None,
         dtypes={},
         profiles=(Profile((Dim("b", 1, 2, 4),)),) if engine else (),

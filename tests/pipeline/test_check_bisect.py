@@ -133,7 +133,7 @@ def shifted_mask(module: str) -> Edit:
 def searched(folder: Path, runtimes: list[str] | None = None, **options: object) -> tuple[Finding, ...]:
     report = check(folder, runtimes or THREE)
     assert report.verdict == "FAIL"
-    return bisect(folder, report, **options).findings  # type: ignore[arg-type]
+    return bisect(folder, report, **options).findings
 
 
 FAULTS: dict[str, tuple[str, Callable[[str], Edit]]] = {

@@ -339,7 +339,7 @@ def test_a_report_is_called_as_its_gpu(device: str, name: str) -> None:
 @pytest.mark.timeout(1800)
 def test_a_gpu_is_measured(tmp_path: Path) -> None:
     if not find_gpus()[0]:
-        pytest.skip("no GPU")
+        pytest.skip("there is no GPU here to be measured")
     small = dataclasses.replace(GPU, subjects=(subject(),), peak_sizes=(1024,), copy_bytes=1 << 26)
     report = gpu_check(tmp_path, tmp_path / "work", dtypes=("fp16",), budget_s=300, ground=small)
     piece = report.pieces["tiny fp16"]

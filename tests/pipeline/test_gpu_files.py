@@ -76,4 +76,4 @@ def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject
 
     again = prepare(tmp_path / "out", small(subject), "fp16", probed, 89, lambda message: None)
     assert again.notes == ()
-    assert again.openings["tensorrt_rtx"][1].engine.sm == (89,)  # type: ignore[union-attr]
+    assert again.openings["tensorrt_rtx"][1].engine.sm == (89,)

@@ -41,8 +41,8 @@ def test_a_fine_model_has_an_error_for_each_layer_and_runtime(checked: tuple[Pat
     for series in found.runtimes.values():
         assert [error.verdict for error in series.errors] == ["PASS"] * len(PLACES)
     eager = found.runtimes["torch_eager"].errors
-    assert 0 < eager[-1].rms_error < 1e-5  # type: ignore[operator]
-    assert eager[1].rms_bound > 2 * eager[1].rms_error  # type: ignore[operator]
+    assert 0 < eager[-1].rms_error < 1e-5
+    assert eager[1].rms_bound > 2 * eager[1].rms_error
     before = (folder / FILE).stat().st_mtime_ns
     assert layers(folder, report) == found == read_layers(folder, open_folder(folder))
     assert (folder / FILE).stat().st_mtime_ns == before

@@ -54,7 +54,7 @@ def test_the_runtime_is_judged_as_bf16_and_the_graph_as_float32(report: ParityRe
     assert (graph.verdict, graph.plan) == ("PASS", "fp32")
 
     def largest(found: object) -> float:
-        return max(case.rms_error or 0.0 for case in found.cases)  # type: ignore[attr-defined]
+        return max(case.rms_error or 0.0 for case in found.cases)
 
     assert largest(row) > 100 * largest(plain)  # it really computes in bf16: as float32 it would fail
 

@@ -76,14 +76,14 @@ def test_attention_step_by_step_is_attention_with_rounded_scores(mask: str) -> N
     if mask == "grouped":
         k, v = k[:, :2], v[:, :2]
     attend = nn.functional.scaled_dot_product_attention
-    exact = attend(*(each.double() for each in (q, k, v)), **{  # type: ignore[arg-type]
+    exact = attend(*(each.double() for each in (q, k, v)), **{
         name: each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
         for name, each in given.items()
     })  # fmt: skip
     far = []
     for steps in (False, True):
         with active(HalfWithoutOverflow(step_by_step=steps)):
-            far.append((attend(q, k, v, **given) - exact).abs().mean())  # type: ignore[arg-type]
+            far.append((attend(q, k, v, **given) - exact).abs().mean())
     assert 2 * far[0] < far[1] < 0.3  # rounded scores of up to some hundreds
 
 
