@@ -97,13 +97,14 @@ $(VENV)/.fuzz: $(VENV)/.dev
 	@$(PIP) --no-build-isolation --editable ".[fuzz]"
 	@touch $@
 
-# TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so.
+# TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so. Its package is
+# built while it is installed, by a tool that only an isolated build gets.
 $(GPU_VENV)/.ready: $(PINS)
 	@$(PYTHON) -m venv $(GPU_VENV) || { $(PYTHON) -m venv --clear --without-pip $(GPU_VENV) && \
 		$(PYTHON) -m pip --python $(GPU_VENV)/bin/python install --quiet pip; }
 	@echo "Installing attnport, PyTorch with CUDA and GPU runtimes into $(GPU_VENV): several gigabytes the first time."
 	@$(GPU_PIP) setuptools
 	@$(GPU_PIP) --no-build-isolation --editable ".[gpu-check]"
-	@$(GPU_PIP) --no-build-isolation --editable ".[tensorrt]" || \
-		echo "tensorrt-cu13 could not be installed; gpu-check goes on without it."
+	@$(GPU_PIP) --editable ".[tensorrt]" 2> $(GPU_VENV)/tensorrt.log || \
+		echo "tensorrt-cu13 could not be installed, $(GPU_VENV)/tensorrt.log says why; gpu-check goes on without it."
 	@touch $@

@@ -23,8 +23,8 @@ from attnport.artifacts import (
     Ulps,
 )
 from attnport.auditing.findings import Finding
-from attnport.console import cells, latency_tables, tables, trust_tables
-from attnport.console.run import Reporter
+from attnport.console import cells
+from attnport.console.run import Reporter, shower
 from attnport.pipeline.audit import AuditReport
 from attnport.pipeline.listing import Listing, listing
 from attnport.pipeline.ship import ShipResult, StageResult
@@ -95,8 +95,7 @@ VALUES: dict[str, Any] = {
 
 
 def printed(name: str, value: Any, *, colour: bool = False) -> str:
-    show = next(getattr(each, name) for each in (tables, latency_tables, trust_tables) if hasattr(each, name))
-    return cells.render(show, value, colour=colour)
+    return cells.render(shower(name), value, colour=colour)
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -136,6 +135,24 @@ def test_the_verdict_table_has_room_for_three_workloads_beside_a_target_that_nob
     (line,) = (line for line in text.splitlines() if line.strip().startswith("onnx_reference"))
     assert line.split() == ["onnx_reference", "PASS", "-", *["134.11", "0.92x"] * 3]
     assert "- where nothing here could prove it" in " ".join(text.split())
+
+
+def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_proved_of_it_stays() -> None:
+    absent = {name: RuntimeParity("NOT_RUN", "it is not installed", "fp32") for name in ("ort_cuda", "tensorrt")}
+    bundle = RuntimeParity("NOT_RUN", "no bundle was named", "fp32")
+    engine = RuntimeParity("NOT_RUN", "no driver", "fp16")
+    fusion = FusionReport({"tensorrt_rtx": FUSION.targets["ort_cpu"]})
+    parity = ParityReport("PASS", {"bundle": bundle, **absent, "tensorrt_rtx": engine}, {})
+    made = StageResult("bundle", "done", 1.0, "verified")
+    text = printed("show_ship", ShipResult("out", 0, (made,), fusion, parity, None))
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert rows["tensorrt_rtx"] == ["NOT_RUN", "1/1"]
+    assert rows["ort_cuda,"] == ["tensorrt:", "it", "is", "not", "installed"]
+    assert "no bundle was named" not in text
+    assert "tensorrt_rtx: no driver" in text
+    failed = dataclasses.replace(made, status="failed", exit_code=4)
+    text = printed("show_ship", ShipResult("out", 4, (failed,), fusion, parity, None))
+    assert "bundle: no bundle was named" in text
 
 
 def test_a_ship_that_worked_says_so() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
-from attnport.console.tables import show_parity
+from attnport.console.parity_tables import show_parity
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -93,11 +93,9 @@ class Reporter:
 
             self.print(to_json(value))
             return
-        from attnport.console import bisect_tables, cells, gpu_tables, latency_tables, tables, trust_tables
+        from attnport.console import cells
 
-        places = (tables, latency_tables, trust_tables, bisect_tables, gpu_tables)
-        show = next(getattr(each, table) for each in places if hasattr(each, table))
-        self.print(cells.render(show, value, colour=sys.stdout.isatty()))
+        self.print(cells.render(shower(table), value, colour=sys.stdout.isatty()))
 
     def show_path(self, path: Path) -> None:
         """Prints where something was written."""
@@ -119,6 +117,19 @@ class Reporter:
         """Is told of an unexpected error that did not end the verb."""
         if self.traceback:
             click.echo("".join(tracebacks.format_exception(err)), err=True, nl=False)
+
+
+def shower(table: str) -> Callable[[Any, Any], None]:
+    """The function `table` of one of this package's modules of tables: it prints a kind of value to a console."""
+    import importlib
+    import pkgutil
+
+    from attnport import console
+
+    names = [found.name for found in pkgutil.iter_modules(console.__path__) if found.name.endswith("tables")]
+    modules = (importlib.import_module(f"{console.__name__}.{name}") for name in names)
+    show: Callable[[Any, Any], None] = next(getattr(each, table) for each in modules if hasattr(each, table))
+    return show
 
 
 def verb(work: F) -> F:

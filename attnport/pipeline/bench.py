@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from attnport.artifacts import LatencyReport
+from attnport.artifacts import PLANS, LatencyReport, Manifest
 from attnport.compare.lengths import read_lengths
 from attnport.compare.statistics import CONFIDENCE
 from attnport.compare.text import read_sentences
@@ -17,12 +17,12 @@ from attnport.errors import ArtifactError, UnavailableError
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.machine import machine, versions
-from attnport.pipeline.measuring import BASELINE, Effort, Measuring
-from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest
+from attnport.pipeline.measuring import BASELINE, Effort, Measuring, Subject
+from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest, model_openings, of_runtime, why_none
 from attnport.pipeline.workloads import MANY, workloads
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.runtimes import base
-from attnport.runtimes.base import physical_cores
+from attnport.runtimes.base import Opening, Runtime, physical_cores
 
 STAGE = "bench"
 FILE = "latency.json"
@@ -62,7 +62,7 @@ def bench(
         precision: A workload is done when every ratio is known within this share.
         samples: Calls of each runtime at least, if there is time; p99 needs 1000.
         pin: Keep processes on processors, where the system allows it.
-        bundle: A bundle made of this folder: the form that it prefers is measured through its own reader.
+        bundle: A bundle made of this folder: its forms are measured through its own reader, as the runtime `bundle`.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
@@ -74,7 +74,7 @@ def bench(
         chosen.insert(0, base.get(BASELINE))
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
-    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, bundle)
+    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed)
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:
@@ -92,11 +92,36 @@ def bench(
             return read(LatencyReport, folder / FILE)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
-            run = Measuring(folder.resolve(), manifest, todo, effort, Path(scratch), progress)
-            report = run.report(chosen, settings)
+            timed = subjects(chosen, folder.resolve(), manifest, effort.threads, bundle)
+            run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress)
+            report = run.report(settings)
         edit.path(FILE).write_text(to_json(report), encoding="utf-8")
         edit.finish(STAGE, digest)
     return report
+
+
+def subjects(
+    chosen: Sequence[Runtime], folder: Path, manifest: Manifest, threads: int, bundle: Path | None = None
+) -> dict[str, Subject]:
+    """What is timed of a folder, by the name that reports use: each runtime with each file that it opens.
+
+    Whether it can open it here is for its own process to find out. The module is timed in float32.
+
+    Raises:
+        ArtifactError, IntegrityError: `bundle` is no bundle.
+    """
+    found: dict[str, Subject] = {}
+    for runtime in chosen:
+        if not runtime.timed:
+            found[runtime.name] = runtime, None, "not timed: it exists to be right, not to be fast"
+        elif runtime.opens == "module":
+            found[runtime.name] = runtime, Opening(manifest.io, threads=threads), ""
+        else:
+            openings = model_openings(runtime, folder, manifest, PLANS, threads, bundle)
+            found |= {name: (runtime, opening, "") for name, opening in openings.items()}
+            if not openings:
+                found[runtime.name] = runtime, None, why_none(runtime)
+    return found
 
 
 def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
@@ -106,7 +131,7 @@ def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
         UnavailableError: a named runtime was not run on any workload.
     """
     for name in (name.replace("-", "_") for name in named):
-        found = [rows[name] for rows in report.shapes.values() if name in rows]
+        found = [row for rows in report.shapes.values() for key, row in rows.items() if of_runtime(key, name)]
         if all(row.median_ns is None for row in found):
             reason = found[0].reason if found else "it is not in the report"
             raise UnavailableError(f"{name} was not run: {reason}.")

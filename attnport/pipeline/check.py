@@ -23,7 +23,7 @@ from attnport.pipeline.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR, 
 from attnport.pipeline.evaluate import Progress, References
 from attnport.pipeline.feeds import read_feeds
 from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all
-from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest
+from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest, of_runtime
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
@@ -117,7 +117,7 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
         if result.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {result.reason}.", hint=hint)
     for name in (name.replace("-", "_") for name in named):
-        rows = [row for key, row in report.runtimes.items() if key == name or key.startswith(f"{name}.")]
+        rows = [row for key, row in report.runtimes.items() if of_runtime(key, name)]
         if all(row.verdict == "NOT_RUN" for row in rows):
             reason = rows[0].reason if rows else "it is not in the report"
             raise UnavailableError(f"{name} was not run: {reason}.")

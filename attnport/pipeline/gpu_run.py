@@ -223,7 +223,7 @@ class Run:
         piece = dataclasses.replace(piece, work=work)
         budget_s = CALL_S * len(todo) if until is None else max(1.0, until - time.monotonic())
         effort = Effort(self.threads, budget_s, baseline=self.ground.eager)
-        chosen = [base.get(name) for name in self.names if name in files.openings]
+        timed = {name: (*files.openings[name], "") for name in self.names if name in files.openings}
         settings: dict[str, str | int | float | bool] = {
             "threads": self.threads,
             "confidence": CONFIDENCE,
@@ -237,9 +237,8 @@ class Run:
             return not self._over()
 
         with tempfile.TemporaryDirectory(prefix="attnport-gpu-") as scratch:
-            openings = {name: opening for name, (_, opening) in files.openings.items()}
-            measuring = Measuring(files.folder, files.manifest, todo, effort, Path(scratch), self.progress, openings)
-            report = measuring.report(chosen, settings, go_on)
+            measuring = Measuring(files.folder, files.manifest, timed, todo, effort, Path(scratch), self.progress)
+            report = measuring.report(settings, go_on)
         go_on(report)
         for call in todo:
             if call.name not in report.shapes:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 from typing import Any
 
-from attnport.artifacts import PLANS, LatencyReport, LatencyRow, Manifest, Ran
+from attnport.artifacts import LatencyReport, LatencyRow, Manifest, Ran
 from attnport.compare.latency import drift, next_look, orders, precise, rows, settled
 from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.pipeline.child import Child, ChildError, reason_of
@@ -18,7 +17,7 @@ from attnport.pipeline.clocks import MOST_DRIFT_PPM, DriftWatch, processors
 from attnport.pipeline.cold import Start
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.measured import SPINNING, Measured, samples_of
-from attnport.pipeline.openings import file_of, model_openings, why_none
+from attnport.pipeline.openings import file_of
 from attnport.pipeline.portable import portable
 from attnport.pipeline.timing_worker import COMMAND
 from attnport.pipeline.worker import save_feeds
@@ -33,6 +32,9 @@ _LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
 _DRIFTED = 0.1
 _ANSWER_S = 600.0
 
+Subject = tuple[Runtime, Opening | None, str]
+"""A runtime, what it opens, and why there is nothing that it opens where that is None."""
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -43,7 +45,6 @@ class Effort:
         precision: A workload is done when every ratio is known within this share.
         samples: Calls that every runtime makes at least, if there is time: p99 needs 1000.
         pin: Whether processes stay on processors of their own, where the system allows it.
-        bundle: What the runtime `bundle` opens; None = it is not measured.
         baseline: The runtime that the others are compared with.
     """
 
@@ -53,7 +54,6 @@ class Effort:
     samples: int = 0
     pin: bool = True
     seed: int = 0
-    bundle: Path | None = None
     baseline: str = BASELINE
 
 
@@ -64,18 +64,18 @@ class Measuring:
         self,
         folder: Path,
         manifest: Manifest,
+        subjects: Mapping[str, Subject],
         workloads: Sequence[Workload],
         effort: Effort,
         scratch: Path,
         progress: Progress,
-        openings: Mapping[str, Opening] = MappingProxyType({}),
     ) -> None:
         """Writes the feeds into `scratch`, where the processes read them.
 
         Args:
-            openings: What runtimes open, by name; what is not in it is fp32, or what there is in `folder`.
+            subjects: What is timed, by the name of its row.
         """
-        self._openings = openings
+        self._subjects = subjects
         self._folder, self._manifest, self._workloads = folder, manifest, workloads
         self._effort, self._progress = effort, progress
         self._began = time.monotonic()
@@ -92,7 +92,6 @@ class Measuring:
 
     def report(
         self,
-        chosen: Sequence[Runtime],
         settings: dict[str, str | int | float | bool],
         go_on: Callable[[LatencyReport], bool] = lambda report: True,
     ) -> LatencyReport:
@@ -102,7 +101,7 @@ class Measuring:
             go_on: Is given what there is after each workload; False ends the measurement there.
         """
         try:
-            self._start(chosen)
+            self._start()
             started_s = time.monotonic() - self._began
             todo, self._workloads = self._workloads, []
             for number, workload in enumerate(todo):
@@ -141,25 +140,24 @@ class Measuring:
         given = workload.items, workload.tokens, self._effort.seed
         return rows(samples, self._effort.baseline, *given, precision=self._effort.precision)
 
-    def _start(self, chosen: Sequence[Runtime]) -> None:
-        """Opens every runtime, all at the same time."""
-        for runtime in chosen:
-            found = self._found[runtime.name] = Measured(keeps=runtime.keeps)
-            if not runtime.timed:
-                found.problem = "not timed: it exists to be right, not to be fast"
+    def _start(self) -> None:
+        """Opens everything, all at the same time."""
+        for name, (runtime, opening, why_not) in self._subjects.items():
+            found = self._found[name] = Measured(keeps=runtime.keeps)
+            if opening is None:
+                found.problem = why_not
                 continue
-            found.opening = {"runtime": runtime.name, "folder": str(self._folder), "threads": self._effort.threads}
-            plan = self._openings[runtime.name].plan if runtime.name in self._openings else "fp32"
-            found.opening |= {"plan": plan, "model": None, "engine": None}
-            if runtime.opens != "module":
-                opening = self._opening(runtime)
-                if opening is None:
-                    found.problem = why_none(runtime)
-                    continue
-                engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
-                found.opening |= {"plan": opening.plan, "engine": engines[0] if engines else None}
-                found.opening |= {"model": file_of(opening, self._folder), "form": opening.form}
-            self._progress(f"starting {runtime.name}")
+            engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
+            found.opening = {
+                "runtime": runtime.name,
+                "folder": str(self._folder),
+                "threads": self._effort.threads,
+                "plan": opening.plan,
+                "model": file_of(opening, self._folder),
+                "engine": engines[0] if engines else None,
+                "form": opening.form,
+            }
+            self._progress(f"starting {name}")
             found.child = self._child()
             found.child.send("settle", processors=self._processors)
         for name, found in [(name, found) for name, found in self._found.items() if found.child]:
@@ -176,17 +174,18 @@ class Measuring:
                 found.mode, *others = answer["modes"] or [""]
                 for mode in others:
                     self._found[f"{name} ({mode})"] = found.in_mode(mode)
+        self._join_missing()
 
-    def _opening(self, runtime: Runtime) -> Opening | None:
-        """The file that a runtime opens: the one that was given, else fp32 before others.
-
-        Whether it can is for its own process to find out.
-        """
-        if runtime.name in self._openings:
-            return self._openings[runtime.name]
-        given, more = (runtime, self._folder, self._manifest), (self._effort.threads, self._effort.bundle)
-        openings = model_openings(*given, ("fp32",), *more) or model_openings(*given, PLANS, *more)
-        return next(iter(openings.values()), None)
+    def _join_missing(self) -> None:
+        """Gives a runtime that opened none of its files, each for the same reason, one row, as `check` does."""
+        problems: dict[str, set[str]] = {}
+        for name, (runtime, _, _) in self._subjects.items():
+            problems.setdefault(runtime.name, set()).add(self._found[name].problem)
+        joined: dict[str, Measured] = {}
+        for name, found in self._found.items():
+            whole = self._subjects[name][0].name if name in self._subjects and found.problem else name
+            joined.setdefault(whole if len(problems.get(whole, ())) == 1 else name, found)
+        self._found = joined
 
     def _time(self, workload: Workload, share_s: float) -> None:
         """All rounds of one workload."""

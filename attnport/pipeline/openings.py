@@ -58,6 +58,11 @@ def model_openings(
     }
 
 
+def of_runtime(name: str, runtime: str) -> bool:
+    """Whether a name that reports use is of a runtime: its own, or that of one of its plans, engines or forms."""
+    return name == runtime or name.startswith(f"{runtime}.")
+
+
 def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
     from attnport.bundling.python.manifest import read
     from attnport.runtimes._reader import own_errors

@@ -14,7 +14,7 @@ from test_check_bisect import SPEC
 
 from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 from attnport.cli import cli
-from attnport.console import cells, tables
+from attnport.console import cells, ship_tables
 from attnport.jsonfile import read
 from attnport.pipeline.advice import advise, embeddable, ratio
 from attnport.pipeline.bench import bench
@@ -104,8 +104,8 @@ def test_the_summary_of_ship_has_the_command_whole_and_says_nothing_where_nothin
     command = f"attnport bundle {'long/' * 20}out -o app/ --form ort_cpu --lang python"
     choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, ())
     shipped = ShipResult("out", 0, (), None, None, None, Recommendation(choice))
-    text = cells.render(tables.show_ship, shipped)
+    text = cells.render(ship_tables.show_ship, shipped)
     assert "fastest within the bound: ort_cpu, fp32" in text
     assert f"  {command}\n" in text
     nothing = ShipResult("out", 0, (), None, None, None, Recommendation(None, "nothing was timed"))
-    assert "fastest within" not in cells.render(tables.show_ship, nothing)
+    assert "fastest within" not in cells.render(ship_tables.show_ship, nothing)

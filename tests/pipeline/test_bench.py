@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from attnport.artifacts import LatencyReport
-from attnport.errors import ArtifactError, ProfileError, SpecError, UsageError
+from attnport.errors import ArtifactError, ProfileError, SpecError, UnavailableError, UsageError
 from attnport.jsonfile import read
 from attnport.pipeline import measuring as verb
-from attnport.pipeline.bench import bench
+from attnport.pipeline.bench import bench, raise_for
 from attnport.pipeline.child import Child
 from attnport.pipeline.measuring import MIN_ROUNDS
 from attnport.pipeline.workspace import change
@@ -103,6 +103,37 @@ def test_the_report_is_on_disk_and_is_not_made_again(
     monkeypatch.setattr(verb, "Child", None)  # starting one would fail
     names = ["ort_cpu", "onnx_reference", "tensorrt_rtx"]
     assert bench(folder, names, text=folder.parent / "text", threads=1, budget_s=1.0) == report
+
+
+def with_forms(folder: Path, target: str, *plans: str) -> None:
+    """Gives a folder's form another target at these plans, too."""
+    with change(folder) as edit:
+        assert edit.manifest is not None
+        form = dataclasses.replace(edit.manifest.forms["ort_cpu"], target=target)
+        more = {f"{target}.{plan}": dataclasses.replace(form, plan=plan) for plan in plans}
+        edit.manifest = dataclasses.replace(edit.manifest, forms={**edit.manifest.forms, **more})
+        edit.finish("fuse", "of somewhere else")
+
+
+def test_a_runtime_that_opens_none_of_its_files_has_one_row(tiny_artifact: Path) -> None:
+    with_forms(tiny_artifact, "ort_cuda", "fp16", "bf16")
+    report = bench(tiny_artifact, ["ort_cpu", "ort_cuda"], ["batch=1,seq=3"], threads=1, budget_s=1.0)
+    (rows,) = report.shapes.values()
+    assert list(rows) == ["torch_eager", "ort_cpu", "ort_cuda"]
+    assert "CUDAExecutionProvider" in rows["ort_cuda"].reason
+    with pytest.raises(UnavailableError, match=r"ort_cuda was not run: .*CUDAExecutionProvider"):
+        raise_for(report, ["ort-cuda"])
+
+
+def test_of_a_runtime_that_opens_some_of_its_files_each_has_a_row(tiny_artifact: Path) -> None:
+    pytest.importorskip("openvino")
+    with_forms(tiny_artifact, "openvino", "fp32", "fp16")
+    report = bench(tiny_artifact, ["openvino"], ["batch=1,seq=3"], threads=1, budget_s=1.0)
+    (rows,) = report.shapes.values()
+    assert list(rows) == ["torch_eager", "openvino", "openvino.fp16"]
+    assert rows["openvino"].median_ns is not None
+    assert "fp16 was asked for" in rows["openvino.fp16"].reason
+    raise_for(report, ["openvino"])
 
 
 class Fragile(Child):

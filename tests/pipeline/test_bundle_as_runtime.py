@@ -86,12 +86,12 @@ def test_bundles_are_told_apart_by_their_manifest(packed: tuple[Path, Path], mad
 def test_a_bundle_is_measured_through_its_reader(packed: tuple[Path, Path]) -> None:
     folder, app = packed
     report = bench(folder, ["bundle"], ["batch=1,seq=8"], threads=1, budget_s=1.0, bundle=app)
-    row = report.shapes["batch=1,seq=8"]["bundle"]
+    row = report.shapes["batch=1,seq=8"]["bundle.ort_cpu"]
     assert row.median_ns is not None
     assert row.ran is not None
     assert "CPUExecutionProvider" in row.ran.provider
     rows = json.loads((folder / "latency.json").read_text())["shapes"]["batch=1,seq=8"]
-    assert set(rows) == {"torch_eager", "bundle"}
+    assert set(rows) == {"torch_eager", "bundle.ort_cpu"}
 
 
 def test_a_folder_that_is_no_bundle_is_an_error(packed: tuple[Path, Path], tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_measurement_that_fails_keeps_the_calls_that_were_timed(
 ) -> None:
     call = "batch=1,seq=5"
 
-    def report(self: Measuring, chosen: Any, settings: Any, go_on: Any) -> None:
+    def report(self: Measuring, settings: Any, go_on: Any) -> None:
         rows = {"torch_eager": LatencyRow("baseline", "", median_ns=2e6)}
         go_on(LatencyReport("torch_eager", settings, {call: rows}, {call: 1}, {call: 5}))
         raise SpecError("the weights changed")

@@ -9,6 +9,8 @@ import pytest
 from attnport.artifacts import ParityReport
 from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
+from attnport.pipeline.advice import advise
+from attnport.pipeline.bench import bench
 from attnport.pipeline.bundle import bundle
 from attnport.pipeline.check import check
 from attnport.pipeline.export import export
@@ -57,6 +59,18 @@ def test_the_runtime_is_judged_as_bf16_and_the_graph_as_float32(report: ParityRe
         return max(case.rms_error or 0.0 for case in found.cases)
 
     assert largest(row) > 100 * largest(plain)  # it really computes in bf16: as float32 it would fail
+
+
+def test_each_form_is_timed_beside_the_other(folder: Path, report: ParityReport) -> None:
+    timed = bench(folder, ["openvino"], ["batch=2,seq=8"], threads=1, budget_s=1.0)
+    (rows,) = timed.shapes.values()
+    ran = {name: row.ran.precision for name, row in rows.items() if row.ran}
+    assert ran == {"torch_eager": "fp32", "openvino": "fp32", "openvino.bf16": "bf16"}
+    advice = advise(folder, open_folder(folder), report, timed)
+    assert {"openvino", "openvino.bf16"} <= {advice.choice and advice.choice.runtime, *advice.ties, *advice.others}
+    fastest = min((row.median_ns or 0.0, name) for name, row in rows.items() if name != "torch_eager")[1]
+    assert advice.choice
+    assert (advice.choice.runtime, advice.choice.plan) == (fastest, ran[fastest])
 
 
 def test_a_bundle_of_it_checks_itself(folder: Path, report: ParityReport, tmp_path: Path) -> None:
