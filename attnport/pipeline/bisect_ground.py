@@ -72,7 +72,7 @@ class Ground:
             form = self.manifest.forms[name.removeprefix(FORM)]
             typed = row.ran is not None and row.ran.provider.startswith("onnx.reference")
             runtime = base.get(TYPED_EVALUATOR if typed else FAST_EVALUATOR)
-            opening = Opening(self.io, plan=form.plan, model=self.folder / form.file, threads=self.threads)
+            opening = Opening(self.io, plan=row.plan, model=self.folder / form.file, threads=self.threads)
             return Probes(name, runtime, opening, self.manifest, scratch, self.limits)
         runtime = base.get(name.partition(".")[0])
         opened = self.openings().get(name)

@@ -171,6 +171,23 @@ def test_the_layer_of_a_planted_fault_is_named(fault: str, layer: int, layered: 
     assert "itself is wrong" in found.notes[-1]
 
 
+@pytest.mark.parametrize(("plan", "amount"), [("fp32", 1e-3), pytest.param("bf16", 1.0, marks=pytest.mark.slow)])
+def test_openvino_is_searched_in_its_own_process(layered: Path, plan: str, amount: float) -> None:
+    pytest.importorskip("openvino")
+    if plan not in base.get("openvino").probe().plans:
+        pytest.skip(f"OpenVINO does not compute in {plan} on this CPU")
+    name = "openvino" if plan == "fp32" else f"openvino.{plan}"
+    fuse(layered, targets=["openvino"], plans={"openvino": plan})
+    plant(layered, name, other_weight("layers.1.attention.value", amount))
+    found = {one.subject: one for one in searched(layered, ["torch_eager", "openvino", "onnx_reference"])}
+    assert found[name].reason == ""
+    assert found[name].module == "layers.1.attention.value"
+    assert found[name].odd == (name if plan == "fp32" else "")  # of two at a plan nobody can say which is the odd one
+    verdicts = {row.subject: row.verdict for row in found[name].readings}
+    assert (verdicts[name], verdicts["torch_eager"]) == ("FAIL", "PASS")
+    assert plan != "fp32" or verdicts["onnx_reference"] == "PASS"
+
+
 def test_a_model_that_was_exported_wrong_is_held_against_torch(layered: Path) -> None:
     plant(layered, "", other_weight("layers.1.up"))
     (found,) = searched(layered, ["torch_eager", "onnx_reference"])
