@@ -185,11 +185,13 @@ class Comparison:
                 notes.append(f"{total - left_out} of {total} batches of sentences, since this evaluator is slow")
         items = _FORM_ITEMS if form_note or not runtime.timed else _ALL_ITEMS
         label = opening.model.name if opening.model and form_note else runtime.name
+        saying = self._saying(label)
+        saying("opening")  # which is compiling, for some
         try:
             # A form that runs without its target does so here: its evaluators are in this process anyway.
             opened = _opened(runtime, opening) if form_note else self._apart(runtime, opening)
             with opened as session:
-                found = measure_session(session, self.io, tried, self.store, self._saying(label), items=items)
+                found = measure_session(session, self.io, tried, self.store, saying, items=items)
         except IntegrityError:
             raise
         except (ChildError, MemoryError) as err:
