@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnport.artifacts import LatencyReport, LatencyRow
-from attnport.compare.statistics import Interval, change_interval, half_width
+from attnport.compare.statistics import Interval, change_interval, family_confidence, half_width
 from attnport.dims import STRICT
 from attnport.errors import UsageError
 
@@ -25,9 +25,10 @@ class ChangeRow:
     """One runtime on one workload, before and after.
 
     Attributes:
-        verdict: `slower`, `faster`, `no difference shown` or `NOT_COMPARED`.
+        verdict: `slower`, `faster`, `no difference shown` or `NOT_COMPARED`; `baseline` of the runtime by which the
+            others are compared, whose own change is the machine's.
         reason: Why it is not compared.
-        change: Low, middle and high of after / before; above 1 is slower.
+        change: Low, middle and high of after / before; above 1 is slower. The intervals of a report hold together.
     """
 
     workload: str
@@ -69,26 +70,15 @@ def regression(before: LatencyReport, after: LatencyReport, seed: int = 0) -> Re
     """
     _check_comparable(before, after)
     relative, notes = _grounds(before, after)
-    rows = []
-    for workload in dict.fromkeys((*before.shapes, *after.shapes)):
-        old, new = before.shapes.get(workload, {}), after.shapes.get(workload, {})
-        same = (before.items.get(workload), before.tokens.get(workload)) == (
-            after.items.get(workload),
-            after.tokens.get(workload),
-        )
-        for number, runtime in enumerate(dict.fromkeys((*old, *new))):
-            pair = old.get(runtime), new.get(runtime)
-            if all(row is None or row.median_ns is None for row in pair):
-                continue  # neither run measured it
-            base = None
-            if relative and runtime != before.baseline and before.baseline in old and before.baseline in new:
-                base = old[before.baseline], new[before.baseline]
-            rows.append(_change(workload, runtime, pair, base, same, seed + number))
+    todo = _pairs(before, after, relative)
+    confidence = family_confidence(sum(pair.counts for pair in todo))
+    rows = [_change(pair, confidence, seed + number) for number, pair in enumerate(todo)]
+    notes += _machine(rows)
     verdicts = {row.verdict for row in rows}
     verdict = "REGRESSION" if "slower" in verdicts else "no regression shown"
-    if verdicts <= {"NOT_COMPARED"}:
+    if verdicts <= {"NOT_COMPARED", "baseline"}:
         verdict = "NOT_COMPARED"
-    widest = max((half_width(row.change) for row in rows if row.change), default=0.0)
+    widest = max((half_width(row.change) for row in rows if row.change and row.verdict != "baseline"), default=0.0)
     if widest > WIDE:
         notes.append(
             f"changes are known within {widest:.0%} at worst: a smaller slowdown can stay unseen; give bench more time "
@@ -132,33 +122,74 @@ def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[st
     return relative, notes
 
 
-def _change(
-    workload: str,
-    runtime: str,
-    pair: tuple[LatencyRow | None, LatencyRow | None],
-    base: tuple[LatencyRow, LatencyRow] | None,
-    same: bool,
-    seed: int,
-) -> ChangeRow:
-    old, new = pair
-    before_ns, after_ns = (None if row is None else row.median_ns for row in pair)
-    reason = ""
-    if old is None or old.median_ns is None:
-        reason = f"not measured before{f': {old.reason}' if old and old.reason else ''}"
-    elif new is None or new.median_ns is None:
-        reason = f"not measured after{f': {new.reason}' if new and new.reason else ''}"
-    elif not same:
-        reason = "the workloads of this name have not as many items and tokens"
-    if reason or old is None or new is None:
-        return ChangeRow(workload, runtime, "NOT_COMPARED", reason, before_ns, after_ns)
-    try:
-        change = change_interval(
-            (_rounds(new), base and _rounds(base[1])), (_rounds(old), base and _rounds(base[0])), seed
+@dataclass(frozen=True)
+class _Pair:
+    """One runtime on one workload in two runs; `base` are the rows of the baseline by which it is compared."""
+
+    workload: str
+    runtime: str
+    old: LatencyRow | None
+    new: LatencyRow | None
+    base: tuple[LatencyRow, LatencyRow] | None
+    same: bool
+    is_base: bool
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be compared; "" when it can."""
+        if self.old is None or self.old.median_ns is None:
+            return f"not measured before{f': {self.old.reason}' if self.old and self.old.reason else ''}"
+        if self.new is None or self.new.median_ns is None:
+            return f"not measured after{f': {self.new.reason}' if self.new and self.new.reason else ''}"
+        return "" if self.same else "the workloads of this name have not as many items and tokens"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of those that could be told apart by chance."""
+        return not self.problem and not self.is_base
+
+
+def _pairs(before: LatencyReport, after: LatencyReport, relative: bool) -> list[_Pair]:
+    """What at least one of the runs measured."""
+    found = []
+    for workload in dict.fromkeys((*before.shapes, *after.shapes)):
+        old, new = before.shapes.get(workload, {}), after.shapes.get(workload, {})
+        same = (before.items.get(workload), before.tokens.get(workload)) == (
+            after.items.get(workload),
+            after.tokens.get(workload),
         )
+        name = before.baseline
+        base = (old[name], new[name]) if relative and name in old and name in new else None
+        for runtime in dict.fromkeys((*old, *new)):
+            rows = old.get(runtime), new.get(runtime)
+            if any(row is not None and row.median_ns is not None for row in rows):
+                is_base = relative and runtime == name
+                found.append(_Pair(workload, runtime, *rows, None if is_base else base, same, is_base))
+    return found
+
+
+def _change(pair: _Pair, confidence: float, seed: int) -> ChangeRow:
+    before_ns, after_ns = (None if row is None else row.median_ns for row in (pair.old, pair.new))
+    told = pair.workload, pair.runtime
+    if pair.problem or pair.old is None or pair.new is None:
+        return ChangeRow(*told, "NOT_COMPARED", pair.problem, before_ns, after_ns)
+    try:
+        old, new = (_rounds(row) for row in pair.base) if pair.base else (None, None)
+        change = change_interval((_rounds(pair.new), new), (_rounds(pair.old), old), seed, confidence)
     except ValueError as err:  # a baseline with fewer rounds, after its process failed, or a file that was edited
-        return ChangeRow(workload, runtime, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
+        return ChangeRow(*told, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
-    return ChangeRow(workload, runtime, verdict, "", before_ns, after_ns, change)
+    return ChangeRow(*told, "baseline" if pair.is_base else verdict, "", before_ns, after_ns, change)
+
+
+def _machine(rows: Sequence[ChangeRow]) -> list[str]:
+    """Says where the baseline itself changed, which is left out of the others' changes and of the verdict."""
+    return [
+        f"{row.runtime} itself took {row.change[1]:.2f} times as long after as before on {row.workload}: that is taken "
+        "for the machine, and is left out of every change and of the verdict"
+        for row in rows
+        if row.verdict == "baseline" and row.change and not row.change[0] <= 1 <= row.change[2]
+    ]
 
 
 def _rounds(row: LatencyRow) -> Sequence[Sequence[int]]:

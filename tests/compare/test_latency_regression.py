@@ -10,6 +10,7 @@ from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.compare.latency import Samples, rows
 from attnport.compare.regression import regression
 from attnport.errors import UsageError
+from attnport.pipeline.regression import raise_for
 
 SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "version torch": "2.13", "version onnxruntime": "1"}
 
@@ -51,7 +52,7 @@ def test_what_became_slower_or_faster_is_told_and_what_did_not_is_not() -> None:
     before, after = report(1, ort_cpu=0.5, openvino=0.4, same=0.6), report(2, ort_cpu=0.55, openvino=0.3, same=0.6)
     found = regression(before, after)
     assert {row.runtime: row.verdict for row in found.rows} == {
-        "torch_eager": "no difference shown",
+        "torch_eager": "baseline",
         "ort_cpu": "slower",
         "openvino": "faster",
         "same": "no difference shown",
@@ -72,7 +73,32 @@ def test_a_run_compared_with_itself_shows_no_regression() -> None:
 
 def test_a_machine_that_was_slower_throughout_is_no_regression_of_a_runtime() -> None:
     before, after = report(1, ort_cpu=0.5), slowed(report(2, ort_cpu=0.5), 1.3)
-    assert verdicts(before, after) == {"torch_eager": "slower", "ort_cpu": "no difference shown"}
+    found = regression(before, after)
+    assert {row.runtime: row.verdict for row in found.rows} == {
+        "torch_eager": "baseline",
+        "ort_cpu": "no difference shown",
+    }
+    assert found.verdict == "no regression shown"
+    raise_for(found)
+    (note,) = found.notes
+    assert note.startswith("torch_eager itself took 1.31 times as long after as before on batch=1: ")
+
+
+def test_the_intervals_of_many_rows_are_those_that_hold_together() -> None:
+    names = [f"runtime{number}" for number in range(24)]
+    before = report(1, **dict.fromkeys(names, 0.5))
+    after = report(2, **{**dict.fromkeys(names, 0.5), "runtime7": 0.55})
+    many = {row.runtime: row for row in regression(before, after).rows}
+    assert {name for name, row in many.items() if row.verdict == "slower"} == {"runtime7"}
+    pair = [
+        replace(one, shapes={"batch=1": {name: one.shapes["batch=1"][name] for name in ("torch_eager", "runtime7")}})
+        for one in (before, after)
+    ]
+    alone = {row.runtime: row for row in regression(*pair).rows}
+    wide, narrow = many["runtime7"].change, alone["runtime7"].change
+    assert wide
+    assert narrow
+    assert wide[0] < narrow[0] < narrow[2] < wide[2]
 
 
 def test_with_another_torch_times_are_compared_as_they_are_and_it_is_said() -> None:

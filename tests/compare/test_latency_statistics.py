@@ -8,10 +8,12 @@ import pytest
 from attnport.compare import latency, statistics
 from attnport.compare.latency import STEADY_ROUNDS, next_look, precise
 from attnport.compare.statistics import (
+    CONFIDENCE,
     P90_SAMPLES,
     P99_SAMPLES,
     block_length,
     change_interval,
+    family_confidence,
     half_width,
     quantile,
     ratio_interval,
@@ -53,13 +55,18 @@ def world(
     return side(factor), side(1.0)
 
 
-def measured(seed: int, calls: int, factor: float, r: float = 0.5) -> statistics.Interval:
-    """The interval of a run that ends as one of `attnport bench` does: when it is narrow enough, or at its limit."""
+def ended(seed: int, calls: int, factor: float, r: float = 0.5) -> tuple[Rounds, Rounds]:
+    """The rounds of a run that ends as one of `attnport bench` does: when it is narrow enough, or at its limit."""
     ours, theirs = world(seed, MOST, calls, factor, r)
     done = next_look(0)
     while not precise({"ours": ours[:done], "base": theirs[:done]}, "base", PRECISION) and done < MOST:
         done = min(MOST, next_look(done))
-    return ratio_interval(ours[:done], theirs[:done], seed)
+    return ours[:done], theirs[:done]
+
+
+def measured(seed: int, calls: int, factor: float, r: float = 0.5) -> statistics.Interval:
+    """The interval of a run that ends as one of `attnport bench` does: when it is narrow enough, or at its limit."""
+    return ratio_interval(*ended(seed, calls, factor, r), seed)
 
 
 def told_apart(factor: float, worlds: int, r: float = 0.5) -> float:
@@ -172,6 +179,37 @@ def test_of_equal_runs_few_are_told_apart_and_a_slowdown_between_runs_is_found()
         found += change_interval(world(20_000 + seed, 40, 4, 0.5 * 1.1), before, seed)[0] > 1
     assert alarms / 60 <= 0.07
     assert found / 60 >= 0.95
+
+
+@pytest.mark.slow
+def test_of_equal_reports_of_24_rows_few_show_a_regression() -> None:
+    """What a gate over a whole report asks: single rows are told apart too often for that."""
+    families, rows = 40, 24
+    confidence = family_confidence(rows)
+    gates = alone = 0
+    for family in range(families):
+        lows = []
+        for row in range(rows):
+            seed = 1000 * family + row
+            calls = 1 + 3 * (row % 2)
+            before, again = ended(seed, calls, 0.5), ended(5_000_000 + seed, calls, 0.5)
+            lows.append([change_interval(again, before, seed, level)[0] for level in (confidence, CONFIDENCE)])
+        gates += any(low > 1 for low, _ in lows)
+        alone += any(low > 1 for _, low in lows)
+    assert gates / families <= 0.07
+    assert alone / families > 0.07
+
+
+@pytest.mark.slow
+def test_of_a_thousand_equal_runs_few_are_told_apart_and_of_as_many_slowdowns_of_a_tenth_most_are_found() -> None:
+    alarms = found = 0
+    for seed in range(1000):
+        before, again = world(seed, 40, 4, 0.5), world(100_000 + seed, 40, 4, 0.5)
+        low, _, high = change_interval(again, before, seed)
+        alarms += not low <= 1 <= high
+        found += change_interval(world(200_000 + seed, 40, 4, 0.5 * 1.1), before, seed)[0] > 1
+    assert alarms / 1000 <= 0.07
+    assert found / 1000 >= 0.95
 
 
 def test_quantiles_are_told_only_where_the_samples_support_them() -> None:
