@@ -21,6 +21,7 @@ from attnport.artifacts import (
 from attnport.reporting.measures import NONE, share, significant, worst
 
 INVARIANCE = "padding invariance"
+UNCHECKED = "numbers not checked"
 FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 BOUND = (
     "Every output is compared with a float64 run of the module over its valid elements. The bound is twice the RMS "
@@ -149,13 +150,45 @@ def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:
 
 
 def fastest_right(latency: LatencyReport, parity: ParityReport | None) -> dict[str, tuple[str, LatencyRow]]:
-    """The fastest runtime of each workload, of those whose numbers are not wrong."""
-    wrong = {key for key, found in parity.runtimes.items() if found.verdict == "FAIL"} if parity else set()
+    """The fastest runtime of each workload, of those that passed parity.
+
+    Without any parity report, of all that were timed: whoever shows it has to say `UNCHECKED` beside it.
+    """
+    left = {name for names in not_counted(latency, parity).values() for name in names}
     found = {
-        workload: fastest({runtime: row for runtime, row in timed.items() if runtime not in wrong})
+        workload: fastest({runtime: row for runtime, row in timed.items() if runtime not in left})
         for workload, timed in latency.shapes.items()
     }
     return {workload: best for workload, best in found.items() if best is not None}
+
+
+def not_counted(latency: LatencyReport, parity: ParityReport | None) -> dict[str, list[str]]:
+    """By reason, the runtimes that were timed and are never the fastest: their numbers were not shown to be right.
+
+    So are the rows of a further way to run a call, `NAME (graph)`: parity judges calls as they are, and nobody compares
+    the outputs of a captured graph. Empty without any parity report.
+    """
+    if parity is None:
+        return {}
+    timed = dict.fromkeys(
+        name for rows in latency.shapes.values() for name, row in rows.items() if row.median_ns is not None
+    )
+    reasons: dict[str, list[str]] = {}
+    for name in timed:
+        if reason := _unproved(name, parity):
+            reasons.setdefault(reason, []).append(name)
+    return reasons
+
+
+def _unproved(name: str, parity: ParityReport) -> str:
+    """Why the numbers of a row of latency are not shown to be right; "" where they are."""
+    judged = parity.runtimes.get(name)
+    plain, way, mode = name.partition(" (")
+    if judged is None and way and plain in parity.runtimes:
+        return f"parity judged its calls as they are, without ({mode}"
+    if judged is None:
+        return "parity was not checked"
+    return {"PASS": "", "FAIL": "parity failed", "NOT_RUN": "parity was not run"}[judged.verdict]
 
 
 def never_timed(report: LatencyReport) -> dict[str, LatencyRow]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from attnport.artifacts import LatencyReport, LatencyRow
+from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 from attnport.reporting.along import sizes
 from attnport.reporting.chart import chart, domain, legend
-from attnport.reporting.facts import by_median, fastest, never_timed, ran
+from attnport.reporting.facts import by_median, fastest_right, never_timed, ran
 from attnport.reporting.markup import Html, details, el, join, name, number, over_numbers, pending, row, table, verdict
 from attnport.reporting.measures import NONE, count, megabytes, milliseconds, significant
 
@@ -67,9 +67,8 @@ def _group(title: object, lines: Iterable[Html]) -> Html:
     return el("tbody", el("tr", heading, class_="group"), *lines)
 
 
-def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow]) -> Html:
+def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow], best: str) -> Html:
     """The rows of one workload: measured ones by their median, then the others with their reason."""
-    best = fastest(rows)
     items, tokens = report.items.get(workload), report.tokens.get(workload)
     size = []
     if items is not None and "sentence" not in workload:
@@ -80,16 +79,18 @@ def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow]) 
     never = never_timed(report)
     return _group(
         title,
-        (
-            _row(runtime, found, best is not None and runtime == best[0])
-            for runtime, found in by_median(rows)
-            if runtime not in never
-        ),
+        (_row(runtime, found, runtime == best) for runtime, found in by_median(rows) if runtime not in never),
     )
 
 
-def section(report: LatencyReport | None, folder: str, more: str) -> Html:
-    """The charts, the table and how it was measured; `more` is the command that times further sizes."""
+def section(report: LatencyReport | None, parity: ParityReport | None, folder: str, more: str) -> Html:
+    """The charts, the table and how it was measured.
+
+    Args:
+        parity: Of those that passed, the fastest stands out in the table.
+        folder: The artifact folder, as a shell takes it.
+        more: The command that times further sizes.
+    """
     if report is None:
         return pending(f"attnport bench {folder}")
     everything = [found for rows in report.shapes.values() for found in rows.values()]
@@ -100,7 +101,8 @@ def section(report: LatencyReport | None, folder: str, more: str) -> Html:
         if any(found.ratio for found in rows.values())
     ]
     left_out = len(charts) - _MOST_CHARTS
-    bodies = [_body(report, workload, rows) for workload, rows in report.shapes.items()]
+    right = {workload: runtime for workload, (runtime, _) in fastest_right(report, parity).items() if parity}
+    bodies = [_body(report, workload, rows, right.get(workload, "")) for workload, rows in report.shapes.items()]
     if never := never_timed(report):
         bodies.append(_group("On no workload", (_row(runtime, found, best=False) for runtime, found in never.items())))
     settings = []

@@ -14,6 +14,7 @@ from attnport.reporting.along import LAYERS, SIZES
 from attnport.reporting.facts import (
     BOUND,
     FUSED,
+    UNCHECKED,
     again,
     by_median,
     count,
@@ -21,6 +22,7 @@ from attnport.reporting.facts import (
     failed,
     fastest_right,
     matrix,
+    not_counted,
     not_run,
     ran,
     tallies,
@@ -107,8 +109,10 @@ def _verdict(found: Findings) -> str:
             ratio = f", {row.ratio[1]:.2f} [{row.ratio[0]:.2f}, {row.ratio[2]:.2f}]" if row.ratio else ""
             lines.append(
                 f"Fastest, {escaped(workload)}: {code(runtime)}, {milliseconds(row.median_ns)} ms{ratio}, "
-                f"{escaped(row.verdict)}"
+                f"{escaped(row.verdict)}{f', {UNCHECKED}' if found.parity is None else ''}"
             )
+        for why, names in not_counted(found.latency, found.parity).items():
+            lines.append(f"Not counted as fastest: {', '.join(map(code, names))}, {escaped(why)}")
     reasons = not_run(found.parity, found.latency)
     lines += [f"NOT\\_RUN {code(key)}: {escaped(reason)}" for key, reason in reasons.items()]
     return bullets(lines)

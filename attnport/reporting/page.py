@@ -50,7 +50,7 @@ def render(found: Findings) -> str:
         ("fusion", "Fusion", fusion_part.section(manifest.attentions, found.fusion, folder)),
         ("parity", "Parity", parity_part.section(found.parity, folder)),
         ("layers", "Error by layer", along.layers(found.layers, folder)),
-        ("latency", "Latency", latency_part.section(found.latency, folder, more)),
+        ("latency", "Latency", latency_part.section(found.latency, found.parity, folder, more)),
         ("attention", "Attention maps", heatmap_part.section(found.heatmaps, found.sentence, found.heatmap_note)),
         (
             "files",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport
-from attnport.reporting.facts import count, failed, fastest_right, not_run, tallies
+from attnport.reporting.facts import UNCHECKED, count, failed, fastest_right, not_counted, not_run, tallies
 from attnport.reporting.fusion import total
 from attnport.reporting.markup import Html, el, join, name, text, verdict
 from attnport.reporting.measures import milliseconds
@@ -42,7 +42,7 @@ def _fusion(report: FusionReport | None, folder: str) -> Html:
 
 
 def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: str) -> Html:
-    """The fastest runtime of each workload, of those whose numbers are right."""
+    """The fastest runtime of each workload, of those that passed parity, and which are not counted and why."""
     if report is None:
         return _card("Fastest", _waiting(f"attnport bench {folder}"))
     rows = []
@@ -62,12 +62,17 @@ def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: 
                 el("dd", said, None if shown else el("span", winner.verdict, class_="sub")),
             )
         )
+    left_out = not_counted(report, parity)
+    reasons = [join((*(join((name(key), ", ")) for key in keys), why)) for why, keys in left_out.items()]
+    others = el("p", "Not counted: ", join(reasons, "; "), class_="quiet") if reasons else None
     if not rows:
-        return _card("Fastest", el("p", "nothing measured", class_="big quiet"))
+        nobody = "none of those that passed parity was timed" if left_out else "nothing measured"
+        return _card("Fastest", el("p", nobody, class_="big quiet"), others)
+    unchecked = el("p", el("span", UNCHECKED, class_="v miss")) if parity is None else None
     note = el("p", "Time relative to ", name(report.baseline), ", with its interval", class_="quiet")
     left = len(found) - len(rows)
     more = el("p", el("a", f"{left} more workloads", href="#latency"), class_="quiet") if left else None
-    return _card("Fastest", el("dl", *rows, class_="tally"), note, more)
+    return _card("Fastest", el("dl", *rows, class_="tally"), unchecked, note, others, more)
 
 
 def _advice(found: Recommendation | None) -> Html | None:

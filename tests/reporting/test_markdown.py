@@ -11,7 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from attnport.artifacts import FusionItem, FusionReport, FusionTable, ParityReport, RuntimeParity
+from attnport.artifacts import FusionItem, FusionReport, FusionTable, ParityReport, RuntimeParity, Verdict
 from attnport.reporting.markdown import block, code, escaped, render
 
 EVIL = "a|b <img src=x onerror=alert(1)> **bold** [x](http://y.z) `c` # h\n| - | &amp; \u202e $x$ ~~s~~ www.e.com \\"
@@ -86,6 +86,39 @@ def test_a_failure_is_told_with_its_reason_and_its_layer() -> None:
     assert "- `openvino`: left padding: maximum error outside the bound" in text
     assert "`openvino` leaves its bound at `model.encoder.layer.3`" in text
     assert "**`ort_cpu`**, fp32" in text
+
+
+def _fastest(text: str) -> list[str]:
+    return re.findall(r"^- Fastest, (.*)$", text, flags=re.M)
+
+
+@pytest.mark.parametrize("verdict", ["FAIL", "NOT_RUN", None])
+def test_only_a_runtime_that_passed_parity_is_called_the_fastest(verdict: Verdict | None) -> None:
+    parity = sample.parity()
+    runtimes = {key: found for key, found in parity.runtimes.items() if key != "openvino"}
+    if verdict:
+        runtimes["openvino"] = dataclasses.replace(parity.runtimes["openvino"], verdict=verdict)
+    text = _full(parity=dataclasses.replace(parity, runtimes=runtimes))
+    assert len(_fastest(text)) == len(sample.grid_latency().shapes)
+    assert all("`ort_cpu`" in line and "numbers not checked" not in line for line in _fastest(text))
+    (line,) = re.findall(r"^- Not counted.*`openvino`.*$", text, flags=re.M)
+    assert {"FAIL": "failed", "NOT_RUN": "was not run", None: "was not checked"}[verdict] in line
+
+
+def test_a_further_way_to_run_a_call_is_not_the_fastest_since_parity_does_not_look_at_it() -> None:
+    report = sample.latency()
+    row = dataclasses.replace(report.shapes["1 sentence"]["ort_cpu"], median_ns=1e3)
+    shapes = {"1 sentence": {**report.shapes["1 sentence"], "ort_cpu (graph)": row}}
+    text = render(sample.findings(latency=dataclasses.replace(report, shapes=shapes)))
+    (line,) = _fastest(text)
+    assert "`openvino`" in line
+    assert "- Not counted as fastest: `ort_cpu (graph)`, parity judged its calls as they are, without (graph)" in text
+
+
+def test_what_was_never_checked_is_called_fastest_with_that_said() -> None:
+    lines = _fastest(_full(parity=None))
+    assert lines
+    assert all(line.endswith("numbers not checked") and "`openvino`" in line for line in lines)
 
 
 def test_what_has_not_run_is_named_with_its_command() -> None:

@@ -22,6 +22,7 @@ from attnport.artifacts import (
     LatencyRow,
     ParityReport,
     RuntimeParity,
+    Verdict,
 )
 from attnport.reporting.page import render
 
@@ -220,6 +221,65 @@ def test_a_runtime_with_wrong_numbers_is_not_called_the_fastest() -> None:
     failed = fastest(_full(parity=sample.parity(fail=True)))
     assert "openvino 1 sentence" not in failed
     assert "ort_cpu 1 sentence" in failed
+
+
+def _card(page: str) -> str:
+    return _seen(page[page.index("<h2>Fastest</h2>") : page.index("<nav")])
+
+
+def _verdicts(parity: ParityReport, **verdicts: Verdict | None) -> ParityReport:
+    """The report with other verdicts; None = without that runtime."""
+    runtimes = {
+        key: dataclasses.replace(found, verdict=verdicts.get(key, found.verdict))
+        for key, found in parity.runtimes.items()
+        if verdicts.get(key, "") is not None
+    }
+    return dataclasses.replace(parity, runtimes=runtimes)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        ("FAIL", "torch_compile, parity was not checked; openvino, parity failed"),
+        ("NOT_RUN", "torch_compile, parity was not checked; openvino, parity was not run"),
+        (None, "torch_compile, openvino, parity was not checked"),
+    ],
+)
+def test_only_a_runtime_that_passed_parity_is_called_the_fastest_and_marked_so(
+    verdict: Verdict | None, why: str
+) -> None:
+    page = _full(parity=_verdicts(sample.parity(), openvino=verdict))
+    assert "ort_cpu 1 sentence" in _card(page)
+    assert "openvino 1 sentence" not in _card(page)
+    assert f"Not counted: {why}" in re.sub(r"(?<=_) ", "", _card(page))
+    marked = re.findall(r'<tr><th scope="row"><code>([^/]*?)</code></th>(?:(?!</tr>).)* data-best', page)
+    assert [name.replace("<wbr>", "") for name in marked] == ["ort_cpu"] * 3
+
+
+def test_a_further_way_to_run_a_call_is_not_the_fastest_since_parity_does_not_look_at_it() -> None:
+    report = sample.latency()
+    shapes = {
+        workload: {**rows, "ort_cpu (graph)": dataclasses.replace(rows["ort_cpu"], median_ns=1e3)}
+        for workload, rows in report.shapes.items()
+    }
+    page = _full(latency=dataclasses.replace(report, shapes=shapes))
+    assert "openvino 1 sentence" in _card(page)
+    assert "(graph), parity judged its calls as they are, without (graph)" in _card(page)
+
+
+def test_what_was_never_checked_is_called_fastest_with_that_said_and_marked_nowhere() -> None:
+    page = _full(parity=None)
+    assert "openvino 1 sentence" in _card(page)
+    assert "numbers not checked" in _card(page)
+    assert "Not counted" not in _card(page)
+    assert " data-best" not in page
+    assert "numbers not checked" not in _seen(_full())
+
+
+def test_where_no_timed_runtime_passed_none_is_the_fastest() -> None:
+    page = _full(parity=ParityReport("NOT_RUN", {}, {}))
+    assert "none of those that passed parity was timed" in _card(page)
+    assert "1 sentence" not in _card(page)
 
 
 def test_a_difference_that_was_not_shown_is_not_claimed() -> None:
