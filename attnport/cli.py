@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -15,8 +15,8 @@ from attnport import __version__
 from attnport.console.bench_options import bench_options, check_together
 from attnport.console.gpu_options import gpu_options
 from attnport.console.run import INTERRUPTED, Reporter, Verbs, complain, verb
+from attnport.console.source_options import source_options
 
-F = TypeVar("F", bound=Callable[..., Any])
 FOLDER = click.Path(path_type=Path)
 
 
@@ -40,28 +40,6 @@ def main() -> None:
     except BrokenPipeError:  # of --help: the reader of its output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-
-
-_source = [
-    click.argument("spec"),
-    click.option("-o", "--output", type=FOLDER, required=True, help="The artifact folder."),
-    click.option(
-        "--input",
-        "inputs",
-        multiple=True,
-        help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
-    ),
-    click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
-    click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
-    click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
-]
-
-
-def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --with-weights, --force."""
-    for option in reversed(_source):
-        work = option(work)
-    return work
 
 
 @cli.command()
@@ -204,12 +182,13 @@ def check(
     found = None
     if search:
         from attnport.pipeline.bisect import bisect
-        from attnport.pipeline.layers import layers
+        from attnport.pipeline.layers import why_no_layers
 
-        isolate = options["isolate"]
-        same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "isolate": isolate, "progress": out.progress}
+        same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "progress": out.progress}
+        same["isolate"] = options["isolate"]
         found = bisect(folder, report, **same)
-        layers(folder, report, force=options["force"], **same)
+        if problem := why_no_layers(folder, report, force=options["force"], **same):
+            out.tell(problem)
 
     def finish() -> None:
         if found is None:

@@ -42,6 +42,14 @@ _OPTIONS = (
         help="Calls of each runtime at least, if there is time; p99 needs 1000.",
     ),
     click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds in all."),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Seconds for each answer of a runtime's process.",
+    ),
     click.option("--save", type=_PATH, metavar="FILE", help="Write the report to FILE too."),
     click.option(
         "--compare",

@@ -34,6 +34,7 @@ def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
         if base.get(name).opens == "module"
     }
     for name in (*manifest.forms, *manifest.engines):
+        found[f"bundle.{name}"] = Embeddable("", "", "", f"it is {name} through the reader of a bundle")
         try:
             (backend,) = choose(folder, manifest, [name])
             (judged,) = judge(folder, manifest, [backend])

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from attnport.artifacts import PLANS, LatencyReport, Manifest
+from attnport.artifacts import Capabilities, LatencyReport, Manifest
 from attnport.compare.lengths import read_lengths
 from attnport.compare.statistics import CONFIDENCE
 from attnport.compare.text import read_sentences
 from attnport.errors import ArtifactError, UnavailableError
 from attnport.jsonfile import digest_text, read, to_json
 from attnport.pipeline.evaluate import Progress
+from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
 from attnport.pipeline.machine import machine, versions
 from attnport.pipeline.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest, model_openings, of_runtime, why_none
@@ -44,6 +45,7 @@ def bench(
     samples: int = 0,
     pin: bool = True,
     bundle: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
     seed: int = 0,
     force: bool = False,
     progress: Progress = lambda message: None,
@@ -63,6 +65,7 @@ def bench(
         samples: Calls of each runtime at least, if there is time; p99 needs 1000.
         pin: Keep processes on processors, where the system allows it.
         bundle: A bundle made of this folder: its forms are measured through its own reader, as the runtime `bundle`.
+        timeout_s: Seconds for each answer of a runtime's process; one that takes longer is ended, and NOT_RUN.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
@@ -74,7 +77,7 @@ def bench(
         chosen.insert(0, base.get(BASELINE))
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
-    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed)
+    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, timeout_s=timeout_s)
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:
@@ -82,8 +85,11 @@ def bench(
         models = [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES]
         check_files(folder, manifest, *models)
         settings = _settings(effort)
+        progress("probing the runtimes")
+        probed = probe_all(chosen, Limits(timeout_s))
         digest = digest_text(
             toolchain(*_DISTRIBUTIONS),
+            json.dumps([asdict(found) for found in probed.values()]),
             json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
             json.dumps([[runtime.name for runtime in chosen], list(shapes or []), sentences]),
             json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
@@ -92,20 +98,26 @@ def bench(
             return read(LatencyReport, folder / FILE)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
-            timed = subjects(chosen, folder.resolve(), manifest, effort.threads, bundle)
+            timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle)
             run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress)
             report = run.report(settings)
         edit.path(FILE).write_text(to_json(report), encoding="utf-8")
-        edit.finish(STAGE, digest)
+        rows = [row for found in report.shapes.values() for row in found.values()]
+        edit.finish(STAGE, "" if any(process_failed(row.reason) for row in rows) else digest)
     return report
 
 
 def subjects(
-    chosen: Sequence[Runtime], folder: Path, manifest: Manifest, threads: int, bundle: Path | None = None
+    chosen: Sequence[Runtime],
+    probed: Mapping[str, Capabilities],
+    folder: Path,
+    manifest: Manifest,
+    threads: int,
+    bundle: Path | None = None,
 ) -> dict[str, Subject]:
     """What is timed of a folder, by the name that reports use: each runtime with each file that it opens.
 
-    Whether it can open it here is for its own process to find out. The module is timed in float32.
+    The module is timed in float32, as it is: without what `check` adds to let it follow its mask contract.
 
     Raises:
         ArtifactError, IntegrityError: `bundle` is no bundle.
@@ -114,10 +126,12 @@ def subjects(
     for runtime in chosen:
         if not runtime.timed:
             found[runtime.name] = runtime, None, "not timed: it exists to be right, not to be fast"
+        elif not probed[runtime.name].available:
+            found[runtime.name] = runtime, None, unavailable(probed[runtime.name])
         elif runtime.opens == "module":
             found[runtime.name] = runtime, Opening(manifest.io, threads=threads), ""
         else:
-            openings = model_openings(runtime, folder, manifest, PLANS, threads, bundle)
+            openings = model_openings(runtime, folder, manifest, probed[runtime.name].plans, threads, bundle)
             found |= {name: (runtime, opening, "") for name, opening in openings.items()}
             if not openings:
                 found[runtime.name] = runtime, None, why_none(runtime)

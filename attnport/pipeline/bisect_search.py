@@ -114,9 +114,11 @@ class Search:
         return [name for name in found if name not in large and (name in sizes or name in outputs)]
 
     def _sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Elements of each tensor in the largest sample."""
-        shapes = self._run.traced("fp32", float64=True).shapes(self._cases[-1].feeds)
-        return {name: math.prod(shapes[name]) for name in names if name in shapes}
+        """Elements of each tensor in all samples together, whose results are held at once."""
+        module = self._run.traced("fp32", float64=True)
+        shapes = [module.shapes(case.feeds) for case in self._cases]
+        known = [name for name in names if all(name in one for one in shapes)]
+        return {name: sum(math.prod(one[name]) for one in shapes) for name in known}
 
     def _evaluate(self, names: Sequence[str]) -> Mapping[str, Sequence[Excess]]:
         """One probe model with `names` marked, on every sample."""
@@ -189,10 +191,13 @@ class Search:
             name: row for name, row in run.report.runtimes.items() if name in run.openings() and name != self._name
         }
         for name, row in rows.items():
+            if row.plan != self._row.plan:
+                found.append(Reading(name, "NOT_RUN", f"it computes in {row.plan}"))
+                continue
             got = self._value(name, row, tensor, case)
             if isinstance(got, str):
                 found.append(Reading(name, "NOT_RUN", got))
-            elif row.plan == self._row.plan:
+            else:
                 results[name] = got
                 found.append(reading(name, case.name, tensor, errors_at(got, expected, valid, tensor), by))
         odd = odd_one(results, valid)

@@ -22,7 +22,7 @@ from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.pipeline.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.pipeline.evaluate import Progress, References
 from attnport.pipeline.feeds import read_feeds
-from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all
+from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all, process_failed
 from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest, of_runtime
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.runtimes import base
@@ -95,7 +95,8 @@ def check(
                 run.notes.append("no sentences were given, so real text was not compared")
             report = run.report(chosen)
         edit.path(FILE).write_text(to_json(report), encoding="utf-8")
-        edit.finish(STAGE, digest)
+        rows = (*report.runtimes.values(), *report.forms.values())
+        edit.finish(STAGE, "" if any(process_failed(row.reason) for row in rows) else digest)
     return report
 
 

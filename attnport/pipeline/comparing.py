@@ -28,7 +28,7 @@ from attnport.errors import ArtifactError, IntegrityError, UnavailableError
 from attnport.exporter.lowering import base as lowerings
 from attnport.pipeline.child import ChildError
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
-from attnport.pipeline.isolated import IsolatedSession, Limits
+from attnport.pipeline.isolated import IsolatedSession, Limits, reason_of_failure, unavailable
 from attnport.pipeline.openings import graph_digest, model_openings, why_none
 from attnport.pipeline.portable import portable
 from attnport.runtimes import base
@@ -120,8 +120,7 @@ class Comparison:
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
         found = self.probed[runtime.name]
         if not found.available:
-            hint = f"; {found.hint}" if found.hint else ""
-            return {runtime.name: self._not_run(f"{found.reason.rstrip('.')}{hint}", "fp32")}
+            return {runtime.name: self._not_run(unavailable(found), "fp32")}
         if runtime.name == EAGER:
             self._extend_eager("fp32", [case.name for case in self.cases])
             note = "float32 PyTorch with the mask contract, the yardstick of the others"
@@ -195,8 +194,7 @@ class Comparison:
         except IntegrityError:
             raise
         except (ChildError, MemoryError) as err:
-            reason = f"its process failed: {err}" if isinstance(err, ChildError) else f"no memory is left: {err}"
-            return self._not_run(reason, opening.plan)
+            return self._not_run(reason_of_failure(err), opening.plan)
         except UnavailableError as err:
             return self._not_run(err.message, opening.plan)
         except ArtifactError as err:

@@ -19,8 +19,8 @@ from attnport.compare import parity
 from attnport.compare.inputs import Array, Case, batch_dim, cases, full_case
 from attnport.errors import ArtifactError, AttnportError, ParityFailed, UnavailableError
 from attnport.pipeline.child import ChildError
-from attnport.pipeline.evaluate import Progress, References, make_references, measure_session
-from attnport.pipeline.isolated import IsolatedSession, Limits
+from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
+from attnport.pipeline.isolated import IsolatedSession, Limits, reason_of_failure
 from attnport.pipeline.portable import portable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
@@ -73,7 +73,7 @@ class Judging:
         with self._module(self.eager, self.plan) as session:
             own = measure_session(session, io, tried, store, self._saying(f"{self.eager} {self.plan}"))
         extremes = [case.name for case in tried if case.group == "extremes"]
-        by = parity.Yardstick(self.plan, own.errors, extremes)
+        by = parity.Yardstick(self.plan, self._bounding(own, tried, store), extremes)
         found = {}
         for name, (runtime, opening) in openings.items():
             if runtime.name == self.eager:
@@ -86,12 +86,21 @@ class Judging:
                 found[name] = self._concluded(measured, by)
             except ArtifactError as err:
                 found[name] = self._said("FAIL", f"it cannot be opened: {err.message}")
-            except (ChildError, UnavailableError, MemoryError) as err:
-                reason = f"its process failed: {err}" if isinstance(err, ChildError) else str(err)
-                found[name] = self._said("NOT_RUN", reason)
+            except (ChildError, MemoryError) as err:
+                found[name] = self._said("NOT_RUN", reason_of_failure(err))
+            except UnavailableError as err:
+                found[name] = self._said("NOT_RUN", err.message)
             except AttnportError as err:
                 found[name] = self._said("FAIL", f"{type(err).__name__}: {err.message}")
         return found
+
+    def _bounding(self, own: Measured, tried: Sequence[Case], store: References) -> parity.ByCase:
+        """Eager's errors, in half precision the larger of its two ways: see ADR 12."""
+        if self.plan == "fp32":
+            return own.errors
+        with self._module(self.eager, self.plan, step_by_step=True) as session:
+            steps = measure_session(session, self.manifest.io, tried, store, self._saying("step by step"))
+        return parity.worse_of(own.errors, steps.errors)
 
     def _apart(self, runtime: Runtime, opening: Opening) -> Session:
         return IsolatedSession(runtime, opening, self.folder, self.manifest, self.limits)
@@ -126,10 +135,11 @@ class Judging:
                 )
 
     @contextlib.contextmanager
-    def _module(self, runtime: str, plan: str, *, float64: bool = False) -> Iterator[Session]:
-        opening = Opening(
-            self.manifest.io, plan=plan, spec=self.spec, threads=self.threads, contract=True, float64=float64
-        )
+    def _module(
+        self, runtime: str, plan: str, *, float64: bool = False, step_by_step: bool = False
+    ) -> Iterator[Session]:
+        given = Opening(self.manifest.io, plan=plan, spec=self.spec, threads=self.threads)
+        opening = replace(given, contract=True, float64=float64, step_by_step=step_by_step)
         with contextlib.closing(base.get(runtime).open(opening)) as session:
             yield session
 

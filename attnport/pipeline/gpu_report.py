@@ -49,7 +49,8 @@ class Piece:
 
     Attributes:
         inputs: A digest of what it was measured with; a piece of other inputs is measured again.
-        problem: Why there is nothing; "" where there is.
+        problem: Why there is nothing, or not all; "" where there is.
+        exit_code: That of the problem: 4 where its float64 run cannot be trusted, 3 where the device cannot do it.
         fused: By runtime, attentions that one kernel covers, of those there are; where something could look.
         notes: What was done otherwise than asked.
         parity: By runtime; of the cases those that fail.
@@ -61,6 +62,7 @@ class Piece:
     about: str
     inputs: str
     problem: str = ""
+    exit_code: int = 0
     fused: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     parity: Mapping[str, RuntimeParity] = field(default_factory=dict)
@@ -181,17 +183,29 @@ def raise_for(report: GpuReport, named: tuple[str, ...] = ()) -> None:
     """Turns a report into the exception that it calls for.
 
     Args:
-        named: Runtimes that the user asked for by name: one that is not there is an error.
+        named: Runtimes that the user asked for by name: one that ran in no piece is an error.
 
     Raises:
-        ParityFailed: a runtime is outside its bound.
-        UnavailableError: a named runtime is not there.
+        ParityFailed: a runtime is outside its bound, or there was nothing sound to judge by.
+        UnavailableError: a named runtime was not run, a piece could not be measured, or nothing was. What the device
+            cannot do is no error while it does something else.
     """
     for name, piece in report.pieces.items():
         for runtime, found in piece.parity.items():
             if found.verdict == "FAIL":
                 raise ParityFailed(f"{name}: {runtime} fails: {found.reason}.")
+    for name, piece in report.pieces.items():
+        if piece.problem and (piece.exit_code != UnavailableError.exit_code or not _judged(report)):
+            kind = ParityFailed if piece.exit_code == ParityFailed.exit_code else UnavailableError
+            raise kind(f"{name} was not measured: {piece.problem.rstrip('.')}.")
     for wanted in (one.replace("-", "_") for one in named):
         probed = report.runtimes.get(wanted)
         if probed is not None and not probed.available:
             raise UnavailableError(f"{wanted} was not run: {probed.reason}", hint=probed.hint)
+        rows = [piece.parity[wanted] for piece in report.pieces.values() if wanted in piece.parity]
+        if rows and all(row.verdict == "NOT_RUN" for row in rows):
+            raise UnavailableError(f"{wanted} was not run: {rows[0].reason.rstrip('.')}.")
+
+
+def _judged(report: GpuReport) -> bool:
+    return any(piece.parity for piece in report.pieces.values())

@@ -172,7 +172,7 @@ class Run:
         piece = self.report.pieces.get(key)
         if piece is None or piece.inputs != inputs:
             piece = Piece(subject.about, inputs)
-        piece = dataclasses.replace(piece, problem="")
+        piece = dataclasses.replace(piece, problem="", exit_code=0)
         try:
             if plan not in self.probed[self.ground.eager].plans:
                 raise UnavailableError(f"{self.ground.eager} does not compute in {plan} on {self.device}.")
@@ -188,7 +188,8 @@ class Run:
             self.tell(f"{key}: {problem}")
             kept = self.report.pieces.get(key)  # with the calls that were timed before it failed
             piece = kept if kept is not None and kept.inputs == inputs else piece
-            self._keep_piece(key, dataclasses.replace(piece, problem=problem), plan)
+            code = err.exit_code if isinstance(err, AttnportError) else UnavailableError.exit_code
+            self._keep_piece(key, dataclasses.replace(piece, problem=problem, exit_code=code), plan)
 
     def _parity(self, key: str, piece: Piece, plan: str, files: Files) -> Piece:
         if piece.parity:

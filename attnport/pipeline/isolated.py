@@ -47,7 +47,7 @@ class Limits:
 
     def start(self, threads: int | None) -> Child:
         """A worker under these limits."""
-        limit = self.memory_bytes if self.memory_bytes is not None else int(free_memory_bytes() * _SHARE) or None
+        limit = self.memory_bytes if self.memory_bytes is not None else memory_limit_bytes()
         return Child(threads or physical_cores(), memory_bytes=limit)
 
 
@@ -163,6 +163,24 @@ def probe_all(
         return {runtime.name: one for runtime, one in zip(runtimes, found, strict=True)}
 
 
+def unavailable(found: Capabilities) -> str:
+    """Why a runtime cannot be used here, and what brings it."""
+    return f"{found.reason.rstrip('.')}; {found.hint}" if found.hint else found.reason.rstrip(".")
+
+
+_FAILED, _NO_MEMORY = "its process failed: ", "no memory is left: "
+
+
+def reason_of_failure(err: AttnportError | MemoryError) -> str:
+    """Why there is nothing of a runtime whose process died, hung, or had no memory left."""
+    return f"{_FAILED}{err.message}" if isinstance(err, AttnportError) else f"{_NO_MEMORY}{err}"
+
+
+def process_failed(reason: str) -> bool:
+    """Whether a row says that a process failed, which may be otherwise the next time: nothing to be kept as done."""
+    return reason.startswith((_FAILED, _NO_MEMORY))
+
+
 def _with_forms(found: Capabilities, ask: Callable[[], dict[str, str]]) -> Capabilities:
     if not found.available:
         return found
@@ -170,6 +188,11 @@ def _with_forms(found: Capabilities, ask: Callable[[], dict[str, str]]) -> Capab
     if forms is None:
         write_forms(found, forms := ask())
     return replace(found, attention_forms=forms)
+
+
+def memory_limit_bytes() -> int | None:
+    """What a process that is started now may take; None where it is not known what is free."""
+    return int(free_memory_bytes() * _SHARE) or None
 
 
 def free_memory_bytes() -> int:

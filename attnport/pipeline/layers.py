@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,15 @@ def layers(
         edit.path(FILE).write_text(to_json(made), encoding="utf-8")
         edit.finish(STAGE, _digest(manifest))
     return made
+
+
+def why_no_layers(folder: Path, report: ParityReport, **given: Any) -> str:
+    """Measures as `layers` does, for a report; why that was not possible, which takes no verdict from the check."""
+    try:
+        layers(folder, report, **given)
+    except (AttnportError, MemoryError) as err:
+        return f"errors by layer were not measured: {err}"
+    return ""
 
 
 def read_layers(folder: Path, manifest: Manifest) -> LayerReport | None:

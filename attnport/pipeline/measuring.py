@@ -16,6 +16,7 @@ from attnport.pipeline.child import Child, ChildError, reason_of
 from attnport.pipeline.clocks import MOST_DRIFT_PPM, DriftWatch, processors
 from attnport.pipeline.cold import Start
 from attnport.pipeline.evaluate import Progress
+from attnport.pipeline.isolated import TIMEOUT_S, memory_limit_bytes, reason_of_failure
 from attnport.pipeline.measured import SPINNING, Measured, samples_of
 from attnport.pipeline.openings import file_of
 from attnport.pipeline.portable import portable
@@ -30,7 +31,6 @@ MIN_ROUNDS, MAX_ROUNDS = 12, 1000
 _TURN_S, _MAX_CALLS = 0.02, 8
 _LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
 _DRIFTED = 0.1
-_ANSWER_S = 600.0
 
 Subject = tuple[Runtime, Opening | None, str]
 """A runtime, what it opens, and why there is nothing that it opens where that is None."""
@@ -46,6 +46,7 @@ class Effort:
         samples: Calls that every runtime makes at least, if there is time: p99 needs 1000.
         pin: Whether processes stay on processors of their own, where the system allows it.
         baseline: The runtime that the others are compared with.
+        timeout_s: Seconds for each answer of a process: opening, the calls of a turn.
     """
 
     threads: int
@@ -55,6 +56,7 @@ class Effort:
     pin: bool = True
     seed: int = 0
     baseline: str = BASELINE
+    timeout_s: float = TIMEOUT_S
 
 
 class Measuring:
@@ -80,6 +82,7 @@ class Measuring:
         self._effort, self._progress = effort, progress
         self._began = time.monotonic()
         self._watch = DriftWatch()
+        self._memory_bytes = memory_limit_bytes()
         self._processors = processors(effort.threads) if effort.pin else []
         self._found: dict[str, Measured] = {}
         self._settings: dict[str, str | int | float | bool] = {}
@@ -174,18 +177,6 @@ class Measuring:
                 found.mode, *others = answer["modes"] or [""]
                 for mode in others:
                     self._found[f"{name} ({mode})"] = found.in_mode(mode)
-        self._join_missing()
-
-    def _join_missing(self) -> None:
-        """Gives a runtime that opened none of its files, each for the same reason, one row, as `check` does."""
-        problems: dict[str, set[str]] = {}
-        for name, (runtime, _, _) in self._subjects.items():
-            problems.setdefault(runtime.name, set()).add(self._found[name].problem)
-        joined: dict[str, Measured] = {}
-        for name, found in self._found.items():
-            whole = self._subjects[name][0].name if name in self._subjects and found.problem else name
-            joined.setdefault(whole if len(problems.get(whole, ())) == 1 else name, found)
-        self._found = joined
 
     def _time(self, workload: Workload, share_s: float) -> None:
         """All rounds of one workload."""
@@ -298,7 +289,7 @@ class Measuring:
             self._notes.append(f"the timer ran {ppm:+.0f} parts in a million off the machine's raw clock")
 
     def _child(self) -> Child:
-        return Child(self._effort.threads, COMMAND)
+        return Child(self._effort.threads, COMMAND, self._memory_bytes)
 
     def _load(self, found: Measured, workload: Workload) -> bool:
         """Hands the feeds to a child."""
@@ -323,7 +314,7 @@ class Measuring:
                 now = time.perf_counter_ns()
                 found.idle_ns += now - found.answered_ns if found.answered_ns else 0
                 found.child.send("run", name=workload, mode=found.mode, **request)
-            answer = found.child.receive(timeout_s=_ANSWER_S)
+            answer = found.child.receive(timeout_s=self._effort.timeout_s)
         except (SpecError, IntegrityError):
             raise
         except AttnportError as err:
@@ -341,7 +332,7 @@ class Measuring:
         if workload and child and child.alive:
             found.problems[workload] = portable(reason_of(err), self._folder)
             return
-        problem = f"its process failed: {err.message}" if isinstance(err, ChildError) else reason_of(err)
+        problem = reason_of_failure(err) if isinstance(err, ChildError) else reason_of(err)
         found.problem = portable(problem, self._folder)
         if workload:
             found.problems[workload] = found.problem

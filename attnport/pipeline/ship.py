@@ -216,26 +216,18 @@ def _build(run: _Ship, force: bool) -> str:
 
 def _check(run: _Ship, sentences: Path | None, force: bool) -> str:
     from attnport.pipeline.check import check, raise_for
+    from attnport.pipeline.layers import why_no_layers
 
     report = check(run.folder, text=sentences, force=force, progress=run.progress)
-    note = _layers(run, report, sentences, force)
+    problem = why_no_layers(run.folder, report, text=sentences, force=force, progress=run.progress)
     raise_for(report)
     tables = {**report.runtimes, **report.forms}
     counts = {
         verdict: sum(row.verdict == verdict for row in tables.values()) for verdict in ("PASS", "FAIL", "NOT_RUN")
     }
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + note
-
-
-def _layers(run: _Ship, report: ParityReport, sentences: Path | None, force: bool) -> str:
-    """Measures errors by layer for the report; what keeps it from that takes no verdict from the check."""
-    from attnport.pipeline.layers import layers
-
-    try:
-        layers(run.folder, report, text=sentences, force=force, progress=run.progress)
-    except (AttnportError, MemoryError) as err:
-        return f"; errors by layer were not measured: {err}"
-    return ""
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + (
+        f"; {problem}" if problem else ""
+    )
 
 
 def _bench(run: _Ship, sentences: Path | None, budget_s: float, shapes: Sequence[str] | None, force: bool) -> str:

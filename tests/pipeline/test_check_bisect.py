@@ -188,6 +188,14 @@ def test_openvino_is_searched_in_its_own_process(layered: Path, plan: str, amoun
     assert plan != "fp32" or verdicts["onnx_reference"] == "PASS"
 
 
+def test_a_named_runtime_that_was_not_run_keeps_its_verdict_and_exit_code(layered: Path) -> None:
+    done = CliRunner().invoke(cli, ["check", str(layered), "--runtime", "tensorrt_rtx", "--bisect"])
+    assert done.exit_code == 3
+    assert "tensorrt_rtx was not run" in done.stderr
+    assert "errors by layer were not measured" in done.stderr
+    assert "graph parity of the lowered forms" in done.stdout
+
+
 def test_a_model_that_was_exported_wrong_is_held_against_torch(layered: Path) -> None:
     plant(layered, "", other_weight("layers.1.up"))
     (found,) = searched(layered, ["torch_eager", "onnx_reference"])

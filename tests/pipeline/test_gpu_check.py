@@ -19,10 +19,10 @@ from attnport.pipeline import gpu_check as verb
 from attnport.pipeline import gpu_run
 from attnport.pipeline.gpu_check import GPU, gpu_check
 from attnport.pipeline.gpu_costs import Work
-from attnport.pipeline.gpu_report import GpuReport, file_name, raise_for
+from attnport.pipeline.gpu_report import GpuReport, Piece, file_name, raise_for
 from attnport.pipeline.gpu_run import Ground
 from attnport.pipeline.gpu_subjects import Subject
-from attnport.pipeline.machine import find_gpus
+from attnport.pipeline.machine import find_gpus, machine
 from attnport.pipeline.measuring import Measuring
 from attnport.runtimes import base
 
@@ -200,6 +200,8 @@ def test_a_model_that_fails_keeps_no_other_from_being_measured(
     assert "there is no 'nothing'" in report.pieces["broken fp32"].problem
     assert "there is no 'nothing'" in told[0]
     assert report.pieces["tiny fp32"].parity["torch_eager"].verdict == "PASS"
+    with pytest.raises(UnavailableError, match=r"broken fp32 was not measured: .*there is no 'nothing'"):
+        raise_for(report)
 
 
 def test_a_runtime_that_computes_something_else_fails(
@@ -242,6 +244,46 @@ def test_a_device_whose_float64_is_not_the_processors_judges_nothing(
     assert "is not the processor's" in piece.problem
     assert piece.parity == {}
     assert piece.latency is None
+    with pytest.raises(ParityFailed, match=r"tiny fp32 was not measured: float64 on .* is not the processor's"):
+        raise_for(report)
+
+
+def test_a_named_runtime_that_no_piece_could_run_is_an_error() -> None:
+    rows = {"torch_eager": RuntimeParity("PASS", "", "fp16"), "ort_cpu": RuntimeParity("NOT_RUN", "SM 90.", "fp16")}
+    piece = Piece("about", "inputs", parity=rows)
+    report = GpuReport(1, "0", DEVICE, "torch_eager", machine(), {}, {}, pieces={"tiny fp16": piece})
+    raise_for(report)
+    raise_for(report, ("torch-eager",))
+    with pytest.raises(UnavailableError, match="ort_cpu was not run: SM 90"):
+        raise_for(report, ("torch_eager", "ort-cpu"))
+
+
+def test_what_a_device_cannot_do_is_an_error_only_where_it_does_nothing_else() -> None:
+    cannot = Piece("about", "inputs", problem="no bf16 here", exit_code=3)
+    did = Piece("about", "inputs", parity={"torch_eager": RuntimeParity("PASS", "", "fp16")})
+    report = GpuReport(1, "0", DEVICE, "torch_eager", machine(), {}, {}, pieces={"tiny bf16": cannot, "tiny fp16": did})
+    raise_for(report)
+    with pytest.raises(UnavailableError, match="tiny bf16 was not measured: no bf16 here"):
+        raise_for(dataclasses.replace(report, pieces={"tiny bf16": cannot}))
+
+
+def test_half_precision_is_bounded_by_the_larger_of_eagers_two_ways(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[bool] = []
+    eager = base.get("torch_eager")
+    opened = type(eager).open
+
+    def noting(self: Any, opening: Any) -> Any:
+        if opening.plan == "fp16":
+            ways.append(opening.step_by_step)
+        return opened(self, opening)
+
+    monkeypatch.setattr(type(eager), "open", noting)
+    monkeypatch.setattr(gpu_run.Run, "_latency", lambda *given: None)
+    report = gpu_check(tmp_path, work, dtypes=("fp16",), threads=1, ground=ground(runtimes=("torch_eager",)))
+    assert report.pieces["tiny fp16"].parity["torch_eager"].verdict == "PASS"
+    assert ways == [False, True]
 
 
 @pytest.mark.slow

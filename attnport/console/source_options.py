@@ -1,0 +1,32 @@
+"""What `ship` and `export` are told of a module: where it comes from, its inputs, its dims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.argument("spec"),
+    click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact folder."),
+    click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
+    ),
+    click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
+    click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
+    click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
+)
+
+
+def source_options(work: F) -> F:
+    """SPEC, -o, --input, --dim, --with-weights, --force."""
+    for option in reversed(_OPTIONS):
+        work = option(work)
+    return work
