@@ -116,12 +116,14 @@ def max_opset(provider: Provider) -> int | None:
 
 
 def profiled(
-    model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None
+    model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None, save: bool = True
 ) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
     """One run: the profile's event of each node that ran, and the model as the session optimised it.
 
     Args:
         feeds: What to run it on; None = small inputs.
+        save: Whether the session writes the optimised model. A provider that compiles has nodes that ONNX Runtime
+            refuses to write; without, the model comes back as it stands in its file.
 
     Raises:
         ArtifactError: not a model that it can read or run.
@@ -130,8 +132,10 @@ def profiled(
     graph = read_graph(model)
     with tempfile.TemporaryDirectory(prefix="attnport-") as scratch:
         settings = options(1)
-        # Weights in a file beside the model stay there: the optimised model then refers to them.
-        settings.optimized_model_filepath = str(Path(scratch, "optimised.onnx"))
+        written = Path(scratch, "optimised.onnx")
+        if save:
+            # Weights in a file beside the model stay there: the optimised model then refers to them.
+            settings.optimized_model_filepath = str(written)
         settings.enable_profiling = True
         settings.profile_file_prefix = str(Path(scratch, "profile"))
         session = open_session(model, settings, provider)
@@ -144,7 +148,7 @@ def profiled(
             raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
         events = json.loads(Path(session.end_profiling()).read_text())
         ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
-        return ran, read_graph(Path(settings.optimized_model_filepath))
+        return ran, read_graph(written) if save else graph
 
 
 def refuse_fallback(model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None) -> None:
@@ -154,7 +158,7 @@ def refuse_fallback(model: Path, provider: Provider, feeds: Mapping[str, Array] 
         UnavailableError: nodes on floating-point tensors of more than one element ran outside `provider`; names them.
         ArtifactError: it cannot be read or run.
     """
-    events, _ = profiled(model, provider, feeds)
+    events, _ = profiled(model, provider, feeds, False)
     if found := misplaced(events, name_of(provider)):
         raise UnavailableError(
             f"{model.name}: {len(found)} nodes did not run on {name_of(provider)}: {', '.join(found[:5])}.",

@@ -121,6 +121,21 @@ def test_a_form_opens_on_the_provider_and_gives_its_numbers(runtime: Any, tmp_pa
     session.close()
 
 
+def test_a_provider_that_compiles_is_not_asked_to_write_its_nodes(
+    runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime: "Unable to serialize model as it contains compiled nodes"."""
+    real = ort.InferenceSession
+
+    def compiles(model: Any, settings: Any, **given: Any) -> Any:
+        if settings.optimized_model_filepath:
+            raise RuntimeError("Unable to serialize model as it contains compiled nodes.")
+        return real(model, settings, **given)
+
+    monkeypatch.setattr(ort, "InferenceSession", compiles)
+    runtime.open(Opening(IO, plan="fp16", model=saved(tmp_path))).close()
+
+
 def test_nodes_that_run_elsewhere_are_refused(runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = _ort.profiled
 
