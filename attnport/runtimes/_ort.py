@@ -71,6 +71,8 @@ def options(threads: int | None) -> Any:
 def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
     """A session on one provider; ONNX Runtime adds its CPU provider behind any other for what that cannot run.
 
+    Its Python part would open or run the whole model on the CPU again after an error of the provider; that is off.
+
     Raises:
         ArtifactError: a model that cannot be read.
         UnavailableError: it fell back to another provider.
@@ -81,10 +83,10 @@ def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
     try:
         if isinstance(provider, Plugin):
             settings.add_provider_for_devices(list(provider.devices), dict(provider.options))
-            session = ort.InferenceSession(what, settings)
+            session = ort.InferenceSession(what, settings, enable_fallback=0)
         else:
             given = provider if isinstance(provider, str) else (name, dict(provider[1]))
-            session = ort.InferenceSession(what, settings, providers=[given])
+            session = ort.InferenceSession(what, settings, providers=[given], enable_fallback=0)
     except Exception as err:  # a runtime's own exceptions share no base
         raise broken(model if isinstance(model, Path) else Path("the model"), err) from err
     if session.get_providers()[0] != name:

@@ -11,13 +11,14 @@ import onnx
 import onnx.parser
 import pytest
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import IOContract, Ran
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import ArtifactError, UnavailableError
+from attnport.errors import ArtifactError, FeedError, UnavailableError
 from attnport.runtimes import _ort, ort_cuda
 from attnport.runtimes.base import Opening
 
 ort = pytest.importorskip("onnxruntime")
+onnxruntime_pybind11_state = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
 CPU = "CPUExecutionProvider"
 IO = IOContract(
     (TensorSpec("q", "float32", ("B", "S", 16)),),
@@ -133,6 +134,37 @@ def test_what_really_ran_elsewhere_is_found_in_the_profile(tmp_path: Path) -> No
     assert _ort.misplaced(events, CPU) == []
     assert f"sum (Add, {CPU})" in _ort.misplaced(events, "CUDAExecutionProvider")
     assert {node.name for node in optimised.graph.node} >= {"sum"}
+
+
+class Failing:
+    """A session of ONNX Runtime, in C, on a provider that fails when it runs."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def run(self, *given: Any) -> None:
+        raise onnxruntime_pybind11_state.EPFail("CUDA failure 700")
+
+    def run_with_ort_values(self, *given: Any) -> None:
+        self.run()
+
+
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+@pytest.mark.parametrize("plugin", [False, True])
+def test_a_call_that_failed_on_the_provider_is_not_run_again_on_the_cpu(
+    kind: str, plugin: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "f = Cast<to=1>(q) r = Relu(f) y = Cast<to=16>(r)" if kind == "bfloat16" else "y = Relu(q)"
+    found = tuple(device for device in ort.get_ep_devices() if device.ep_name == CPU)[:1]
+    provider = _ort.Plugin(CPU, found, {}) if plugin else CPU
+    session = _ort.open_session(saved(tmp_path, body, kind), _ort.options(1), provider)
+    monkeypatch.setattr(session, "_sess", Failing(session._sess))
+    opened = _ort.OrtSession(IO, session, Ran("CUDA", CPU, "fp32"))
+    with pytest.raises(FeedError, match="CUDA failure 700"):
+        opened.run({"q": np.ones((2, 5, 16), np.float32)})
 
 
 def test_a_model_of_which_a_part_fell_back_is_refused(
