@@ -90,7 +90,7 @@ class OrtTensorRTRTX(Runtime):
 
 
 def registered_devices() -> tuple[Any, ...]:
-    """The provider's devices; its library is registered the first time.
+    """The provider's first device, alone, as the provider takes but one; its library is registered the first time.
 
     Raises:
         UnavailableError: the library cannot be loaded, or it finds no device.
@@ -109,7 +109,7 @@ def registered_devices() -> tuple[Any, ...]:
         devices = _devices(ort)
     if not devices:
         raise UnavailableError(f"{PROVIDER} finds no device.", hint="It wants an RTX GPU, of Ampere or later.")
-    return devices
+    return devices[:1]
 
 
 def compiled_context(model: Path, provider: _ort.Plugin) -> bytes:

@@ -105,6 +105,16 @@ def test_a_library_that_cannot_be_registered_is_not_available(monkeypatch: pytes
         ort_tensorrt_rtx.registered_devices()
 
 
+def test_of_several_gpus_the_first_is_given_alone(
+    on_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = [device for device in ort.get_ep_devices() if device.ep_name == CPU][:1]
+    monkeypatch.setattr(ort, "get_ep_devices", lambda: [*real, SimpleNamespace(ep_name=CPU)])
+    monkeypatch.setattr(ort_tensorrt_rtx, "compiled_context", lambda path, provider: path.read_bytes())
+    assert ort_tensorrt_rtx.registered_devices() == tuple(real)
+    ort_tensorrt_rtx.RUNTIME.open(Opening(IO, plan="fp16", model=saved(tmp_path))).close()
+
+
 def test_profiles_are_the_contracts_sizes() -> None:
     assert ort_tensorrt.profile_options(IO, "trt_profile_{}_shapes") == {
         "trt_profile_min_shapes": "q:2x1x16,n:2",
