@@ -31,6 +31,19 @@ from attnport.reporting.facts import (
 from attnport.reporting.findings import Findings
 from attnport.reporting.markup import printable
 from attnport.reporting.measures import NONE, megabytes, milliseconds, scientific, significant
+from attnport.reporting.metrics import (
+    ARGMAX,
+    CENSUS,
+    LEGEND,
+    PADDED,
+    ULPS,
+    argmax,
+    has,
+    nonfinite,
+    padded,
+    ulps,
+    worst_metrics,
+)
 from attnport.reporting.recommendation import Recommendation
 from attnport.reporting.series import Series, first_beyond, layer_errors, scalings
 
@@ -194,10 +207,34 @@ def _parity(report: ParityReport | None, folder: str) -> list[str]:
     notes = [*(f"{code(each.key)}: {escaped(each.reason)}" for each in found.rows if each.verdict == "FAIL")]
     return [
         title,
-        f"{BOUND} `parity.json` has every metric.",
+        BOUND,
         table(head, rows),
         bullets([*notes, *map(escaped, report.notes)]),
+        *_metrics(report),
     ]
+
+
+def _metrics(report: ParityReport) -> list[str]:
+    """The worst of each metric by runtime and form; what none has is no column."""
+    named = [(code(key), found.cases) for key, found in report.runtimes.items() if found.cases]
+    named += [(f"form {code(key)}", found.cases) for key, found in report.forms.items() if found.cases]
+    if not named:
+        return []
+    shown = has(case for _, cases in named for case in cases)
+    head = ["Runtime or form", "Relative", "Least cosine", *(ULPS if shown.ulps else ())]
+    head += [CENSUS, *[ARGMAX] * shown.argmax, *[PADDED] * shown.padded]
+    rows = []
+    for label, cases in named:
+        worst = worst_metrics(cases)
+        cells = [scientific(worst.relative), NONE if worst.cosine is None else f"{worst.cosine:.8f}"]
+        cells += ulps(worst.ulps) if shown.ulps else ()
+        cells += [nonfinite(worst.census) if worst.census else NONE]
+        cells += [argmax(worst.argmax)] * shown.argmax + [padded(worst.padded)] * shown.padded
+        rows.append([label, *cells])
+    lead = f"The worst of each metric over all cases and outputs that could be compared; counts are sums. {LEGEND}"
+    where = "`parity.json` has each case and output; so has the page, `report.html`, where it folds out."
+    right = range(1, len(head) - shown.padded)
+    return [f"{lead} {where}", table(head, rows, numbers=right)]
 
 
 def _layers(report: LayerReport | None, folder: str) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
-from attnport.artifacts import ParityReport, RuntimeParity
+from attnport.artifacts import CaseResult, ParityReport, RuntimeParity
 from attnport.reporting.facts import BOUND, Cell, matrix, ran, times
 from attnport.reporting.markup import (
     Html,
@@ -21,6 +22,7 @@ from attnport.reporting.markup import (
     verdict,
 )
 from attnport.reporting.measures import NONE, count, largest_share, scientific
+from attnport.reporting.metrics import ARGMAX, CENSUS, LEGEND, PADDED, ULPS, argmax, census, has, padded, ulps
 
 
 def _cell(cell: Cell) -> Html:
@@ -71,6 +73,38 @@ def _errors(error: float | None, bound: float) -> tuple[Html, Html]:
     return number(scientific(error)), number(scientific(bound))
 
 
+def _cases(title: str, cases: Sequence[CaseResult]) -> Html:
+    """All metrics by case and output; what no case has is no column."""
+    shown = has(cases)
+    head: list[object] = [
+        "Case",
+        "Output",
+        "Verdict",
+        *over_numbers("RMS error", "RMS bound", "Max error", "Max bound"),
+    ]
+    head += over_numbers("Relative", "Least cosine", "Elements", CENSUS, *(ULPS if shown.ulps else ()))
+    head += [*over_numbers(*[ARGMAX] * shown.argmax), *[PADDED] * shown.padded]
+
+    def cells(result: CaseResult) -> Iterator[object]:
+        yield name(result.output)
+        yield join((verdict(result.verdict), text(f" {result.reason}") if result.reason else None))
+        yield from _errors(result.rms_error, result.rms_bound)
+        yield from _errors(result.max_error, result.max_bound)
+        yield number(scientific(result.relative))
+        yield number(NONE if result.cosine is None else f"{result.cosine:.8f}")
+        yield number(count(result.elements))
+        yield number(census(result))
+        if shown.ulps:
+            yield from map(number, ulps(result.ulps))
+        if shown.argmax:
+            yield number(argmax(result.argmax))
+        if shown.padded:
+            yield padded(result.padded)
+
+    rows = (row(result.case, *cells(result)) for result in cases)
+    return table(f"Errors of {title} against float64", head, [el("tbody", *rows)], class_="metrics")
+
+
 def _details(title: str, id_: str, found: RuntimeParity) -> Html:
     """All metrics of one runtime or form."""
     largest = largest_share(found)
@@ -87,23 +121,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
         facts.append(found.reason)
     parts: list[Html] = [el("p", " ".join(facts))]
     if found.cases:
-        rows = [
-            row(
-                result.case,
-                name(result.output),
-                join((verdict(result.verdict), text(f" {result.reason}") if result.reason else None)),
-                *_errors(result.rms_error, result.rms_bound),
-                *_errors(result.max_error, result.max_bound),
-                number(scientific(result.relative)),
-                number(NONE if result.cosine is None else f"{result.cosine:.8f}"),
-                number(count(result.elements)),
-                number(result.nonfinite),
-            )
-            for result in found.cases
-        ]
-        head = ["Case", "Output", "Verdict", *over_numbers("RMS error", "RMS bound", "Max error", "Max bound")]
-        head += over_numbers("Relative", "Least cosine", "Elements", "Not finite")
-        parts.append(table(f"Errors of {title} against float64", head, [el("tbody", *rows)], class_="metrics"))
+        parts.append(_cases(title, found.cases))
     if found.invariance:
         rows = [
             row(
@@ -115,7 +133,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
             )
             for result in found.invariance
         ]
-        head = ["Comparison", "Output", "Verdict"]
+        head: list[object] = ["Comparison", "Output", "Verdict"]
         head += over_numbers("RMS difference", "RMS bound", "Max difference", "Max bound")
         caption = f"Padding invariance of {title}: what differs when padding alone differs"
         parts.append(table(caption, head, [el("tbody", *rows)], class_="metrics"))
@@ -133,4 +151,5 @@ def section(report: ParityReport | None, folder: str) -> Html:
         for kind, members in (("runtime", report.runtimes), ("form", report.forms))
         for index, (key, found) in enumerate(members.items())
     ]
-    return join((lead, _matrix(report), notes, el("p", "All metrics", class_="label"), *everything))
+    legend = el("p", LEGEND, class_="quiet") if everything else None
+    return join((lead, _matrix(report), notes, el("p", "All metrics", class_="label"), legend, *everything))

@@ -11,7 +11,19 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from attnport.artifacts import FusionItem, FusionReport, FusionTable, ParityReport, RuntimeParity, Verdict
+from attnport.artifacts import (
+    Argmax,
+    CaseResult,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    NonFinite,
+    PaddedRows,
+    ParityReport,
+    RuntimeParity,
+    Ulps,
+    Verdict,
+)
 from attnport.reporting.markdown import block, code, escaped, render
 
 EVIL = "a|b <img src=x onerror=alert(1)> **bold** [x](http://y.z) `c` # h\n| - | &amp; \u202e $x$ ~~s~~ www.e.com \\"
@@ -86,6 +98,34 @@ def test_a_failure_is_told_with_its_reason_and_its_layer() -> None:
     assert "- `openvino`: left padding: maximum error outside the bound" in text
     assert "`openvino` leaves its bound at `model.encoder.layer.3`" in text
     assert "**`ort_cpu`**, fp32" in text
+
+
+def test_the_worst_of_each_metric_stands_by_runtime_and_what_none_has_is_no_column() -> None:
+    one = CaseResult(
+        "a", "logits", "PASS", "", 9, 1e-7, 2e-7, 1e-6, 2e-6, 3e-7, 0.9, 0, Ulps(1, 2, 3, 900_000), NonFinite()
+    )
+    other = dataclasses.replace(
+        one, case="b", relative=5e-7, cosine=0.8, ulps=Ulps(4, 1, 1, 1), census=NonFinite(2, 0, 1), nonfinite=3
+    )
+    lost = dataclasses.replace(one, case="c", relative=None, cosine=None, ulps=None, census=None)
+    plain = RuntimeParity("PASS", "", "fp32", None, (one, other, lost))
+    parity = ParityReport("PASS", {"a": plain, "x": RuntimeParity("NOT_RUN", "gone", "fp32")}, {"onnx": plain})
+    found = next(rows for rows in _tables(_full(parity=parity)) if "ULP max" in rows[0])
+    head = ["Runtime or form", "Relative", "Least cosine", "ULP p50", "ULP p90", "ULP p99", "ULP max", "NaN, Inf"]
+    worst = ["5.00e-7", "0.80000000", "4.00", "2.00", "3.00", "9.00e5", "2 NaN, 1 −Inf"]
+    assert found == [head, ["a", *worst], ["form onnx", *worst]]
+
+    rows = (
+        dataclasses.replace(one, argmax=Argmax(100, 98), padded=PaddedRows(8, 2e-7, 1e-6, NonFinite())),
+        dataclasses.replace(one, argmax=Argmax(50, 50), padded=PaddedRows(4, None, None, NonFinite(1))),
+    )
+    parity = ParityReport("PASS", {"a": dataclasses.replace(plain, cases=rows), "b": plain}, {})
+    found = next(rows for rows in _tables(_full(parity=parity)) if "ULP max" in rows[0])
+    assert found[0][-2:] == ["Argmax agrees", "Padded rows"]
+    assert [cells[-2:] for cells in found[1:]] == [
+        ["148 of 150", "12 elements, RMS 2.00e-7, max 1.00e-6, 1 NaN"],
+        ["–", "–"],
+    ]
 
 
 def _fastest(text: str) -> list[str]:

@@ -14,14 +14,18 @@ import pytest
 from wellformed import faults, tags
 
 from attnport.artifacts import (
+    Argmax,
     CaseResult,
     FusionItem,
     FusionReport,
     FusionTable,
     LatencyReport,
     LatencyRow,
+    NonFinite,
+    PaddedRows,
     ParityReport,
     RuntimeParity,
+    Ulps,
     Verdict,
 )
 from attnport.reporting.page import render
@@ -83,6 +87,48 @@ def test_metrics_that_there_are_not_become_dashes_and_not_zeros() -> None:
     cells = re.findall(r'<td class="n">([^<]*)</td>', page[page.index('id="parity-runtime-0"') :])
     assert cells[:7] == ["–", "0", "–", "0", "–", "–", "9"]
     assert "3 elements are not finite" in _seen(page)
+
+
+def _folded(page: str, place: int = 0) -> tuple[list[str], list[list[str]]]:
+    """The headings and rows of the folded metrics of a runtime."""
+    part = page[page.index(f'id="parity-runtime-{place}"') :]
+    part = part[: part.index("</table>")]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in re.findall(r"<tr>(.*?)</tr>", part)]
+    plain = [[re.sub(r"<[^>]*>", "", html.unescape(cell)) for cell in cells] for cells in rows]
+    return plain[0], plain[1:]
+
+
+def test_every_metric_of_a_case_folds_out() -> None:
+    errors: tuple[Any, ...] = (9, 1e-7, 2e-7, 1e-6, 2e-6, 3e-7, 0.99999999, 0)
+    more = {"ulps": Ulps(0.5, 12.25, 505, 8874998.7), "census": NonFinite(), "argmax": Argmax(1348, 1346)}
+    clean = CaseResult("no padding", "logits", "PASS", "", *errors, **more)
+    padded = PaddedRows(9216, 1.2e-7, 3.4e-6, NonFinite())
+    bad = PaddedRows(5, None, None, NonFinite(2, 0, 1))
+    cases = (
+        clean,
+        dataclasses.replace(clean, case="padding", padded=padded, argmax=None),
+        dataclasses.replace(clean, case="leak", padded=bad, census=NonFinite(3, 1, 0), ulps=None, nonfinite=4),
+    )
+    runtime = RuntimeParity("PASS", "", "fp32", None, cases)
+    page = _full(parity=ParityReport("PASS", {"ort_cpu": runtime}, {}))
+    assert faults(page) == []
+    head, rows = _folded(page)
+    metrics = ["NaN, Inf", "ULP p50", "ULP p90", "ULP p99", "ULP max", "Argmax agrees", "Padded rows"]
+    assert head[-7:] == metrics
+    assert rows[0][-7:] == ["0", "0.500", "12.2", "505", "8.87e6", "1\u202f346 of 1\u202f348", "–"]
+    assert rows[1][-2:] == ["–", "9\u202f216 elements, RMS 1.20e-7, max 3.40e-6"]
+    assert rows[2][-7:-2] == ["3 NaN, 1 Inf", "–", "–", "–", "–"]
+    assert rows[2][-1] == "5 elements, 2 NaN, 1 −Inf"
+    assert {len(cells) for cells in rows} == {len(head)}
+
+
+def test_a_metric_that_no_case_has_is_no_column() -> None:
+    old = CaseResult("no padding", "y", "PASS", "", 9, 1e-7, 2e-7, 1e-6, 2e-6, 3e-7, 1.0, 0)
+    gone = dataclasses.replace(old, case="no result", rms_error=None, max_error=None)
+    report = ParityReport("PASS", {"ort_cpu": RuntimeParity("PASS", "", "fp32", None, (old, gone))}, {})
+    head, rows = _folded(_full(parity=report))
+    assert head[-2:] == ["Elements", "NaN, Inf"]
+    assert [cells[-1] for cells in rows] == ["0", "–"], "of the second nobody knows"
 
 
 def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:

@@ -28,7 +28,11 @@ def chromium() -> Iterator[Browser]:
 
 
 def _page(folder: Path, **changes: Any) -> Path:
-    values = {"parity": sample.parity(fail=True), "latency": sample.grid_latency(), "layers": sample.layers(fail=True)}
+    values = {
+        "parity": sample.parity(fail=True, argmax=True),
+        "latency": sample.grid_latency(),
+        "layers": sample.layers(fail=True),
+    }
     path = folder / "page.html"
     path.write_text(render(sample.findings(**{**values, **changes})), encoding="utf-8")
     return path
