@@ -53,6 +53,17 @@ def load_cuda() -> None:
             preload(directory="")
 
 
+def load_bundled_cuda(package: str) -> None:
+    """Loads CUDA's runtime where a package has it beside its own libraries, which ask for it by its short name.
+
+    There it lies under its full name, `libcudart.so.13.4.36`, and nothing tells the loader to look there; a library
+    that is loaded answers to its short name too. What cannot be loaded is left to the provider to say.
+    """
+    if (bundled := beside(package, "libcudart.so.*")) is not None:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(bundled), mode=ctypes.RTLD_GLOBAL)
+
+
 def beside(package: str, pattern: str) -> Path | None:
     """The first file of an installed package's folder that fits a pattern; the package is not imported."""
     spec = importlib.util.find_spec(package)

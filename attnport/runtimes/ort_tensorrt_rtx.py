@@ -42,7 +42,7 @@ class OrtTensorRTRTX(Runtime):
         version, libraries = "", {}
         try:
             require("onnxruntime")
-            version = str(require(PACKAGE).__version__)
+            version = str(_package().__version__)
             library = _libraries.beside(PACKAGE, "libonnxruntime_providers_*.so")
             libraries = {name: _libraries.found(name) for name in (_libraries.needed(library) if library else ())}
             devices = registered_devices()
@@ -98,7 +98,7 @@ def registered_devices() -> tuple[Any, ...]:
     import onnxruntime as ort
 
     if not (devices := _devices(ort)):
-        package = require(PACKAGE)
+        package = _package()
         try:
             ort.register_execution_provider_library(package.get_ep_name(), package.get_library_path())
         except Exception as err:  # a runtime's own exceptions share no base
@@ -123,6 +123,13 @@ def compiled_context(model: Path, provider: _ort.Plugin) -> bytes:
         return bytes(compiler.compile_to_bytes())
     except Exception as err:  # a runtime's own exceptions share no base
         raise broken(model, err) from err
+
+
+def _package() -> Any:
+    """The plug-in's package; what its library needs is loaded. Raises MissingDependency."""
+    package = require(PACKAGE)
+    _libraries.load_bundled_cuda(PACKAGE)
+    return package
 
 
 def _devices(ort: Any) -> tuple[Any, ...]:

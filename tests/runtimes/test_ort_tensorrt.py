@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +106,40 @@ def test_a_library_that_cannot_be_registered_is_not_available(monkeypatch: pytes
     monkeypatch.setattr(ort_tensorrt_rtx, "require", lambda name: package)
     with pytest.raises(UnavailableError, match=r"cannot be registered: .*libprovider\.so"):
         ort_tensorrt_rtx.registered_devices()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_cuda_runtime_that_lies_in_the_plug_in_is_loaded_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A library that is needed by its short name alone, and lies in the package under its full name."""
+    package = tmp_path / "pretended_plug_in"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text("__version__ = '1'\n")
+    name, needs = "libcudart.so.99", ["-Wl,--no-as-needed", "-L.", "-l:libcudart.so.99.1"]
+    for output, source, options in (
+        (f"{name}.1", "int pretended(void) { return 99; }", [f"-Wl,-soname,{name}"]),
+        ("libonnxruntime_providers_pretended.so", "int pretended(void); int call(void) { return pretended(); }", needs),
+    ):
+        package.joinpath("source.c").write_text(source)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", output, "source.c", *options], cwd=package, check=True)
+    provider = str(package / "libonnxruntime_providers_pretended.so")
+    registered = []
+
+    def register(ep_name: str, library: str) -> None:
+        registered.append(ctypes.CDLL(library).call())
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ort_tensorrt_rtx, "PACKAGE", package.name)
+    plug_in = SimpleNamespace(__version__="1", get_ep_name=lambda: "Some", get_library_path=lambda: provider)
+    monkeypatch.setattr(ort_tensorrt_rtx, "require", lambda name: plug_in)
+    monkeypatch.setattr(ort, "register_execution_provider_library", register)
+    with pytest.raises(OSError, match=name):
+        ctypes.CDLL(provider)
+    found = ort_tensorrt_rtx.RUNTIME.probe()
+    assert registered == [99]
+    assert found.libraries == {name: str(package / f"{name}.1")}
+    assert (found.available, "finds no device" in found.reason) == (False, True)
 
 
 def test_of_several_gpus_the_first_is_given_alone(
