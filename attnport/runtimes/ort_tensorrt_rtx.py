@@ -108,7 +108,9 @@ def registered_devices() -> tuple[Any, ...]:
             ) from err
         devices = _devices(ort)
     if not devices:
-        raise UnavailableError(f"{PROVIDER} finds no device.", hint="It wants an RTX GPU, of Ampere or later.")
+        raise UnavailableError(
+            f"{PROVIDER} finds no device.", hint="It wants an RTX GPU of compute capability 8.6, 8.9, 12.0 or newer."
+        )
     return devices[:1]
 
 

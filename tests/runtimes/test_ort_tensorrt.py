@@ -142,6 +142,15 @@ def test_the_cuda_runtime_that_lies_in_the_plug_in_is_loaded_for_it(
     assert (found.available, "finds no device" in found.reason) == (False, True)
 
 
+def test_a_gpu_that_the_plug_in_passes_over_is_told_which_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in = SimpleNamespace(__version__="1", get_ep_name=lambda: "Some", get_library_path=lambda: "")
+    monkeypatch.setattr(ort_tensorrt_rtx, "require", lambda name: plug_in)
+    monkeypatch.setattr(ort, "register_execution_provider_library", lambda name, library: None)
+    found = ort_tensorrt_rtx.RUNTIME.probe()
+    assert (found.available, found.reason) == (False, f"{ort_tensorrt_rtx.PROVIDER} finds no device.")
+    assert "8.6, 8.9, 12.0 or newer" in found.hint  # its library's own words
+
+
 def test_of_several_gpus_the_first_is_given_alone(
     on_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
