@@ -10,14 +10,15 @@ import re
 from pathlib import Path
 
 _NEEDED = re.compile(
-    rb"\x00(lib(?:nvinfer|nvonnxparser|tensorrt|cudart|cublas|cudnn)[A-Za-z0-9_+-]*\.so[.0-9]*)(?=\x00)"
+    rb"\x00(lib(?:nvinfer|nvonnxparser|tensorrt|cudart|cublas|cudnn)[A-Za-z0-9_+-]*\.so\.[0-9][.0-9]*)(?=\x00)"
 )
 
 
 def needed(library: Path) -> tuple[str, ...]:
-    """The NVIDIA libraries whose names stand in an ELF file's string table, such as `libnvinfer.so.10`; () = no file.
+    """The NVIDIA libraries whose names stand in an ELF file, such as `libnvinfer.so.10`; () = no file.
 
-    Read as text, since the file cannot be loaded where one of them is missing.
+    Read as text, since the file cannot be loaded where one of them is missing. A name without a version is none that it
+    is linked against, but one that its code may try to load.
     """
     try:
         data = library.read_bytes()

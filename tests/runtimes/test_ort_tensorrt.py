@@ -72,7 +72,9 @@ def test_a_build_without_the_provider_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_library_that_is_wanted_and_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     provider = tmp_path / "libonnxruntime_providers_tensorrt.so"
-    provider.write_bytes(b"\x7fELF\x00libnvinfer.so.10\x00libc.so.6\x00libcudart.so.13\x00libnvinfer_none.txt\x00")
+    provider.write_bytes(
+        b"\x7fELF\x00libnvinfer.so.10\x00libc.so.6\x00libcudart.so.13\x00libnvinfer_none.txt\x00libcudnn.so\x00"
+    )
     monkeypatch.setattr(ort, "get_available_providers", lambda: [ort_tensorrt.PROVIDER, CPU])
     monkeypatch.setattr(ort_tensorrt, "load_driver", lambda: None)
     monkeypatch.setattr(_libraries, "beside", lambda package, pattern: provider)
