@@ -82,5 +82,5 @@ class Device(cuda.Device):
         self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
 
     def _call(self, function: str, *args: Any) -> None:
-        with own_errors():
+        with own_errors(_HINT):
             super()._call(function, *args)

@@ -18,7 +18,7 @@ class Driver:
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
         self.calls: list[str] = []
-        self.refuses = ""
+        self.refuses, self.error = "", b"CUDA_ERROR_OUT_OF_MEMORY"
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def call(*args: Any) -> int:
@@ -26,7 +26,7 @@ class Driver:
             if name == self.refuses:
                 return 2
             if name == "cuGetErrorName":
-                args[1]._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
+                args[1]._obj.value = self.error
             elif name == "cuDeviceGetCount":
                 args[0]._obj.value = self.gpus
             elif name == "cuDeviceGetName":
@@ -74,6 +74,15 @@ def test_a_driver_without_a_gpu_is_not_available(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cuda, "load_driver", lambda: Driver(0))
     with pytest.raises(UnavailableError, match="no GPU"):
         _cuda.Device()
+
+
+def test_a_driver_that_does_not_start_says_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(1)
+    driver.refuses, driver.error = "cuInit", b"CUDA_ERROR_NO_DEVICE"
+    monkeypatch.setattr(cuda, "load_driver", lambda: driver)
+    with pytest.raises(UnavailableError, match="cuInit with CUDA_ERROR_NO_DEVICE") as raised:
+        _cuda.Device()
+    assert raised.value.hint == "Run on a machine with an NVIDIA GPU and driver."
 
 
 class Management:
