@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from attnport.bundling.python import cuda
+from attnport.errors import UnavailableError
 from attnport.runtimes._reader import own_errors
 
 _HINT = "Run on a machine with an NVIDIA GPU and driver."
+_NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads, and this one's allocations, do not end the capture
 
 
@@ -21,7 +23,7 @@ def load_driver() -> Any:
 
 
 class Device(cuda.Device):
-    """The first GPU; every call that the driver refuses raises UnavailableError."""
+    """The first GPU; a call that the driver refuses raises UnavailableError, for want of memory MemoryError."""
 
     def __init__(self) -> None:
         with own_errors(_HINT):
@@ -82,5 +84,10 @@ class Device(cuda.Device):
         self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
 
     def _call(self, function: str, *args: Any) -> None:
-        with own_errors(_HINT):
-            super()._call(function, *args)
+        try:
+            with own_errors(_HINT):
+                super()._call(function, *args)
+        except UnavailableError as err:
+            if _NO_MEMORY in err.message:
+                raise MemoryError(err.message) from err
+            raise

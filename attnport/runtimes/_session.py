@@ -17,9 +17,11 @@ from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError,
 
 Array = np.ndarray[Any, Any]
 
-# As NumPy, C++, PyTorch, ONNX Runtime and CUDA put it.
+# As NumPy, C++, PyTorch, ONNX Runtime, CUDA and TensorRT put it.
 _NO_MEMORY = re.compile(
-    r"unable to allocate|bad[_ ]alloc|(failed|can't|cannot) (to )?allocate|out of memory|not enough memory", re.I
+    r"unable to allocate|bad[_ ]alloc|(failed|can't|cannot) (to )?allocate|out[ _]of[ _]memory"
+    r"|not enough (free )?memory|memory \(\d+ bytes\) could not be allocated",
+    re.I,
 )
 
 
@@ -93,17 +95,21 @@ class CheckedSession(abc.ABC):
 def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
     """Around a runtime's own call: what it raises becomes a FeedError that names runtime and shapes.
 
+    Errors of this package stay what they are, unless they say that memory ran out, as an engine's may.
+
     Raises:
         MemoryError: the runtime says that there is not enough memory, which is no fault of the feeds.
     """
     try:
         yield
-    except AttnportError:
+    except FeedError:
         raise
     except Exception as err:  # a runtime's own exceptions share no base
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
         if isinstance(err, MemoryError) or _NO_MEMORY.search(str(err)):
             raise MemoryError(f"{runtime} has not enough memory for {shapes}: {first_line(err)}") from err
+        if isinstance(err, AttnportError):
+            raise
         raise FeedError(f"{runtime} failed on {shapes}: {first_line(err)}") from err
 
 

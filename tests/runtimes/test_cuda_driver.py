@@ -52,7 +52,7 @@ def test_the_driver_is_asked_for_name_and_compute_capability(monkeypatch: pytest
     assert device.stream == 4096
     assert device.allocate(0) == 4096
     driver.refuses = "cuMemAlloc_v2"
-    with pytest.raises(UnavailableError, match="cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(MemoryError, match="cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY"):
         device.allocate(1 << 60)
     device.close()
     device.close()
@@ -64,7 +64,7 @@ def test_a_device_that_cannot_be_opened_keeps_no_context(refused: str, monkeypat
     driver = Driver(1)
     monkeypatch.setattr(cuda, "load_driver", lambda: driver)
     device = _cuda.Device()
-    driver.refuses = refused
+    driver.refuses, driver.error = refused, b"CUDA_ERROR_INVALID_CONTEXT"
     with pytest.raises(UnavailableError, match=f"{refused} with"):
         device.open()
     assert driver.calls.count("cuDevicePrimaryCtxRelease_v2") == driver.calls.count("cuDevicePrimaryCtxRetain") == 1

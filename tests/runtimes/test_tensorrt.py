@@ -14,8 +14,10 @@ import pytest
 from pretended_gpu import PROFILES, Config, Context, Engine, HostDevice, Kept, engine_bytes, trt
 
 from attnport.artifacts import EngineRecord, IOContract
+from attnport.bundling.python.engine_session import EngineSession as ReaderSession
 from attnport.bundling.python.engine_session import choose_profile, logger
 from attnport.bundling.python.errors import FeedError as ReaderFeedError
+from attnport.bundling.python.errors import RuntimeMissing
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError, UsageError
 from attnport.optional import is_installed
@@ -102,6 +104,35 @@ def test_results_of_an_engine_stay_when_it_runs_again(engine: Path, device: Host
     kept = first.copy()
     session.run({name: np.zeros_like(array) for name, array in feeds(4).items()})
     np.testing.assert_array_equal(first, kept)
+
+
+def no_context(monkeypatch: pytest.MonkeyPatch, device: HostDevice) -> None:
+    def say(session: Any) -> str:
+        return "Requested amount of GPU memory (4096 bytes) could not be allocated."
+
+    monkeypatch.setattr(Engine, "create_execution_context", lambda self: None)
+    monkeypatch.setattr(ReaderSession, "_complaint", say)
+
+
+def no_buffer(monkeypatch: pytest.MonkeyPatch, device: HostDevice) -> None:
+    def allocate(size_bytes: int) -> int:
+        raise RuntimeMissing("the NVIDIA driver answers cuMemAlloc_v2 with CUDA_ERROR_OUT_OF_MEMORY.")
+
+    monkeypatch.setattr(device, "allocate", allocate)
+
+
+@pytest.mark.parametrize("full", [no_context, no_buffer])
+def test_a_device_without_memory_left_is_no_fault_of_the_call(
+    engine: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch, full: Callable[..., None]
+) -> None:
+    session = RUNTIME.open(opening(engine))
+    session.run(feeds(4))
+    full(monkeypatch, device)
+    for call in (session.run, lambda given: session.run_timed(given, "stream")):
+        with pytest.raises(MemoryError, match="not enough memory for x float32"):
+            call(feeds(64))  # another profile, larger buffers
+    session.close()
+    assert device.memory == {}
 
 
 def test_what_was_compiled_is_kept_for_the_next_process_and_for_no_other_driver(
