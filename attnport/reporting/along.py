@@ -15,7 +15,8 @@ LAYERS = (
     "last tensor of each layer marked as an output; the bound is that of an output, by PyTorch eager’s error there."
 )
 SIZES = (
-    "Median of a call, and peak memory of its process above its level after imports; each from the same run as above."
+    "Median of a call, and peak memory until the end of that size, what ran before it included; each from the same run "
+    "as above."
 )
 
 

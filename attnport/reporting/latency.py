@@ -9,7 +9,8 @@ from attnport.reporting.along import sizes
 from attnport.reporting.chart import chart, domain, legend
 from attnport.reporting.facts import by_median, fastest_right, never_timed, ran
 from attnport.reporting.markup import Html, details, el, join, name, number, over_numbers, pending, row, table, verdict
-from attnport.reporting.measures import NONE, count, megabytes, milliseconds, significant
+from attnport.reporting.measures import count, megabytes, milliseconds, significant
+from attnport.reporting.timings import CACHED, DEVICE, KEPT, MEMORY, PARTS, has_cached, has_memory, on_device, ratio
 
 _NUMBERS = ("Median ms", "p90 ms", "Ratio", "Interval", "Items/s", "Tokens/s", "Peak MB")
 _COLD = ("Load ms", "First call ms", "p99 ms", "Warm-up calls", "Samples")
@@ -21,8 +22,6 @@ def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
     if found.median_ns is None:
         why = el("td", el("span", found.reason, class_="why"), colspan=len(_HEAD) - 2)
         return row(name(runtime), verdict(found.verdict), why, class_="skipped")
-    ratio = f"{found.ratio[1]:.3f}" if found.ratio else "1" if found.verdict == "baseline" else NONE
-    interval = NONE if found.ratio is None else f"{found.ratio[0]:.3f} to {found.ratio[2]:.3f}"
     kind = {"faster": "v pass", "slower": "v miss"}.get(found.verdict, "v plain")
     return row(
         name(runtime),
@@ -31,8 +30,7 @@ def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
         ),
         number(milliseconds(found.median_ns), data_best=best and found.verdict in ("faster", "baseline")),
         number(milliseconds(found.p90_ns)),
-        number(ratio),
-        number(interval),
+        *map(number, ratio(found.ratio, found.verdict)),
         number(significant(found.items_per_s)),
         number(significant(found.tokens_per_s)),
         number(megabytes(found.peak_bytes)),
@@ -41,7 +39,9 @@ def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
 
 
 def _cold(report: LatencyReport) -> Html:
-    """What a fresh process takes, and how the median was come by."""
+    """What a fresh process takes, and how the median was come by; starts from a cache where any runtime has one."""
+    cached = has_cached(report)
+    head = [*_COLD[:2], *(CACHED if cached else ()), *_COLD[2:]]
     bodies = []
     for workload, rows in report.shapes.items():
         lines = [
@@ -49,6 +49,7 @@ def _cold(report: LatencyReport) -> Html:
                 name(runtime),
                 number(milliseconds(found.load_ns)),
                 number(milliseconds(found.first_ns)),
+                *(number(milliseconds(again)) for again in (found.cached_load_ns, found.cached_first_ns) if cached),
                 number(milliseconds(found.p99_ns)),
                 number(found.warm_calls),
                 number(len(found.samples_ns)),
@@ -56,14 +57,43 @@ def _cold(report: LatencyReport) -> Html:
             for runtime, found in by_median(rows)
             if found.median_ns is not None
         ]
-        heading = el("th", workload, scope="rowgroup", colspan=len(_COLD) + 1)
-        bodies += [el("tbody", el("tr", heading, class_="group"), *lines)] if lines else []
+        bodies += [_group(workload, lines, len(head) + 1)] if lines else []
     caption = "Load and first call of a fresh process, packages imported; p99, warm-up and samples of the warm one"
-    return table(caption, ["Runtime", *over_numbers(*_COLD)], bodies)
+    return join(
+        (
+            el("p", KEPT) if cached else None,
+            table(caption, ["Runtime", *over_numbers(*head)], bodies),
+        )
+    )
 
 
-def _group(title: object, lines: Iterable[Html]) -> Html:
-    heading = el("th", title, scope="rowgroup", colspan=len(_HEAD))
+def _device(report: LatencyReport) -> Html | None:
+    """What events on a device timed; None where none did."""
+    found = on_device(report)
+    if not found:
+        return None
+    compared = any(item.device_ratio for rows in found.values() for _, item in rows)
+    head = ["Runtime", *over_numbers(*PARTS.values(), *(("Ratio", "Interval") if compared else ()))]
+    bodies = [
+        _group(
+            workload,
+            (
+                row(
+                    name(runtime),
+                    *(number(milliseconds(item.parts_ns.get(part))) for part in PARTS),
+                    *(map(number, ratio(item.device_ratio, item.verdict)) if compared else ()),
+                )
+                for runtime, item in rows
+            ),
+            len(head),
+        )
+        for workload, rows in found.items()
+    ]
+    return join((el("p", DEVICE), table("Parts of a call on the device, medians by workload", head, bodies)))
+
+
+def _group(title: object, lines: Iterable[Html], columns: int = len(_HEAD)) -> Html:
+    heading = el("th", title, scope="rowgroup", colspan=columns)
     return el("tbody", el("tr", heading, class_="group"), *lines)
 
 
@@ -121,6 +151,8 @@ def section(report: LatencyReport | None, parity: ParityReport | None, folder: s
                 bodies,
                 class_="latency",
             ),
+            el("p", MEMORY, class_="quiet") if has_memory(report) else None,
+            _device(report),
             details("Load, first call, tail", _cold(report)) if any(found.median_ns for found in everything) else None,
             sizes(report, more),
             el("ul", *(el("li", note) for note in report.notes), class_="notes") if report.notes else None,

@@ -46,6 +46,7 @@ from attnport.reporting.metrics import (
 )
 from attnport.reporting.recommendation import Recommendation
 from attnport.reporting.series import Series, first_beyond, layer_errors, scalings
+from attnport.reporting.timings import CACHED, DEVICE, KEPT, MEMORY, PARTS, has_cached, has_memory, on_device, ratio
 
 _MARKUP = re.compile(r"([\\`*_\[\]|<>~&$]|(?<=^)[-+#=]|(?<=^\d)[.)]|(?<=^\d\d)[.)]|:(?=//)|(?<=www)\.)")
 
@@ -145,8 +146,7 @@ def _recommendation(found: Recommendation | None, latency: LatencyReport | None)
         [
             escaped(timing.workload),
             milliseconds(timing.median_ns),
-            NONE if timing.ratio is None else f"{timing.ratio[1]:.3f}",
-            NONE if timing.ratio is None else f"{timing.ratio[0]:.3f} to {timing.ratio[2]:.3f}",
+            *ratio(timing.ratio),
             escaped(timing.verdict),
         ]
         for timing in choice.timings
@@ -260,6 +260,7 @@ def _latency(report: LatencyReport | None, manifest: Manifest, folder: str) -> l
     title = "## Latency"
     if report is None:
         return [title, _pending(f"attnport bench {folder}")]
+    cached = has_cached(report)
     rows = []
     for workload, timed in report.shapes.items():
         for runtime, row in by_median(timed):
@@ -269,22 +270,24 @@ def _latency(report: LatencyReport | None, manifest: Manifest, folder: str) -> l
                     code(runtime),
                     escaped(row.verdict),
                     milliseconds(row.median_ns),
-                    NONE if row.ratio is None else f"{row.ratio[1]:.3f}",
-                    NONE if row.ratio is None else f"{row.ratio[0]:.3f} to {row.ratio[2]:.3f}",
+                    *ratio(row.ratio, row.verdict),
                     milliseconds(row.p90_ns),
                     significant(row.tokens_per_s),
                     megabytes(row.peak_bytes),
                     milliseconds(row.load_ns),
                     milliseconds(row.first_ns),
+                    *(milliseconds(again) for again in (row.cached_load_ns, row.cached_first_ns) if cached),
                     escaped(ran(row.ran) if row.median_ns is not None else row.reason),
                 ]
             )
     head = ["Workload", "Runtime", "Verdict", "Median ms", "Ratio", "Interval", "p90 ms", "Tokens/s", "Peak MB"]
-    head += ["Load ms", "First call ms", "Ran, or why not"]
+    head += ["Load ms", "First call ms", *(CACHED if cached else ()), "Ran, or why not"]
     parts = [
         title,
         f"Time relative to {code(report.baseline)} in the same run; below 1 is faster.",
-        table(head, rows, numbers=range(3, 11)),
+        table(head, rows, numbers=range(3, len(head) - 1)),
+        " ".join([*[KEPT] * cached, *[MEMORY] * has_memory(report)]),
+        *_device(report),
         bullets(map(escaped, report.notes)),
     ]
     varied = scalings(report)
@@ -301,6 +304,25 @@ def _latency(report: LatencyReport | None, manifest: Manifest, folder: str) -> l
             _along(scaling.memory, escaped(scaling.dim), megabytes),
         ]
     return parts
+
+
+def _device(report: LatencyReport) -> list[str]:
+    """What events on a device timed, where any did."""
+    found = [(workload, runtime, row) for workload, rows in on_device(report).items() for runtime, row in rows]
+    if not found:
+        return []
+    compared = any(row.device_ratio for _, _, row in found)
+    head = ["Workload", "Runtime", *PARTS.values(), *(("Ratio", "Interval") if compared else ())]
+    rows = [
+        [
+            escaped(workload),
+            code(runtime),
+            *(milliseconds(row.parts_ns.get(part)) for part in PARTS),
+            *(ratio(row.device_ratio, row.verdict) if compared else ()),
+        ]
+        for workload, runtime, row in found
+    ]
+    return [DEVICE, table(head, rows, numbers=range(2, len(head)))]
 
 
 def _environment(facts: Mapping[str, str], manifest: Manifest) -> list[str]:

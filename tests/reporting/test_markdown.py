@@ -128,6 +128,26 @@ def test_the_worst_of_each_metric_stands_by_runtime_and_what_none_has_is_no_colu
     ]
 
 
+def test_starts_from_a_cache_and_parts_on_a_device_are_columns_where_a_row_has_them_and_none_elsewhere() -> None:
+    text = render(sample.findings(latency=sample.device_latency()))
+    timed = next(rows for rows in _tables(text) if "p90 ms" in rows[0])
+    assert timed[0][9:13] == ["Load ms", "First call ms", "Load cached ms", "First call cached ms"]
+    openvino, eager = (next(cells for cells in timed if cells[1] == name) for name in ("openvino", "torch_eager"))
+    assert openvino[9:13] == ["900", "–", "4.40", "5.50"]
+    assert eager[9:13] == ["–"] * 4
+    parts = next(rows for rows in _tables(text) if "To device ms" in rows[0])
+    assert parts[0] == ["Workload", "Runtime", "To device ms", "On device ms", "From device ms", "Ratio", "Interval"]
+    assert ["1 sentence", "openvino", "0.0110", "1.23", "0.0330", "0.211", "0.201 to 0.222"] in parts
+    assert len(parts) == 1 + 2 * len(sample.device_latency().shapes)
+    plain = _full()
+    assert "To device" not in plain
+    assert "cached" not in plain
+
+
+def test_what_a_peak_of_memory_is_stands_below_it() -> None:
+    assert "Peak memory is the most until the end of a workload, loading included" in _full()
+
+
 def _fastest(text: str) -> list[str]:
     return re.findall(r"^- Fastest, (.*)$", text, flags=re.M)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import page_sample as sample
 import pytest
+from page_words import full, text_of
 from wellformed import faults, tags
 
 from attnport.artifacts import (
@@ -26,32 +27,16 @@ from attnport.artifacts import (
     ParityReport,
     RuntimeParity,
     Ulps,
-    Verdict,
 )
-from attnport.reporting.page import render
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
 
 
-def _full(**changes: Any) -> str:
-    return render(sample.findings(**changes))
-
-
-def _words(page: str) -> str:
-    """The text of a page as a reader sees it, without its style and script."""
-    body = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.S)
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<wbr>|</?code>", "", body).replace("<", " <").replace(">", "> ")))
-
-
-def _seen(page: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", _words(page)))
-
-
 def test_a_full_page_is_well_formed_small_and_says_the_verdicts() -> None:
-    page = _full()
+    page = full()
     assert faults(page) == []
     assert len(page.encode()) < 500_000
-    seen = _seen(page)
+    seen = text_of(page)
     assert "all-MiniLM-L6-v2" in seen
     assert seen.count("6/6") == 3
     assert "0/6" in seen
@@ -61,7 +46,7 @@ def test_a_full_page_is_well_formed_small_and_says_the_verdicts() -> None:
 
 
 def test_a_failure_shows_in_the_head_the_matrix_and_the_metrics() -> None:
-    seen = _seen(_full(parity=sample.parity(fail=True)))
+    seen = text_of(full(parity=sample.parity(fail=True)))
     assert "3 of 4 runtimes within the bound" in seen
     assert "Outside: openvino" in seen
     assert "left padding: maximum error outside the bound" in seen
@@ -69,11 +54,9 @@ def test_a_failure_shows_in_the_head_the_matrix_and_the_metrics() -> None:
 
 
 def test_what_has_not_run_is_named_with_its_command() -> None:
-    page = _full(
-        fusion=None, parity=None, latency=None, heatmaps=[], heatmap_note="the source is gone", folder="my out"
-    )
+    page = full(fusion=None, parity=None, latency=None, heatmaps=[], heatmap_note="the source is gone", folder="my out")
     assert faults(page) == []
-    seen = _seen(page)
+    seen = text_of(page)
     for verb in ("fuse", "check", "bench"):
         assert f"attnport {verb} 'my out'" in seen
     assert "the source is gone" in seen
@@ -82,11 +65,11 @@ def test_what_has_not_run_is_named_with_its_command() -> None:
 def test_metrics_that_there_are_not_become_dashes_and_not_zeros() -> None:
     nothing = CaseResult("no padding", "y", "FAIL", "3 elements are not finite", 9, None, 0.0, None, 0.0, None, None, 3)
     parity = ParityReport("FAIL", {"ort_cpu": RuntimeParity("FAIL", "not finite", "fp32", None, (nothing,))}, {})
-    page = _full(parity=parity)
+    page = full(parity=parity)
     assert faults(page) == []
     cells = re.findall(r'<td class="n">([^<]*)</td>', page[page.index('id="parity-runtime-0"') :])
     assert cells[:7] == ["–", "0", "–", "0", "–", "–", "9"]
-    assert "3 elements are not finite" in _seen(page)
+    assert "3 elements are not finite" in text_of(page)
 
 
 def _folded(page: str, place: int = 0) -> tuple[list[str], list[list[str]]]:
@@ -110,7 +93,7 @@ def test_every_metric_of_a_case_folds_out() -> None:
         dataclasses.replace(clean, case="leak", padded=bad, census=NonFinite(3, 1, 0), ulps=None, nonfinite=4),
     )
     runtime = RuntimeParity("PASS", "", "fp32", None, cases)
-    page = _full(parity=ParityReport("PASS", {"ort_cpu": runtime}, {}))
+    page = full(parity=ParityReport("PASS", {"ort_cpu": runtime}, {}))
     assert faults(page) == []
     head, rows = _folded(page)
     metrics = ["NaN, Inf", "ULP p50", "ULP p90", "ULP p99", "ULP max", "Argmax agrees", "Padded rows"]
@@ -126,14 +109,14 @@ def test_a_metric_that_no_case_has_is_no_column() -> None:
     old = CaseResult("no padding", "y", "PASS", "", 9, 1e-7, 2e-7, 1e-6, 2e-6, 3e-7, 1.0, 0)
     gone = dataclasses.replace(old, case="no result", rms_error=None, max_error=None)
     report = ParityReport("PASS", {"ort_cpu": RuntimeParity("PASS", "", "fp32", None, (old, gone))}, {})
-    head, rows = _folded(_full(parity=report))
+    head, rows = _folded(full(parity=report))
     assert head[-2:] == ["Elements", "NaN, Inf"]
     assert [cells[-1] for cells in rows] == ["0", "–"], "of the second nobody knows"
 
 
 def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:
     manifest = dataclasses.replace(sample.manifest(), attentions=(), forms={}, engines={}, versions={}, stages={})
-    page = _full(
+    page = full(
         manifest=manifest,
         fusion=FusionReport({}),
         parity=ParityReport("NOT_RUN", {}, {}),
@@ -143,15 +126,15 @@ def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:
         sentence="",
     )
     assert faults(page) == []
-    assert "0 attentions" in _seen(page)
-    assert "The model has no attention to show." in _seen(page)
+    assert "0 attentions" in text_of(page)
+    assert "The model has no attention to show." in text_of(page)
 
 
 def test_every_runtime_not_run_still_gives_a_latency_table() -> None:
     rows = {"torch_eager": LatencyRow("NOT_RUN", "no torch"), "ort_cpu": LatencyRow("NOT_RUN", "no onnxruntime")}
-    page = _full(latency=LatencyReport("torch_eager", {}, {"1 sentence": rows}, {}, {}))
+    page = full(latency=LatencyReport("torch_eager", {}, {"1 sentence": rows}, {}, {}))
     assert faults(page) == []
-    assert _seen(page).count("no onnxruntime") == 2
+    assert text_of(page).count("no onnxruntime") == 2
 
 
 def test_names_and_reasons_are_text_wherever_they_stand() -> None:
@@ -172,7 +155,7 @@ def test_names_and_reasons_are_text_wherever_they_stand() -> None:
     )
     latency = sample.latency()
     rows = {EVIL: dataclasses.replace(latency.shapes["1 sentence"]["ort_cpu"], reason=EVIL)}
-    page = _full(
+    page = full(
         manifest=manifest,
         fusion=FusionReport({EVIL: FusionTable(2, 1, items, EVIL, EVIL, EVIL)}),
         parity=ParityReport("PASS", {EVIL: found, "x": RuntimeParity("NOT_RUN", EVIL, EVIL)}, {EVIL: found}, (EVIL,)),
@@ -189,7 +172,7 @@ def test_names_and_reasons_are_text_wherever_they_stand() -> None:
 
 
 def test_the_policy_allows_the_pages_own_script_and_no_other() -> None:
-    page = _full()
+    page = full()
     script = re.search(r"<script>(.*?)</script>", page, flags=re.S)
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
@@ -203,7 +186,7 @@ def test_the_policy_allows_the_pages_own_script_and_no_other() -> None:
 @pytest.mark.parametrize("long", [90, 91])
 def test_a_reason_stands_in_its_cell_when_it_is_short_and_once_below_when_it_is_not(long: int) -> None:
     items = (FusionItem("a", "MatMul", "none", None, False, "r" * long),)
-    page = _full(fusion=FusionReport({"onnx": FusionTable(1, 0, items, "model.onnx", "fp32", "")}))
+    page = full(fusion=FusionReport({"onnx": FusionTable(1, 0, items, "model.onnx", "fp32", "")}))
     assert faults(page) == []
     assert page.count("r" * long) == 1
     assert ("fusion-note-1" in page) == (long > 90)
@@ -211,14 +194,14 @@ def test_a_reason_stands_in_its_cell_when_it_is_short_and_once_below_when_it_is_
 
 def test_evidence_is_cut_in_the_page_and_says_so() -> None:
     items = (FusionItem("a", "Attention", "none", "Attention", True, "", "e" * 9000),)
-    page = _full(fusion=FusionReport({"ort_cpu": FusionTable(1, 1, items, "model.onnx", "fp32", "ort_cpu")}))
+    page = full(fusion=FusionReport({"ort_cpu": FusionTable(1, 1, items, "model.onnx", "fp32", "ort_cpu")}))
     assert "3000 more characters in fusion.json" in page
     assert "e" * 6001 not in page
 
 
 def test_an_attention_that_a_table_misses_or_invents_shows() -> None:
     items = (FusionItem("not in the manifest", "Attention", "none", "Attention", True, "", "proof"),)
-    seen = _seen(_full(fusion=FusionReport({"ort_cpu": FusionTable(6, 1, items, "m", "fp32", "ort_cpu")})))
+    seen = text_of(full(fusion=FusionReport({"ort_cpu": FusionTable(6, 1, items, "m", "fp32", "ort_cpu")})))
     assert "not in the manifest" in seen
     assert seen.count("not in this form") == 6
 
@@ -242,7 +225,7 @@ def test_a_target_that_nobody_could_prove_is_told_from_one_that_is_not_fused() -
             "tensorrt": FusionTable(1, 0, (unseen,), "m", "fp16", None),
         }
     )
-    seen = _seen(_full(fusion=report))
+    seen = text_of(full(fusion=report))
     assert seen.count("NOT FUSED") == 1
     assert seen.count("NOT PROVEN") == 1
     assert seen.count("0/1") == 1
@@ -254,92 +237,6 @@ def test_an_attention_whose_mask_depends_on_the_target_names_them() -> None:
         target: FusionTable(1, 1, (FusionItem("a", "f", mask, "k", True, "", "e"),), "m", "fp32", target)
         for target, mask in (("ort_cpu", "padding(x)"), ("openvino", "none"))
     }
-    seen = _seen(_full(fusion=FusionReport(tables)))
+    seen = text_of(full(fusion=FusionReport(tables)))
     assert "padding(x) (ort_cpu)" in seen
     assert "none (openvino)" in seen
-
-
-def test_a_runtime_with_wrong_numbers_is_not_called_the_fastest() -> None:
-    def fastest(page: str) -> str:
-        return _seen(page[page.index("<h2>Fastest</h2>") : page.index("<nav")])
-
-    assert "openvino 1 sentence" in fastest(_full())
-    failed = fastest(_full(parity=sample.parity(fail=True)))
-    assert "openvino 1 sentence" not in failed
-    assert "ort_cpu 1 sentence" in failed
-
-
-def _card(page: str) -> str:
-    return _seen(page[page.index("<h2>Fastest</h2>") : page.index("<nav")])
-
-
-def _verdicts(parity: ParityReport, **verdicts: Verdict | None) -> ParityReport:
-    """The report with other verdicts; None = without that runtime."""
-    runtimes = {
-        key: dataclasses.replace(found, verdict=verdicts.get(key, found.verdict))
-        for key, found in parity.runtimes.items()
-        if verdicts.get(key, "") is not None
-    }
-    return dataclasses.replace(parity, runtimes=runtimes)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "why"),
-    [
-        ("FAIL", "torch_compile, parity was not checked; openvino, parity failed"),
-        ("NOT_RUN", "torch_compile, parity was not checked; openvino, parity was not run"),
-        (None, "torch_compile, openvino, parity was not checked"),
-    ],
-)
-def test_only_a_runtime_that_passed_parity_is_called_the_fastest_and_marked_so(
-    verdict: Verdict | None, why: str
-) -> None:
-    page = _full(parity=_verdicts(sample.parity(), openvino=verdict))
-    assert "ort_cpu 1 sentence" in _card(page)
-    assert "openvino 1 sentence" not in _card(page)
-    assert f"Not counted: {why}" in re.sub(r"(?<=_) ", "", _card(page))
-    marked = re.findall(r'<tr><th scope="row"><code>([^/]*?)</code></th>(?:(?!</tr>).)* data-best', page)
-    assert [name.replace("<wbr>", "") for name in marked] == ["ort_cpu"] * 3
-
-
-def test_a_further_way_to_run_a_call_is_not_the_fastest_since_parity_does_not_look_at_it() -> None:
-    report = sample.latency()
-    shapes = {
-        workload: {**rows, "ort_cpu (graph)": dataclasses.replace(rows["ort_cpu"], median_ns=1e3)}
-        for workload, rows in report.shapes.items()
-    }
-    page = _full(latency=dataclasses.replace(report, shapes=shapes))
-    assert "openvino 1 sentence" in _card(page)
-    assert "(graph), parity judged its calls as they are, without (graph)" in _card(page)
-
-
-def test_what_was_never_checked_is_called_fastest_with_that_said_and_marked_nowhere() -> None:
-    page = _full(parity=None)
-    assert "openvino 1 sentence" in _card(page)
-    assert "numbers not checked" in _card(page)
-    assert "Not counted" not in _card(page)
-    assert " data-best" not in page
-    assert "numbers not checked" not in _seen(_full())
-
-
-def test_where_no_timed_runtime_passed_none_is_the_fastest() -> None:
-    page = _full(parity=ParityReport("NOT_RUN", {}, {}))
-    assert "none of those that passed parity was timed" in _card(page)
-    assert "1 sentence" not in _card(page)
-
-
-def test_a_difference_that_was_not_shown_is_not_claimed() -> None:
-    row = LatencyRow("no difference shown", "", 9e6, None, (), (0.8, 0.9, 1.1))
-    rows = {"torch_eager": LatencyRow("baseline", "", 1e7), "ort_cpu": row}
-    page = _full(latency=LatencyReport("torch_eager", {}, {"1 sentence": rows}, {}, {}))
-    head = page[: page.index("<nav")]
-    assert "no difference shown" in head
-    assert "<b>0.90" not in head
-    assert " data-best" not in page
-
-
-def test_a_runtime_that_no_workload_measured_is_listed_once() -> None:
-    seen = _seen(_full())
-    table = seen[seen.index("Latency, throughput") :]
-    assert table.count(sample.NO_GPU) == 1
-    assert "On no workload tensorrt_" in table

@@ -30,7 +30,7 @@ def chromium() -> Iterator[Browser]:
 def _page(folder: Path, **changes: Any) -> Path:
     values = {
         "parity": sample.parity(fail=True, argmax=True),
-        "latency": sample.grid_latency(),
+        "latency": sample.device_latency(),
         "layers": sample.layers(fail=True),
     }
     path = folder / "page.html"
