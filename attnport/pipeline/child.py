@@ -149,13 +149,15 @@ class Child:
     def _wait(self, handle: int, deadline: float) -> None:
         """Until there is something to read. Raises Died."""
         while (left := deadline - time.monotonic()) > 0:
-            # Memory is looked at only where it has a limit: a process that is being timed is left in peace.
-            if select.select([handle], [], [], left if self._memory_bytes is None else min(left, _LOOK_S))[0]:
-                return
+            look_s = left if self._memory_bytes is None else min(left, _LOOK_S)
+            answered = select.select([handle], [], [], look_s)[0]
+            # Also once it has answered: what was asked of several at once is waited for in turn.
             if self._memory_bytes is not None and (held := resident_bytes(self.pid)) > self._memory_bytes:
                 raise self._died(
                     f"it took {held / 2**30:.1f} GiB of memory; {self._memory_bytes / 2**30:.1f} GiB is its limit"
                 )
+            if answered:
+                return
         raise self._died("it did not answer in time")
 
     def _died(self, what: str) -> Died:
