@@ -149,6 +149,9 @@ def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_pr
     assert rows["tensorrt_rtx"] == ["NOT_RUN", "1/1"]
     assert rows["ort_cuda,"] == ["tensorrt:", "it", "is", "not", "installed"]
     assert "no bundle was named" not in text
+    assert "bundle: made after the others ran, and verified; attnport check out --bundle out/bundle" in " ".join(
+        text.split()
+    )
     assert "tensorrt_rtx: no driver" in text
     failed = dataclasses.replace(made, status="failed", exit_code=4)
     text = printed("show_ship", ShipResult("out", 4, (failed,), fusion, parity, None))

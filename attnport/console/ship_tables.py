@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
@@ -76,8 +77,9 @@ def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -
         if row.verdict != "PASS":
             notes[f"graph of {name}"] = f"{row.verdict}: {row.reason}"
     cells.notes(console, notes)
-    if any(stage.stage == BUNDLE and not stage.exit_code for stage in result.stages):
-        reasons.pop(BUNDLE, None)  # it was checked when it was made, see its stage
+    if BUNDLE in reasons and any(stage.stage == BUNDLE and not stage.exit_code for stage in result.stages):
+        folder = shlex.quote(result.folder)  # parity was checked before there was a bundle
+        reasons[BUNDLE] = f"made after the others ran, and verified; attnport check {folder} --bundle {folder}/{BUNDLE}"
     not_run = {name: reasons[name] for name in left_out if name in reasons}
     if not_run:
         console.print(f"{cells.verdict('NOT_RUN')}, so nothing was shown of these:")
