@@ -29,6 +29,7 @@ from attnport.errors import (
 )
 from attnport.exporter.engine import build as building
 from attnport.exporter.engine import build_engine, child, external_files, read_header
+from attnport.exporter.engine.request import BuildRequest
 from attnport.jsonfile import digest_file
 
 pytest.importorskip("tensorrt_rtx")
@@ -106,6 +107,16 @@ def test_bf16_for_sm75_is_refused_by_the_builder(tmp_path: Path) -> None:
     model = decomposed(tmp_path / "m.onnx", "bfloat16")
     with pytest.raises(EngineBuildError, match="cannot build"):
         build_engine("tensorrt_rtx", model, contract("bfloat16"), tmp_path / "e.engine", sm=(75,))
+
+
+def test_single_precision_is_not_left_to_tf32(tmp_path: Path) -> None:
+    import tensorrt_rtx as trt
+
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    assert builder.create_builder_config().get_flag(trt.BuilderFlag.TF32)  # the installed version's default
+    nothing = str(tmp_path / "none")
+    config = child._configure(trt, builder, BuildRequest("tensorrt_rtx", nothing, nothing, nothing, {}, (), ()))
+    assert not config.get_flag(trt.BuilderFlag.TF32)
 
 
 def test_unknown_compute_capability_lists_those_of_the_installed_version(tmp_path: Path) -> None:
