@@ -13,7 +13,7 @@ from typing import Any
 from attnport.artifacts import DEVICE_PARTS
 from attnport.bundling.python.engine_session import EngineSession as ReaderSession
 from attnport.bundling.python.engine_session import choose_profile
-from attnport.bundling.python.errors import BundleError
+from attnport.bundling.python.errors import BundleError, RuntimeMissing
 from attnport.bundling.python.halves import storage
 from attnport.runtimes._cuda import Device
 from attnport.runtimes._session import Array
@@ -38,7 +38,7 @@ class TimedSession(ReaderSession):
             ns by part of `DEVICE_PARTS`, as events on the stream tell.
 
         Raises:
-            FeedError, BundleError, RuntimeMissing: as `run`; the driver does not capture the call.
+            FeedError, BundleError, RuntimeMissing: as `run`; the driver or TensorRT does not capture the call.
         """
         with self._lock:
             return self._timed(feeds, mode)
@@ -50,6 +50,19 @@ class TimedSession(ReaderSession):
                 self._device.bind()
                 self._drop_graph()
         super().close()
+
+    def _configured(self) -> tuple[Any, Any]:
+        """As the reader's, and kernels made for a call's shapes are waited for.
+
+        Left to itself, TensorRT-RTX compiles them in the background and computes with others meanwhile: the calls that
+        are timed would be the wrong ones, and a graph would hold them for good.
+        """
+        config, compiled = super()._configured()
+        strategies = getattr(self._module, "DynamicShapesKernelSpecializationStrategy", None)
+        if strategies is not None:
+            config = self._engine.create_runtime_config() if config is None else config
+            config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+        return config, compiled
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
         import numpy as np
@@ -104,6 +117,10 @@ class TimedSession(ReaderSession):
             self._drop_graph()
             execute()
             self._device.synchronize()
+            # TensorRT-RTX: an engine whose sizes are beyond what it lays out beforehand allocates during the call.
+            capturable = getattr(context, "is_stream_capturable", None)
+            if capturable is not None and not capturable(self._device.stream):
+                raise RuntimeMissing(f"{self.provider} cannot be captured as a CUDA graph at these shapes.")
             self._graph = key, self._device.captured(execute)
         launched = self._graph[1]
         return lambda: self._device.launch(launched)

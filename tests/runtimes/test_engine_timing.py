@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from pretended_gpu import HostDevice, engine_bytes, trt
+from pretended_gpu import Context, Engine, HostDevice, engine_bytes, trt
 from test_tensorrt import RUNTIME, VERSION, feeds, opening
 
 from attnport.artifacts import DEVICE_PARTS
 from attnport.errors import FeedError, UnavailableError, UsageError
+from attnport.optional import is_installed
 from attnport.runtimes import _cuda
 from attnport.runtimes import tensorrt as tensorrt_runtime
 
@@ -51,6 +53,61 @@ def test_a_graph_is_captured_once_for_a_shape_and_anew_for_another(session: Any,
     session.close()
     assert device.dropped == [1, 2, 3]
     assert device.memory == {}
+
+
+def test_a_call_that_tensorrt_cannot_capture_is_told_and_not_captured(
+    session: Any, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def capturable(context: Context, stream: int) -> bool:
+        asked.append(stream)
+        return context.shapes["x"][0] != 8
+
+    monkeypatch.setattr(Context, "is_stream_capturable", capturable, raising=False)
+    session.run_timed(feeds(4), "graph")
+    with pytest.raises(UnavailableError, match="cannot be captured"):
+        session.run_timed(feeds(8), "graph")
+    assert (len(device.graphs), device.dropped, asked) == (1, [1], [7, 7])
+    session.run_timed(feeds(8), "stream")
+    session.run_timed(feeds(4), "graph")
+    session.close()
+    assert device.dropped == [1, 2]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_kernels_for_the_shapes_of_a_call_are_not_made_behind_it(
+    kept: bool, device: HostDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = trt(device, VERSION)
+    module.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(LAZY="lazy", EAGER="eager")
+    monkeypatch.setattr(tensorrt_runtime, "require", lambda name: module)
+    real, given = Engine.create_execution_context, []
+
+    def create(engine: Engine, *configs: Any) -> Context:
+        given.extend(configs)
+        return real(engine, *configs)
+
+    monkeypatch.setattr(Engine, "create_execution_context", create)
+    path = tmp_path / "one.engine"
+    path.write_bytes(engine_bytes())
+    session = RUNTIME.open(dataclasses.replace(opening(path), cache=tmp_path if kept else None))
+    session.run_timed(feeds(4), "stream")
+    assert device.engine is not None
+    (config,) = device.engine.configs
+    assert config.dynamic_shapes_kernel_specialization_strategy == "eager"
+    assert given == [config]
+    assert (config.cache is not None) == kept
+    session.close()
+
+
+@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+def test_the_installed_tensorrt_has_the_names_for_it() -> None:
+    import tensorrt_rtx
+
+    assert hasattr(tensorrt_rtx.DynamicShapesKernelSpecializationStrategy, "EAGER")
+    assert hasattr(tensorrt_rtx.IRuntimeConfig, "dynamic_shapes_kernel_specialization_strategy")
+    assert hasattr(tensorrt_rtx.IExecutionContext, "is_stream_capturable")
 
 
 def test_a_timed_call_leaves_the_numbers_as_they_are(session: Any, device: HostDevice) -> None:
