@@ -21,6 +21,7 @@ class Has:
     """Which metrics any of some cases has: only these become columns."""
 
     ulps: bool
+    census: bool
     padded: bool
     argmax: bool
 
@@ -28,7 +29,12 @@ class Has:
 def has(cases: Iterable[CaseResult]) -> Has:
     """What there is to show; reports of earlier versions lack some."""
     found = list(cases)
-    return Has(*(any(getattr(case, what) is not None for case in found) for what in ("ulps", "padded", "argmax")))
+    return Has(
+        ulps=any(case.ulps for case in found),
+        census=any(case.census for case in found),
+        padded=any(case.padded for case in found),
+        argmax=any(case.argmax for case in found),
+    )
 
 
 def ulps(found: Ulps | None) -> tuple[str, ...]:
@@ -42,13 +48,6 @@ def nonfinite(found: NonFinite) -> str:
     """`0`, or how many there are of each: `3 NaN, 1 −Inf`."""
     kinds = ((found.nan, "NaN"), (found.positive_inf, "Inf"), (found.negative_inf, "−Inf"))
     return ", ".join(f"{count(number)} {kind}" for number, kind in kinds if number) or "0"
-
-
-def census(case: CaseResult) -> str:
-    """Its valid elements that are no finite number; of a report without a census, those that made it fail."""
-    if case.census is not None:
-        return nonfinite(case.census)
-    return count(case.nonfinite) if case.nonfinite or case.rms_error is not None else NONE
 
 
 def padded(found: PaddedRows | None) -> str:

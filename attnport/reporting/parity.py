@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attnport.artifacts import CaseResult, ParityReport, RuntimeParity
 from attnport.reporting.facts import BOUND, Cell, matrix, ran, times
@@ -22,7 +22,7 @@ from attnport.reporting.markup import (
     verdict,
 )
 from attnport.reporting.measures import NONE, count, largest_share, scientific
-from attnport.reporting.metrics import ARGMAX, CENSUS, LEGEND, PADDED, ULPS, argmax, census, has, padded, ulps
+from attnport.reporting.metrics import ARGMAX, CENSUS, LEGEND, PADDED, ULPS, argmax, has, nonfinite, padded, ulps
 
 
 def _cell(cell: Cell) -> Html:
@@ -73,36 +73,46 @@ def _errors(error: float | None, bound: float) -> tuple[Html, Html]:
     return number(scientific(error)), number(scientific(bound))
 
 
-def _cases(title: str, cases: Sequence[CaseResult]) -> Html:
-    """All metrics by case and output; what no case has is no column."""
-    shown = has(cases)
-    head: list[object] = [
-        "Case",
-        "Output",
-        "Verdict",
-        *over_numbers("RMS error", "RMS bound", "Max error", "Max bound"),
-    ]
-    head += over_numbers("Relative", "Least cosine", "Elements", CENSUS, *(ULPS if shown.ulps else ()))
-    head += [*over_numbers(*[ARGMAX] * shown.argmax), *[PADDED] * shown.padded]
-
-    def cells(result: CaseResult) -> Iterator[object]:
-        yield name(result.output)
-        yield join((verdict(result.verdict), text(f" {result.reason}") if result.reason else None))
-        yield from _errors(result.rms_error, result.rms_bound)
-        yield from _errors(result.max_error, result.max_bound)
-        yield number(scientific(result.relative))
-        yield number(NONE if result.cosine is None else f"{result.cosine:.8f}")
-        yield number(count(result.elements))
-        yield number(census(result))
-        if shown.ulps:
-            yield from map(number, ulps(result.ulps))
-        if shown.argmax:
-            yield number(argmax(result.argmax))
-        if shown.padded:
-            yield padded(result.padded)
-
-    rows = (row(result.case, *cells(result)) for result in cases)
+def _judged(title: str, cases: Sequence[CaseResult]) -> Html:
+    """What the verdicts follow from, by case and output, and the errors in relation to the values."""
+    head = ["Case", "Output", "Verdict", *over_numbers("RMS error", "RMS bound", "Max error", "Max bound")]
+    head += over_numbers("Relative", "Least cosine", "Elements", "Not finite")
+    rows = (
+        row(
+            result.case,
+            name(result.output),
+            join((verdict(result.verdict), text(f" {result.reason}") if result.reason else None)),
+            *_errors(result.rms_error, result.rms_bound),
+            *_errors(result.max_error, result.max_bound),
+            number(scientific(result.relative)),
+            number(NONE if result.cosine is None else f"{result.cosine:.8f}"),
+            number(count(result.elements)),
+            number(result.nonfinite),
+        )
+        for result in cases
+    )
     return table(f"Errors of {title} against float64", head, [el("tbody", *rows)], class_="metrics")
+
+
+def _beside(title: str, cases: Sequence[CaseResult]) -> Html | None:
+    """What no verdict follows from; what no case has is no column. None where the report is older than these."""
+    shown = has(cases)
+    if not any((shown.ulps, shown.census, shown.argmax, shown.padded)):
+        return None
+    head = ["Case", "Output", *over_numbers(*(ULPS if shown.ulps else ()), CENSUS, *[ARGMAX] * shown.argmax)]
+    head += [PADDED] * shown.padded
+    rows = (
+        row(
+            result.case,
+            name(result.output),
+            *(map(number, ulps(result.ulps)) if shown.ulps else ()),
+            number(NONE if result.census is None else nonfinite(result.census)),
+            *[number(argmax(result.argmax))] * shown.argmax,
+            *[padded(result.padded)] * shown.padded,
+        )
+        for result in cases
+    )
+    return table(f"Further metrics of {title}", head, [el("tbody", *rows)], class_="metrics")
 
 
 def _details(title: str, id_: str, found: RuntimeParity) -> Html:
@@ -121,7 +131,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> Html:
         facts.append(found.reason)
     parts: list[Html] = [el("p", " ".join(facts))]
     if found.cases:
-        parts.append(_cases(title, found.cases))
+        parts += [part for part in (_judged(title, found.cases), _beside(title, found.cases)) if part]
     if found.invariance:
         rows = [
             row(

@@ -72,9 +72,9 @@ def test_metrics_that_there_are_not_become_dashes_and_not_zeros() -> None:
     assert "3 elements are not finite" in text_of(page)
 
 
-def _folded(page: str, place: int = 0) -> tuple[list[str], list[list[str]]]:
-    """The headings and rows of the folded metrics of a runtime."""
-    part = page[page.index(f'id="parity-runtime-{place}"') :]
+def _folded(page: str, caption: str) -> tuple[list[str], list[list[str]]]:
+    """The headings and rows of a table."""
+    part = page[page.index(f"<caption>{caption}</caption>") :]
     part = part[: part.index("</table>")]
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in re.findall(r"<tr>(.*?)</tr>", part)]
     plain = [[re.sub(r"<[^>]*>", "", html.unescape(cell)) for cell in cells] for cells in rows]
@@ -95,23 +95,30 @@ def test_every_metric_of_a_case_folds_out() -> None:
     runtime = RuntimeParity("PASS", "", "fp32", None, cases)
     page = full(parity=ParityReport("PASS", {"ort_cpu": runtime}, {}))
     assert faults(page) == []
-    head, rows = _folded(page)
-    metrics = ["NaN, Inf", "ULP p50", "ULP p90", "ULP p99", "ULP max", "Argmax agrees", "Padded rows"]
-    assert head[-7:] == metrics
-    assert rows[0][-7:] == ["0", "0.500", "12.2", "505", "8.87e6", "1\u202f346 of 1\u202f348", "–"]
+    head, rows = _folded(page, "Further metrics of ort_cpu")
+    assert head == [
+        *("Case", "Output", "ULP p50", "ULP p90", "ULP p99", "ULP max"),
+        *("NaN, Inf", "Argmax agrees", "Padded rows"),
+    ]
+    assert rows[0][2:] == ["0.500", "12.2", "505", "8.87e6", "0", "1\u202f346 of 1\u202f348", "–"]
     assert rows[1][-2:] == ["–", "9\u202f216 elements, RMS 1.20e-7, max 3.40e-6"]
-    assert rows[2][-7:-2] == ["3 NaN, 1 Inf", "–", "–", "–", "–"]
+    assert rows[2][2:-2] == ["–", "–", "–", "–", "3 NaN, 1 Inf"]
     assert rows[2][-1] == "5 elements, 2 NaN, 1 −Inf"
     assert {len(cells) for cells in rows} == {len(head)}
 
 
-def test_a_metric_that_no_case_has_is_no_column() -> None:
+def test_a_metric_that_no_case_has_is_no_column_and_a_report_without_any_has_no_table_of_them() -> None:
     old = CaseResult("no padding", "y", "PASS", "", 9, 1e-7, 2e-7, 1e-6, 2e-6, 3e-7, 1.0, 0)
-    gone = dataclasses.replace(old, case="no result", rms_error=None, max_error=None)
-    report = ParityReport("PASS", {"ort_cpu": RuntimeParity("PASS", "", "fp32", None, (old, gone))}, {})
-    head, rows = _folded(full(parity=report))
-    assert head[-2:] == ["Elements", "NaN, Inf"]
+    runtimes = {
+        "old": RuntimeParity("PASS", "", "fp32", None, (old,)),
+        "new": RuntimeParity("PASS", "", "fp32", None, (dataclasses.replace(old, census=NonFinite()), old)),
+    }
+    page = full(parity=ParityReport("PASS", runtimes, {}))
+    head, rows = _folded(page, "Further metrics of new")
+    assert head == ["Case", "Output", "NaN, Inf"]
     assert [cells[-1] for cells in rows] == ["0", "–"], "of the second nobody knows"
+    assert "Further metrics of old" not in page
+    assert "Errors of old against float64" in page
 
 
 def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:
