@@ -17,6 +17,9 @@ export HF_HUB_OFFLINE := 1
 # A GPU's packages have an environment of their own: onnxruntime and onnxruntime-gpu overwrite each other.
 GPU_VENV := .venv-gpu
 GPU_PIP := $(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# `==` is content with 2.13.0+cpu too, and where an index has both pip prefers it; `===` takes PyPI's, which has CUDA.
+# Another build with CUDA: make gpu-check GPU_TORCH=torch==2.13.0+cu130
+GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 # Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
 GPU_ARGS ?=
 
@@ -104,7 +107,9 @@ $(GPU_VENV)/.ready: $(PINS)
 		$(PYTHON) -m pip --python $(GPU_VENV)/bin/python install --quiet pip; }
 	@echo "Installing attnport, PyTorch with CUDA and GPU runtimes into $(GPU_VENV): several gigabytes the first time."
 	@$(GPU_PIP) setuptools
-	@$(GPU_PIP) --no-build-isolation --editable ".[gpu-check]"
+	@$(GPU_PIP) --no-build-isolation --editable ".[gpu-check]" "$(GPU_TORCH)"
+	@$(GPU_VENV)/bin/python -c 'import torch as t; t.version.cuda or print( \
+		f"PyTorch {t.__version__} has no CUDA: what gpu-check judges and compares by, torch_eager_cuda, is NOT_RUN.")'
 	@$(GPU_PIP) --editable ".[tensorrt]" 2> $(GPU_VENV)/tensorrt.log || \
 		echo "tensorrt-cu13 could not be installed, $(GPU_VENV)/tensorrt.log says why; gpu-check goes on without it."
 	@touch $@

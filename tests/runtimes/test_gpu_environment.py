@@ -1,0 +1,50 @@
+"""The environment that `make gpu-check` makes: which PyTorch goes into it, and what is said of one without CUDA."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> str:
+    """What make would run for a new environment."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    line = ["make", "--dry-run", "--assume-old=gpu-driver", f"GPU_VENV={tmp_path / 'environment'}", "gpu-check"]
+    found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not (tmp_path / "environment").exists()
+    return found
+
+
+def test_a_pytorch_for_the_cpu_alone_does_not_satisfy_it(commands: str) -> None:
+    pinned = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    (wanted,) = re.findall(r'"(torch=.+?)"', commands)
+    accepts = Requirement(wanted).specifier.contains
+    assert accepts(pinned[1])
+    assert not accepts(f"{pinned[1]}+cpu")
+
+
+@pytest.mark.parametrize(("cuda", "said"), [("None", "PyTorch 9.9+cpu has no CUDA: "), ("'13.0'", "")])
+def test_one_without_cuda_is_told_and_stops_nothing(commands: str, cuda: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(f"class version: cuda = {cuda}\n__version__ = '9.9+cpu'\n")
+    (code,) = re.findall(r"python -c '(import torch.+?)'", commands, re.DOTALL)
+    made = subprocess.run(
+        ["sh", "-c", f"'{sys.executable}' -c '{code}'"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout.startswith(said)
+    assert bool(made.stdout) == bool(said)
