@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from attnport.pipeline.gpu_peaks import Peaks
     from attnport.pipeline.gpu_report import Achieved, GpuReport, Piece
 
+_AROUND = ("to device", "from device", "load", "first call")
 _MARK = {"faster": "", "slower": "", "baseline": "", "no difference shown": " ~"}
 
 
@@ -26,6 +27,7 @@ def show_gpu_report(console: Console, report: GpuReport) -> None:
         _show_parity(console, name, piece)
         for call, rows in (piece.latency.shapes if piece.latency else {}).items():
             _show_call(console, f"{name}, {call}", rows, piece.achieved.get(call, {}))
+            _show_around(console, rows)
             cells.notes(console, {row_name: row.reason for row_name, row in rows.items() if row.reason})
             timed = True
         for note in (*piece.notes, *(piece.latency.notes if piece.latency else ())):
@@ -38,6 +40,8 @@ def show_gpu_report(console: Console, report: GpuReport) -> None:
         for line in (
             f"ratio: to {report.eager}, of device times where both have them, else of calls; ~ no difference shown",
             "device ms: computing alone, by events; rates are of that time, or * of the whole call with its copies",
+            "to, from device: copying inputs and outputs, by events",
+            "load, first call: in a fresh process; with what it kept: in a further one",
             "GB/s: of the least that has to move: weights, inputs and outputs; %: of the peak that was measured here",
         ):
             console.print(line, style="dim")
@@ -82,6 +86,27 @@ def _show_call(console: Console, title: str, rows: Mapping[str, LatencyRow], rat
             _rate(found.flops_per_s / 1e12, found.flops_share, found.by) if found else "",
             _rate(found.bytes_per_s / 1e9, found.bytes_share, found.by) if found else "",
         )
+    console.print(table)
+
+
+def _show_around(console: Console, rows: Mapping[str, LatencyRow]) -> None:
+    """What lies around computing: the copies, and the start, again from what a runtime had compiled and kept."""
+    found: list[tuple[str, dict[str, float | None]]] = []
+    for name, row in rows.items():
+        if row.median_ns is None:
+            continue
+        copies = (row.parts_ns.get("host_to_device"), row.parts_ns.get("device_to_host"))
+        found.append((name, dict(zip(_AROUND, (*copies, row.load_ns, row.first_ns), strict=True))))
+        if row.cached_load_ns is not None or row.cached_first_ns is not None:
+            cached = (None, None, row.cached_load_ns, row.cached_first_ns)
+            found.append(("  with what it kept", dict(zip(_AROUND, cached, strict=True))))
+    columns = [column for column in _AROUND if any(times[column] is not None for _, times in found)]
+    if not columns:
+        return
+    table = cells.table("", "ms", *columns, right=columns, whole=columns)
+    table.title = None
+    for name, times in found:
+        table.add_row(name, *(_ms(times[column]) for column in columns))
     console.print(table)
 
 
