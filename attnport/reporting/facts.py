@@ -182,12 +182,13 @@ def not_counted(latency: LatencyReport, parity: ParityReport | None) -> dict[str
 
 def _unproved(name: str, parity: ParityReport) -> str:
     """Why the numbers of a row of latency are not shown to be right; "" where they are."""
-    judged = parity.runtimes.get(name)
     plain, way, mode = name.partition(" (")
-    if judged is None and way and plain in parity.runtimes:
-        return f"parity judged its calls as they are, without ({mode}"
+    own = parity.runtimes.get(name)
+    judged = own or parity.runtimes.get(plain)
     if judged is None:
         return "parity was not checked"
+    if own is None and judged.verdict == "PASS":
+        return f"parity judged its calls as they are, without {way.strip()}{mode}"
     return {"PASS": "", "FAIL": "parity failed", "NOT_RUN": "parity was not run"}[judged.verdict]
 
 

@@ -57,6 +57,9 @@ def test_a_further_way_to_run_a_call_is_not_the_fastest_since_parity_does_not_lo
     page = full(latency=dataclasses.replace(report, shapes=shapes))
     assert "openvino 1 sentence" in _card(page)
     assert "(graph), parity judged its calls as they are, without (graph)" in _card(page)
+    failed = _verdicts(sample.parity(), ort_cpu="FAIL")
+    page = full(latency=dataclasses.replace(report, shapes=shapes), parity=failed)
+    assert "ort_cpu, ort_cpu (graph), parity failed" in _card(page)
 
 
 def test_what_was_never_checked_is_called_fastest_with_that_said_and_marked_nowhere() -> None:
