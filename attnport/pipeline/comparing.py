@@ -29,7 +29,7 @@ from attnport.exporter.lowering import base as lowerings
 from attnport.pipeline.child import ChildError
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
 from attnport.pipeline.isolated import IsolatedSession, Limits, reason_of_failure, unavailable
-from attnport.pipeline.openings import graph_digest, model_openings, why_none
+from attnport.pipeline.openings import MODEL, graph_digest, model_openings, why_none
 from attnport.pipeline.portable import portable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
@@ -51,6 +51,7 @@ class _Tried:
     plan: str
     found: Measured
     note: str = ""
+    as_exported: bool = False
 
 
 @dataclass
@@ -74,6 +75,7 @@ class Comparison:
         self._eager: dict[str, Measured] = {}
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
         self._moved: frozenset[str] = frozenset()
+        self._own_way: set[tuple[str, str]] = set()
 
     def report(self, chosen: Sequence[Runtime]) -> ParityReport:
         """Everything, in order: the reference, the raw module, runtimes, forms, verdicts."""
@@ -111,6 +113,9 @@ class Comparison:
                     differs.append(f"{case}, {output}: {errors.problem}")
                 elif errors.max is not None and errors.max > 4 * parity.EPS["fp32"] * errors.reference_rms:
                     differs.append(f"{case}, {output}: by up to {errors.max:.2e}")
+                else:
+                    continue
+                self._own_way.add((case, output))
         self.notes.append(
             f"the raw module differs from the mask contract in {len(differs)} results: {'; '.join(differs)}"
             if differs
@@ -199,7 +204,7 @@ class Comparison:
             return self._not_run(err.message, opening.plan)
         except ArtifactError as err:
             return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
-        return _Tried(opening.plan, found, "; ".join(notes))
+        return _Tried(opening.plan, found, "; ".join(notes), opening.model == self.folder / MODEL)
 
     def _not_run(self, reason: str, plan: str) -> RuntimeParity:
         return RuntimeParity("NOT_RUN", portable(reason, self.folder), plan)
@@ -208,15 +213,21 @@ class Comparison:
         if isinstance(tried, RuntimeParity):
             return tried
         by = self._yardstick(tried.plan)
+        # What was exported does as the module does, which is not asked to follow the contract; forms are.
+        left_out = self._own_way if tried.as_exported else set()
         results = [
             parity.judge(case, output, errors, by)
             for case, by_output in tried.found.errors.items()
             for output, errors in by_output.items()
+            if (case, output) not in left_out
         ]
+        notes = [tried.note] if tried.note else []
+        if missing := sum((case, output) in left_out for case, found in tried.found.errors.items() for output in found):
+            notes.append(f"{missing} results left out, in which the module itself differs from the mask contract")
         found = tried.found.spreads.found
         kept = Spreads({key: one for key, one in found.items() if key[0] not in self._moved})
         pairs = parity.judge_invariance(kept, by, tried.found.compared)
-        return parity.conclude(tried.plan, tried.found.ran, results, pairs, tried.note)
+        return parity.conclude(tried.plan, tried.found.ran, results, pairs, "; ".join(notes))
 
     def _yardstick(self, plan: str) -> parity.Yardstick:
         """Eager's errors at a plan, by which others are judged; it has been run on every case that they had."""
