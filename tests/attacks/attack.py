@@ -186,6 +186,37 @@ def wrapped_enum(folder: Path, manifest: Path, file: str) -> None:
         model.write(bytes([7 << 3 | 2, len(graph)]) + graph)
 
 
+def wrapped_tag(folder: Path, manifest: Path, file: str) -> None:
+    """A graph behind a tag of 35 bits, of which some parsers keep 32: field 7 for them, an unknown one for others."""
+    import onnx
+
+    tensor = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[4], name="unused", data_location=1)
+    tensor.external_data.add(key="location", value="../outside")
+    field = tensor.SerializeToString()
+    graph = bytes([5 << 3 | 2, len(field)]) + field
+    with (folder / file).open("ab") as model:
+        model.write(bytes([0xBA, 0x80, 0x80, 0x80, 0x10, len(graph)]) + graph)
+
+
+def rename(folder: Path, manifest: Path, file: str, to: str) -> None:
+    """Gives a file of the bundle another name, and the forms that open it too."""
+    (folder / file).rename(folder / to)
+    value = json.loads(manifest.read_text())
+    value["files"][to] = value["files"].pop(file)
+    for form in value["forms"].values():
+        form["file"] = to if form["file"] == file else form["file"]
+    manifest.write_text(json.dumps(value))
+
+
+def retext(folder: Path, manifest: Path, file: str, old: str, hex: str) -> None:  # noqa: A002 - the key in the data
+    """Puts bytes in place of a text of as many, wherever a model file has it whole: a name, an operator."""
+    data, new = (folder / file).read_bytes(), bytes.fromhex(hex)
+    assert len(new) == len(old)
+    length = bytes([len(new)])
+    assert length + old.encode() in data
+    (folder / file).write_bytes(data.replace(length + old.encode(), length + new))
+
+
 def golden(folder: Path, manifest: Path, name: str, dtype: str) -> None:
     """Gives one array of the goldens another dtype."""
     path = folder / "goldens.npz"
@@ -249,6 +280,9 @@ STEPS: dict[str, Callable[..., None]] = {
         external,
         hidden_external,
         wrapped_enum,
+        wrapped_tag,
+        rename,
+        retext,
         golden,
         fortran,
         add_engine,

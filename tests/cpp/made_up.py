@@ -187,7 +187,8 @@ def nested(depth: int) -> bytes:
 TRICKY_ONNX = (
     b"", b"\0", *(nested(depth) for depth in (1, 10, 20, 21, 22, 23, 30, 200)),
     *(_number(8, 1 << bits) for bits in (62, 63, 64, 69, 70)), *(_varint(1 << bits | 2) + b"\1x" for bits in (62, 64,
-    66, 69)),
+    66, 69)), *(_varint(1 << bits | 2) + b"\1x" for bits in (28, 31, 32, 35, 36)),
+    *(b"\xba" + b"\x80" * more + bytes([last, 0]) for more in range(1, 10) for last in (0, 1, 0x0F, 0x10)),
     *(_piece(8, _number(2, 1 << bits)) for bits in (0, 31, 32, 62, 63)),
 )  # fmt: skip
 

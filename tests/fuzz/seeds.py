@@ -39,6 +39,7 @@ def main() -> None:
             )
     (CORPUS / "external" / "valid").write_bytes(model())
     (CORPUS / "external" / "wrapped_enum").write_bytes(wrapped_enum())
+    (CORPUS / "external" / "wrapped_tag").write_bytes(wrapped_tag())
 
 
 def manifest(value: dict[str, Any]) -> bytes:
@@ -84,6 +85,14 @@ def wrapped_enum() -> bytes:
     field = proto.graph.initializer[0].SerializeToString().replace(one, wrapped)
     graph = bytes([onnx.GraphProto.INITIALIZER_FIELD_NUMBER << 3 | 2, len(field)]) + field
     return bytes([onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | 2, len(graph)]) + graph
+
+
+def wrapped_tag() -> bytes:
+    """A model whose graph is behind the tag of field 2**29 + 7, which some parsers take for field 7."""
+    proto = onnx.ModelProto(ir_version=10)
+    external(proto.graph.initializer.add())
+    graph = proto.graph.SerializeToString()
+    return bytes([0xBA, 0x80, 0x80, 0x80, 0x10, len(graph)]) + graph
 
 
 def external(tensor: onnx.TensorProto, **more: str) -> None:

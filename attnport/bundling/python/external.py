@@ -15,6 +15,7 @@ MAX_NESTING = 64
 _TENSOR, _ENTRY, _SPARSE = "tensor", "entry", "sparse"
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of TensorProto
 _OPSET_IMPORT = 8  # of ModelProto
+_LARGEST_TAG, _TAG_BYTES = 0xFFFFFFFF, 5
 # message -> field number -> message that the field holds
 _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -109,7 +110,11 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, memoryview | None]]:
     """Field number, integer value and bytes (None for a number) of each field of one message."""
     at, end = 0, len(view)
     while at < end:
+        begin = at
         tag, at = _varint(view, at)
+        # Protobuf keeps 32 bits of a tag, and some parsers drop the others: 2**29 + 7 is field 7 there.
+        if tag > _LARGEST_TAG or at - begin > _TAG_BYTES:
+            raise ValueError("a tag of more than 32 bits")
         number, wire = tag >> 3, tag & 7
         if number == 0:
             raise ValueError("field number 0")

@@ -24,6 +24,8 @@ constexpr int max_nesting = 64;
 constexpr std::uint64_t external_data = 13;  // of TensorProto
 constexpr std::uint64_t data_location = 14;  // of TensorProto
 constexpr std::uint64_t opset_import = 8;    // of ModelProto
+constexpr std::uint64_t largest_tag = 0xFFFFFFFF;
+constexpr std::uint64_t tag_bytes = 5;
 
 // Bytes in memory, or of a file, of which a window is kept: weights inside of a model are passed over unread, and a
 // file that is cut short meanwhile is an error and not a signal, as it would be where it is mapped.
@@ -83,13 +85,8 @@ struct Span {
     std::uint64_t end;
 };
 
-// A number of up to 70 bits: what does not fit into 64 is the largest, and `low` what does.
-struct Varint {
-    std::uint64_t value;
-    std::uint64_t low;
-};
-
-Varint read_varint(Bytes& bytes, Span& span) {
+// A number of up to 70 bits: one that does not fit into 64 is the largest.
+std::uint64_t read_varint(Bytes& bytes, Span& span) {
     std::uint64_t low = 0;
     bool beyond = false;
     for (unsigned shift = 0;; shift += 7) {
@@ -98,7 +95,7 @@ Varint read_varint(Bytes& bytes, Span& span) {
         const std::uint64_t bits = byte & 0x7FU;
         low |= bits << shift;
         beyond = beyond || (shift == 63 && bits > 1);
-        if (byte < 0x80) return {beyond ? std::numeric_limits<std::uint64_t>::max() : low, low};
+        if (byte < 0x80) return beyond ? std::numeric_limits<std::uint64_t>::max() : low;
     }
 }
 
@@ -112,16 +109,21 @@ struct Field {
 // Calls `take` with each integer and each run of bytes of a message. Numbers of fixed size are passed over.
 template <class Take> void each_field(Bytes& bytes, Span span, const Take& take) {
     while (span.at < span.end) {
-        const Varint tag = read_varint(bytes, span);
+        const std::uint64_t begin = span.at;
+        const std::uint64_t tag = read_varint(bytes, span);
+        // Protobuf keeps 32 bits of a tag, and some parsers drop the others: 2**29 + 7 is field 7 there.
+        if (tag > largest_tag || span.at - begin > tag_bytes) {
+            throw std::invalid_argument("a tag of more than 32 bits");
+        }
         Field field;
-        field.number = tag.value == tag.low ? tag.low >> 3U : tag.value;
+        field.number = tag >> 3U;
         if (field.number == 0) throw std::invalid_argument("field number 0");
-        const auto wire = static_cast<unsigned>(tag.low & 7U);
+        const auto wire = static_cast<unsigned>(tag & 7U);
         if (wire == 0) {
-            field.integer = read_varint(bytes, span).value;
+            field.integer = read_varint(bytes, span);
             take(field);
         } else if (wire == 2) {
-            const std::uint64_t length = read_varint(bytes, span).value;
+            const std::uint64_t length = read_varint(bytes, span);
             if (length > span.end - span.at) throw std::invalid_argument("cut short");
             field.bytes = Span{span.at, span.at + length};
             take(field);
