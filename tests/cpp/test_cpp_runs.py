@@ -15,6 +15,12 @@ from cpp_builds import Build
 import attnport.bundling.python as reader
 from attnport.bundling.golden import cases
 
+BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
+if str(BUNDLING) not in sys.path:
+    sys.path.append(str(BUNDLING))  # where a bundle is changed so that its model gives an input on
+
+from giving_on import give_on  # noqa: E402 - see above
+
 BUILDS = ["cpp_build", "cpp_build_asan"]
 FORMS = ["ort_cpu", "openvino"]
 
@@ -86,6 +92,15 @@ def test_a_wrong_weight_under_a_fitting_digest_is_found(build: str, app: Path, r
 @pytest.mark.parametrize("build", BUILDS)
 def test_outputs_are_pythons_bit_for_bit(build: str, app: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert_equal_bits(request.getfixturevalue(build), app, "ort_cpu", tmp_path / "arrays")
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_outputs_stay_where_the_memory_of_the_feeds_is_gone(
+    build: str, app: Path, request: pytest.FixtureRequest
+) -> None:
+    give_on(app)
+    done = request.getfixturevalue(build).run("feeds_go", app)
+    assert (done.returncode, done.stdout) == (0, "1 1 0 \n" * 2), done.stderr
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import cuda
 from .device_tensors import bound
 from .errors import BundleError, RuntimeMissing
-from .halves import BFLOAT16
+from .halves import BFLOAT16, storage
 from .manifest import Form
 from .session import Port, cpu, gpu
 
@@ -63,7 +64,9 @@ class OnnxRuntimeSession:
         dtypes = {port.name: port.dtype for port in self.inputs}
         given = {name: self._value(array, dtypes[name]) for name, array in feeds.items()}
         found = self._session.run_with_ort_values(self._names, given)
-        return {name: _array(value) for name, value in zip(self._names, found, strict=True)}
+        # An array is a view: one of an input that the graph gives on would be of the caller's memory.
+        outputs = {name: _array(value) for name, value in zip(self._names, found, strict=True)}
+        return {name: array.copy() if name in feeds else array for name, array in outputs.items()}
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """As `run`, through I/O binding: see `device_tensors`."""
@@ -74,11 +77,28 @@ class OnnxRuntimeSession:
         binding.synchronize_inputs()
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
-        return dict(zip(self._names, binding.get_outputs(), strict=True))
+        found = dict(zip(self._names, binding.get_outputs(), strict=True))
+        # An input that a graph gives on is the caller's memory, which need not stay behind the call.
+        return {name: self._copied(name, value) if name in feeds else value for name, value in found.items()}
 
     def close(self) -> None:
         """Frees the session."""
         self._session = None
+
+    def _copied(self, name: str, value: Any) -> Any:
+        """An output in memory that is the runtime's. Raises BundleError where it is on a GPU."""
+        if value.device_name() != "cpu":
+            raise BundleError(
+                f"output {name!r}: it is the caller's own memory on the GPU, which may go away; call run."
+            )
+        import numpy as np
+
+        dtype = next(port.dtype for port in self.outputs if port.name == name)
+        # Not from an array: what others take from such a value by DLPack does not keep the array.
+        kind: Any = _ONNX_BFLOAT16 if dtype == BFLOAT16 else np.dtype(dtype)
+        made = self._module.OrtValue.ortvalue_from_shape_and_type(value.shape(), kind)
+        ctypes.memmove(made.data_ptr(), value.data_ptr(), math.prod(value.shape()) * np.dtype(storage(dtype)).itemsize)
+        return made
 
     def _value(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
         kind = self._module.OrtValue

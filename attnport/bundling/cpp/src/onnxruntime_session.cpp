@@ -2,11 +2,16 @@
 
 #include "onnxruntime_session.hpp"
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstring>
+#include <functional>
 #include <utility>
 
 #include <attnport/error.hpp>
 
+#include "memory.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -68,6 +73,25 @@ std::vector<const char*> words_of(const std::vector<std::string>& names) {
     found.reserve(names.size());
     for (const auto& called : names) found.push_back(called.c_str());
     return found;
+}
+
+/// Whether an address is one of an input's own bytes.
+bool lies_in(const std::vector<Input>& given, const void* address) {
+    return std::any_of(given.begin(), given.end(), [address](const Input& input) {
+        const std::size_t bytes = elements(input.shape()) * size_bytes(input.dtype());
+        const auto* const begin = static_cast<const std::byte*>(input.data());
+        const std::less<> is_before;
+        return bytes != 0 && !is_before(address, static_cast<const void*>(begin)) &&
+               is_before(address, static_cast<const void*>(begin + bytes));
+    });
+}
+
+/// A tensor with memory of its own.
+Tensor copied(const std::string& called, DType dtype, Shape shape, const void* data) {
+    const std::size_t bytes = elements(shape) * size_bytes(dtype);
+    auto memory = allocate(bytes);
+    if (bytes != 0) std::memcpy(memory.get(), data, bytes);
+    return {called, dtype, std::move(shape), std::move(memory)};
 }
 
 std::vector<std::string> names_of(const std::vector<TensorSpec>& specs) {
@@ -166,8 +190,10 @@ std::vector<OrtOwned<OrtValue>> OnnxRuntimeSession::values(const std::vector<Inp
     return found;
 }
 
-/// An output: the memory that the runtime wrote, which lives as long as the tensor does.
-Tensor OnnxRuntimeSession::tensor(const std::string& called, OrtOwned<OrtValue> value) const {
+/// An output: the memory that the runtime wrote, which lives as long as the tensor does. An input that the graph gives
+/// on is the caller's memory, which need not stay behind the call: that is copied.
+Tensor OnnxRuntimeSession::tensor(const std::string& called, OrtOwned<OrtValue> value,
+                                  const std::vector<Input>& given) const {
     const auto info = library_.made<OrtTensorTypeAndShapeInfo>(
         api_.ReleaseTensorTypeAndShapeInfo,
         [&](OrtTensorTypeAndShapeInfo** made) { return api_.GetTensorTypeAndShape(value.get(), made); });
@@ -179,23 +205,31 @@ Tensor OnnxRuntimeSession::tensor(const std::string& called, OrtOwned<OrtValue> 
     library_.check(api_.GetDimensions(info.get(), shape.data(), rank));
     void* data = nullptr;
     library_.check(api_.GetTensorMutableData(value.get(), &data));
+    const DType dtype = dtype_of(type);
+    const bool is_the_callers = lies_in(given, data);
     if (place == Place::Cpu) {
+        if (is_the_callers) return copied(called, dtype, std::move(shape), data);
         const std::shared_ptr<OrtValue> owner(std::move(value));
-        return {called, dtype_of(type), std::move(shape), std::shared_ptr<const void>(owner, data)};
+        return {called, dtype, std::move(shape), std::shared_ptr<const void>(owner, data)};
     }
     const OrtMemoryInfo* memory = nullptr;
     library_.check(api_.GetTensorMemoryInfo(value.get(), &memory));
     OrtMemoryInfoDeviceType device = OrtMemoryInfoDeviceType_CPU;
     api_.MemoryInfoGetDeviceType(memory, &device);
     const auto where = device == OrtMemoryInfoDeviceType_GPU ? Place::Cuda : Place::Cpu;
+    if (is_the_callers) {
+        if (where == Place::Cpu) return copied(called, dtype, std::move(shape), data);
+        throw Error("output " + reader::quoted(called) +
+                    ": it is the caller's own memory on the GPU, which may go away; call run.");
+    }
     const auto session = session_;
     const auto release = value.get_deleter();
     const std::shared_ptr<OrtValue> owner(value.release(), [session, release](OrtValue* held) { release(held); });
-    return {called, dtype_of(type), std::move(shape), std::shared_ptr<const void>(owner, data), where};
+    return {called, dtype, std::move(shape), std::shared_ptr<const void>(owner, data), where};
 }
 
 /// Takes values in the contract's order over.
-std::vector<Tensor> OnnxRuntimeSession::tensors(OrtValue* const* values) const {
+std::vector<Tensor> OnnxRuntimeSession::tensors(OrtValue* const* values, const std::vector<Input>& given) const {
     std::vector<OrtOwned<OrtValue>> owned;
     owned.reserve(output_names_.size());
     for (std::size_t index = 0; index < output_names_.size(); ++index) {
@@ -204,7 +238,7 @@ std::vector<Tensor> OnnxRuntimeSession::tensors(OrtValue* const* values) const {
     std::vector<Tensor> found;
     found.reserve(owned.size());
     for (std::size_t index = 0; index < owned.size(); ++index) {
-        found.push_back(tensor(output_names_[index], std::move(owned[index])));
+        found.push_back(tensor(output_names_[index], std::move(owned[index]), given));
     }
     return found;
 }
@@ -224,7 +258,7 @@ std::vector<Tensor> OnnxRuntimeSession::run(const std::vector<Input>& given) {
         std::vector<OrtValue*> found(output_words_.size(), nullptr);
         library_.check(api_.Run(session_.get(), run_options_.get(), input_words_.data(), fed.data(), fed.size(),
                                 output_words_.data(), output_words_.size(), found.data()));
-        return tensors(found.data());
+        return tensors(found.data(), given);
     } catch (const OrtFailure& err) {
         throw Error(std::string("onnxruntime failed: ") + err.what());
     }
@@ -257,7 +291,7 @@ std::vector<Tensor> OnnxRuntimeSession::run_device(const std::vector<Input>& giv
         if (count != output_words_.size()) {
             throw Error("onnxruntime failed: it gave " + std::to_string(count) + " outputs.");
         }
-        return tensors(found);
+        return tensors(found, given);
     } catch (const OrtFailure& err) {
         throw Error(std::string("onnxruntime failed: ") + err.what());
     }

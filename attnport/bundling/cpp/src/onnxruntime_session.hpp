@@ -30,8 +30,9 @@ private:
     [[nodiscard]] Port port(const std::string& called, const OrtTypeInfo* info) const;
     [[nodiscard]] OrtOwned<OrtValue> value(const Input& input) const;
     [[nodiscard]] std::vector<OrtOwned<OrtValue>> values(const std::vector<Input>& given) const;
-    [[nodiscard]] Tensor tensor(const std::string& called, OrtOwned<OrtValue> value) const;
-    [[nodiscard]] std::vector<Tensor> tensors(OrtValue* const* values) const;
+    [[nodiscard]] Tensor tensor(const std::string& called, OrtOwned<OrtValue> value,
+                                const std::vector<Input>& given) const;
+    [[nodiscard]] std::vector<Tensor> tensors(OrtValue* const* values, const std::vector<Input>& given) const;
     void require_one_each(const std::vector<Input>& given) const;
 
     OnnxRuntime& library_;

@@ -1,0 +1,86 @@
+"""An input that a model gives on comes out in memory of its own: the caller's may go away behind the call."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import torch
+from giving_on import NAME, give_on
+from torch.utils.dlpack import from_dlpack
+
+from attnport.bundling.python import BundleError, load
+from attnport.bundling.python.halves import to_file
+from attnport.bundling.python.onnxruntime_session import OnnxRuntimeSession
+from attnport.bundling.python.selftest import selftest
+
+ort = pytest.importorskip("onnxruntime")
+DTYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16", "int64": "int64", "bool": "bool"}
+
+
+def feeds() -> dict[str, Any]:
+    return {"ids": np.array([[3, 9, 49]]), NAME: np.array([[1, 1, 0]])}
+
+
+def opened(folder: Path, dtype: str) -> OnnxRuntimeSession:
+    class Form:
+        provider = "CPUExecutionProvider"
+
+    kind = DTYPES[dtype]
+    text = f'<ir_version: 10, opset_import: ["" : 18]> g ({kind}[n] x) => (int64[1] s, {kind}[n] x) {{s = Shape(x)}}'
+    onnx.save(onnx.parser.parse_model(text), folder / "model.onnx")
+    return OnnxRuntimeSession(ort, folder / "model.onnx", Form, 1)  # type: ignore[arg-type]  # all that it reads
+
+
+def test_such_a_bundle_is_fine(app: Path) -> None:
+    give_on(app)
+    assert selftest(app).exit_code == 0
+
+
+def test_outputs_do_not_change_with_the_feeds(app: Path) -> None:
+    give_on(app)
+    given = feeds()
+    wanted = copy.deepcopy(given[NAME])
+    with load(app) as model:
+        found = model.run(**given)[NAME]
+        stays = model.run_device(given)[NAME]
+        tensors = {name: torch.from_numpy(array) for name, array in given.items()}
+        beside = model.run_device(tensors)[NAME]
+    for array in given.values():
+        array[:] = 7
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(stays.numpy(), wanted)
+    np.testing.assert_array_equal(beside.numpy(), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_is_none_of_the_callers_whatever_the_dtype(tmp_path: Path, dtype: str) -> None:
+    array = to_file(np.arange(5.0), dtype)
+    wanted = array.tobytes()
+    session = opened(tmp_path, dtype)
+    found = session.run({"x": array})["x"]
+    value = None if dtype == "bfloat16" else session.run_device({"x": array})["x"]
+    tensor = None if value is None else from_dlpack(value)
+    if dtype == "bfloat16":  # NumPy has none
+        given = torch.arange(5.0).to(torch.bfloat16)
+        tensor = from_dlpack(session.run_device({"x": given})["x"])
+        given[:] = 7
+    del value  # what was taken from a value stays without it
+    array[:] = 1
+    assert found.tobytes() == wanted
+    assert tensor is not None
+    assert tensor.contiguous().view(torch.uint8).numpy().tobytes() == wanted
+
+
+def test_on_a_gpu_it_is_refused(tmp_path: Path) -> None:
+    class OnGpu:
+        def device_name(self) -> str:
+            return "cuda"
+
+    with pytest.raises(BundleError, match=r"output 'x': it is the caller's own memory on the GPU, .*; call run\."):
+        opened(tmp_path, "int64")._copied("x", OnGpu())
