@@ -5,6 +5,7 @@ No engine ran on a GPU for these tests: they show what the reader does, not what
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,16 @@ def test_what_was_compiled_is_there_the_next_time(bundle: Path, cache: Path, dev
     load(bundle, cache=cache).close()
     assert device.engine.configs[0].cache is not None
     assert 7 not in device.engine.configs[0].cache.kernels
+
+
+def test_its_bytes_are_compared_also_where_files_are_not(bundle: Path, cache: Path, device: HostDevice) -> None:
+    load(bundle, cache=cache, check_files=False).close()
+    data = (bundle / "one.engine").read_bytes()
+    (bundle / "one.engine").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    words = re.escape(f"{bundle / 'one.engine'}: changed: its SHA-256 is not that of the manifest.")
+    with pytest.raises(IntegrityError, match=words):
+        load(bundle, cache=cache, check_files=False)
+    assert device.closed == 2
 
 
 def replaced(data: bytes) -> Callable[[Path, dict[str, Any]], None]:

@@ -191,6 +191,17 @@ def test_a_library_whose_classes_may_lie_otherwise_is_refused(
     assert f"this is TensorRT-RTX {version[:3]}. Build with its own headers" in done.stderr
 
 
+def test_its_bytes_are_compared_also_where_files_are_not(runs: Run, engine_app: Path, tmp_path: Path) -> None:
+    assert runs("trusted").returncode == 0
+    data = (engine_app / "one.engine").read_bytes()
+    (engine_app / "one.engine").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    log = tmp_path / "log"
+    done = runs("trusted", PRETENDED_LOG=str(log))
+    assert done.returncode == 6, done.stderr
+    assert done.stderr == f"{engine_app / 'one.engine'}: changed: its SHA-256 is not that of the manifest.\n"
+    assert "createInferRuntime" not in log.read_text()
+
+
 def one_profile(found: dict[str, Any]) -> None:
     del found["forms"]["engine"]["profiles"][1]
 

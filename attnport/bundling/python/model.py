@@ -136,7 +136,8 @@ def load(
         folder: The bundle; None = the one that this package stands in.
         form: Which form to open, that one or none; None = the first of the bundle's order that can be opened here.
         threads: Compute threads; None = the runtime's own choice.
-        check_files: Compare every file with its digest first. False trusts the disk and saves the time to read it.
+        check_files: Compare every file with its digest first. False trusts the disk and saves the time to read it; an
+            engine, which is code for a device, is compared all the same.
         require_signature: A public key, as a PEM file from outside the bundle: open only what is signed with it. With
             `check_files=False` the manifest is checked and the files are not.
         cache: The folder for proofs and for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, else the user's own.

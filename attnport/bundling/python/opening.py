@@ -6,6 +6,7 @@ manifest says is IntegrityError: nothing else of the bundle is to be believed th
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 from pathlib import Path
@@ -20,6 +21,7 @@ from .fitting import check_ports, check_profiles
 from .manifest import ENGINES, Form, Manifest, Requires
 from .onnxruntime_session import OnnxRuntimeSession
 from .openvino_session import OpenVinoSession
+from .regular import open_regular
 from .runtime_cache import RuntimeCache
 from .session import Session, gpu
 
@@ -74,6 +76,23 @@ def _check_file(path: Path, form: Form) -> None:
         raise IntegrityError(f"{path}: got {what} {got}; the manifest says {stated}.")
 
 
+def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
+    """The bytes of an engine. Raises IntegrityError unless they are the bundled ones, whatever was compared before.
+
+    An engine is code for a device. These very bytes are what TensorRT gets: the file is not read again.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read()
+    except OSError as err:
+        raise IntegrityError(f"{path}: cannot be read: {err.strerror}.") from err
+    except ValueError as err:
+        raise IntegrityError(f"{path}: {err}.") from err
+    if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
+        raise IntegrityError(f"{path}: changed: its SHA-256 is not that of the manifest.")
+    return data
+
+
 def _module(runtime: str, requires: Requires) -> Any:
     """The runtime's package, in a release that will do."""
     package = runtime.replace("_", "-")
@@ -108,7 +127,7 @@ def _engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache
         kept = RuntimeCache(cache, entry(manifest, name, str(module.__version__), gpu(device)))
     device.open()
     try:
-        session = EngineSession(module, device, path.read_bytes(), str(path), kept)
+        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), kept)
     except BaseException:
         device.close()
         raise

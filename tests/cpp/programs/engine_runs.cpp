@@ -4,6 +4,7 @@
 //     engine_runs APP device         inputs on the GPU and one on the CPU; outputs stay there, and outlive the model
 //     engine_runs APP host|inside|beside  a pointer that is no memory of the GPU, and two inside of some that is
 //     engine_runs APP threads        four threads on one model
+//     engine_runs APP trusted        as cpu, at size 1; the files are not compared
 #include <dlfcn.h>
 
 #include <atomic>
@@ -143,7 +144,10 @@ int threaded(const Model& model) {
 
 int run(const std::vector<std::string>& arguments) {
     const std::string& how = arguments.at(1);
-    std::optional<Model> model(std::in_place, arguments.at(0));
+    attnport::Options options;
+    options.check_files = how != "trusted";
+    std::optional<Model> model(std::in_place, arguments.at(0), options);
+    if (how == "trusted") return on_the_cpu(*model, {"", "", "1"});
     if (how == "cpu") return on_the_cpu(*model, arguments);
     if (how == "device") return on_the_device(std::move(model));
     if (how == "threads") return threaded(*model);

@@ -26,6 +26,7 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& /*path*/, cons
 
 #include "engine_session.hpp"
 #include "regular.hpp"
+#include "sha256.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -43,10 +44,21 @@ std::string whole(const std::filesystem::path& path) {
         RegularFile file(path);
         return file.read_up_to(file.size());
     } catch (const SystemError& err) {
-        throw IntegrityError(path.string() + ": " + err.what());
+        throw IntegrityError(path.string() + ": cannot be read: " + err.what() + ".");
     } catch (const std::invalid_argument& err) {
-        throw IntegrityError(path.string() + ": " + err.what());
+        throw IntegrityError(path.string() + ": " + err.what() + ".");
     }
+}
+
+/// The bytes of an engine, which is code for a device: the bundled ones, whatever was compared before. These very bytes
+/// are what TensorRT gets; the file is not read again.
+std::string bundled(const std::filesystem::path& path, const Manifest& manifest, const Form& form) {
+    std::string data = whole(path);
+    const File* const expected = manifest.files.find(form.file);
+    if (expected == nullptr || sha256_hex(data) != expected->sha256) {
+        throw IntegrityError(path.string() + ": changed: its SHA-256 is not that of the manifest.");
+    }
+    return data;
 }
 
 }  // namespace
@@ -79,8 +91,8 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     std::vector<std::string> outputs;
     outputs.reserve(manifest.io.outputs.size());
     for (const TensorSpec& spec : manifest.io.outputs) outputs.push_back(spec.name);
-    auto session = std::make_unique<EngineSession>(device, library, whole(path), path.string(), std::move(outputs),
-                                                   std::move(kept));
+    auto session = std::make_unique<EngineSession>(device, library, bundled(path, manifest, form), path.string(),
+                                                   std::move(outputs), std::move(kept));
     check_profiles(manifest.io, form, *session, path.string());
     return session;
 }

@@ -59,7 +59,7 @@ typedef struct attnport_options {
     size_t struct_bytes;
     const char* form;        /* NULL: the first of the bundle's order that opens */
     int threads;             /* 0: the runtime's own choice */
-    int trust_files;         /* not 0: the files are not compared with their digests */
+    int trust_files;         /* not 0: files are not compared with their digests, but for engines */
     const char* public_key;  /* a PEM file: open only what is signed with it; NULL: not checked */
     const char* cache;       /* NULL: $ATTNPORT_CACHE, else the user's own */
     const char* onnxruntime; /* its library; NULL: $ATTNPORT_ONNXRUNTIME, else libonnxruntime.so.1 */

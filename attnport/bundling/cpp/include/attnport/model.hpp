@@ -23,7 +23,8 @@ struct Options {
     std::string form;
     /// Compute threads of a runtime on the CPU; 0 = the runtime's own choice.
     int threads = 0;
-    /// Compare every file with its digest first. False trusts the disk and saves the time to read it.
+    /// Compare every file with its digest first. False trusts the disk and saves the time to read it; an engine, which
+    /// is code for a device, is compared all the same.
     bool check_files = true;
     /// A public key, a PEM file from outside the bundle: open only what is signed with it.
     std::filesystem::path require_signature = {};
