@@ -93,7 +93,7 @@ def test_the_page_names_what_the_bundles_own_forms_need(runtime: str, told: str,
     parity = Parity("PASS", "NOT_RUN", "PASS", "", (), None)
     engine = runtime == "tensorrt_rtx"
     form = Form(
-        file="f",
+        file="f.onnx",
         external=(),
         plan="fp32",
         runtime=runtime,  # any of the format's runtimes, as text

@@ -114,6 +114,10 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "dtype of nothing": (lambda m: form(m)["dtypes"].update(more="int64"), "of what is no input or output"),
     "dtype of another kind": (lambda m: form(m)["dtypes"].update(ids="int32"), "'ids' is int32 in the file"),
     "dtype unheard of": (lambda m: form(m)["dtypes"].update(hidden="float8"), "'hidden' is float8 in the file"),
+    "a model of another format": (
+        lambda m: (listed(m, "model.ort"), form(m).update(file="model.ort")),
+        "got file 'model.ort' for onnxruntime; expected a name that ends in .onnx",
+    ),
     "proof not shown": (lambda m: form(m)["parity"].update(runtime="NOT_RUN"), "got proof device"),
     "proof too modest": (lambda m: form(m).update(proof="graph-only"), "got proof graph-only"),
     "verdict FAIL": (lambda m: form(m)["parity"].update(verdict="FAIL"), "parity failed"),

@@ -10,12 +10,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from bundle_forms import manifest, seal
 
 from attnport.bundling.python import BundleError, IntegrityError, load
 from attnport.bundling.python.external import opset
 from attnport.bundling.python.halves import from_file, to_file
+from attnport.bundling.python.onnxruntime_session import OnnxRuntimeSession
 from attnport.bundling.python.opening import release
 
 
@@ -138,6 +140,22 @@ def test_a_form_in_half_precision_gives_the_contracts_dtype(app: Path) -> None:
         wide = opened.run(**feeds)["hidden"]
     assert (narrow.dtype, wide.dtype) == (np.float16, np.float32)
     np.testing.assert_array_equal(narrow.astype(np.float32), wide)
+
+
+def test_onnx_runtimes_own_format_is_not_opened(tmp_path: Path) -> None:
+    """It would be picked by the file's name, and nothing has looked into such a file."""
+
+    class Form:
+        provider = "CPUExecutionProvider"
+
+    text = '<ir_version: 10, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) {y = Relu(x)}'
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "model.ort")
+    onnxruntime.InferenceSession(onnx.parser.parse_model(text).SerializeToString(), options)
+    assert (tmp_path / "model.ort").read_bytes()[4:8] == b"ORTM"
+    onnxruntime.InferenceSession(tmp_path / "model.ort")  # left alone, it is
+    with pytest.raises(BundleError, match="cannot be opened"):
+        OnnxRuntimeSession(onnxruntime, tmp_path / "model.ort", Form, 1)  # type: ignore[arg-type]  # all that it reads
 
 
 def test_a_file_that_its_runtime_refuses_is_said(app: Path) -> None:

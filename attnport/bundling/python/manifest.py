@@ -52,6 +52,8 @@ __all__ = [
 FORMAT = "attnport-bundle"
 VERSION = 2
 MAX_BYTES = 4 << 20
+MODEL = ".onnx"
+"""What the name of every model file ends in that is no engine."""
 ENGINES = ("tensorrt", "tensorrt_rtx")
 """Runtimes that open an engine: a file for one version and certain devices. The others open an ONNX file."""
 
@@ -221,6 +223,9 @@ class Form:
             or (self.requires.sm and not engine)
         ):
             raise ValueError(f"{self.runtime}: an ONNX file has an opset, an engine has none and no external data")
+        # Runtimes tell other formats by the name: what was looked into would not be what they read.
+        if not engine and not self.file.endswith(MODEL):
+            raise ValueError(f"got file {self.file!r} for {self.runtime}; expected a name that ends in {MODEL}")
         if (self.proof == "device") is not (self.parity.runtime == "PASS"):
             raise ValueError(f"got proof {self.proof}; parity on the runtime is {self.parity.runtime}")
 

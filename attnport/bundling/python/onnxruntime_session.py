@@ -22,6 +22,8 @@ CUDA = "CUDAExecutionProvider"
 # TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
 _OPTIONS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
 _DTYPES = {"float": "float32", "double": "float64"}
+# Not its own format, which it knows by a name or a key like this one, and which nothing here has looked into.
+_FORMAT = ("session.load_model_format", "ONNX")
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 
@@ -40,6 +42,7 @@ class OnnxRuntimeSession:
             raise RuntimeMissing(f"this onnxruntime was built without {provider}.")
         options = module.SessionOptions()
         options.log_severity_level = 4  # errors are raised; they need not be printed as well
+        options.add_session_config_entry(*_FORMAT)
         if threads is not None:
             options.intra_op_num_threads = threads
         try:

@@ -13,8 +13,14 @@ namespace {
 
 using std::to_string;
 
+constexpr std::string_view model_end = ".onnx";  // of every model file that is no engine
+
 bool all_of(std::string_view text, std::string_view letters) {
     return text.find_first_not_of(letters) == std::string_view::npos;
+}
+
+bool ends_with(std::string_view text, std::string_view end) {
+    return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
 bool is_digest(std::string_view text) { return text.size() == 64 && all_of(text, "0123456789abcdef"); }
@@ -111,6 +117,11 @@ void check(const Form& form) {
         (!engine && !form.requires_.sm.empty())) {
         throw std::invalid_argument(form.runtime +
                                     ": an ONNX file has an opset, an engine has none and no external data");
+    }
+    // Runtimes tell other formats by the name: what was looked into would not be what they read.
+    if (!engine && !ends_with(form.file, model_end)) {
+        throw std::invalid_argument("got file " + quoted(form.file) + " for " + form.runtime +
+                                    "; expected a name that ends in " + std::string(model_end));
     }
     if ((form.proof == "device") != (form.parity.runtime == "PASS")) {
         throw std::invalid_argument("got proof " + form.proof + "; parity on the runtime is " + form.parity.runtime);

@@ -45,6 +45,8 @@ public:
         const auto settings = library_.made<OrtSessionOptions>(
             api_.ReleaseSessionOptions, [&](OrtSessionOptions** made) { return api_.CreateSessionOptions(made); });
         library_.check(api_.SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
+        // Not its own format, which it knows by a name or a key like this one, and which nothing here has looked into.
+        library_.check(api_.AddSessionConfigEntry(settings.get(), "session.load_model_format", "ONNX"));
         if (options_.threads != 0) library_.check(api_.SetIntraOpNumThreads(settings.get(), options_.threads));
         Chosen chosen{called, Place::Cpu};
         try {
