@@ -15,6 +15,7 @@ import keys
 import pytest
 
 from attnport.bundling.python import BundleError, load
+from attnport.bundling.python.printable import is_printable
 from attnport.bundling.python.selftest import selftest
 from attnport.errors import AttnportError
 from attnport.pipeline.bundle import bundle
@@ -45,6 +46,7 @@ def check(attack: attacks.Attack, found: tuple[int, str]) -> None:
     assert found[0] == attack.exit, f"{attack.about} Got exit {found[0]}: {found[1]}"
     assert attack.says in found[1]
     assert "Traceback" not in found[1]
+    assert is_printable(found[1]), "text of the bundle reaches the terminal as it is"
 
 
 def test_there_are_many_attacks_and_each_is_described() -> None:

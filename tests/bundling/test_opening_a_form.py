@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -14,11 +16,12 @@ import onnxruntime
 import pytest
 from bundle_forms import manifest, seal
 
-from attnport.bundling.python import BundleError, IntegrityError, load
+from attnport.bundling.python import BundleError, IntegrityError, RuntimeMissing, load
 from attnport.bundling.python.external import opset
 from attnport.bundling.python.halves import from_file, to_file
 from attnport.bundling.python.onnxruntime_session import OnnxRuntimeSession
 from attnport.bundling.python.opening import release
+from attnport.bundling.python.printable import is_printable
 
 
 def renamed_output(found: dict[str, Any]) -> None:
@@ -156,6 +159,46 @@ def test_onnx_runtimes_own_format_is_not_opened(tmp_path: Path) -> None:
     onnxruntime.InferenceSession(tmp_path / "model.ort")  # left alone, it is
     with pytest.raises(BundleError, match="cannot be opened"):
         OnnxRuntimeSession(onnxruntime, tmp_path / "model.ort", Form, 1)  # type: ignore[arg-type]  # all that it reads
+
+
+def test_a_runtimes_own_words_are_escaped_and_it_prints_none(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = manifest(app)
+    path = app / found["forms"]["ort_cpu"]["file"]
+    whole = path.read_bytes()
+    for operator, words in ((b"\x1b[2Jab", r"No Op registered for \x1b[2Jab"), (b"\xff\x1b[2Ja", "codec can't decode")):
+        path.write_bytes(whole.replace(b"\x06Gather", b"\x06" + operator))
+        seal(app, found)
+        with pytest.raises(BundleError, match=re.escape(words)) as caught:
+            load(app)
+        assert is_printable(str(caught.value))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("RuntimeException", RuntimeMissing, r"CUDAExecutionProvider does not start here: no\x1b device"),
+        ("InvalidGraph", BundleError, r"cannot be opened: no\x1b device"),
+    ],
+)
+def test_a_provider_that_does_not_start_is_no_fault_of_the_file(
+    tmp_path: Path, name: str, error: type[BundleError], words: str
+) -> None:
+    class Form:
+        provider = "CUDAExecutionProvider"
+
+    def refuse(*args: Any, **options: Any) -> None:
+        assert options["enable_fallback"] == 0
+        raise type(name, (RuntimeError,), {})("no\x1b device\n")
+
+    module = SimpleNamespace(
+        get_available_providers=lambda: [Form.provider],
+        SessionOptions=onnxruntime.SessionOptions,
+        InferenceSession=refuse,
+    )
+    with pytest.raises(error, match=re.escape(words)) as caught:
+        OnnxRuntimeSession(module, tmp_path / "model.onnx", Form, 1)  # type: ignore[arg-type]  # all that it reads
+    assert type(caught.value) is error
 
 
 def test_a_file_that_its_runtime_refuses_is_said(app: Path) -> None:

@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 
 import attnport.bundling
-from attnport.bundling.python.printable import _HIDDEN, is_printable
+from attnport.bundling.python.printable import _HIDDEN, escaped, is_printable
 
 FORMAT = Path(attnport.bundling.__file__).with_name("FORMAT.md")
 HIDDEN = {"Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cs"}
@@ -38,6 +38,13 @@ def test_of_what_is_not_assigned_noncharacters_alone_are_hidden() -> None:
 
 def test_what_python_prints_is_printable() -> None:
     assert all(is_printable(letter) for letter in LETTERS if letter.isprintable())
+
+
+def test_what_others_said_is_one_line_that_can_be_printed() -> None:
+    said = "\n No Op \x1b[2J\n\u202e\udcff\U000f0000 in 'é \\ 漢' \r\n"
+    assert escaped(said) == r"No Op \x1b[2J\n\u202e\udcff\U000f0000 in 'é \ 漢'"
+    assert (escaped(" \n"), escaped("")) == ("", "")
+    assert is_printable(escaped("".join(LETTERS)))
 
 
 def test_the_format_has_the_table() -> None:

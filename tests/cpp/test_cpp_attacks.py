@@ -21,6 +21,7 @@ import attack as attacks  # noqa: E402 - see above
 import keys  # noqa: E402 - behind those
 
 from attnport.bundling.python import BundleError  # noqa: E402 - behind those
+from attnport.bundling.python.printable import is_printable  # noqa: E402 - behind those
 from attnport.bundling.python.selftest import selftest  # noqa: E402 - behind those
 
 ALL = [attacks.read(path) for path in sorted(ATTACKS.glob("*.json"))]
@@ -87,6 +88,7 @@ def in_cpp(build: Build, app: Path, key: Path | None, *more: str) -> Answer:
 def compare(attack: attacks.Attack, got: Answer, wanted: Answer) -> None:
     assert got.code == attack.exit, f"{attack.about} Got exit {got.code}: {got.words}"
     assert attack.says in got.words
+    assert is_printable(got.words), "text of the bundle reaches the terminal as it is"
     if attack.name in NO_JSON:
         got, wanted = (
             dataclasses.replace(one, error=one.error.partition("is not valid: ")[0]) for one in (got, wanted)

@@ -17,7 +17,7 @@ from attnport.bundling.python.contract import IO, Dim, Tensor
 from attnport.bundling.python.errors import BundleError
 from attnport.bundling.python.external import opset, references
 from attnport.bundling.python.manifest import ENGINES, Form, Manifest, from_bytes
-from attnport.bundling.python.printable import is_printable
+from attnport.bundling.python.printable import escaped, is_printable
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:
@@ -200,6 +200,14 @@ def test_made_up_onnx_files(cpp_build_asan: Build, tmp_path: Path, seed: int) ->
     accepted, refused = compare_models(cpp_build_asan, inputs, tmp_path)
     assert accepted > 100
     assert refused > 100
+
+
+def test_what_others_said_is_escaped_alike(cpp_build_asan: Build) -> None:
+    letters = [chr(code) for code in (*range(0x3000), *range(0xFD00, 0x10000), 0xE000, 0x1F600, 0xE0001, 0x10FFFF)]
+    said = [b"", b" \n ", b"\xff\x1b[2J\xed\xa0\x80", b"\x85 a \x85", *("".join(letters[at : at + 64]).encode()
+        for at in range(0, len(letters), 64))]  # fmt: skip
+    wanted = [[(0, escaped(one.decode("utf-8", "surrogateescape")))] for one in said]
+    assert [answers(words) for words in in_cpp(cpp_build_asan, "said", said)] == wanted
 
 
 def test_the_comparison_notices_another_answer() -> None:

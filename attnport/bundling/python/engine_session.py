@@ -14,6 +14,8 @@ from . import cuda
 from .device_tensors import through_numpy
 from .errors import BundleError, FeedError, RuntimeMissing
 from .halves import BFLOAT16, storage
+from .names import shown
+from .printable import escaped
 from .runtime_cache import RuntimeCache
 from .session import Port, gpu
 
@@ -102,7 +104,7 @@ class EngineSession:
             self._device.upload(address, array)
             context.set_tensor_address(name, address)
         if missing := context.infer_shapes():
-            raise BundleError(f"the engine leaves the shape of {', '.join(missing)} open.")
+            raise BundleError(f"the engine leaves the shape of {', '.join(map(shown, missing))} open.")
         outputs = {}
         for port in self.outputs:
             outputs[port.name] = np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
@@ -183,7 +185,7 @@ class EngineSession:
         return Port(name, _DTYPES.get(kind, kind), shape)
 
     def _complaint(self) -> str:
-        return self._complaints[-1] if self._complaints else "it gives no reason."
+        return escaped(self._complaints[-1]) if self._complaints else "it gives no reason."
 
 
 def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from .errors import IntegrityError
 from .manifest import IO, Form, Tensor
+from .names import shown
 from .session import Port, Session
 
 
@@ -17,7 +18,7 @@ def check_ports(io: IO, form: Form, session: Session, where: str) -> None:
     for kind, specs, ports in (("inputs", io.inputs, session.inputs), ("outputs", io.outputs, session.outputs)):
         found = {port.name: port for port in ports}
         if set(found) != {spec.name for spec in specs} or len(found) != len(ports):
-            got, stated = ", ".join(sorted(found)), ", ".join(spec.name for spec in specs)
+            got, stated = ", ".join(map(shown, sorted(found))), ", ".join(spec.name for spec in specs)
             raise IntegrityError(f"{where} has the {kind} {got or 'none'}; the manifest says {stated}.")
         for spec in specs:
             _check_port(io, spec, form.dtypes.get(spec.name, spec.dtype), found[spec.name], where)
@@ -25,7 +26,7 @@ def check_ports(io: IO, form: Form, session: Session, where: str) -> None:
 
 def _check_port(io: IO, spec: Tensor, dtype: str, port: Port, where: str) -> None:
     if port.dtype != dtype:
-        raise IntegrityError(f"{where}: tensor {spec.name!r} is {port.dtype}; the manifest says {dtype}.")
+        raise IntegrityError(f"{where}: tensor {spec.name!r} is {shown(port.dtype)}; the manifest says {dtype}.")
     if port.shape is None:
         return
     if len(port.shape) != len(spec.dims):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import feeds as feeding
 from .errors import BundleError, FeedError, IntegrityError, RuntimeMissing
 from .manifest import Bound, Form, Manifest
+from .printable import escaped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,4 +171,4 @@ def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
             raise ValueError("a member is not in C order")
         return arrays
     except Exception as err:  # damaged bytes make numpy and zipfile raise a dozen kinds
-        raise IntegrityError(f"{path} is not a file of arrays: {err}") from err
+        raise IntegrityError(f"{path} is not a file of arrays: {escaped(str(err))}") from err

@@ -17,6 +17,7 @@ from .first_open import prove
 from .halves import from_file, to_file
 from .manifest import ENGINES, IO, Manifest
 from .opening import open_session
+from .printable import escaped
 from .session import Session
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Model:
         except BundleError:
             raise
         except Exception as err:  # a runtime's own exceptions share no base
-            raise BundleError(f"{self.manifest.forms[self.form].runtime} failed: {err}") from err
+            raise BundleError(f"{self.manifest.forms[self.form].runtime} failed: {escaped(str(err))}") from err
 
     def masks(self, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """Every input that says what is padding, for items of `lengths` padded on the right to `size`.

@@ -13,12 +13,15 @@ from .device_tensors import bound
 from .errors import BundleError, RuntimeMissing
 from .halves import BFLOAT16, storage
 from .manifest import Form
+from .printable import escaped
 from .session import Port, cpu, gpu
 
 if TYPE_CHECKING:
     import numpy as np
 
-CUDA = "CUDAExecutionProvider"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_OF_THE_FILE = ("NoSuchFile", "NoModel", "InvalidProtobuf", "InvalidGraph")
+"""Exceptions that say that the file is at fault, whatever it is opened with."""
 # TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
 _OPTIONS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
 _DTYPES = {"float": "float32", "double": "float64"}
@@ -46,9 +49,14 @@ class OnnxRuntimeSession:
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            session = module.InferenceSession(path, options, providers=[(provider, _OPTIONS.get(provider, {}))])
+            # Its way back to the CPU is off: it prints what went wrong as it is, text of the model file too.
+            session = module.InferenceSession(
+                path, options, providers=[(provider, _OPTIONS.get(provider, {}))], enable_fallback=0
+            )
         except Exception as err:  # a runtime's own exceptions share no base
-            raise BundleError(f"{path} cannot be opened: {err}") from err
+            if provider != CPU and type(err).__name__ not in _OF_THE_FILE:
+                raise RuntimeMissing(f"{provider} does not start here: {escaped(str(err))}") from err
+            raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
         # onnxruntime goes on with another provider and a warning when the one that was asked for does not start.
         if session.get_providers()[0] != provider:
             raise RuntimeMissing(f"got provider {session.get_providers()[0]}; expected {provider}.")

@@ -44,12 +44,15 @@ def open_session(
     _check_file(path, form)
     module = _module(form.runtime, form.requires)
     session: Session
-    if form.runtime in ENGINES:
-        session = _engine(module, path, manifest, name, cache)
-    elif form.runtime == "openvino":
-        session = OpenVinoSession(module, path, form, threads)
-    else:
-        session = OnnxRuntimeSession(module, path, form, threads)
+    try:
+        if form.runtime in ENGINES:
+            session = _engine(module, path, manifest, name, cache)
+        elif form.runtime == "openvino":
+            session = OpenVinoSession(module, path, form, threads)
+        else:
+            session = OnnxRuntimeSession(module, path, form, threads)
+    except UnicodeDecodeError as err:
+        raise IntegrityError(f"{path}: the name of an input or output is no UTF-8.") from err
     try:
         check_ports(manifest.io, form, session, str(path))
     except BaseException:

@@ -11,6 +11,7 @@ from .device_tensors import through_numpy
 from .errors import BundleError, RuntimeMissing
 from .halves import BFLOAT16
 from .manifest import Form
+from .printable import escaped
 from .session import Port, cpu
 from .signal_stack import signal_stack_kept
 
@@ -57,7 +58,9 @@ def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Pat
         with signal_stack_kept():
             made = module.Core().compile_model(graph, "CPU", settings)
     except Exception as err:  # a runtime's own exceptions share no base
-        raise BundleError(f"{where}: OpenVINO cannot compile it: {(str(err).splitlines() or [''])[0]}") from err
+        raise BundleError(
+            f"{where}: OpenVINO cannot compile it: {escaped((str(err).splitlines() or [''])[0])}"
+        ) from err
     precision = made.get_property("INFERENCE_PRECISION_HINT").get_type_name()
     devices = list(made.get_property("EXECUTION_DEVICES"))
     if precision != wanted or devices != ["CPU"]:
@@ -91,7 +94,7 @@ class OpenVinoSession:
         try:
             graph = module.Core().read_model(str(path))
         except Exception as err:  # a runtime's own exceptions share no base
-            raise BundleError(f"{path} cannot be opened: {err}") from err
+            raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
         self._made = compiled(module, graph, form.plan, threads, path)
         self._request = self._made.create_infer_request()
         self._lock = threading.Lock()

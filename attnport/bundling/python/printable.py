@@ -20,6 +20,17 @@ _HIDDEN = (
 _PATTERN = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in _HIDDEN) + "]")
 
 
+_BLANKS = " \t\r\n\v\f"
+
+
 def is_printable(text: str) -> bool:
     """Whether every character of `text` can be printed."""
     return _PATTERN.search(text) is None
+
+
+def escaped(text: str) -> str:
+    """What a runtime or parser said, as a terminal may see it: it may repeat text of a model file.
+
+    Without blanks around it, and each character that cannot be printed escaped as `repr` has it: on one line.
+    """
+    return _PATTERN.sub(lambda found: ascii(found[0])[1:-1], text.strip(_BLANKS))

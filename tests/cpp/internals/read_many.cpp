@@ -1,6 +1,7 @@
-// What the reader makes of many inputs: for each line of stdin, "manifest" or "external" and bytes in hexadecimal
-// digits, a line with the exit code (of external data: 0, or 1 for a refusal) and, in the same digits, either what
-// was kept or the error's text. All but the exit code is written as Python's repr() would.
+// What the reader makes of many inputs: for each line of stdin, "manifest", "external" or "said" and bytes in
+// hexadecimal digits, a line with the exit code (of external data: 0, or 1 for a refusal) and, in the same digits,
+// either what was kept or the error's text. All but the exit code is written as Python's repr() would; "said" is what
+// somebody else said, which is answered as a terminal may see it.
 #include <exception>
 #include <iostream>
 #include <stdexcept>
@@ -122,8 +123,10 @@ int main() {
         for (std::string line; std::getline(std::cin, line);) {
             const std::size_t space = line.find(' ');
             const std::string data = hexadecimal::bytes(line.substr(space + 1));
-            const bool manifest = line.substr(0, space) == "manifest";
-            std::cout << (manifest ? of_manifest(data) : of_external(std::string_view(data))) << '\n';
+            const std::string kind = line.substr(0, space);
+            if (kind == "manifest") std::cout << of_manifest(data) << '\n';
+            if (kind == "external") std::cout << of_external(std::string_view(data)) << '\n';
+            if (kind == "said") std::cout << "0 " << hexadecimal::digits(reader::escaped(data)) << '\n';
         }
         return 0;
     } catch (const std::exception& err) {

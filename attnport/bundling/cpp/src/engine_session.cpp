@@ -190,7 +190,7 @@ std::vector<Tensor> EngineSession::computed(nvinfer1::IExecutionContext& context
     if (count != 0) {
         std::vector<std::string> open;
         for (std::int32_t index = 0; index < count && static_cast<std::size_t>(index) < missing.size(); ++index) {
-            open.emplace_back(missing[static_cast<std::size_t>(index)]);
+            open.push_back(shown(missing[static_cast<std::size_t>(index)]));
         }
         throw Error(open.empty() ? provider + " finds no shapes: " + log_.last()
                                  : "the engine leaves the shape of " + joined(open) + " open.");

@@ -18,6 +18,7 @@
 #include "cuda.hpp"
 #include "engine_library.hpp"
 #include "session.hpp"
+#include "words.hpp"
 
 namespace attnport::reader {
 
@@ -34,7 +35,7 @@ public:
     }
     [[nodiscard]] std::string last() const {
         const std::lock_guard<std::mutex> lock(mutex_);
-        return last_.empty() ? "it gives no reason." : last_;
+        return last_.empty() ? "it gives no reason." : escaped(last_);
     }
 
 private:

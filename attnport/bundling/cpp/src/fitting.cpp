@@ -8,6 +8,7 @@
 #include <attnport/error.hpp>
 
 #include "opening.hpp"
+#include "printable.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -34,7 +35,7 @@ void check_port(const IO& io, const TensorSpec& spec, DType dtype, const Port& p
         throw IntegrityError(where + ": tensor " + reader::quoted(spec.name) + " " + got + "; the manifest says " +
                              std::string(expected) + ".");
     };
-    if (port.dtype != name(dtype)) refuse("is " + port.dtype, name(dtype));
+    if (port.dtype != name(dtype)) refuse("is " + shown(port.dtype), name(dtype));
     if (!port.shape) return;
     if (port.shape->size() != spec.dims.size()) refuse("has rank " + std::to_string(port.shape->size()), spec.text());
     for (std::size_t axis = 0; axis < spec.dims.size(); ++axis) {
@@ -45,6 +46,13 @@ void check_port(const IO& io, const TensorSpec& spec, DType dtype, const Port& p
             refuse("has size " + std::to_string(*size) + " on axis " + std::to_string(axis), spec.text());
         }
     }
+}
+
+bool is_utf8(const std::string& text) {
+    for (std::size_t at = 0; at < text.size();) {
+        if (next_letter(text, at) == 0xFFFFFFFF) return false;
+    }
+    return true;
 }
 
 void check_side(const IO& io, const Form& form, const std::string& kind, const std::vector<TensorSpec>& specs,
@@ -59,8 +67,15 @@ void check_side(const IO& io, const Form& form, const std::string& kind, const s
     }
     std::vector<std::string> got;
     got.reserve(found.size());
-    for (const auto& item : found) got.push_back(item.first);
-    if (std::set<std::string>(got.begin(), got.end()) != names || found.size() != ports.size()) {
+    bool same = found.size() == ports.size() && found.size() == names.size();
+    for (const auto& item : found) {
+        if (!is_utf8(item.first)) {
+            throw IntegrityError(where + ": the name of an input or output is no UTF-8.");
+        }
+        same = same && names.count(item.first) != 0;
+        got.push_back(shown(item.first));
+    }
+    if (!same) {
         throw IntegrityError(where + " has the " + kind + " " + (got.empty() ? "none" : joined(got)) +
                              "; the manifest says " + joined(expected) + ".");
     }

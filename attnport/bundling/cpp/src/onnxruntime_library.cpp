@@ -11,6 +11,7 @@
 #include <attnport/error.hpp>
 
 #include "opening.hpp"
+#include "words.hpp"
 
 namespace attnport::reader {
 namespace {
@@ -90,7 +91,7 @@ OrtEnv* environment(const OrtApi* api) {
     if (status == nullptr) return env;
     const std::string message = api->GetErrorMessage(status);
     api->ReleaseStatus(status);
-    throw RuntimeMissing("onnxruntime does not start: " + message);
+    throw RuntimeMissing("onnxruntime does not start: " + escaped(message));
 }
 
 /// The names of OrtErrorCode, as ONNX Runtime's own text has them.
@@ -105,7 +106,7 @@ const char* name_of(OrtErrorCode code) {
 }  // namespace
 
 OrtFailure::OrtFailure(OrtErrorCode code, const std::string& message)
-    : std::runtime_error("[ONNXRuntimeError] : " + std::to_string(code) + " : " + name_of(code) + " : " + message),
+    : std::runtime_error("[ONNXRuntimeError] : " + std::to_string(code) + " : " + name_of(code) + " : " + escaped(message)),
       code_(code) {}
 
 void OnnxRuntime::check(OrtStatus* status) const {

@@ -30,7 +30,7 @@ template <class Work> auto guarded(const Form& form, const Work& work) {
     } catch (const Error&) {
         throw;
     } catch (const std::exception& err) {
-        throw Error(form.runtime + " failed: " + err.what());
+        throw Error(form.runtime + " failed: " + escaped(err.what()));
     }
 }
 

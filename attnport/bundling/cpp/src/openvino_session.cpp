@@ -82,7 +82,7 @@ Shape shape_of(const ov::Tensor& tensor) {
     return found;
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string first_line(const std::string& text) { return escaped(text.substr(0, text.find('\n'))); }
 
 /// Compiles a graph for the CPU and reads back what was really set.
 ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& graph, const std::string& plan,
@@ -178,7 +178,7 @@ OpenVinoSession::OpenVinoSession(const std::filesystem::path& path, const IO& io
     try {
         graph = core_.read_model(path.string());
     } catch (const std::exception& err) {
-        throw Error(path.string() + " cannot be opened: " + err.what());
+        throw Error(path.string() + " cannot be opened: " + escaped(err.what()));
     }
     made_ = compiled(core_, graph, form.plan, threads, path.string());
     const std::string build = ov::get_openvino_version().buildNumber;
@@ -256,7 +256,7 @@ std::vector<Tensor> OpenVinoSession::run(const std::vector<Input>& given) {
     } catch (const Error&) {
         throw;
     } catch (const std::exception& err) {
-        throw Error(std::string("openvino failed: ") + err.what());
+        throw Error("openvino failed: " + escaped(err.what()));
     }
 }
 
@@ -271,7 +271,7 @@ std::unique_ptr<Session> open_openvino(const std::filesystem::path& path, const 
     } catch (const Error&) {
         throw;
     } catch (const std::exception& err) {
-        throw Error(path.string() + " cannot be opened: " + err.what());
+        throw Error(path.string() + " cannot be opened: " + escaped(err.what()));
     }
 }
 

@@ -1,5 +1,6 @@
 #include "words.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -61,6 +62,21 @@ std::string Quoted::operator()(const std::u32string& letters, bool ascii_only) c
 }
 
 std::string Quoted::operator()(std::string_view text) const { return (*this)(code_points(text), false); }
+
+std::string escaped(std::string_view text) {
+    constexpr std::string_view blanks = " \t\r\n\v\f";
+    text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
+    text = text.substr(0, text.find_last_not_of(blanks) + 1);  // npos + 1 is 0
+    std::string result;
+    for (const char32_t letter : code_points(text)) {
+        if (is_printable(letter)) {
+            append_letter(result, letter);
+        } else {
+            append_escaped(result, letter);
+        }
+    }
+    return result;
+}
 
 std::string joined(const std::vector<std::string>& parts, std::string_view separator) {
     std::string text;

@@ -20,6 +20,10 @@ struct Quoted {
 /// An object, since of functions of this name the call quoted(text) would mean std::quoted, found by its argument.
 inline constexpr Quoted quoted{};
 
+/// What a runtime or parser said, as a terminal may see it: it may repeat text of a model file. Without blanks around
+/// it, and each character that cannot be printed escaped as Python's repr() has it: on one line.
+[[nodiscard]] std::string escaped(std::string_view text);
+
 /// The code points of a text; a byte that is no UTF-8 is half of a surrogate pair, as Python has it in names of files.
 [[nodiscard]] std::u32string code_points(std::string_view text);
 
