@@ -116,6 +116,13 @@ def test_every_exit_code_is_a_status(library: c.Library, app: Path, tmp_path: Pa
     library.open(app, trust_files=1).close()
 
 
+def test_what_the_library_did_not_expect_is_a_bug(library: c.Library, app: Path, cpp_build: Build) -> None:
+    with pytest.raises(c.Failed) as caught:
+        library.open(app, onnxruntime=cpp_build.module("nameless_onnxruntime"))
+    assert caught.value.status == c.BUG
+    assert str(caught.value).startswith("not expected, please report it: ")
+
+
 def test_a_pointer_that_is_null_is_bad_use_and_no_crash(library: c.Library, model: c.Model, made_bundle: Path) -> None:
     call, out = library.call, ctypes.c_void_p(1)
     folder, handle, feeds = str(made_bundle).encode(), model.handle, c.tensors(FEEDS)

@@ -75,7 +75,7 @@ template <class Act> attnport_status guarded(const Act& act) noexcept {
     } catch (const Error& err) {
         return failed(status_of(err.exit_code()), err.what());
     } catch (const std::bad_alloc&) {
-        return failed(ATTNPORT_BUG, "there is not enough memory.");
+        return failed(ATTNPORT_BAD_USE, "there is not enough memory.");
     } catch (const std::exception& err) {
         return failed(ATTNPORT_BUG, err.what());
     } catch (...) {

@@ -6,6 +6,7 @@ namespace attnport {
 Error::~Error() = default;
 FeedError::~FeedError() = default;
 RuntimeMissing::~RuntimeMissing() = default;
+NotExpected::~NotExpected() = default;
 NumbersOff::~NumbersOff() = default;
 IntegrityError::~IntegrityError() = default;
 

@@ -3,8 +3,12 @@
 
 #include <exception>
 #include <new>
+#include <string>
+#include <system_error>
 
 #include <attnport/error.hpp>
+
+#include "regular.hpp"
 
 namespace attnport::reader {
 
@@ -16,8 +20,12 @@ template <class Work> auto guarded(const Work& work) {
         throw;
     } catch (const std::bad_alloc&) {
         throw Error("there is not enough memory.");
-    } catch (const std::exception& err) {
+    } catch (const std::system_error& err) {  // std::filesystem's too: of the machine, not of the library
         throw Error(err.what());
+    } catch (const SystemError& err) {
+        throw Error(err.what());
+    } catch (const std::exception& err) {
+        throw NotExpected(std::string("not expected, please report it: ") + err.what());
     }
 }
 

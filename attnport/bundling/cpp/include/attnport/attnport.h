@@ -25,7 +25,7 @@ extern "C" {
 typedef enum attnport_status {
     ATTNPORT_OK = 0,
     ATTNPORT_BUG = 1,             /* an error that the library did not expect */
-    ATTNPORT_BAD_USE = 2,         /* no bundle, an unknown form, or inputs that do not fit the model */
+    ATTNPORT_BAD_USE = 2,         /* no bundle, an unknown form, inputs that do not fit the model, too little memory */
     ATTNPORT_RUNTIME_MISSING = 3, /* no runtime that the bundle takes */
     ATTNPORT_NUMBERS_OFF = 4,     /* the model computes something else here */
     ATTNPORT_INTEGRITY = 6        /* a file is not the one that was bundled, or the signature is not right */

@@ -16,7 +16,7 @@ public:
     Error& operator=(const Error&) = default;
     ~Error() override;
 
-    /// The exit code that a program ends with: 2 here, and that of each class below.
+    /// The exit code that a program ends with: that of each class below; 2 here, also where there is too little memory.
     [[nodiscard]] virtual int exit_code() const noexcept { return 2; }
 };
 
@@ -47,6 +47,16 @@ public:
     NumbersOff& operator=(const NumbersOff&) = default;
     ~NumbersOff() override;
     [[nodiscard]] int exit_code() const noexcept override { return 4; }
+};
+
+/// Something went wrong in the library that it did not expect: a bug. Exit code 1.
+class ATTNPORT_API NotExpected : public Error {
+public:
+    using Error::Error;
+    NotExpected(const NotExpected&) = default;
+    NotExpected& operator=(const NotExpected&) = default;
+    ~NotExpected() override;
+    [[nodiscard]] int exit_code() const noexcept override { return 1; }
 };
 
 /// A file is not the one that was bundled, or the manifest cannot be trusted. Exit code 6.
