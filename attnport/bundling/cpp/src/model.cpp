@@ -182,13 +182,13 @@ std::vector<Tensor> Model::masks(const std::vector<std::int64_t>& lengths, std::
     return guarded([&] { return reader::padding_masks(required(open_).manifest.io, lengths, size); });
 }
 
-const std::string& Model::name() const noexcept { return open_->manifest.name; }
-const IO& Model::io() const noexcept { return open_->manifest.io; }
-const std::string& Model::form() const noexcept { return open_->form->name(); }
-const std::string& Model::provider() const noexcept { return open_->form->session().provider; }
-const std::string& Model::version() const noexcept { return open_->form->session().version; }
-const std::string& Model::device() const noexcept { return open_->form->session().machine.device; }
-const std::vector<std::string>& Model::passed_over() const noexcept { return open_->passed_over; }
+const std::string& Model::name() const { return required(open_).manifest.name; }
+const IO& Model::io() const { return required(open_).manifest.io; }
+const std::string& Model::form() const { return required(open_).form->name(); }
+const std::string& Model::provider() const { return required(open_).form->session().provider; }
+const std::string& Model::version() const { return required(open_).form->session().version; }
+const std::string& Model::device() const { return required(open_).form->session().machine.device; }
+const std::vector<std::string>& Model::passed_over() const { return required(open_).passed_over; }
 
 DType Model::file_dtype(std::string_view tensor) const {
     const DType* found = required(open_).form->form().dtypes.find(std::string(tensor));

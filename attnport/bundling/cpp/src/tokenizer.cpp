@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "feeds.hpp"
+#include "guarded.hpp"
 #include "halves.hpp"
 #include "memory.hpp"
 #include "wordpiece.hpp"
@@ -161,7 +162,8 @@ struct Tokenizer::Rules {
     }
 };
 
-Tokenizer::Tokenizer(const std::filesystem::path& path, const IO& io) : rules_(std::make_unique<Rules>(path, io)) {}
+Tokenizer::Tokenizer(const std::filesystem::path& path, const IO& io)
+    : rules_(reader::guarded([&] { return std::make_unique<Rules>(path, io); })) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
@@ -170,13 +172,16 @@ std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts) con
     const auto too_many = [&texts] {
         return Error("there is no memory for " + std::to_string(texts.size()) + " texts at this model's length.");
     };
-    try {
-        return rules_->encode(texts);
-    } catch (const std::bad_alloc&) {
-        throw too_many();
-    } catch (const std::length_error&) {
-        throw too_many();
-    }
+    return reader::guarded([&] {
+        if (rules_ == nullptr) throw Error("the tokenizer was moved from.");
+        try {
+            return rules_->encode(texts);
+        } catch (const std::bad_alloc&) {
+            throw too_many();
+        } catch (const std::length_error&) {
+            throw too_many();
+        }
+    });
 }
 
 }  // namespace attnport

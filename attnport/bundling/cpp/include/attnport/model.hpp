@@ -81,18 +81,22 @@ public:
     [[nodiscard]] std::vector<Tensor> masks(const std::vector<std::int64_t>& lengths,
                                             std::optional<std::int64_t> size = std::nullopt) const;
 
-    [[nodiscard]] const std::string& name() const noexcept;      ///< the model's
-    [[nodiscard]] const IO& io() const noexcept;                 ///< the contract
-    [[nodiscard]] const std::string& form() const noexcept;      ///< the form that is open
-    [[nodiscard]] const std::string& provider() const noexcept;  ///< what really runs, as the runtime tells
-    [[nodiscard]] const std::string& version() const noexcept;   ///< the runtime's release
-    [[nodiscard]] const std::string& device() const noexcept;    ///< the device that it runs on
+    // These, as all else, throw Error for a model that was moved from.
+    [[nodiscard]] const std::string& name() const;     ///< the model's
+    [[nodiscard]] const IO& io() const;                ///< the contract
+    [[nodiscard]] const std::string& form() const;     ///< the form that is open
+    [[nodiscard]] const std::string& version() const;  ///< the runtime's release
+    [[nodiscard]] const std::string& device() const;   ///< the device that it runs on
+
+    /// What the form was opened with: an execution provider of ONNX Runtime, or the runtime itself. A provider that
+    /// does not start is refused; operators that it lacks are computed on the CPU, which ONNX Runtime does not tell.
+    [[nodiscard]] const std::string& provider() const;
 
     /// The dtype in the open file of an input or output: that of `run_device`. Throws Error for an unknown name.
     [[nodiscard]] DType file_dtype(std::string_view tensor) const;
 
     /// The forms that the bundle prefers to this one, each with the reason why it was not opened.
-    [[nodiscard]] const std::vector<std::string>& passed_over() const noexcept;
+    [[nodiscard]] const std::vector<std::string>& passed_over() const;
 
 private:
     struct Open;

@@ -16,7 +16,8 @@ class ATTNPORT_API Tokenizer {
 public:
     /// Reads the bundle's `tokenizer.json`, for the contract of the model that is to be fed.
     ///
-    /// Throws Error: the file is of another kind, or the model reads no text.
+    /// Throws Error: the file is of another kind, or the model reads no text. What was moved from is only to be
+    /// destroyed or assigned to; its `encode` throws Error.
     Tokenizer(const std::filesystem::path& path, const IO& io);
     Tokenizer(Tokenizer&&) noexcept;
     Tokenizer& operator=(Tokenizer&&) noexcept;
