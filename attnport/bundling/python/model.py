@@ -33,7 +33,8 @@ class Model:
     Attributes:
         manifest: Everything that the bundle says about itself.
         form: The name of the form that is open.
-        provider: What really runs, as the runtime tells.
+        provider: What the form was opened with, as the runtime tells: ONNX Runtime's first execution provider, or the
+            runtime itself. Operators that a provider lacks are computed on the CPU, which ONNX Runtime does not tell.
         version: The runtime's release.
         machine: The device that it runs on.
         passed_over: The forms that the bundle prefers to this one, each with the reason why it was not opened.

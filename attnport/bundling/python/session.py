@@ -41,7 +41,7 @@ class Session(Protocol):
     """A model file that a runtime has open.
 
     Attributes:
-        provider: What really runs, as the runtime tells.
+        provider: What the file was opened with, as the runtime tells: ONNX Runtime's first provider, or the runtime.
         version: The runtime's release.
         machine: What it runs on.
         inputs, outputs: What the file takes and gives.

@@ -53,7 +53,7 @@ public:
     /// As `run`, for inputs where the session computes, or on the CPU; outputs stay on its device.
     virtual std::vector<Tensor> run_device(const std::vector<Input>& inputs) = 0;
 
-    std::string provider;  ///< what really runs, as the runtime tells
+    std::string provider;  ///< what the file was opened with: a provider that ONNX Runtime started, or the runtime
     std::string version;   ///< the runtime's release
     Machine machine;
     Place place = Place::Cpu;  ///< where it computes
