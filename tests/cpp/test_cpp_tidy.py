@@ -22,6 +22,7 @@ def test_clang_tidy_has_nothing_to_say() -> None:
     assert not said, "\n".join(said)
 
 
+@pytest.mark.slow
 def test_clang_tidy_would_say_something(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.cpp"
     wrong.write_text("#include <cstdlib>\nint main(int, char** values) { return std::atoi(values[1]); }\n")
