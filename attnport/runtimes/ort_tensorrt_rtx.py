@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from attnport.artifacts import Capabilities, IOContract, Ran, Session
 from attnport.bundling.python.cache import find
 from attnport.bundling.python.runtime_cache import RuntimeCache
-from attnport.errors import UnavailableError, first_line
+from attnport.errors import MissingDependency, UnavailableError, first_line
 from attnport.jsonfile import digest_file
 from attnport.optional import require
 from attnport.runtimes import _libraries, _ort
@@ -59,7 +59,7 @@ class OrtTensorRTRTX(Runtime):
                 libraries=libraries,
             )
         except UnavailableError as err:
-            hint = _PIP if PACKAGE in err.message else err.hint
+            hint = _PIP if isinstance(err, MissingDependency) and PACKAGE in err.message else err.hint
             return Capabilities(self.name, False, err.message, hint, version, libraries=libraries)
         except Exception as err:  # a half-installed wheel fails anywhere
             return Capabilities(self.name, False, f"{PACKAGE} does not work: {first_line(err)}", _PIP, version)
@@ -102,7 +102,8 @@ def registered_devices() -> tuple[Any, ...]:
         try:
             ort.register_execution_provider_library(package.get_ep_name(), package.get_library_path())
         except Exception as err:  # a runtime's own exceptions share no base
-            said = first_line(err).rpartition(" with error: ")[2]
+            # Cut before it is shortened: the path comes first, and is long enough to leave nothing of the reason.
+            said = first_line(RuntimeError(str(err).rpartition(" with error: ")[2]))
             raise UnavailableError(
                 f"{PROVIDER} cannot be registered: {said}", hint="It wants an NVIDIA GPU and its driver."
             ) from err

@@ -153,6 +153,21 @@ def test_a_gpu_that_the_plug_in_passes_over_is_told_which_it_takes(monkeypatch: 
     assert "8.6, 8.9, 12.0 or newer" in found.hint  # its library's own words
 
 
+def test_why_the_library_cannot_be_registered_is_told_behind_any_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of the library, with the package's name in it, stands in the message twice."""
+    path = f"/{'deep/' * 40}{ort_tensorrt_rtx.PACKAGE}/libprovider.so"
+
+    def refuses(name: str, library: str) -> None:
+        raise RuntimeError(f"Failed to load library {path} with error: {path}: undefined symbol: cuInit")
+
+    plug_in = SimpleNamespace(__version__="1", get_ep_name=lambda: "Some", get_library_path=lambda: path)
+    monkeypatch.setattr(ort_tensorrt_rtx, "require", lambda name: plug_in)
+    monkeypatch.setattr(ort, "register_execution_provider_library", refuses)
+    found = ort_tensorrt_rtx.RUNTIME.probe()
+    assert found.reason.endswith("undefined symbol: cuInit")
+    assert found.hint == "It wants an NVIDIA GPU and its driver."  # not the line for a package that is there
+
+
 def test_of_several_gpus_the_first_is_given_alone(
     on_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
