@@ -277,11 +277,11 @@ def _latency(report: LatencyReport | None, manifest: Manifest, folder: str) -> l
                     milliseconds(row.load_ns),
                     milliseconds(row.first_ns),
                     *(milliseconds(again) for again in (row.cached_load_ns, row.cached_first_ns) if cached),
-                    escaped(ran(row.ran) if row.median_ns is not None else row.reason),
+                    escaped("; ".join(part for part in (ran(row.ran) if row.ran else "", row.reason) if part)),
                 ]
             )
     head = ["Workload", "Runtime", "Verdict", "Median ms", "Ratio", "Interval", "p90 ms", "Tokens/s", "Peak MB"]
-    head += ["Load ms", "First call ms", *(CACHED if cached else ()), "Ran, or why not"]
+    head += ["Load ms", "First call ms", *(CACHED if cached else ()), "Ran; what to know"]
     parts = [
         title,
         f"Time relative to {code(report.baseline)} in the same run; below 1 is faster.",

@@ -144,6 +144,18 @@ def test_starts_from_a_cache_and_parts_on_a_device_are_columns_where_a_row_has_t
     assert "cached" not in plain
 
 
+def test_a_row_says_what_ran_and_what_to_know_of_its_figures_or_why_there_are_none() -> None:
+    report = sample.latency()
+    rows = report.shapes["1 sentence"]
+    shapes = {"1 sentence": {**rows, "ort_cpu": dataclasses.replace(rows["ort_cpu"], reason="not settled")}}
+    text = render(sample.findings(latency=dataclasses.replace(report, shapes=shapes)))
+    timed = next(cells for cells in _tables(text) if "p90 ms" in cells[0])
+    said = {cells[1]: cells[-1] for cells in timed}
+    assert said["ort_cpu"] == "CPUExecutionProvider, cpu, fp32; not settled"
+    assert said["openvino"] == "openvino, cpu, fp32"
+    assert said["tensorrt_rtx"] == sample.NO_GPU
+
+
 def test_what_a_peak_of_memory_is_stands_below_it() -> None:
     assert "Peak memory is the most until the end of a workload, loading included" in _full()
 
