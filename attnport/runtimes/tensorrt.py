@@ -81,7 +81,11 @@ class TensorRT(Runtime):
             )
         self.check_header(path)
         device = _cuda.Device()
-        self.check_device(path, record, device)
+        if record.sm and device.sm not in record.sm:
+            raise UnavailableError(
+                f"{path} was built for SM {', '.join(map(str, record.sm))}; {device.name} is SM {device.sm}.",
+                hint=f"Build it again with --sm {device.sm}.",
+            )
         device.open()
         try:
             kept = None if opening.cache is None or not self.keeps else _kept(opening.cache, device, record)
@@ -89,14 +93,6 @@ class TensorRT(Runtime):
         except BaseException:
             device.close()
             raise
-
-    def check_device(self, path: Path, record: EngineRecord, device: _cuda.Device) -> None:
-        """Raises UnavailableError for a GPU that the engine was not built for."""
-        if record.sm and device.sm not in record.sm:
-            raise UnavailableError(
-                f"{path} was built for SM {', '.join(map(str, record.sm))}; {device.name} is SM {device.sm}.",
-                hint=f"Build it again with --sm {device.sm}.",
-            )
 
     def check_header(self, path: Path) -> None:
         """Checks what this flavour's header is known to say; of this one nothing is."""

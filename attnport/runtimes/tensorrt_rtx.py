@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
-from attnport.artifacts import Capabilities, EngineRecord
+from attnport.artifacts import Capabilities, Session
 from attnport.bundling.python.engine_header import read_header
-from attnport.errors import IntegrityError, UnavailableError
+from attnport.errors import ArtifactError, IntegrityError, UnavailableError
 from attnport.runtimes import _cuda
+from attnport.runtimes.base import Opening
 from attnport.runtimes.tensorrt import TensorRT
 
 
@@ -30,19 +31,26 @@ class TensorRTRTX(TensorRT):
             found, hint="engines can be built here, and run on a machine with an NVIDIA GPU and driver"
         )
 
-    def check_device(self, path: Path, record: EngineRecord, device: _cuda.Device) -> None:
-        """As the data centre's; an engine for the builder's default list is for that list, and for GPUs still to come.
+    def open(self, opening: Opening) -> Session:
+        """As the data centre's. An engine for the builder's default list is tried on GPUs that this does not name, too.
 
-        Others, such as SM 90 (H100), TensorRT-RTX does not know; it would refuse to deserialise the engine.
+        Raises:
+            UnavailableError: as there; or TensorRT-RTX refused it on such a GPU, SM 90 (H100) for one.
         """
-        super().check_device(path, record, device)
-        targets = read_header(path).sm
-        if targets and device.sm not in targets and device.sm < max(targets):
+        try:
+            return super().open(opening)
+        except ArtifactError as err:
+            try:
+                targets, device = read_header(opening.model or Path()).sm, _cuda.Device()
+            except (OSError, ValueError):  # then it is the file that is wrong
+                raise err from None
+            if not targets or device.sm in targets:
+                raise
             raise UnavailableError(
-                f"{path} is for SM {', '.join(map(str, targets))}; {device.name} is SM {device.sm}, "
-                f"which is not among what {self.module} {record.version} built it for.",
+                f"{opening.model} is for SM {', '.join(map(str, targets))}; on {device.name}, which is SM {device.sm}, "
+                f"{self.module} does not take it: {err.message}",
                 hint="Use another runtime there: tensorrt, ort_cuda.",
-            )
+            ) from err
 
     def check_header(self, path: Path) -> None:
         """Checks magic and size; raises IntegrityError."""

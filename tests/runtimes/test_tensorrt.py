@@ -255,20 +255,18 @@ def test_a_gpu_that_the_engine_was_not_built_for_is_refused_by_number(engine: Pa
         RUNTIME.open(opening(engine, sm=(86,)))
 
 
-@pytest.mark.parametrize(
-    ("sm", "opens"), [(89, True), (87, False), (90, False), (103, False), (121, True), (130, True)]
-)
-def test_a_gpu_that_is_not_on_the_default_list_is_not_available(
-    sm: int, opens: bool, engine: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("sm", "error"), [(89, ArtifactError), (87, UnavailableError), (90, UnavailableError)])
+def test_a_gpu_that_is_not_on_the_default_list_is_tried_and_what_refuses_it_is_said(
+    sm: int, error: type[Exception], engine: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.write_bytes(engine_bytes(mask=0b1111110))  # as a bfloat16 engine says: SM 80 and on, and what is to come
     monkeypatch.setattr(HostDevice, "sm", sm)
-    if opens:
-        RUNTIME.open(opening(engine)).close()
-        return
-    with pytest.raises(UnavailableError, match=f"is for SM 80, 86, 89, 120, 121; Pretended GPU is SM {sm},"):
+    RUNTIME.open(opening(engine)).close()
+    device.engine = None
+    with pytest.raises(error, match="pretended complaint") as caught:
         RUNTIME.open(opening(engine))
-    assert device.deserialised == 0
+    named = f"is for SM 80, 86, 89, 120, 121; on Pretended GPU, which is SM {sm}," in str(caught.value)
+    assert named == (error is UnavailableError)
 
 
 def test_an_engine_that_cannot_be_deserialised_carries_the_reason(engine: Path, device: HostDevice) -> None:
