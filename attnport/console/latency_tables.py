@@ -32,7 +32,7 @@ def show_latency(console: Console, report: LatencyReport) -> None:
         console.print(f"note: {cells.plain(note)}", style="yellow")
     lines = [
         f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown",
-        "peak: memory above what the process had once its packages were imported",
+        "peak: the most memory until the end of the workload, above that with packages imported",
         "load and first call: in a fresh process, packages imported; median, p90 and p99: warm",
     ]
     if any(row.median_ns is not None for rows in report.shapes.values() for row in rows.values()):

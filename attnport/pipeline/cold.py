@@ -30,7 +30,7 @@ class Start:
     def cold(self, found: Measured, workloads: Sequence[Workload]) -> None:
         """Times a fresh process, and for a runtime that keeps what it compiled a second one that finds it.
 
-        The small workloads come first, so that a peak is its own.
+        The small workloads come first: a peak is the most up to the end of its workload.
 
         Raises:
             AttnportError: what the process answers, or that it died.
