@@ -11,10 +11,12 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from giving_on import NAME, give_on
+from giving_on import NAME, give_on, turn
 from torch.utils.dlpack import from_dlpack
 
 from attnport.bundling.python import BundleError, load
+from attnport.bundling.python.contract import IO, Dim, Tensor
+from attnport.bundling.python.feeds import check_outputs
 from attnport.bundling.python.halves import to_file
 from attnport.bundling.python.onnxruntime_session import OnnxRuntimeSession
 from attnport.bundling.python.selftest import selftest
@@ -75,6 +77,40 @@ def test_memory_is_none_of_the_callers_whatever_the_dtype(tmp_path: Path, dtype:
     assert found.tobytes() == wanted
     assert tensor is not None
     assert tensor.contiguous().view(torch.uint8).numpy().tobytes() == wanted
+
+
+TURNED: dict[str, tuple[str, list[str | int], tuple[int, int], str]] = {
+    "named": ("Transpose", ["batch", "seq"], (2, 3), "[3, 2]; expected turned=int64[batch,seq] with batch=2, seq=3."),
+    "fixed": ("Transpose", ["seq", 7], (2, 3), "[3, 2]; expected turned=int64[seq,7] with batch=2, seq=3."),
+    "rank": ("Squeeze", ["batch", "seq"], (1, 3), "[3]; expected turned=int64[batch,seq] with batch=1, seq=3."),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_an_output_of_another_shape_than_the_contracts_is_refused(app: Path, name: str) -> None:
+    operator, dims, shape, words = TURNED[name]
+    turn(app, operator, dims)
+    given = {name: np.ones(shape, np.int64) for name in ("ids", NAME)}
+    with load(app) as model:
+        for call in (lambda: model.run(**given), lambda: model.run_device(given)):
+            with pytest.raises(BundleError) as caught:
+                call()
+            assert str(caught.value) == f"output 'turned': got shape {words}"
+            assert type(caught.value) is BundleError
+
+
+def test_outputs_of_the_contracts_shape_pass(app: Path) -> None:
+    turn(app, "Squeeze", ["batch", "seq"])
+    with load(app) as model:
+        assert model.run(**{name: np.ones((2, 3), np.int64) for name in ("ids", NAME)})["turned"].shape == (2, 3)
+
+
+def test_a_dim_of_outputs_alone_is_one_size() -> None:
+    outputs = (Tensor("a", "float32", ("n", 2), None), Tensor("b", "float32", ("n",), None))
+    io = IO((Tensor("x", "float32", (1,), None),), outputs, (Dim("n", 1, 2, 9),), ())
+    check_outputs(io, {}, {"a": (3, 2), "b": (3,)})
+    with pytest.raises(BundleError, match=r"output 'b': got shape \[4\]; expected b=float32\[n\] with n=3\."):
+        check_outputs(io, {}, {"a": (3, 2), "b": (4,)})
 
 
 def test_on_a_gpu_it_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:
     sys.path.append(str(BUNDLING))  # where a bundle is changed so that its model gives an input on
 
-from giving_on import give_on  # noqa: E402 - see above
+from giving_on import give_on, turn  # noqa: E402 - see above
+from test_giving_on import TURNED  # noqa: E402 - see above
 
 BUILDS = ["cpp_build", "cpp_build_asan"]
 FORMS = ["ort_cpu", "openvino"]
@@ -101,6 +102,19 @@ def test_outputs_stay_where_the_memory_of_the_feeds_is_gone(
     give_on(app)
     done = request.getfixturevalue(build).run("feeds_go", app)
     assert (done.returncode, done.stdout) == (0, "1 1 0 \n" * 2), done.stderr
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_an_output_of_another_shape_is_refused_in_pythons_words(
+    app: Path, tmp_path: Path, cpp_build_asan: Build, name: str
+) -> None:
+    operator, dims, shape, words = TURNED[name]
+    turn(app, operator, dims)
+    for number in range(2):
+        (tmp_path / str(number)).write_bytes(np.ones(shape, np.int64).tobytes())
+    told = [f"{one}:int64:{shape[0]},{shape[1]}" for one in ("ids", "attention_mask")]
+    done = cpp_build_asan.run("run_files", app, "ort_cpu", "1", tmp_path, *told)
+    assert (done.returncode, done.stderr) == (2, f"output 'turned': got shape {words}\n")
 
 
 @pytest.mark.slow

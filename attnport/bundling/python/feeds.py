@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import FeedError
+from .errors import BundleError, FeedError
 from .manifest import IO, Mask, Tensor
 
 if TYPE_CHECKING:
@@ -48,6 +48,26 @@ def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
     for spec in io.inputs:
         if isinstance(feeds[spec.name], np.ndarray):
             _check_values(spec, feeds[spec.name])
+
+
+def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Checks the shapes of outputs, which a file need not tell before it runs.
+
+    Args:
+        sizes: The named dims of this call, as the inputs have them. One that is in outputs alone is as in the first.
+
+    Raises:
+        BundleError: another rank, fixed size, or size of a named dim; names the output, got and expected.
+    """
+    known = dict(sizes)
+    for spec in io.outputs:
+        shape = [int(size) for size in shapes[spec.name]]
+        fits = len(shape) == len(spec.dims)
+        for got, dim in zip(shape, spec.dims, strict=False):
+            fits = fits and got == (known.setdefault(dim, got) if isinstance(dim, str) else dim)
+        if not fits:
+            said = ", ".join(f"{dim.name}={known[dim.name]}" for dim in io.dims if dim.name in known)
+            raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {said or 'any size'}.")
 
 
 def _check_values(spec: Tensor, array: Any) -> None:

@@ -62,10 +62,11 @@ class Model:
 
         Raises:
             FeedError: a missing or unknown name, a wrong dtype, rank, size or value; names tensor, got and expected.
-            BundleError: the model is closed, or the runtime failed.
+            BundleError: the model is closed, the runtime failed, or an output has another shape than the contract's.
         """
-        feeding.check(self.io, feeds)
+        sizes = feeding.check(self.io, feeds)
         found = self._ran(False, {name: to_file(array, self.dtypes[name]) for name, array in feeds.items()})
+        feeding.check_outputs(self.io, sizes, {name: array.shape for name, array in found.items()})
         specs = self.io.outputs
         return {spec.name: from_file(found[spec.name], self.dtypes[spec.name], spec.dtype) for spec in specs}
 
@@ -80,11 +81,13 @@ class Model:
         Raises:
             FeedError: as `run`; a tensor on another device, not contiguous, or one that carries gradients.
             RuntimeMissing: this onnxruntime is older than 1.28.
-            BundleError: the model is closed, or the runtime failed.
+            BundleError: the model is closed, the runtime failed, or an output has another shape than the contract's.
         """
-        feeding.check_shapes(self.io, {name: described(name, value) for name, value in feeds.items()}, self.dtypes)
+        shapes = {name: described(name, value) for name, value in feeds.items()}
+        sizes = feeding.check_shapes(self.io, shapes, self.dtypes)
         feeding.check_arrays(self.io, feeds)
         found = self._ran(True, feeds)
+        feeding.check_outputs(self.io, sizes, {name: described(name, value).shape for name, value in found.items()})
         return {spec.name: found[spec.name] for spec in self.io.outputs}
 
     def _ran(self, on_device: bool, feeds: Mapping[str, Any]) -> dict[str, Any]:

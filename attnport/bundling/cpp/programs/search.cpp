@@ -57,6 +57,7 @@ const attnport::Tensor* padding_mask(const attnport::Model& model, const std::ve
 
 /// How many texts a call takes.
 attnport::Dim batch_dim(const attnport::IO& io) {
+    if (io.inputs.front().dims.empty()) throw attnport::Error("input " + io.inputs.front().name + " has no batch");
     const attnport::Axis& axis = io.inputs.front().dims.front();
     for (const attnport::Dim& dim : io.dims) {
         if (axis == attnport::Axis(dim.name)) return dim;
@@ -89,6 +90,9 @@ std::vector<Embedding> embeddings(const attnport::Tensor& output, const attnport
     const auto batch = static_cast<std::size_t>(shape.front());
     const auto hidden = static_cast<std::size_t>(shape.back());
     const std::size_t tokens = shape.size() == 3 ? static_cast<std::size_t>(shape[1]) : 1;
+    if (shape.size() == 3 && mask->size() != batch * tokens) {
+        throw attnport::Error("output " + output.name() + " is not of the tokens that the padding mask is of");
+    }
     std::vector<Embedding> found(batch, Embedding(hidden));
     const float* values = output.data<float>();
     for (std::size_t row = 0; row < batch * tokens; ++row, values += hidden) {
@@ -113,6 +117,7 @@ std::vector<Embedding> embed(const attnport::Model& model, const attnport::Token
         const auto feeds = tokenizer.encode(some);
         const attnport::Outputs outputs = model.run({feeds.begin(), feeds.end()});
         const auto more = embeddings(embedding_of(outputs), padding_mask(model, feeds));
+        if (more.size() != some.size()) throw attnport::Error("the model gives no embedding for each text");
         found.insert(found.end(), more.begin(), more.begin() + count);
     }
     return found;

@@ -72,6 +72,17 @@ void check_shape(const IO& io, const TensorSpec& spec, const Input& input, DType
     for (std::size_t axis = 0; axis < shape.size(); ++axis) check_size(io, spec, axis, shape[axis], sizes);
 }
 
+/// Whether a size is the one that an axis has in this call; that of a named dim is noted where it was not known.
+bool is_size(const IO& io, const Axis& axis, std::int64_t got, std::vector<std::optional<std::int64_t>>& known) {
+    if (const auto* const fixed = std::get_if<std::int64_t>(&axis)) return got == *fixed;
+    for (std::size_t dim = 0; dim < io.dims.size(); ++dim) {
+        if (io.dims[dim].name != std::get<std::string>(axis)) continue;
+        if (!known[dim]) known[dim] = got;
+        return *known[dim] == got;
+    }
+    return false;
+}
+
 /// What Python's reader need not ask of an array: that there is memory, and that elements can be read from it.
 void check_memory(const TensorSpec& spec, const Input& input) {
     const std::size_t count = elements(input.shape());
@@ -224,6 +235,30 @@ std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const
         check_values(io.inputs[index], *found[index]);
     }
     return found;
+}
+
+void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Tensor>& outputs) {
+    std::vector<std::optional<std::int64_t>> known(io.dims.size());
+    for (std::size_t index = 0; index < inputs.size(); ++index) {
+        for (std::size_t axis = 0; axis < io.inputs[index].dims.size(); ++axis) {
+            static_cast<void>(is_size(io, io.inputs[index].dims[axis], inputs[index]->shape()[axis], known));
+        }
+    }
+    for (std::size_t index = 0; index < outputs.size(); ++index) {
+        const TensorSpec& spec = io.outputs[index];
+        const Shape& shape = outputs[index].shape();
+        bool fits = shape.size() == spec.dims.size();
+        for (std::size_t axis = 0; fits && axis < shape.size(); ++axis) {
+            fits = is_size(io, spec.dims[axis], shape[axis], known);
+        }
+        if (fits) continue;
+        std::vector<std::string> said;
+        for (std::size_t dim = 0; dim < known.size(); ++dim) {
+            if (known[dim]) said.push_back(io.dims[dim].name + "=" + std::to_string(*known[dim]));
+        }
+        throw Error("output " + reader::quoted(spec.name) + ": got shape " + listed(shape) + "; expected " +
+                    spec.text() + " with " + (said.empty() ? "any size" : joined(said)) + ".");
+    }
 }
 
 std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>& lengths,

@@ -19,6 +19,12 @@ namespace attnport::reader {
 [[nodiscard]] std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs,
                                                      const Ordered<DType>* dtypes = nullptr);
 
+/// Checks the shapes of outputs, which stand in the contract's order: a file need not tell them before it runs.
+///
+/// `inputs` are those of this call, from check_inputs, and give the sizes of named dims; one that is in outputs alone is
+/// as in the first. Throws Error: another rank, fixed size, or size of a named dim; names output, got and expected.
+void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Tensor>& outputs);
+
 /// Every input that says what is padding; see Model::masks.
 [[nodiscard]] std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>& lengths,
                                                 std::optional<std::int64_t> size);

@@ -60,7 +60,7 @@ Outputs OpenForm::run(const Inputs& inputs) const {
     }
     return guarded(form_, [&] {
         // As a rule the caller's own inputs are what the session takes, and nothing is copied.
-        if (in_order && !casts_inputs_) return to_contract(session_->run(inputs));
+        if (in_order && !casts_inputs_) return to_contract(found, session_->run(inputs));
         std::vector<Tensor> made;
         std::vector<Input> given;
         made.reserve(found.size());  // views of its tensors follow
@@ -73,7 +73,7 @@ Outputs OpenForm::run(const Inputs& inputs) const {
             made.push_back(cast(*found[index], taken_[index]));
             given.emplace_back(made.back());
         }
-        return to_contract(session_->run(given));
+        return to_contract(found, session_->run(given));
     });
 }
 
@@ -87,10 +87,15 @@ Outputs OpenForm::run_device(const Inputs& inputs) const {
         }
         given.push_back(*input);
     }
-    return guarded(form_, [&] { return Outputs(session_->run_device(given)); });
+    return guarded(form_, [&] {
+        auto outputs = session_->run_device(given);
+        check_outputs(manifest_.io, found, outputs);
+        return Outputs(std::move(outputs));
+    });
 }
 
-Outputs OpenForm::to_contract(std::vector<Tensor> found) const {
+Outputs OpenForm::to_contract(const std::vector<const Input*>& inputs, std::vector<Tensor> found) const {
+    check_outputs(manifest_.io, inputs, found);
     if (casts_outputs_) {
         for (std::size_t index = 0; index < found.size(); ++index) {
             found[index] = cast(found[index], manifest_.io.outputs[index].dtype);

@@ -34,7 +34,7 @@ public:
     [[nodiscard]] const Session& session() const noexcept { return *session_; }
 
 private:
-    [[nodiscard]] Outputs to_contract(std::vector<Tensor> found) const;
+    [[nodiscard]] Outputs to_contract(const std::vector<const Input*>& inputs, std::vector<Tensor> found) const;
 
     const Manifest& manifest_;
     std::string name_;
