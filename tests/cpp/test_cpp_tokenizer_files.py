@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cpp_builds import Build
 from cpp_texts import TEXT, changed, run
@@ -19,6 +21,27 @@ def nested(value: Any, *keys: str | int) -> Any:
     for key in keys:
         value = value[key]
     return value
+
+
+def of_one_hash(count: int) -> list[str]:
+    """Texts of 16 ASCII letters that have one hash in libstdc++, whose seed is fixed (MurmurHash64A).
+
+    The first half is drawn; the second one brings the state back to where all others are.
+    """
+    factor, seed, shift = 0xC6A4A7935BD1E995, 0xC70F6907, np.uint64(47)
+
+    def mixed(block: Any, by: int) -> Any:
+        block = block * np.uint64(by)
+        return (block ^ block >> shift) * np.uint64(by)
+
+    random, found = np.random.default_rng(0), np.empty((0, 2), np.uint64)
+    while len(found) < count:
+        first = random.integers(97, 123, (1 << 21, 8), dtype=np.uint8).view(np.uint64).ravel()
+        state = (np.uint64(seed ^ 16 * factor % 2**64) ^ mixed(first, factor)) * np.uint64(factor)
+        second = mixed(state ^ np.uint64(1), pow(factor, -1, 2**64))
+        is_ascii = second & np.uint64(0x8080808080808080) == 0
+        found = np.concatenate([found, np.stack([first, second], 1)[is_ascii]])
+    return [pair.tobytes().decode("ascii") for pair in found[:count]]
 
 
 SINGLE = ("post_processor", "single")
@@ -109,3 +132,16 @@ def test_links_are_followed(cpp_build: Build, minilm_tokenizer: Path, tmp_path: 
     assert run(cpp_build, "tokenize", tmp_path / "link.json", "input_ids,mask int64 batch,seq 1 9", texts=["a"]) == [
         "input_ids int64 1 3: 101 1037 102;mask int64 1 3: 1 1 1;"
     ]
+
+
+def test_pieces_of_one_hash_are_read_as_fast_as_others(
+    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path
+) -> None:
+    pieces = of_one_hash(120_000)
+    assert len(set(pieces)) > 119_000
+    more = {piece: 1000 + number for number, piece in enumerate(pieces)}
+    path = changed(minilm_tokenizer, tmp_path, lambda value: value["model"]["vocab"].update(more))
+    cpp_build.program("tokenize")
+    start = time.monotonic()
+    assert run(cpp_build, "tokenize", path, f"{TEXT} 1 512", texts=["the"])
+    assert time.monotonic() - start < 12  # 2 s; a hash table took 23 s

@@ -131,11 +131,10 @@ const Object& object_in(const Object& file, const std::string& key) {
 }
 
 /// A piece may be any text, control characters too, so the rules for names in a manifest are not for it.
-std::unordered_map<std::string, std::int64_t> vocabulary(const Value& value) {
+std::map<std::string, std::int64_t> vocabulary(const Value& value) {
     const Object* const object = value.get<Object>();
     if (object == nullptr) fail("model.vocab: expected the id of each piece");
-    std::unordered_map<std::string, std::int64_t> found;
-    found.reserve(object->size());
+    std::map<std::string, std::int64_t> found;
     for (const auto& [piece, given] : *object) {
         const std::int64_t* const id = given.get<std::int64_t>();
         if (id == nullptr || *id < 0 || *id >= id_limit) {
@@ -161,7 +160,7 @@ std::string read_model(const Object& file, WordPieceRules& rules) {
 /// Tokens by content; of two with one content the last counts, at the place of the first.
 Ordered<std::int64_t> read_added(const Value& value) {
     const auto listed = Kind<std::vector<Added>>::read(value, "added_tokens");
-    std::unordered_map<std::string, std::int64_t> last;
+    std::map<std::string, std::int64_t> last;
     for (const Added& token : listed) last[token.content] = token.id;
     Ordered<std::int64_t> found;
     for (const Added& token : listed) {

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -32,7 +32,8 @@ struct Part {
 
 struct WordPieceRules {
     Normalizer normalizer;
-    std::unordered_map<std::string, std::int64_t> vocabulary;
+    // No hash table: who writes the file could choose pieces such that all have one hash.
+    std::map<std::string, std::int64_t> vocabulary;
     std::string prefix;             ///< stands before every piece of a word but its first
     std::int64_t longest_word = 0;  ///< in characters; a longer one is unknown
     std::int64_t unknown_id = 0;
