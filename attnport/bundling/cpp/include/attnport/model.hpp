@@ -72,8 +72,9 @@ public:
     }
 
     /// Runs the model on tensors where they are, on the CPU or on the GPU of the form; outputs stay on its device.
-    /// Dtypes are the file's (`dtypes`). Values on a GPU are not looked at. Throws as `run`, and FeedError for a
-    /// tensor in another place than the model's.
+    /// Dtypes are the file's (`file_dtype`). Values on a GPU are not looked at. Throws as `run`, and FeedError for a
+    /// tensor that says another place than the model's. An address is believed where ONNX Runtime runs; TensorRT's is
+    /// looked up, and one that is no memory of the GPU is a FeedError too.
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
 
     /// Every input that says what is padding, for items of `lengths` padded on the right to `size` (none = the
