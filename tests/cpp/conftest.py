@@ -62,6 +62,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1800))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not compiled must not be taken for tested."""
+    if not cpp_builds.vendor_headers():
+        terminalreporter.write_line(
+            "C++: the part that runs engines was NOT compiled: ATTNPORT_TENSORRT_HEADERS and ATTNPORT_CUDA_HEADERS "
+            "name no folders with TensorRT's headers and CUDA's."
+        )
+
+
 @pytest.fixture
 def engine_app(tmp_path: Path) -> Path:
     """A bundle of one engine, which no GPU ever saw."""

@@ -161,6 +161,20 @@ def optimised() -> tuple[str, ...]:
     return ("-DCMAKE_BUILD_TYPE=Release", "-DATTNPORT_SHARED=ON", f"-DOpenVINO_DIR={openvino_cmake()}")
 
 
+def vendor_headers() -> tuple[str, ...]:
+    """CMake's options for TensorRT's headers, which the part of the reader that runs engines needs; () without them."""
+    found = []
+    for variable, file, option in (
+        ("ATTNPORT_TENSORRT_HEADERS", "NvInferRuntime.h", "TENSORRT_INCLUDE_DIR"),
+        ("ATTNPORT_CUDA_HEADERS", "cuda_runtime_api.h", "CUDA_INCLUDE_DIR"),
+    ):
+        folder = Path(os.environ.get(variable) or "/nonexistent")
+        if not (folder / file).is_file():
+            return ()
+        found.append(f"-D{option}={folder}")
+    return tuple(found)
+
+
 def build(compiler: str, onnxruntime: Path, *options: str) -> Build:
     """The build with these options, which the digest of them names."""
     given = ("ATTNPORT_PROGRAMS", "ATTNPORT_INSTALL", "ATTNPORT_WERROR")
