@@ -63,7 +63,9 @@ class CompilingWorker(TimingWorker):
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch, tiny_artifact: Path) -> Any:
     program = PRETENDED.format(here=str(HERE))
-    monkeypatch.setattr(measuring, "Child", lambda threads, command: Child(threads, ("-c", program)))
+    monkeypatch.setattr(
+        measuring, "Child", lambda threads, command, memory_bytes: Child(threads, ("-c", program), memory_bytes)
+    )
 
     def run(keeps: bool) -> LatencyRow:
         monkeypatch.setattr(OrtCpu, "keeps", keeps)
