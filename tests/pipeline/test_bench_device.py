@@ -61,7 +61,7 @@ class PretendedWorker(TimingWorker):
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     program = PRETENDED.format(here=str(HERE))
-    monkeypatch.setattr(measuring, "Child", lambda threads, command: Child(threads, ("-c", program)))
+    monkeypatch.setattr(measuring, "Child", lambda threads, command, memory_bytes: Child(threads, ("-c", program)))
 
 
 @pytest.mark.usefixtures("pretended")
