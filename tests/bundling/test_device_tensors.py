@@ -38,7 +38,7 @@ def session(folder: Path, text: str) -> OnnxRuntimeSession:
         provider = "CPUExecutionProvider"
 
     onnx.save(onnx.parser.parse_model(text), folder / "model.onnx")
-    return OnnxRuntimeSession(ort, folder / "model.onnx", Form, 1)  # type: ignore[arg-type]  # all that it reads
+    return OnnxRuntimeSession(ort, folder / "model.onnx", Form, 1)  # all that it reads
 
 
 def test_tensors_give_what_arrays_give_and_stay_tensors(model: Model) -> None:

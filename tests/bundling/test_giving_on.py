@@ -36,7 +36,7 @@ def opened(folder: Path, dtype: str) -> OnnxRuntimeSession:
     kind = DTYPES[dtype]
     text = f'<ir_version: 10, opset_import: ["" : 18]> g ({kind}[n] x) => (int64[1] s, {kind}[n] x) {{s = Shape(x)}}'
     onnx.save(onnx.parser.parse_model(text), folder / "model.onnx")
-    return OnnxRuntimeSession(ort, folder / "model.onnx", Form, 1)  # type: ignore[arg-type]  # all that it reads
+    return OnnxRuntimeSession(ort, folder / "model.onnx", Form, 1)  # all that it reads
 
 
 def test_such_a_bundle_is_fine(app: Path) -> None:

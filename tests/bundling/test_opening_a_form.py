@@ -158,7 +158,7 @@ def test_onnx_runtimes_own_format_is_not_opened(tmp_path: Path) -> None:
     assert (tmp_path / "model.ort").read_bytes()[4:8] == b"ORTM"
     onnxruntime.InferenceSession(tmp_path / "model.ort")  # left alone, it is
     with pytest.raises(BundleError, match="cannot be opened"):
-        OnnxRuntimeSession(onnxruntime, tmp_path / "model.ort", Form, 1)  # type: ignore[arg-type]  # all that it reads
+        OnnxRuntimeSession(onnxruntime, tmp_path / "model.ort", Form, 1)  # all that it reads
 
 
 def test_a_runtimes_own_words_are_escaped_and_it_prints_none(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_a_provider_that_does_not_start_is_no_fault_of_the_file(
         InferenceSession=refuse,
     )
     with pytest.raises(error, match=re.escape(words)) as caught:
-        OnnxRuntimeSession(module, tmp_path / "model.onnx", Form, 1)  # type: ignore[arg-type]  # all that it reads
+        OnnxRuntimeSession(module, tmp_path / "model.onnx", Form, 1)  # all that it reads
     assert type(caught.value) is error
 
 

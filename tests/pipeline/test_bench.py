@@ -129,13 +129,15 @@ def test_a_runtime_that_is_not_there_has_one_row_whatever_it_could_open(tiny_art
 
 
 class Fragile(Child):
-    """A child whose process is killed when ONNX Runtime is asked for its third run."""
+    """A child whose process gets a signal when ONNX Runtime is asked for its third run: it is killed."""
+
+    signal = signal.SIGKILL
 
     def send(self, op: str, **fields: Any) -> None:
         self.runs = getattr(self, "runs", 0) + (op == "run")
         self.fragile = getattr(self, "fragile", False) or fields.get("runtime") == "ort_cpu"
         if self.fragile and self.runs == 3:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, self.signal)
             time.sleep(0.2)
         super().send(op, **fields)
 
@@ -153,15 +155,10 @@ def test_a_crashed_child_is_not_run_and_the_others_still_report(
     assert stages["bench"].inputs == "", "what failed by accident is measured again the next time"
 
 
-class Hanging(Child):
-    """A child that sleeps for ever when ONNX Runtime is asked for its third run."""
+class Hanging(Fragile):
+    """It sleeps for ever instead."""
 
-    def send(self, op: str, **fields: Any) -> None:
-        self.runs = getattr(self, "runs", 0) + (op == "run")
-        self.fragile = getattr(self, "fragile", False) or fields.get("runtime") == "ort_cpu"
-        if self.fragile and self.runs == 3:
-            os.kill(self.pid, signal.SIGSTOP)
-        super().send(op, **fields)
+    signal = signal.SIGSTOP
 
 
 class Hungry(Child):
