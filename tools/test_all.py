@@ -1,4 +1,4 @@
-"""Runs every test, one file at a time, and goes on where an earlier run stopped.
+"""Runs every test, one file at a time, slow ones first, and goes on where an earlier run stopped.
 
 A file that passed is not run again while the working tree stays as it is: its result is kept under `.cache/test-all`,
 in a folder named by the state of the tree. A file that failed, or ran past the limit, is run again. Each file is a
@@ -59,6 +59,15 @@ def tree_state(root: Path) -> str:
             executable = b"x" if path.stat().st_mode & 0o100 else b"-"
             state.update(name + b"\0" + executable + hashlib.sha256(path.read_bytes()).digest())
     return state.hexdigest()[:16]
+
+
+def test_files(root: Path) -> list[str]:
+    """Every test file below `tests`, those with a test marked slow first, by name.
+
+    A long file begun last has one processor wait for the other: files begun by name alone took a fifth longer.
+    """
+    files = sorted(path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py"))
+    return sorted(files, key=lambda file: "pytest.mark.slow" not in (root / file).read_text(encoding="utf-8"))
 
 
 def count(report: Path) -> Counts:
@@ -139,7 +148,7 @@ def main() -> int:
         at = own.index("--")
         own, arguments = own[:at], own[at + 1 :]
     options = parser.parse_args(own)
-    files = options.files or sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py"))
+    files = options.files or test_files(ROOT)
     total = run(ROOT, files, options.limit_minutes * 60, options.fresh, arguments, options.jobs)
     print(
         f"test-all: {total.passed} passed, {total.failed} failed, {total.skipped} skipped "

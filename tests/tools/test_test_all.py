@@ -56,6 +56,13 @@ def runs(project: Path) -> int:
     return len(log.read_text()) if log.exists() else 0
 
 
+def test_files_with_slow_tests_come_first(tool: ModuleType, project: Path) -> None:
+    (project / "tests" / "sub").mkdir()
+    (project / "tests" / "sub" / "test_long.py").write_text("@pytest.mark.slow\ndef test_one(): pass\n")
+    names = ["sub/test_long.py", "test_bad.py", "test_empty.py", "test_good.py"]
+    assert tool.test_files(project) == [f"tests/{name}" for name in names]
+
+
 def test_passed_failed_and_skipped_are_counted(tool: ModuleType, project: Path) -> None:
     assert run(tool, project, "test_good", "test_bad", "test_empty") == (3, 1, 1)
 
