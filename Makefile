@@ -44,8 +44,9 @@ test: lint
 	-$(BIN)/python tools/cpp_setup.py
 	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses $(JOBS) --dist loadfile
 
-# Where Chromium cannot be installed, the report's tests in it are skipped with the reason.
+# Where the C++ reader's tools or Chromium cannot be installed, their tests are skipped with the reason.
 test-all: lint
+	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
 

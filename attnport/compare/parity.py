@@ -5,7 +5,8 @@ The bound, per output and case over valid elements: RMS error <= 2x eager's RMS 
 it is tuned by hand: a runtime may round as often as eager does, not be wrong.
 
 Extreme cases (`Case.group` `extremes`) have errors of their own size. They would loosen the bound of every other case,
-so they do not count in eager's largest error, and are themselves judged by their RMS error.
+so they do not count in eager's largest error, and are themselves judged by their RMS error: eager's in one run, or in
+several where that is not enough to fail another (`pipeline.eager`).
 """
 
 from __future__ import annotations

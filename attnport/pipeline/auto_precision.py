@@ -5,27 +5,26 @@ See docs/precision.md, and docs/adr/0013-the-twin-of-auto-does-not-overflow.md f
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnport.artifacts import AUTO, Island, Manifest, PrecisionPlan, Session
+from attnport.artifacts import AUTO, Island, Manifest, PrecisionPlan
 from attnport.compare import islands, parity
 from attnport.compare.inputs import Case, cases
 from attnport.compare.metrics import measure_all
 from attnport.errors import ParityFailed, UnavailableError
 from attnport.exporter.lowering.base import Lowering
 from attnport.pipeline.candidates import Candidates
-from attnport.pipeline.comparing import EAGER, TYPED_EVALUATOR
-from attnport.pipeline.evaluate import Progress, References, make_references, measure_session
+from attnport.pipeline.comparing import TYPED_EVALUATOR
+from attnport.pipeline.eager import Eager
+from attnport.pipeline.evaluate import Progress, References, make_references
 from attnport.pipeline.workspace import load_spec
 from attnport.runtimes import base
 from attnport.runtimes._half_probe import why_not_in_half
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Runtime
 
 HALF = "fp16"
 LARGEST = 65504.0
@@ -87,22 +86,12 @@ def _yardstick(
     manifest: Manifest, tried: Sequence[Case], store: References, threads: int | None, progress: Progress
 ) -> parity.Yardstick:
     """Float64 references of all cases, and PyTorch eager's errors."""
-    spec, io = load_spec(manifest), manifest.io
-
-    def opened(plan: str, *, float64: bool = False, step_by_step: bool = False) -> contextlib.closing[Session]:
-        opening = Opening(io, plan, spec=spec, threads=threads, contract=True)
-        opening = dataclasses.replace(opening, float64=float64, step_by_step=step_by_step)
-        return contextlib.closing(base.get(EAGER).open(opening))
-
-    def errors(plan: str, step_by_step: bool) -> parity.ByCase:
-        with opened(plan, step_by_step=step_by_step) as session:
-            return measure_session(session, io, tried, store, lambda text: progress(f"{EAGER} {plan}: {text}")).errors
-
-    with opened("fp32", float64=True) as session:
-        make_references(session, io, tried, store, progress)
-    cast, ranged = (parity.worse_of(*(errors(plan, by_steps) for by_steps in (False, True))) for plan in (HALF, AUTO))
-    extremes = [case.name for case in tried if case.group == "extremes"]
-    return parity.Yardstick.of_auto(cast, ranged, extremes)
+    eager = Eager(manifest.io, load_spec(manifest), tried, store, threads, progress)
+    with eager.session("fp32", float64=True) as session:
+        make_references(session, manifest.io, tried, store, progress)
+    for plan in (HALF, AUTO):
+        eager.measured(plan)
+    return eager.yardstick(AUTO)
 
 
 @dataclass

@@ -27,7 +27,8 @@ from attnport.compare.parity import Errors, Yardstick
 from attnport.errors import AttnportError
 from attnport.exporter.probing import operators_between, parents_among
 from attnport.pipeline.bisect_ground import Ground
-from attnport.pipeline.comparing import EAGER, TYPED_EVALUATOR
+from attnport.pipeline.comparing import TYPED_EVALUATOR
+from attnport.pipeline.eager import EAGER
 from attnport.pipeline.portable import portable
 from attnport.pipeline.probes import Probes
 from attnport.runtimes import base

@@ -19,7 +19,8 @@ from attnport.errors import (
     UsageError,
 )
 from attnport.jsonfile import digest_file, digest_text, read, to_json
-from attnport.pipeline.comparing import EAGER, FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
+from attnport.pipeline.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
+from attnport.pipeline.eager import EAGER
 from attnport.pipeline.evaluate import Progress, References
 from attnport.pipeline.feeds import read_feeds
 from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all, process_failed

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnport.artifacts import (
     AUTO,
     Capabilities,
+    CaseResult,
     Form,
     IOContract,
     Manifest,
@@ -27,6 +28,7 @@ from attnport.compare.invariance import ON_THE_LEFT, Spreads
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError
 from attnport.exporter.lowering import base as lowerings
 from attnport.pipeline.child import ChildError
+from attnport.pipeline.eager import EAGER, Eager
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
 from attnport.pipeline.isolated import IsolatedSession, Limits, reason_of_failure, unavailable
 from attnport.pipeline.openings import MODEL, graph_digest, model_openings, why_none
@@ -34,7 +36,6 @@ from attnport.pipeline.portable import portable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 
-EAGER = "torch_eager"
 FAST_EVALUATOR, TYPED_EVALUATOR = "ort_cpu", "onnx_reference"
 
 # The evaluator is numpy, in half precision several times as slow again. It gets every case of the contract, and of the
@@ -72,28 +73,31 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.io: IOContract = self.manifest.io
-        self._eager: dict[str, Measured] = {}
+        self._eager = Eager(self.io, self.spec, self.cases, self.store, self.threads, self.progress)
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
         self._moved: frozenset[str] = frozenset()
         self._own_way: set[tuple[str, str]] = set()
 
     def report(self, chosen: Sequence[Runtime]) -> ParityReport:
         """Everything, in order: the reference, the raw module, runtimes, forms, verdicts."""
-        with self._module("fp32", contract=True, float64=True) as session:
+        with self._eager.session("fp32", float64=True) as session:
             self.notes += make_references(session, self.io, self.cases, self.store, self.progress)
         self._compare_raw_module()
         runtimes: dict[str, RuntimeParity | _Tried] = {}
         for runtime in chosen:
             runtimes.update(self._runtime(runtime))
         forms = {name: self._form(name, form) for name, form in self.manifest.forms.items()}
-        for tried in (*runtimes.values(), *forms.values()):
-            if isinstance(tried, _Tried):
-                for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
-                    self._extend_eager(plan, list(tried.found.errors))
+        every = [tried for tried in (*runtimes.values(), *forms.values()) if isinstance(tried, _Tried)]
+        for tried in every:
+            for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
+                self._eager.measured(plan, list(tried.found.errors))
+        for tried in every:
+            self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
+        self.notes += self._eager.notes()
         self._moved = self._moves()
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
-        if not self._eager["fp32"].spreads.found:
+        if not self._eager.measured("fp32").spreads.found:
             self.notes.append("padding invariance was not compared: no input says which keys of an item are padding")
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
@@ -105,7 +109,7 @@ class Comparison:
         """Notes where the module as written differs from the mask contract, in float64."""
         differs = []
         tried = [case for case in self.cases if case.group != "text"]
-        with self._module("fp32", contract=False, float64=True) as session:
+        with self._eager.session("fp32", contract=False, float64=True) as session:
             raw = measure_session(session, self.io, tried, self.store, self._saying("module without the mask contract"))
         for case, by_output in raw.errors.items():
             for output, errors in by_output.items():
@@ -127,9 +131,8 @@ class Comparison:
         if not found.available:
             return {runtime.name: self._not_run(unavailable(found), "fp32")}
         if runtime.name == EAGER:
-            self._extend_eager("fp32", [case.name for case in self.cases])
             note = "float32 PyTorch with the mask contract, the yardstick of the others"
-            return {runtime.name: _Tried("fp32", self._eager["fp32"], note)}
+            return {runtime.name: _Tried("fp32", self._eager.measured("fp32"), note)}
         if runtime.opens == "module":
             opening = Opening(self.io, spec=self.spec, threads=self.threads, contract=True)
             return {runtime.name: self._measured(runtime, opening)}
@@ -212,70 +215,26 @@ class Comparison:
     def _judged(self, tried: RuntimeParity | _Tried) -> RuntimeParity:
         if isinstance(tried, RuntimeParity):
             return tried
-        by = self._yardstick(tried.plan)
-        # What was exported does as the module does, which is not asked to follow the contract; forms are.
-        left_out = self._own_way if tried.as_exported else set()
-        results = [
-            parity.judge(case, output, errors, by)
-            for case, by_output in tried.found.errors.items()
-            for output, errors in by_output.items()
-            if (case, output) not in left_out
-        ]
+        results, by = self._results(tried), self._eager.yardstick(tried.plan)
         notes = [tried.note] if tried.note else []
-        if missing := sum((case, output) in left_out for case, found in tried.found.errors.items() for output in found):
+        if missing := sum(map(len, tried.found.errors.values())) - len(results):
             notes.append(f"{missing} results left out, in which the module itself differs from the mask contract")
         found = tried.found.spreads.found
         kept = Spreads({key: one for key, one in found.items() if key[0] not in self._moved})
         pairs = parity.judge_invariance(kept, by, tried.found.compared)
         return parity.conclude(tried.plan, tried.found.ran, results, pairs, "; ".join(notes))
 
-    def _yardstick(self, plan: str) -> parity.Yardstick:
-        """Eager's errors at a plan, by which others are judged; it has been run on every case that they had."""
-        extremes = [case.name for case in self.cases if case.group == "extremes"]
-        if plan == AUTO:
-            return parity.Yardstick.of_auto(self._eager["fp16"].errors, self._eager[AUTO].errors, extremes)
-        return parity.Yardstick(plan, self._eager[plan].errors, extremes)
+    def _results(self, tried: _Tried) -> list[CaseResult]:
+        # What was exported does as the module does, which is not asked to follow the contract; forms are.
+        return self._eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
 
     def _moves(self) -> frozenset[str]:
         """The comparisons of padding on the left in which the module's own rows change, where nothing else moves them:
         it has positions, declared or not."""
-        if "fp32" not in self._eager:
-            self._extend_eager("fp32", [case.name for case in self.cases])
-        own = self._eager["fp32"]
-        pairs = parity.judge_invariance(own.spreads, self._yardstick("fp32"), own.compared)
+        own = self._eager.measured("fp32")
+        pairs = parity.judge_invariance(own.spreads, self._eager.yardstick("fp32"), own.compared)
         changed = frozenset(pair.comparison for pair in pairs if pair.verdict != "PASS")
         return changed if all(name.startswith(ON_THE_LEFT) for name in changed) else frozenset()
-
-    def _extend_eager(self, plan: str, names: Sequence[str]) -> None:
-        """Runs PyTorch eager at a plan, with the mask contract, on those cases that it has not had."""
-        had = self._eager[plan].errors if plan in self._eager else {}
-        todo = [case for case in self.cases if case.name in set(names) - set(had)]
-        if not todo:
-            return
-        items = _ALL_ITEMS if plan == "fp32" else 0
-        with self._module(plan, contract=True) as session:
-            found = measure_session(session, self.io, todo, self.store, self._saying(f"{EAGER} {plan}"), items=items)
-        self._eager[plan] = Measured(
-            found.ran,
-            {**had, **found.errors},
-            self._eager[plan].spreads if had else found.spreads,
-            self._eager[plan].compared if had else found.compared,
-        )
-        self._extend_by_steps(plan, [case for case in todo if case.group != "text"])
-
-    def _extend_by_steps(self, plan: str, todo: Sequence[Case]) -> None:
-        """Lets eager's errors in half precision be those of attention step by step, where these are larger than its one
-        kernel's, which keeps the scores in float32: either way is eager's, and the evaluator of forms takes the first.
-        At scores of thousands they are far apart. Sentences are too many to be run twice.
-        """
-        if plan == "fp32" or not todo:
-            return
-        label = self._saying(f"{EAGER} {plan}, step by step")
-        with self._module(plan, contract=True, step_by_step=True) as session:
-            found = measure_session(session, self.io, todo, self.store, label, items=0)
-        kept = self._eager[plan].errors
-        for case, by_output in found.errors.items():
-            kept[case] = {name: parity.worse(kept[case][name], errors) for name, errors in by_output.items()}
 
     def _apart(self, runtime: Runtime, opening: Opening) -> contextlib.closing[Session]:
         """A session, in a process of its own where the runtime gets one."""
@@ -283,15 +242,6 @@ class Comparison:
             return contextlib.closing(runtime.open(opening))
         session: Session = IsolatedSession(runtime, opening, self.folder, self.manifest, self.limits)
         return contextlib.closing(session)
-
-    @contextlib.contextmanager
-    def _module(
-        self, plan: str, *, contract: bool, float64: bool = False, step_by_step: bool = False
-    ) -> Iterator[Session]:
-        given = Opening(self.io, plan=plan, spec=self.spec, threads=self.threads)
-        opening = replace(given, contract=contract, float64=float64, step_by_step=step_by_step)
-        with _opened(base.get(EAGER), opening) as session:
-            yield session
 
     def _saying(self, label: str) -> Progress:
         return lambda message: self.progress(f"{label}: {message}")

@@ -7,7 +7,7 @@ It is itself compared with the processor's on the first case. See ADR 11.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from attnport.compare import parity
 from attnport.compare.inputs import Array, Case, batch_dim, cases, full_case
 from attnport.errors import ArtifactError, AttnportError, ParityFailed, UnavailableError
 from attnport.pipeline.child import ChildError
+from attnport.pipeline.eager import EAGER, Eager
 from attnport.pipeline.evaluate import Measured, Progress, References, make_references, measure_session
 from attnport.pipeline.isolated import IsolatedSession, Limits, reason_of_failure
 from attnport.pipeline.portable import portable
-from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 
 MOST_ELEMENTS = 1 << 24
@@ -66,24 +66,23 @@ class Judging:
         io = self.manifest.io
         tried = cases_of(io, sizes)
         store = References(self.scratch)
-        with self._module(self.eager, "fp32", float64=True) as session:
+        saying = self._saying("yardstick")
+        eager = Eager(io, self.spec, tried, store, self.threads, saying, self.eager, alone=False)
+        with eager.session("fp32", float64=True) as session:
             sliced = Sliced(session, io)
-            self._check_reference(sliced, tried)
-            make_references(sliced, io, tried, store, self._saying("float64"))
-        with self._module(self.eager, self.plan) as session:
-            own = measure_session(session, io, tried, store, self._saying(f"{self.eager} {self.plan}"))
-        extremes = [case.name for case in tried if case.group == "extremes"]
-        by = parity.Yardstick(self.plan, self._bounding(own, tried, store), extremes)
+            self._check_reference(sliced, replace(eager, runtime=EAGER))
+            make_references(sliced, io, tried, store, saying)
+        own = eager.measured(self.plan)
         found = {}
         for name, (runtime, opening) in openings.items():
             if runtime.name == self.eager:
                 note = "PyTorch eager, the yardstick of the others"
-                found[name] = self._concluded(own, by, note)
+                found[name] = self._concluded(own, eager, note)
                 continue
             try:
                 with contextlib.closing(self._apart(runtime, opening)) as session:
                     measured = measure_session(session, io, tried, store, self._saying(f"{name} {self.plan}"))
-                found[name] = self._concluded(measured, by)
+                found[name] = self._concluded(measured, eager)
             except ArtifactError as err:
                 found[name] = self._said("FAIL", f"it cannot be opened: {err.message}")
             except (ChildError, MemoryError) as err:
@@ -94,23 +93,11 @@ class Judging:
                 found[name] = self._said("FAIL", f"{type(err).__name__}: {err.message}")
         return found
 
-    def _bounding(self, own: Measured, tried: Sequence[Case], store: References) -> parity.ByCase:
-        """Eager's errors, in half precision the larger of its two ways: see ADR 12."""
-        if self.plan == "fp32":
-            return own.errors
-        with self._module(self.eager, self.plan, step_by_step=True) as session:
-            steps = measure_session(session, self.manifest.io, tried, store, self._saying("step by step"))
-        return parity.worse_of(own.errors, steps.errors)
-
     def _apart(self, runtime: Runtime, opening: Opening) -> Session:
         return IsolatedSession(runtime, opening, self.folder, self.manifest, self.limits)
 
-    def _concluded(self, measured: Any, by: parity.Yardstick, note: str = "") -> RuntimeParity:
-        results = [
-            parity.judge(case, output, errors, by)
-            for case, by_output in measured.errors.items()
-            for output, errors in by_output.items()
-        ]
+    def _concluded(self, measured: Measured, eager: Eager, note: str = "") -> RuntimeParity:
+        results = eager.judged(self.plan, measured.errors)
         found = parity.conclude(self.plan, measured.ran, results, note=note)
         failed = [result for result in found.cases if result.verdict == "FAIL"]
         return replace(found, cases=tuple(failed[:_FAILED_KEPT]))
@@ -118,10 +105,10 @@ class Judging:
     def _said(self, verdict: Any, reason: str) -> RuntimeParity:
         return RuntimeParity(verdict, portable(reason, self.folder), self.plan)
 
-    def _check_reference(self, session: Session, tried: Sequence[Case]) -> None:
+    def _check_reference(self, session: Session, processor: Eager) -> None:
         """Raises ParityFailed where the float64 run of the device is not that of the processor."""
-        case = tried[0]
-        with self._module("torch_eager", "fp32", float64=True) as other:
+        case = processor.cases[0]
+        with processor.session("fp32", float64=True) as other:
             expected = other.run(case.feeds)
         got = session.run(case.feeds)
         for name, array in expected.items():
@@ -133,15 +120,6 @@ class Judging:
                     f"{error:.2e}; expected at most {AGREES:.0e} of {scale:.2e}.",
                     hint="Nothing can be judged by it: look at the driver, the memory and PyTorch's build.",
                 )
-
-    @contextlib.contextmanager
-    def _module(
-        self, runtime: str, plan: str, *, float64: bool = False, step_by_step: bool = False
-    ) -> Iterator[Session]:
-        given = Opening(self.manifest.io, plan=plan, spec=self.spec, threads=self.threads)
-        opening = replace(given, contract=True, float64=float64, step_by_step=step_by_step)
-        with contextlib.closing(base.get(runtime).open(opening)) as session:
-            yield session
 
     def _saying(self, label: str) -> Progress:
         return lambda message: self.progress(f"parity, {label}: {message}")

@@ -24,7 +24,7 @@ from attnport.jsonfile import digest_text, to_json
 from attnport.pipeline.bisect_ground import Ground
 from attnport.pipeline.check import FILE as PARITY
 from attnport.pipeline.check import cases_of
-from attnport.pipeline.comparing import EAGER
+from attnport.pipeline.eager import EAGER
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.isolated import TIMEOUT_S, Limits
 from attnport.pipeline.portable import portable

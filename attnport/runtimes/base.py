@@ -31,6 +31,8 @@ class Opening:
         float64: torch only: computes in float64, as the reference.
         step_by_step: torch only: the scores of attention are rounded to the half type, as they are where product,
             softmax and product run one by one, and not where one kernel keeps them in float32.
+        nudged: torch only: weights and inputs that are no masks are moved by one rounding, each to the side that this
+            seed draws; None = as they are.
         form: bundles only: which of its forms; "" = the first that can be opened here.
         cache: runtimes that keep (`Runtime.keeps`) only: where what was compiled on the device is kept for the next
             process, a folder that is this user's alone; None = nowhere.
@@ -45,6 +47,7 @@ class Opening:
     contract: bool = False
     float64: bool = False
     step_by_step: bool = False
+    nudged: int | None = None
     form: str = ""
     cache: Path | None = None
 

@@ -11,6 +11,7 @@ from attnport.dims import check_feeds
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes._torch_nudge import draw, nudge_parameters, nudged
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ class EagerCall:
     def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
         from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
 
+        self._nudged = opening.nudged
+        if opening.nudged is not None:
+            module = nudge_parameters(copy.deepcopy(module), draw(opening.nudged))
         self._module = module
+        self._masks = {mask.input for mask in opening.io.masks}
         self._steps = opening.step_by_step
         self._modes = modes_for(
             opening.plan, contract=opening.contract, float64=opening.float64, step_by_step=self._steps
@@ -94,6 +99,12 @@ class EagerCall:
         from attnport.runtimes._torch_modes import active
         from attnport.runtimes._written_attention import Found, Rounded
 
+        if self._nudged is not None:
+            generator = draw(self._nudged)
+            tensors = {
+                name: nudged(tensor, generator) if tensor.is_floating_point() and name not in self._masks else tensor
+                for name, tensor in tensors.items()
+            }
         if self._rounds:
             from attnport.runtimes._torch_range import rounded
 

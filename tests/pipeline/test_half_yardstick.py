@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from attnport.artifacts import RuntimeParity
+from attnport.pipeline import eager
 from attnport.pipeline.check import check
-from attnport.pipeline.comparing import Comparison
 from attnport.pipeline.export import export
 from attnport.pipeline.fuse import fuse
 
@@ -37,7 +37,8 @@ def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folde
 
 
 def test_by_the_kernel_alone_it_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Comparison, "_extend_by_steps", lambda self, plan, todo: None)
+    monkeypatch.setattr(eager.Eager, "_step_by_step", lambda self, plan, todo: None)
+    monkeypatch.setattr(eager, "DRAWS", 0)  # which take the steps one by one as well
     found = checked(folder)
     assert found.verdict == "FAIL"
     assert "large values, y: RMS error" in found.reason

@@ -1,0 +1,85 @@
+"""Weights and inputs moved by one rounding: to a neighbour, on either side, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from attnport.artifacts import IOContract, MaskSpec, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.runtimes._torch_nudge import draw, nudge_parameters, nudged
+from attnport.runtimes.base import Opening
+from attnport.runtimes.torch_eager import RUNTIME
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_each_number_becomes_a_neighbour_of_its_own(dtype: torch.dtype) -> None:
+    given = (torch.randn(40, 30, generator=draw(0)) * 100).to(dtype)
+    moved = nudged(given, draw(1))
+    assert moved.dtype == dtype
+    assert (moved != given).all()
+    assert 0.4 < (moved > given).double().mean() < 0.6
+    between = (given.double() + moved.double()) / 2  # no number of the type lies between the two
+    assert torch.isin(torch.stack([given.double(), moved.double()]), between.to(dtype).double()).any(0).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_zeros_and_what_is_not_finite_stay(dtype: torch.dtype) -> None:
+    given = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, torch.finfo(dtype).max], dtype=dtype)
+    for seed in range(8):
+        moved = nudged(given, draw(seed))
+        assert torch.equal(moved[:4], given[:4])
+        assert moved[4].isnan()
+        assert moved[5].isfinite()
+
+
+def test_a_seed_is_one_draw_whatever_the_strides() -> None:
+    given = torch.randn(7, 5)
+    assert torch.equal(nudged(given, draw(3)), nudged(given, draw(3)))
+    assert not torch.equal(nudged(given, draw(3)), nudged(given, draw(4)))
+    turned = nudged(given.t().contiguous().t(), draw(3))
+    assert torch.equal(turned, nudged(given, draw(3)))
+
+
+def test_every_weight_is_moved_and_no_counter() -> None:
+    module = nn.BatchNorm1d(4)
+    module.weight.data.fill_(1.5)
+    module.extra = nn.Parameter(torch.arange(3), requires_grad=False)  # type: ignore[assignment]
+    nudge_parameters(module, draw(0))
+    assert (module.weight != 1.5).all()
+    assert torch.equal(module.extra, torch.arange(3))
+
+
+class Added(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 3.0))
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * self.weight, bias + 0.0
+
+
+def test_eager_moves_weights_and_inputs_but_no_mask_and_not_the_maker_s_module() -> None:
+    batch = (Dim("B", 1, 2, 4),)
+    io = IOContract(
+        (TensorSpec("x", "float32", ("B", 4)), TensorSpec("bias", "float32", ("B", 4))),
+        (TensorSpec("y", "float32", ("B", 4)), TensorSpec("z", "float32", ("B", 4))),
+        batch,
+        (MaskSpec(("bias",), "bias"),),
+    )
+    made = Added()
+    spec = ModelSpec("added", Source("added"), io, lambda: made)
+    feeds = {"x": np.full((2, 4), 5.0, np.float32), "bias": np.full((2, 4), -1e9, np.float32)}
+    found = RUNTIME.open(Opening(io, spec=spec, nudged=1)).run(feeds)
+    other = RUNTIME.open(Opening(io, spec=spec, nudged=2)).run(feeds)
+    given = RUNTIME.open(Opening(io, spec=spec)).run(feeds)
+    assert (given["y"] == 15.0).all()
+    assert (found["y"] != 15.0).any()
+    assert np.abs(found["y"] - 15.0).max() <= 15.0 * 2 * 2.0**-22
+    assert (found["y"] != other["y"]).any()
+    assert (found["z"] == feeds["bias"]).all()
+    assert (made.weight == 3.0).all()
