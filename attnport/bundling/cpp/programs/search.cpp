@@ -1,10 +1,10 @@
 // Semantic search: the sentences of a file that are nearest in meaning to a question, by the embeddings of a bundle.
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -73,10 +73,17 @@ const attnport::Tensor& embedding_of(const attnport::Outputs& outputs) {
     return found == outputs.end() ? outputs[0] : *found;
 }
 
+/// A number as it is written in every locale: an application may have set one (setlocale), which std::printf follows.
+std::string fixed(float number, int digits) {
+    std::array<char, 64> text{};
+    const auto end = std::to_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed, digits);
+    return {text.data(), end.ptr};
+}
+
 /// Makes the length 1, so that the dot product of two embeddings is the cosine of their angle.
 void normalise(Embedding& embedding) {
     const float length = std::sqrt(std::inner_product(embedding.begin(), embedding.end(), embedding.begin(), 0.0F));
-    if (!std::isnormal(length)) throw attnport::Error("an embedding has length " + std::to_string(length));
+    if (!std::isnormal(length)) throw attnport::Error("an embedding has length " + fixed(length, 6));
     for (float& value : embedding) value /= length;
 }
 
@@ -135,7 +142,7 @@ void search(const std::string& app, const std::string& file, const std::string& 
     }
     std::stable_sort(scores.begin(), scores.end(), [](auto& one, auto& other) { return one.first > other.first; });
     scores.resize(std::min(top, scores.size()));
-    for (const auto& [score, at] : scores) std::printf("%.4f  %s\n", static_cast<double>(score), sentences[at].c_str());
+    for (const auto& [score, at] : scores) std::cout << fixed(score, 4) << "  " << sentences[at] << '\n';
 }
 
 }  // namespace

@@ -1,10 +1,16 @@
 #include "json.hpp"
 
 #include <algorithm>
+#include <clocale>
 #include <limits>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
+
+#if defined(__APPLE__)
+#include <xlocale.h>
+#endif
 
 #include <attnport/error.hpp>
 #include <nlohmann/json.hpp>
@@ -255,6 +261,26 @@ private:
     Value result_;
 };
 
+// Gives this thread the locale "C". In that of an application (setlocale) the parser writes a number with the decimal
+// point of a language, which is no JSON, and stops the program where that point has more than one byte.
+class PlainLocale {
+public:
+    PlainLocale() : plain_(newlocale(LC_ALL_MASK, "C", nullptr)) {
+        if (plain_ == nullptr) throw std::bad_alloc();
+        before_ = uselocale(plain_);
+    }
+    PlainLocale(const PlainLocale&) = delete;
+    PlainLocale& operator=(const PlainLocale&) = delete;
+    ~PlainLocale() {
+        uselocale(before_);
+        freelocale(plain_);
+    }
+
+private:
+    locale_t plain_;
+    locale_t before_ = nullptr;
+};
+
 struct Repr {
     std::string& text;
 
@@ -293,6 +319,7 @@ Value parse(std::string_view data, const std::string& where) {
         }
         const Prepared prepared(data);
         Builder builder(prepared.text());
+        const PlainLocale plain;
         if (!nlohmann::json::sax_parse(prepared.text(), &builder)) throw std::invalid_argument(builder.problem());
         if (data.find('\0') != std::string_view::npos) {
             throw std::invalid_argument("it has a zero byte");  // which the parser takes for the end

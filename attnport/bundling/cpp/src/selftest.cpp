@@ -1,8 +1,5 @@
 #include <attnport/selftest.hpp>
 
-#include <algorithm>
-#include <array>
-#include <cstdio>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -24,13 +21,6 @@ using reader::Goldens;
 using reader::Manifest;
 using reader::Result;
 
-/// As Python's `{:.1f}` shows a number.
-std::string fixed(double number) {
-    std::array<char, 64> text{};
-    const int length = std::snprintf(text.data(), text.size(), "%.1f", number);
-    return {text.data(), length > 0 ? std::min(static_cast<std::size_t>(length), text.size() - 1) : 0};
-}
-
 Row signature_row(const std::filesystem::path& folder, const std::string& fingerprint) {
     if (!fingerprint.empty()) return {"signature", "PASS", "ed25519 " + fingerprint};
     std::error_code error;
@@ -42,7 +32,8 @@ Row files_row(const Manifest& manifest) {
     double bytes = 0;
     for (const auto& [name, file] : manifest.files) bytes += static_cast<double>(file.bytes);
     return {"files", "PASS",
-            std::to_string(manifest.files.size()) + " files, " + fixed(bytes / 1e6) + " MB, as they were bundled"};
+            std::to_string(manifest.files.size()) + " files, " + reader::fixed(bytes / 1e6, 1) +
+                " MB, as they were bundled"};
 }
 
 std::string words(const Result& result) {

@@ -101,15 +101,22 @@ std::string listed(const std::vector<std::string>& texts) {
     return "[" + joined(parts) + "]";
 }
 
-std::string scientific(double number, int digits) {
+namespace {
+
+// Not snprintf: its decimal point is the locale's.
+std::string written(double number, std::chars_format format, int digits) {
     if (std::isnan(number)) return "nan";
     if (std::isinf(number)) return number < 0 ? "-inf" : "inf";
-    std::array<char, 64> text{};
-    // Not snprintf: its decimal point is the locale's.
-    char* const last = text.data() + text.size();
-    const auto end = std::to_chars(text.data(), last, number, std::chars_format::scientific, digits);
+    std::array<char, 512> text{};  // the largest number has 309 digits before its point
+    const auto end = std::to_chars(text.data(), text.data() + text.size(), number, format, digits);
     return {text.data(), end.ptr};
 }
+
+}  // namespace
+
+std::string fixed(double number, int digits) { return written(number, std::chars_format::fixed, digits); }
+
+std::string scientific(double number, int digits) { return written(number, std::chars_format::scientific, digits); }
 
 std::string shortest(double number) {
     if (!std::isfinite(number)) return scientific(number, 0);

@@ -42,6 +42,9 @@ inline constexpr Quoted quoted{};
 /// As repr() shows a float: the fewest digits that are read as the same number.
 [[nodiscard]] std::string shortest(double number);
 
+/// As Python's `{:.1f}` shows a number.
+[[nodiscard]] std::string fixed(double number, int digits);
+
 /// As Python's `{:.1e}` and `{:.2e}` show a number: `1.2e-07`, `inf`, `nan`.
 [[nodiscard]] std::string scientific(double number, int digits);
 
