@@ -66,6 +66,11 @@ def test_a_plug_in_that_cannot_be_loaded_is_said(opened: Opened, tmp_path: Path)
     assert said.startswith("plug-in 'mine' cannot be loaded: ")
 
 
+def test_the_cpu_needs_no_plug_in(opened: Opened, tmp_path: Path) -> None:
+    for providers in (f"SomeExecutionProvider,{CPU}", CPU, ""):
+        assert opened(providers, f"mine={tmp_path / 'none.so'}") == (0, [f"ort_cpu on {CPU}"])
+
+
 @pytest.mark.slow
 def test_older_headers_know_no_plug_ins(opened: Opened, cpp_build_clang: Build) -> None:
     code, (said,) = opened("SomeExecutionProvider", "mine=none.so", build=cpp_build_clang)

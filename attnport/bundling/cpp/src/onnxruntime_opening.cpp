@@ -114,9 +114,10 @@ private:
 
     /// Adds a provider of a plug-in on the first device that it offers; false where no plug-in has it.
     bool append_plugin([[maybe_unused]] const std::string& called, [[maybe_unused]] OrtSessionOptions* settings) {
+        // The CPU's own is always there: a plug-in that cannot be loaded is nothing to it.
+        if (options_.plugins.empty() || called == cpu_provider) return false;
         library_.register_plugins(options_.plugins);
 #if ORT_API_VERSION >= 23
-        if (options_.plugins.empty() || called == cpu_provider) return false;
         const OrtEpDevice* const* devices = nullptr;
         std::size_t count = 0;
         library_.check(api_.GetEpDevices(library_.env(), &devices, &count));
