@@ -71,6 +71,14 @@ def test_the_cpu_needs_no_plug_in(opened: Opened, tmp_path: Path) -> None:
         assert opened(providers, f"mine={tmp_path / 'none.so'}") == (0, [f"ort_cpu on {CPU}"])
 
 
+def test_no_thread_registers_a_plug_in_while_another_looks_for_a_provider(
+    cpp_build: Build, app: Path, tmp_path: Path
+) -> None:
+    library, provider = cpp_build.module("plugged_onnxruntime"), "PretendedExecutionProvider"
+    done = cpp_build.run("plugins_at_once", app, tmp_path / "cache", library, provider)
+    assert (done.returncode, done.stdout) == (0, f"{provider}\n{provider}\n"), done.stderr
+
+
 @pytest.mark.slow
 def test_older_headers_know_no_plug_ins(opened: Opened, cpp_build_clang: Build) -> None:
     code, (said,) = opened("SomeExecutionProvider", "mine=none.so", build=cpp_build_clang)

@@ -124,10 +124,10 @@ std::vector<std::string> OnnxRuntime::providers() const {
     return found;
 }
 
-void OnnxRuntime::register_plugins(const std::vector<std::pair<std::string, std::filesystem::path>>& plugins) {
-    if (plugins.empty()) return;
+std::unique_lock<std::mutex> OnnxRuntime::register_plugins(
+    const std::vector<std::pair<std::string, std::filesystem::path>>& plugins) {
+    std::unique_lock<std::mutex> held(lock_);
 #if ORT_API_VERSION >= 23
-    const std::lock_guard<std::mutex> held(lock_);
     for (const auto& plugin : plugins) {
         bool known = false;
         for (const auto& [name, path] : plugins_) {
@@ -145,7 +145,9 @@ void OnnxRuntime::register_plugins(const std::vector<std::pair<std::string, std:
         }
         plugins_.push_back(plugin);
     }
+    return held;
 #else
+    if (plugins.empty()) return held;
     throw RuntimeMissing("plug-in '" + plugins.front().first +
                          "': plug-in providers need a reader that is compiled with ONNX Runtime's headers of API 23 or "
                          "later; this one was compiled with API " + std::to_string(ORT_API_VERSION) +

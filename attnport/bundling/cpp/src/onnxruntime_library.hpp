@@ -59,9 +59,11 @@ public:
     /// The execution providers that it was built with.
     [[nodiscard]] std::vector<std::string> providers() const;
 
-    /// Registers plug-in libraries of execution providers, each once. Throws RuntimeMissing: one cannot be loaded, or
-    /// this reader was compiled with headers that know none.
-    void register_plugins(const std::vector<std::pair<std::string, std::filesystem::path>>& plugins);
+    /// Registers plug-in libraries of execution providers, each once. Nobody registers another while what is returned
+    /// is held: GetEpDevices gives ONNX Runtime's own array, which registering changes. Throws RuntimeMissing: one
+    /// cannot be loaded, or this reader was compiled with headers that know none.
+    [[nodiscard]] std::unique_lock<std::mutex> register_plugins(
+        const std::vector<std::pair<std::string, std::filesystem::path>>& plugins);
 
 private:
     const OrtApi* api_;

@@ -18,6 +18,7 @@ std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path&, const Ma
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -116,7 +117,7 @@ private:
     bool append_plugin([[maybe_unused]] const std::string& called, [[maybe_unused]] OrtSessionOptions* settings) {
         // The CPU's own is always there: a plug-in that cannot be loaded is nothing to it.
         if (options_.plugins.empty() || called == cpu_provider) return false;
-        library_.register_plugins(options_.plugins);
+        const std::unique_lock<std::mutex> held = library_.register_plugins(options_.plugins);
 #if ORT_API_VERSION >= 23
         const OrtEpDevice* const* devices = nullptr;
         std::size_t count = 0;
