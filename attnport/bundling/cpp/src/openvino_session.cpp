@@ -98,7 +98,6 @@ ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& gra
     if (threads != 0) settings["INFERENCE_NUM_THREADS"] = threads;
     ov::CompiledModel made;
     try {
-        const SignalStackKept kept;
         made = core.compile_model(graph, "CPU", settings);
     } catch (const std::exception& err) {
         throw Error(where + ": OpenVINO cannot compile it: " + first_line(err.what()));
@@ -266,6 +265,8 @@ std::unique_ptr<Session> open_openvino(const std::filesystem::path& path, const 
                                        const Options& options) {
     const std::string build = ov::get_openvino_version().buildNumber;
     require_release("openvino", build, form.requires_, "build this reader with that release, by OpenVINO_DIR in CMake");
+    // Around all of it: the plugin takes its signal stack back where a model that was compiled is refused, too.
+    const SignalStackKept kept;
     try {
         return std::make_unique<OpenVinoSession>(path, manifest.io, form, options.threads);
     } catch (const Error&) {
