@@ -143,9 +143,10 @@ template <class Opened> const Opened& required(const std::unique_ptr<Opened>& op
 
 }  // namespace
 
-Model::Model(const std::filesystem::path& folder, const Options& options) {
+Model::Model(const std::filesystem::path& given, const Options& options) {
     guarded([&] {
         check_options(options);
+        const std::filesystem::path folder = reader::not_empty(given);
         const auto& warn = options.warn ? options.warn : reader::Warn(to_stderr);
         auto open = std::make_unique<Open>();
         open->manifest = reader::read_trusted(folder, options.require_signature).manifest;

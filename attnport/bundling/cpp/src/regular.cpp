@@ -90,4 +90,6 @@ std::string plain(const std::filesystem::path& path) {
     return result.empty() ? "." : result;
 }
 
+std::filesystem::path not_empty(const std::filesystem::path& path) { return path.empty() ? "." : path; }
+
 }  // namespace attnport::reader

@@ -38,4 +38,7 @@ private:
 /// A path as Python's pathlib writes it, which messages show: without `.`, doubled slashes and one at its end.
 [[nodiscard]] std::string plain(const std::filesystem::path& path);
 
+/// The same path; of an empty one, as in Python's pathlib, the folder that the process is in.
+[[nodiscard]] std::filesystem::path not_empty(const std::filesystem::path& path);
+
 }  // namespace attnport::reader

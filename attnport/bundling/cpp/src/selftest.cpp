@@ -10,6 +10,7 @@
 #include "goldens.hpp"
 #include "guarded.hpp"
 #include "open_form.hpp"
+#include "regular.hpp"
 #include "signature.hpp"
 #include "words.hpp"
 
@@ -76,7 +77,8 @@ void check_form(const std::filesystem::path& folder, const Manifest& manifest, c
 }
 
 /// The whole check; throws whatever comes.
-Report checked(const std::filesystem::path& folder, const Options& options) {
+Report checked(const std::filesystem::path& given, const Options& options) {
+    const std::filesystem::path folder = reader::not_empty(given);
     const reader::Trusted trusted = reader::read_trusted(folder, options.require_signature);
     const Manifest& manifest = trusted.manifest;
     Report report;
