@@ -34,3 +34,12 @@ def test_a_folder_that_is_no_bundle_is_called_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert in_cpp(cpp_build, "") == in_python("") == (2, ". is no bundle: it has no bundle.json.")
+
+
+def test_an_empty_key_does_not_turn_the_check_off(
+    cpp_build: Build, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    wanted = (2, ".: the key cannot be read: Is a directory.")
+    assert in_cpp(cpp_build, app, "") == in_python(app, "") == wanted

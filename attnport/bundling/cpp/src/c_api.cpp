@@ -112,11 +112,10 @@ attnport::Options options_of(const attnport_options* given) {
     found.form = text(given->form);
     found.threads = given->threads;
     found.check_files = given->trust_files == 0;
-    found.require_signature = text(given->public_key);
+    if (given->public_key != nullptr) found.require_signature = given->public_key;
     found.cache = text(given->cache);
     found.onnxruntime = text(given->onnxruntime);
-    // A key that is named and empty must not turn the check off.
-    if (given->public_key != nullptr && found.require_signature.empty()) {
+    if (found.require_signature && found.require_signature->empty()) {
         throw Error("attnport_options: got an empty public_key; expected the name of a file, or NULL.");
     }
     return found;

@@ -48,10 +48,10 @@ std::optional<std::string> read_signature(const fs::path& folder) {
                          std::to_string(signature_bytes) + ".");
 }
 
-Trusted read_trusted(const fs::path& folder, const fs::path& key) {
+Trusted read_trusted(const fs::path& folder, const std::optional<fs::path>& key) {
     const std::string data = read_bytes(folder);
     std::string fingerprint;
-    if (!key.empty()) fingerprint = check_signature(data, read_signature(folder), key, folder);
+    if (key) fingerprint = check_signature(data, read_signature(folder), not_empty(*key), folder);
     return {from_bytes(data, plain(folder / manifest_name)), std::move(fingerprint)};
 }
 

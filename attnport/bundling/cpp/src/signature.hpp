@@ -27,6 +27,7 @@ struct Trusted {
     Manifest manifest;
     std::string fingerprint;  ///< of the key; empty without one
 };
-[[nodiscard]] Trusted read_trusted(const std::filesystem::path& folder, const std::filesystem::path& key);
+[[nodiscard]] Trusted read_trusted(const std::filesystem::path& folder,
+                                   const std::optional<std::filesystem::path>& key);
 
 }  // namespace attnport::reader

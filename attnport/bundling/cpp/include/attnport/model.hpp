@@ -26,8 +26,9 @@ struct Options {
     /// Compare every file with its digest first. False trusts the disk and saves the time to read it; an engine, which
     /// is code for a device, is compared all the same.
     bool check_files = true;
-    /// A public key, a PEM file from outside the bundle: open only what is signed with it.
-    std::filesystem::path require_signature = {};
+    /// A public key, a PEM file from outside the bundle: open only what is signed with it; none = not checked. A path
+    /// that is empty names no key, and is refused.
+    std::optional<std::filesystem::path> require_signature = {};
     /// The folder for proofs and for what TensorRT-RTX compiles; empty = $ATTNPORT_CACHE, else the user's own.
     std::filesystem::path cache = {};
     /// ONNX Runtime's execution providers to try, in this order, for every form that it opens; empty = the provider
