@@ -27,6 +27,12 @@ class Tensor(ctypes.Structure):
     ]
 
 
+class Plugin(ctypes.Structure):
+    """`attnport_plugin`."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("library", ctypes.c_char_p)]
+
+
 class Options(ctypes.Structure):
     """`attnport_options`."""
 
@@ -38,11 +44,22 @@ class Options(ctypes.Structure):
         ("public_key", ctypes.c_char_p),
         ("cache", ctypes.c_char_p),
         ("onnxruntime", ctypes.c_char_p),
+        ("providers", ctypes.POINTER(ctypes.c_char_p)),
+        ("plugins", ctypes.POINTER(Plugin)),
     ]
 
 
 def options(**values: Any) -> Options:
     return Options(struct_bytes=ctypes.sizeof(Options), **values)
+
+
+def providers(*names: bytes) -> Any:
+    return (ctypes.c_char_p * (len(names) + 1))(*names, None)
+
+
+def plugins(**libraries: bytes | None) -> Any:
+    found = [Plugin(name.encode(), library) for name, library in libraries.items()]
+    return (Plugin * (len(found) + 1))(*found, Plugin())
 
 
 class Failed(Exception):

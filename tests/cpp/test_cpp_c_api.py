@@ -21,6 +21,8 @@ FEEDS = {
     "attention_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
 }
 
+CPU, CUDA = b"CPUExecutionProvider", b"CUDAExecutionProvider"
+
 
 @pytest.fixture
 def library(cpp_build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> c.Library:
@@ -189,14 +191,50 @@ def test_a_count_of_garbage_reads_no_more_tensors_than_the_model_takes(library: 
     assert (status, said) == (c.BAD_USE, "input 'more': the model has no such input; expected ids, attention_mask.")
 
 
-@pytest.mark.parametrize("size", [0, 8, ctypes.sizeof(c.Options) - 1, ctypes.sizeof(c.Options) + 8, 2**63])
+SIZE, FIRST_SIZE = ctypes.sizeof(c.Options), c.Options.providers.offset
+
+
+@pytest.mark.parametrize("size", [0, 8, FIRST_SIZE - 8, FIRST_SIZE + 8, SIZE - 1, SIZE + 8, 2**63])
 def test_options_of_another_version_are_refused(library: c.Library, made_bundle: Path, size: int) -> None:
     out = ctypes.c_void_p(1)
     given = c.Options(struct_bytes=size)
     call = library.call.attnport_open(str(made_bundle).encode(), ctypes.byref(given), ctypes.byref(out))
     status, said = failure(library, call)
     assert (status, out.value) == (c.BAD_USE, None)
-    assert said.startswith(f"attnport_options: got struct_bytes {size}; expected {ctypes.sizeof(c.Options)}")
+    assert said.startswith(f"attnport_options: got struct_bytes {size}; expected {SIZE}")
+
+
+def test_the_options_of_the_first_version_end_before_the_providers(library: c.Library, made_bundle: Path) -> None:
+    garbage = c.providers(b"NoSuchExecutionProvider")
+    out = ctypes.c_void_p()
+    given = c.Options(struct_bytes=FIRST_SIZE, providers=garbage)
+    library.check(library.call.attnport_open(str(made_bundle).encode(), ctypes.byref(given), ctypes.byref(out)))
+    library.call.attnport_close(out)
+
+
+def test_the_first_provider_that_starts_is_taken(library: c.Library, made_bundle: Path) -> None:
+    with pytest.raises(c.Failed, match="this onnxruntime was built without CUDAExecutionProvider") as caught:
+        library.open(made_bundle, providers=c.providers(CUDA))
+    assert caught.value.status == c.RUNTIME_MISSING
+    for names in ((CUDA, CPU), (CPU, CUDA), ()):
+        with library.open(made_bundle, providers=c.providers(*names)) as model:
+            assert model.provider == CPU.decode()
+
+
+def test_plug_ins_are_loaded_for_the_providers_that_may_be_theirs(
+    library: c.Library, made_bundle: Path, tmp_path: Path
+) -> None:
+    mine = c.plugins(mine=str(tmp_path / "none.so").encode())
+    for plugins, status, words in (
+        (mine, c.RUNTIME_MISSING, "plug-in 'mine' cannot be loaded: "),
+        (c.plugins(mine=None), c.BAD_USE, "the library of a plug-in: got NULL."),
+        (c.plugins(), c.BAD_USE, "provider 'SomeExecutionProvider' is not one of "),
+    ):
+        with pytest.raises(c.Failed, match=words) as caught:
+            library.open(made_bundle, providers=c.providers(b"SomeExecutionProvider"), plugins=plugins)
+        assert caught.value.status == status
+    with library.open(made_bundle, providers=c.providers(CPU), plugins=mine) as model:
+        assert model.provider == CPU.decode()
 
 
 def test_options_that_make_no_sense_are_refused(library: c.Library, made_bundle: Path) -> None:
@@ -269,13 +307,15 @@ def test_the_version_is_that_of_the_header_and_the_binding_has_its_layout(librar
         "int main(void) {\n"
         '    printf("%d %d ", ATTNPORT_ABI_VERSION, (int)sizeof(attnport_tensor));\n'
         '    printf("%d\\n", (int)sizeof(attnport_options));\n'
-        '    printf("%d %d\\n", (int)offsetof(attnport_tensor, data), (int)offsetof(attnport_options, onnxruntime));\n'
+        '    printf("%d ", (int)sizeof(attnport_plugin));\n'
+        '    printf("%d %d\\n", (int)offsetof(attnport_tensor, data), (int)offsetof(attnport_options, plugins));\n'
         "    return 0;\n}\n"
     )
     strict = ["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{READER / 'include'}"]
     subprocess.run([tool("gcc"), *strict, str(program), "-o", str(tmp_path / "layout")], check=True)
     said = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout.split()
-    layout = [ctypes.sizeof(c.Tensor), ctypes.sizeof(c.Options), c.Tensor.data.offset, c.Options.onnxruntime.offset]
+    sizes = [ctypes.sizeof(kind) for kind in (c.Tensor, c.Options, c.Plugin)]
+    layout = [*sizes, c.Tensor.data.offset, c.Options.plugins.offset]
     assert list(map(int, said)) == [library.call.attnport_abi_version(), *layout]
 
 

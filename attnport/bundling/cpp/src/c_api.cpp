@@ -2,6 +2,7 @@
 #include <attnport/attnport.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -97,24 +98,38 @@ template <class Enum> unsigned number_of(const Enum& value) noexcept {
 
 std::string text(const char* given) { return given == nullptr ? "" : given; }
 
-attnport::Options options_of(const attnport_options* given) {
-    attnport::Options found;
-    if (given == nullptr) return found;
-    // The first version has one size. A later one adds behind it, and takes a smaller size for an older caller.
-    if (given->struct_bytes != sizeof(attnport_options)) {
-        throw Error("attnport_options: got struct_bytes " + std::to_string(given->struct_bytes) + "; expected " +
+/// The options of a caller of any version: a later version adds members behind those of the one before, and what an
+/// older caller does not have is zero.
+attnport_options members_of(const attnport_options& given) {
+    constexpr std::size_t first_version = offsetof(attnport_options, providers);
+    if (given.struct_bytes != sizeof(attnport_options) && given.struct_bytes != first_version) {
+        throw Error("attnport_options: got struct_bytes " + std::to_string(given.struct_bytes) + "; expected " +
                     std::to_string(sizeof(attnport_options)) + ", as in version " +
                     std::to_string(ATTNPORT_ABI_VERSION) + " of the interface.");
     }
-    if (given->threads < 0) {
-        throw Error("attnport_options: got threads " + std::to_string(given->threads) + "; expected 0 or more.");
+    attnport_options found{};
+    std::memcpy(&found, &given, given.struct_bytes);
+    return found;
+}
+
+attnport::Options options_of(const attnport_options* options) {
+    attnport::Options found;
+    if (options == nullptr) return found;
+    const attnport_options given = members_of(*options);
+    if (given.threads < 0) {
+        throw Error("attnport_options: got threads " + std::to_string(given.threads) + "; expected 0 or more.");
     }
-    found.form = text(given->form);
-    found.threads = given->threads;
-    found.check_files = given->trust_files == 0;
-    if (given->public_key != nullptr) found.require_signature = given->public_key;
-    found.cache = text(given->cache);
-    found.onnxruntime = text(given->onnxruntime);
+    found.form = text(given.form);
+    found.threads = given.threads;
+    found.check_files = given.trust_files == 0;
+    if (given.public_key != nullptr) found.require_signature = given.public_key;
+    found.cache = text(given.cache);
+    found.onnxruntime = text(given.onnxruntime);
+    for (auto at = given.providers; at != nullptr && *at != nullptr; ++at) found.providers.emplace_back(*at);
+    for (auto at = given.plugins; at != nullptr && at->name != nullptr; ++at) {
+        require(at->library, "the library of a plug-in");
+        found.plugins.emplace_back(at->name, at->library);
+    }
     if (found.require_signature && found.require_signature->empty()) {
         throw Error("attnport_options: got an empty public_key; expected the name of a file, or NULL.");
     }

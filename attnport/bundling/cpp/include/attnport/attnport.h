@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* The version of this interface; attnport_abi_version() is that of the library that was loaded. */
-#define ATTNPORT_ABI_VERSION 1
+#define ATTNPORT_ABI_VERSION 2
 
 typedef enum attnport_status {
     ATTNPORT_OK = 0,
@@ -53,6 +53,12 @@ typedef struct attnport_tensor {
     const void* data;
 } attnport_tensor;
 
+/* A library of execution providers, which ONNX Runtime registers under a name. */
+typedef struct attnport_plugin {
+    const char* name;
+    const char* library;
+} attnport_plugin;
+
 /* How a bundle is opened; all zero is a good choice but for `struct_bytes`, which is sizeof(attnport_options): a
  * library of a later version knows an older caller by it, and an older library refuses a later caller. */
 typedef struct attnport_options {
@@ -63,6 +69,10 @@ typedef struct attnport_options {
     const char* public_key;  /* a PEM file: open only what is signed with it; NULL: not checked */
     const char* cache;       /* NULL: $ATTNPORT_CACHE, else the user's own */
     const char* onnxruntime; /* its library; NULL: $ATTNPORT_ONNXRUNTIME, else libonnxruntime.so.1 */
+    /* Since version 2 of the interface: */
+    const char* const* providers;   /* ONNX Runtime's, to try in this order, with NULL behind the last; NULL: the one
+                                       that the form was judged on */
+    const attnport_plugin* plugins; /* with one whose name is NULL behind the last; NULL: none */
 } attnport_options;
 
 typedef struct attnport_model attnport_model;
