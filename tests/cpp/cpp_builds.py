@@ -112,7 +112,7 @@ class Build:
     """A configured build of `tests/cpp`. Its targets are built when a test asks for them, and again after a change."""
 
     folder: Path
-    finds_addresses: bool = False  # under AddressSanitizer
+    sanitized: bool = False
 
     def make(self, *targets: str) -> None:
         with locked(f"build/{self.folder.name}"):
@@ -142,7 +142,7 @@ class Build:
         """Runs a program; `given` is its stdin. A finding of a sanitizer, or a crash, fails the test."""
         command = [str(self.program(program)), *map(str, arguments)]
         more = dict(env or {})
-        if self.finds_addresses:
+        if self.sanitized:
             more["LD_PRELOAD"] = str(self.module("no_deep_binding"))
         done = subprocess.run(
             command, env=environment(**more), capture_output=True, text=True, check=False, input=given or ""
@@ -182,7 +182,7 @@ def build(compiler: str, onnxruntime: Path, *options: str) -> Build:
     every: Sequence[str] = [*common(compiler), *told, *options]
     name = hashlib.sha256("\0".join(every).encode()).hexdigest()[:16]
     (WORK / "build").mkdir(parents=True, exist_ok=True)
-    made = Build(WORK / "build" / name, any("SANITIZE=address" in option for option in options))
+    made = Build(WORK / "build" / name, any("ATTNPORT_SANITIZE=" in option for option in options))
     with locked(f"build/{name}"):
         configure(HERE, made.folder, *told, *options, compiler=compiler)
     return made

@@ -1,14 +1,37 @@
-"""Several threads run one model at several shapes, under ThreadSanitizer, and each gets what one alone gets."""
+"""Several threads use a bundle at once, under ThreadSanitizer, and each gets what one alone gets."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from bundle_forms import manifest, reform
 from cpp_builds import Build
 
 
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def threaded_app(app: Path, request: pytest.FixtureRequest) -> Path:
+    """A bundle of one form of that runtime, which nobody judged: whoever opens it first proves it."""
+    changes = {"proof": "graph-only"}
+    if request.param == "openvino":
+        requires = manifest(app)["forms"]["ort_cpu"]["requires"] | {"runtime": "2024.0"}
+        changes |= {"runtime": "openvino", "provider": None, "requires": requires}
+    reform(app, {request.param: changes})
+    return app
+
+
 @pytest.mark.slow
-def test_threads_share_a_model(cpp_build_tsan: Build, made_bundle: Path) -> None:
-    done = cpp_build_tsan.run("threads", made_bundle, "4")
-    assert (done.returncode, done.stdout) == (0, "4 threads, 20 calls each, 0 wrong\n"), done.stdout + done.stderr
+@pytest.mark.parametrize(("how", "told"), [("run", "20 calls"), ("open", "3 openings")])
+def test_threads_use_a_bundle_at_once(
+    cpp_build_tsan: Build, threaded_app: Path, tmp_path: Path, how: str, told: str
+) -> None:
+    cache = tmp_path / "cache"
+    done = cpp_build_tsan.run("threads", how, threaded_app, env={"ATTNPORT_CACHE": str(cache)})
+    assert (done.returncode, done.stdout) == (0, f"4 threads, {told} each, 0 wrong\n"), done.stdout + done.stderr
+    assert len(list(cache.iterdir())) == 1  # the proof, and no draft of one
+
+
+@pytest.mark.slow
+def test_a_race_beside_the_runtime_is_found(cpp_build_tsan: Build, threaded_app: Path) -> None:
+    with pytest.raises(AssertionError, match=r"ThreadSanitizer: data race .*threads\.cpp"):
+        cpp_build_tsan.run("threads", "race", threaded_app)

@@ -1,5 +1,5 @@
 // Takes RTLD_DEEPBIND from every dlopen, to be preloaded where a sanitizer looks: oneTBB, which comes with OpenVINO,
-// binds a library of its own so, and AddressSanitizer ends a process that does
+// binds a library of its own so, and AddressSanitizer and ThreadSanitizer end a process that does
 // (https://github.com/google/sanitizers/issues/611).
 #include <dlfcn.h>
 

@@ -1,5 +1,8 @@
-// threads FOLDER [THREADS]: several threads run one model at several shapes; every output has the bytes that one thread
-// alone got for it.
+// Several threads use a bundle at once; every output has the bytes that one thread alone got for it.
+//
+//     threads run FOLDER     they share a model and run it at several shapes
+//     threads open FOLDER    each opens models of its own and runs them
+//     threads race FOLDER    as run, and they count in memory that nothing guards, for ThreadSanitizer to find
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -8,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
@@ -20,7 +24,9 @@ namespace {
 using attnport::Model;
 using attnport::Shape;
 
+constexpr int threads = 4;
 constexpr int rounds = 20;
+constexpr int openings = 3;
 
 /// The inputs of one call, and the memory that they view.
 struct Call {
@@ -112,43 +118,84 @@ bool refuses(const Model& model) {
     return false;
 }
 
-int run(const std::string& folder, int threads) {
+attnport::Options one_thread() {
     attnport::Options options;
     options.threads = 1;  // so that equal calls sum in an equal order
-    const Model model(folder, options);
-    std::vector<Call> calls;
-    calls.reserve(5);
-    for (int variant = 0; variant < 5; ++variant) calls.push_back(call_of(model, variant));
-    std::vector<attnport::Outputs> wanted;
-    for (const Call& call : calls) wanted.push_back(model.run(call.inputs));
-    std::atomic<int> wrong{0};
-    const auto work = [&](int start) {
-        try {
-            for (int round = 0; round < rounds; ++round) {
-                const auto at = static_cast<std::size_t>(start + round) % calls.size();
-                if (!same(model.run(calls[at].inputs), wanted[at])) ++wrong;
-                if (!refuses(model)) ++wrong;
-            }
-        } catch (const std::exception& err) {
-            std::fprintf(stderr, "%s\n", err.what());
-            ++wrong;
+    return options;
+}
+
+/// What a model gives for each of several calls.
+struct Answers {
+    explicit Answers(const Model& model) {
+        for (int variant = 0; variant < 5; ++variant) {
+            calls.push_back(call_of(model, variant));
+            outputs.push_back(model.run(calls.back().inputs));
         }
-    };
+    }
+
+    std::vector<Call> calls;
+    std::vector<attnport::Outputs> outputs;
+};
+
+/// Does `work` in every thread, with the thread's number. An exception counts as something wrong.
+template <class Work> void at_once(std::atomic<int>& wrong, const Work& work) {
     std::vector<std::thread> running;
-    for (int index = 0; index < threads; ++index) running.emplace_back(work, index);
+    for (int index = 0; index < threads; ++index) {
+        running.emplace_back([&wrong, &work, index] {
+            try {
+                work(index);
+            } catch (const std::exception& err) {
+                std::fprintf(stderr, "%s\n", err.what());
+                ++wrong;
+            }
+        });
+    }
     for (std::thread& one : running) one.join();
+}
+
+int run(const std::string& folder, bool races) {
+    const Model model(folder, one_thread());
+    const Answers alone(model);
+    std::atomic<int> wrong{0};
+    int unguarded = 0;
+    at_once(wrong, [&](int start) {
+        for (int round = 0; round < rounds; ++round) {
+            const auto at = static_cast<std::size_t>(start + round) % alone.calls.size();
+            if (races) ++unguarded;
+            if (!same(model.run(alone.calls[at].inputs), alone.outputs[at])) ++wrong;
+            if (!refuses(model)) ++wrong;
+        }
+    });
     std::printf("%d threads, %d calls each, %d wrong\n", threads, rounds, wrong.load());
-    std::fflush(stdout);
-    // ONNX Runtime gives back a mutex at the end of a process that ThreadSanitizer did not see it take.
-    std::_Exit(wrong == 0 ? 0 : 4);
+    return wrong == 0 ? 0 : 4;
+}
+
+int open(const std::string& folder) {
+    std::vector<std::optional<Answers>> found(threads);
+    std::atomic<int> wrong{0};
+    at_once(wrong, [&](int thread) {
+        for (int opening = 0; opening < openings; ++opening) {
+            found.at(static_cast<std::size_t>(thread)).emplace(Model(folder, one_thread()));
+        }
+    });
+    const Answers alone(Model(folder, one_thread()));
+    for (const auto& answers : found) {
+        if (!answers || !std::equal(alone.outputs.begin(), alone.outputs.end(), answers->outputs.begin(), same)) ++wrong;
+    }
+    std::printf("%d threads, %d openings each, %d wrong\n", threads, openings, wrong.load());
+    return wrong == 0 ? 0 : 4;
 }
 
 }  // namespace
 
 int main(int count, char** values) {
-    if (count < 2) return 2;
+    if (count != 3) return 64;
+    const std::string how = values[1];
     try {
-        return run(values[1], count > 2 ? std::stoi(values[2]) : 4);
+        const int code = how == "open" ? open(values[2]) : run(values[2], how == "race");
+        std::fflush(stdout);
+        // ONNX Runtime gives back a mutex at the end of a process that ThreadSanitizer did not see it take.
+        std::_Exit(code);
     } catch (const std::exception& err) {
         std::fprintf(stderr, "error: %s\n", err.what());
         return 1;
