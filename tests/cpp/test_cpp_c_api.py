@@ -300,6 +300,11 @@ def test_threads_may_share_a_model(model: c.Model) -> None:
     assert not wrong
 
 
+def test_a_program_in_c_uses_it_well_and_badly_under_sanitizers(cpp_build_asan: Build, made_bundle: Path) -> None:
+    done = cpp_build_asan.run("c_calls", made_bundle)
+    assert (done.returncode, done.stdout) == (0, "every answer is as it should be\n"), done.stderr
+
+
 def test_the_version_is_that_of_the_header_and_the_binding_has_its_layout(library: c.Library, tmp_path: Path) -> None:
     program = tmp_path / "layout.c"
     program.write_text(
