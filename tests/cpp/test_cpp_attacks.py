@@ -96,6 +96,13 @@ def compare(attack: attacks.Attack, got: Answer, wanted: Answer) -> None:
     assert got == wanted
 
 
+def test_every_attack_but_those_on_artifacts_is_carried_out() -> None:
+    """An artifact folder is what a bundle is made of; no reader of bundles, and so nothing in C++, ever opens one."""
+    on_artifacts = [attack for attack in ALL if attack.on == "artifact"]
+    assert len(ON_BUNDLES) + len(on_artifacts) == len(ALL)
+    assert len(ON_BUNDLES) > 100
+
+
 @pytest.mark.parametrize("attack", ON_BUNDLES, ids=lambda attack: attack.name)
 def test_every_attack_gets_the_python_readers_answer(attack: attacks.Attack, app: Path, cpp_build_asan: Build) -> None:
     attacks.carry_out(attack, app)
