@@ -6,8 +6,10 @@ their folders. No engine ran on a GPU for these tests: they show what the reader
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -176,19 +178,48 @@ def test_another_release_or_device_is_not_here_and_tensorrt_is_not_asked(
     assert "createInferRuntime" not in (log.read_text() if log.exists() else "")
 
 
+def put_release(app: Path, version: str) -> None:
+    """Makes the bundle's engine one of that release."""
+    (app / "one.engine").write_bytes(engine_bytes(version, SM_86_AND_89))
+    found = manifest(app)
+    found["forms"]["engine"]["requires"]["runtime"] = version
+    seal(app, found)
+
+
 @pytest.mark.parametrize("version", ["1.4.0.1", "1.8.0.1", "2.0.0.1"])
 def test_a_library_whose_classes_may_lie_otherwise_is_refused(
     runs: Run, engine_app: Path, tmp_path: Path, version: str
 ) -> None:
-    (engine_app / "one.engine").write_bytes(engine_bytes(version, SM_86_AND_89))
-    found = manifest(engine_app)
-    found["forms"]["engine"]["requires"]["runtime"] = version
-    seal(engine_app, found)
+    put_release(engine_app, version)
     library = str(tmp_path / "native" / "libtensorrt_rtx.so.1")
     done = runs("cpu", "1", PRETENDED_TENSORRT=version, ATTNPORT_TENSORRT_RTX=library)
     assert done.returncode == 3, done.stderr
     assert "compiled with headers of TensorRT-RTX 1." in done.stderr
     assert f"this is TensorRT-RTX {version[:3]}. Build with its own headers" in done.stderr
+
+
+@pytest.fixture
+def real() -> tuple[str, str]:
+    """NVIDIA's own library, from its wheel, and the release that it is."""
+    found = importlib.util.find_spec("tensorrt_rtx_libs")
+    if found is None or found.origin is None:
+        pytest.skip("no tensorrt_rtx here")
+    return str(Path(found.origin).parent / "libtensorrt_rtx.so.1"), importlib.metadata.version("tensorrt_rtx")
+
+
+def test_nvidias_own_library_where_no_gpu_is_gives_a_clear_error(
+    native: Build, engine_app: Path, tmp_path: Path, real: tuple[str, str]
+) -> None:
+    library, version = real
+    env = {"ATTNPORT_TENSORRT_RTX": library, "ATTNPORT_CACHE": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+    for release, words in (
+        (version, "no NVIDIA driver: |the NVIDIA driver (finds no GPU|answers cuInit with CUDA_ERROR_NO_DEVICE)"),
+        ("1.0.0.0", re.escape(f"got tensorrt_rtx {version}; expected 1.0.0.0, that release exactly")),
+    ):
+        put_release(engine_app, release)
+        done = native.run("engine_runs", engine_app, "cpu", "1", env=env)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert re.search(words, done.stderr), done.stderr
 
 
 def test_its_bytes_are_compared_also_where_files_are_not(runs: Run, engine_app: Path, tmp_path: Path) -> None:
