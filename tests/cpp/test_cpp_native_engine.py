@@ -222,6 +222,25 @@ def test_nvidias_own_library_where_no_gpu_is_gives_a_clear_error(
         assert re.search(words, done.stderr), done.stderr
 
 
+def test_nvidias_own_library_with_a_driver_that_it_cannot_use_gives_a_clear_error(
+    native: Build, engine_app: Path, tmp_path: Path, real: tuple[str, str]
+) -> None:
+    """The pretended driver lets the reader through to the real classes, which were compiled by others."""
+    library, version = real
+    put_release(engine_app, version)
+    env = {
+        "LD_LIBRARY_PATH": str(pretended(native, tmp_path / "native")),
+        "ATTNPORT_TENSORRT_RTX": library,
+        "ATTNPORT_CACHE": str(tmp_path / "cache"),
+        # The sanitizer's own search for leaks crashes beside that library.
+        "ASAN_OPTIONS": cpp_builds.environment()["ASAN_OPTIONS"] + ":detect_leaks=0",
+    }
+    done = native.run("engine_runs", engine_app, "cpu", "1", env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "one.engine: tensorrt_rtx cannot deserialise it on Pretended GPU: " in done.stderr
+    assert "CUDA driver version is insufficient" in done.stderr
+
+
 def test_its_bytes_are_compared_also_where_files_are_not(runs: Run, engine_app: Path, tmp_path: Path) -> None:
     assert runs("trusted").returncode == 0
     data = (engine_app / "one.engine").read_bytes()
