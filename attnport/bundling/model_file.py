@@ -24,7 +24,7 @@ def external_files(folder: Path, name: str) -> tuple[str, ...]:
         IntegrityError: it points to a file outside its own folder.
     """
     try:
-        found = sorted({reference.location for reference in references(folder / name)})
+        found = sorted({reference.location for reference in references((folder / name).resolve())})
     except ValueError as err:
         raise ArtifactError(f"{folder / name} is not an ONNX file: {err}", hint="Make it again.") from err
     for location in found:

@@ -94,10 +94,12 @@ class Comparison:
         for tried in every:
             self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
         self.notes += self._eager.notes()
-        self._moved = self._moves()
+        single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
+        own = self._eager.measured("fp32", single or None)
+        self._moved = self._moves(own)
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
-        if not self._eager.measured("fp32").spreads.found:
+        if not own.spreads.found:
             self.notes.append("padding invariance was not compared: no input says which keys of an item are padding")
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
@@ -228,10 +230,9 @@ class Comparison:
         # What was exported does as the module does, which is not asked to follow the contract; forms are.
         return self._eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
 
-    def _moves(self) -> frozenset[str]:
+    def _moves(self, own: Measured) -> frozenset[str]:
         """The comparisons of padding on the left in which the module's own rows change, where nothing else moves them:
         it has positions, declared or not."""
-        own = self._eager.measured("fp32")
         pairs = parity.judge_invariance(own.spreads, self._eager.yardstick("fp32"), own.compared)
         changed = frozenset(pair.comparison for pair in pairs if pair.verdict != "PASS")
         return changed if all(name.startswith(ON_THE_LEFT) for name in changed) else frozenset()

@@ -45,12 +45,8 @@ def _name(found: Capabilities) -> str:
     here = machine()
     folder = Path(_attention_forms.__file__).parent
     parts = [found.runtime, found.version, found.devices, found.plans, here.cpu, here.features, here.cuda]
-    # How the question is put counts too: the graphs, and the runtime's own file.
-    parts += [
-        hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in ("_attention_forms.py", f"{found.runtime}.py")
-        if (folder / name).is_file()
-    ]
+    # How the question is put counts too: the graphs, and what the runtime's own file takes from those beside it.
+    parts += [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.py"))]
     digest = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:_HEX]
     version = "".join(char if char.isalnum() or char in ".+-" else "_" for char in found.version)
     return f"attention-forms.{found.runtime}-{version}.{digest}.json"

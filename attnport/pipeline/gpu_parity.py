@@ -73,16 +73,14 @@ class Judging:
             self._check_reference(sliced, replace(eager, runtime=EAGER))
             make_references(sliced, io, tried, store, saying)
         own = eager.measured(self.plan)
-        found = {}
+        ran, found = {}, {}
         for name, (runtime, opening) in openings.items():
             if runtime.name == self.eager:
-                note = "PyTorch eager, the yardstick of the others"
-                found[name] = self._concluded(own, eager, note)
+                ran[name] = own
                 continue
             try:
                 with contextlib.closing(self._apart(runtime, opening)) as session:
-                    measured = measure_session(session, io, tried, store, self._saying(f"{name} {self.plan}"))
-                found[name] = self._concluded(measured, eager)
+                    ran[name] = measure_session(session, io, tried, store, self._saying(f"{name} {self.plan}"))
             except ArtifactError as err:
                 found[name] = self._said("FAIL", f"it cannot be opened: {err.message}")
             except (ChildError, MemoryError) as err:
@@ -91,6 +89,11 @@ class Judging:
                 found[name] = self._said("NOT_RUN", err.message)
             except AttnportError as err:
                 found[name] = self._said("FAIL", f"{type(err).__name__}: {err.message}")
+        for measured in ran.values():
+            eager.judged(self.plan, measured.errors)  # for the bounds: all are judged by the same
+        for name, measured in ran.items():
+            notes = ["PyTorch eager, the yardstick of the others"] if measured is own else []
+            found[name] = self._concluded(measured, eager, "; ".join(notes + eager.notes()))
         return found
 
     def _apart(self, runtime: Runtime, opening: Opening) -> Session:

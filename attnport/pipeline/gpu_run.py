@@ -22,7 +22,7 @@ from attnport.pipeline.gpu_files import Files, prepare
 from attnport.pipeline.gpu_parity import Judging
 from attnport.pipeline.gpu_report import FORMAT, GpuReport, Piece, earlier, joined, keep, with_achieved
 from attnport.pipeline.gpu_subjects import SUBJECTS, Subject
-from attnport.pipeline.isolated import Limits, probe_all
+from attnport.pipeline.isolated import Limits, probe_all, process_failed
 from attnport.pipeline.machine import machine, versions
 from attnport.pipeline.measuring import Effort, Measuring
 from attnport.pipeline.portable import portable
@@ -168,7 +168,8 @@ class Run:
             self._leave(key)
             return
         what = repr((subject.name, subject.spec, subject.grids, subject.profiles))
-        inputs = digest_text(toolchain(*_PACKAGES), what, plan, self.device, *self.names)
+        able = [f"{name} {self.probed[name].available}" for name in self.names]
+        inputs = digest_text(toolchain(*_PACKAGES), what, plan, self.device, *able)
         piece = self.report.pieces.get(key)
         if piece is None or piece.inputs != inputs:
             piece = Piece(subject.about, inputs)
@@ -176,7 +177,7 @@ class Run:
         try:
             if plan not in self.probed[self.ground.eager].plans:
                 raise UnavailableError(f"{self.ground.eager} does not compute in {plan} on {self.device}.")
-            if piece.parity and piece.latency and len(piece.latency.shapes) == sum(map(_grid_size, subject.grids)):
+            if _settled(piece) and piece.latency and len(piece.latency.shapes) == sum(map(_grid_size, subject.grids)):
                 return
             self.progress(f"{key}: files")
             files = prepare(self.work / subject.name, subject, plan, self.probed, self.sm, self.progress)
@@ -192,7 +193,7 @@ class Run:
             self._keep_piece(key, dataclasses.replace(piece, problem=problem, exit_code=code), plan)
 
     def _parity(self, key: str, piece: Piece, plan: str, files: Files) -> Piece:
-        if piece.parity:
+        if _settled(piece):
             return piece
         if self._over():
             self._leave(f"{key}: parity")
@@ -251,6 +252,11 @@ def without_paths(found: Capabilities, folder: Path) -> Capabilities:
     reason, hint = (portable(text, folder) for text in (found.reason, found.hint))
     libraries = {name: Path(path).name for name, path in found.libraries.items()}
     return dataclasses.replace(found, reason=reason, hint=hint, libraries=libraries)
+
+
+def _settled(piece: Piece) -> bool:
+    """Whether parity is done: a process that failed may not fail again."""
+    return bool(piece.parity) and not any(process_failed(row.reason) for row in piece.parity.values())
 
 
 def _grid_size(grid: str) -> int:

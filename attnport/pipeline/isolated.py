@@ -135,7 +135,9 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -
     if not runtime.isolated and not limits.every:
         try:
             found = runtime.probe()
-            return _with_forms(found, lambda: tried(runtime)) if forms and runtime.opens == "onnx" else found
+            return (
+                _with_forms(found, lambda: tried(runtime, found.plans)) if forms and runtime.opens == "onnx" else found
+            )
         except Exception as err:  # a probe should not raise, but whoever asks may have something broken
             return Capabilities(runtime.name, False, f"its probe failed with {type(err).__name__}: {err}")
     child = limits.start(1)

@@ -89,7 +89,7 @@ class Probes:
             return []
 
     def _evidence(self, names: Sequence[str], anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
-        return self.runtime.fusion_evidence(self._write(names), anchors)
+        return self.runtime.fusion_evidence(self._write(names), anchors, self.opening.plan)
 
     def _io(self, names: Collection[str]) -> IOContract:
         known = {spec.name for spec in self.opening.io.outputs}

@@ -163,7 +163,7 @@ class Worker:
 
         runtime = base.get(message["runtime"])
         found = runtime.probe()
-        forms = tried(runtime) if message.get("forms") and found.available else {}
+        forms = tried(runtime, found.plans) if message.get("forms") and found.available else {}
         return {"found": asdict(found), "forms": forms}
 
     def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:

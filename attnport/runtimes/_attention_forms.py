@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 FUSED, RUNS, REFUSED = "fused", "runs, not fused", "refused"
 """One kernel covers it from QK^T to PV; it runs in several, or in one that gives no proof; the answer follows."""
 
+_LOW = {"float": "-inf", "float16": "64512"}
+"""Minus infinity, as the text form has it: of float16 the bits."""
 _WHOLE, _PARTS = ("one",), ("qk", "softmax", "pv")
 _WRITTEN_OUT = "t = Transpose<perm=[0,1,3,2]>(k) [qk] s = MatMul(q, t) {} [softmax] p = Softmax<axis=-1>({}) "
 _MASKED = _WRITTEN_OUT.format("b = Where(m, s, low)", "b")
@@ -42,15 +45,16 @@ class Form:
     output: str = "float[B,4,S,32] y"
     contrib: bool = False
 
-    def model(self, opset: int = 23) -> onnx.ModelProto:
-        """The graph as a model."""
+    def model(self, opset: int = 23, dtype: str = "float") -> onnx.ModelProto:
+        """The graph as a model; `dtype` as ONNX's text form calls it."""
         import onnx.parser
 
-        inputs = ", ".join(filter(None, (self.qkv, self.mask)))
+        inputs = ", ".join(filter(None, (self.qkv, self.mask))).replace("float[", f"{dtype}[")
+        output = self.output.replace("float[", f"{dtype}[")
         domains = f'"" : {opset}' + (', "com.microsoft" : 1' if self.contrib else "")
         return onnx.parser.parse_model(
-            f"<ir_version: 10, opset_import: [{domains}]> g ({inputs}) => ({self.output}) "
-            f"<float low = {{-inf}}, float zero = {{0}}> {{ {self.body} }}"
+            f"<ir_version: 10, opset_import: [{domains}]> g ({inputs}) => ({output}) "
+            f"<{dtype} low = {{{_LOW[dtype]}}}, {dtype} zero = {{0}}> {{ {self.body} }}"
         )
 
 
@@ -83,31 +87,34 @@ FORMS = {
 }
 
 
-def tried(runtime: Runtime) -> dict[str, str]:
+def tried(runtime: Runtime, plans: Collection[str]) -> dict[str, str]:
     """What becomes of each form: `fused`, `runs, not fused`, or `refused: ` and what the runtime answered.
 
     Args:
         runtime: One that is available; empty for those that open no ONNX file.
+        plans: The precision plans that it can run here.
     """
-    return {name: _tried(runtime, form) for name, form in FORMS.items()} if runtime.opens == "onnx" else {}
+    return {name: _tried(runtime, form, plans) for name, form in FORMS.items()} if runtime.opens == "onnx" else {}
 
 
-def _tried(runtime: Runtime, form: Form) -> str:
+def _tried(runtime: Runtime, form: Form, plans: Collection[str]) -> str:
     import onnx
 
     from attnport.runtimes._onnx_file import small_feeds
 
-    model = form.model()
+    # Some compute in half precision alone, and refuse any graph that is all float32.
+    plan, dtype = ("fp32", "float") if "fp32" in plans else ("fp16", "float16")
+    model = form.model(dtype=dtype)
     with tempfile.TemporaryDirectory(prefix="attnport-form-") as scratch:
         path = Path(scratch, "form.onnx")
         onnx.save_model(model, path)
         try:
             try:
-                if "" in runtime.fusion_evidence(path, {"": form.anchors}):
+                if "" in runtime.fusion_evidence(path, {"": form.anchors}, plan):
                     return FUSED
             except UnavailableError:  # it has none to give, but may run it
                 pass
-            session = runtime.open(Opening(_contract(model), model=path, threads=1))
+            session = runtime.open(Opening(_contract(model), plan, path, threads=1))
             try:
                 session.run(small_feeds(model))
             finally:

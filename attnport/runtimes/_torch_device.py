@@ -44,6 +44,8 @@ class TorchDevice:
             found = torch.cuda.get_device_properties(0)
         except (RuntimeError, AssertionError) as err:
             raise UnavailableError(f"torch.cuda finds no GPU: {first_line(err)}") from err
+        # Convolutions in float32 run in TF32 unless told otherwise; products do not.
+        torch.backends.cudnn.allow_tf32 = False
         self.name = f"{found.name} (SM {found.major}{found.minor})"
         self.bf16 = found.major >= 8
 
@@ -148,8 +150,17 @@ def matmul_precision(plan: str) -> str:
 
 
 def on(device: TorchDevice, module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy of a module on a device, in a dtype: the maker may hand out one module several times."""
+    """A copy of a module on a device, in a dtype: the maker may hand out one module several times.
+
+    Raises:
+        MemoryError: the device has not enough for it.
+    """
     import copy
 
-    moved: torch.nn.Module = device.put(copy.deepcopy(module).to(dtype))
+    import torch
+
+    try:
+        moved: torch.nn.Module = device.put(copy.deepcopy(module).to(dtype))
+    except torch.OutOfMemoryError as err:
+        raise MemoryError(f"{device.name} has not enough memory for the weights in {dtype}: {first_line(err)}") from err
     return moved

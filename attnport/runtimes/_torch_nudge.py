@@ -24,12 +24,14 @@ def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """A copy with each element moved to a neighbour in its type; zeros and what is not finite stay.
 
     Args:
-        tensor: Of a floating type of 16, 32 or 64 bits, on any device.
+        tensor: On any device; returned as it is unless of a floating type of 16, 32 or 64 bits.
         generator: As `draw` makes it.
     """
     import torch
 
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
+    if whole is None or not tensor.is_floating_point():
+        return tensor
     sides = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device)
     moved = (tensor.view(whole) + (2 * sides - 1).to(whole)).view(tensor.dtype)
     return torch.where((tensor != 0) & tensor.isfinite() & moved.isfinite(), moved, tensor)
@@ -38,6 +40,5 @@ def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def nudge_parameters(module: torch.nn.Module, generator: torch.Generator) -> torch.nn.Module:
     """Moves every weight of a module in place; returns it."""
     for parameter in module.parameters():
-        if parameter.is_floating_point():
-            parameter.data = nudged(parameter.data, generator)
+        parameter.data = nudged(parameter.data, generator)
     return module

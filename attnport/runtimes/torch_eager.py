@@ -101,8 +101,10 @@ class EagerCall:
 
         if self._nudged is not None:
             generator = draw(self._nudged)
+            moved = {name: nudged(tensor, generator) for name, tensor in tensors.items() if name not in self._masks}
+            # A whole number may be a flag or a count, whatever its type.
             tensors = {
-                name: nudged(tensor, generator) if tensor.is_floating_point() and name not in self._masks else tensor
+                name: tensor if name not in moved else tensor.where(tensor == tensor.round(), moved[name])
                 for name, tensor in tensors.items()
             }
         if self._rounds:

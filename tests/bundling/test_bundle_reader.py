@@ -19,6 +19,7 @@ import tiny_attention as tiny
 from attnport.bundling.python import BundleError, FeedError, IntegrityError, Model, RuntimeMissing, load
 from attnport.bundling.python import __main__ as command
 from attnport.bundling.python.feeds import check, padding_masks
+from attnport.bundling.python.goldens import Goldens
 from attnport.bundling.python.manifest import (
     IO,
     KINDS,
@@ -305,6 +306,15 @@ def test_trusting_the_disk_is_the_callers_choice(app: Path) -> None:
     with pytest.raises(IntegrityError):
         load(app)
     load(app, check_files=False).run(**given())
+
+
+@pytest.mark.parametrize("name", ["model", "golden"])
+def test_a_link_in_a_file_s_place_is_not_followed_even_unchecked(name: str, app: Path, tmp_path: Path) -> None:
+    """The reader in C++ does not follow it either."""
+    (path,) = (found for found in app.rglob("*") if found.name.startswith(name) and found.suffix in (".onnx", ".npz"))
+    path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    with pytest.raises(IntegrityError, match=path.name), load(app, check_files=False) as model:
+        list(Goldens(app, model.manifest).check(model))
 
 
 def test_the_command_line(app: Path, capsys: pytest.CaptureFixture[str]) -> None:

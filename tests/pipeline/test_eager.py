@@ -61,6 +61,13 @@ class Clipped(Attention):
         return super().scores(q, k).clamp(-60, 60)
 
 
+class Unfilled(Attention):
+    """NaN in padded rows, where anything finite may stand."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, keep).masked_fill((keep == 0)[:, :, None], torch.nan)
+
+
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Eager]:
     def make(seed: int, only: str = "") -> Eager:
@@ -121,6 +128,12 @@ def test_what_is_wrong_at_extreme_values_still_fails(opened: Callable[..., Eager
 def test_what_fails_elsewhere_costs_no_further_run(opened: Callable[..., Eager]) -> None:
     by, wrong = opened(0), Attention(1)
     assert "no padding" in failed(by, wrong)
+    assert by.notes() == []
+
+
+def test_what_fails_by_any_bound_costs_none_either(opened: Callable[..., Eager]) -> None:
+    by = opened(0, only="large values")
+    assert failed(by, Unfilled(0)) == {"large values"}
     assert by.notes() == []
 
 

@@ -14,14 +14,16 @@ from pretended_torch import HostDevice
 
 from attnport.artifacts import Capabilities, LatencyReport, LatencyRow, RuntimeParity
 from attnport.errors import ParityFailed, SpecError, UnavailableError, UsageError
-from attnport.jsonfile import read
+from attnport.jsonfile import read, to_json
 from attnport.pipeline import gpu_check as verb
 from attnport.pipeline import gpu_run
+from attnport.pipeline.child import ChildError
 from attnport.pipeline.gpu_check import GPU, gpu_check
 from attnport.pipeline.gpu_costs import Work
 from attnport.pipeline.gpu_report import GpuReport, Piece, file_name, raise_for
 from attnport.pipeline.gpu_run import Ground
 from attnport.pipeline.gpu_subjects import Subject
+from attnport.pipeline.isolated import reason_of_failure
 from attnport.pipeline.machine import find_gpus, machine
 from attnport.pipeline.measuring import Measuring
 from attnport.runtimes import base
@@ -118,6 +120,19 @@ def test_what_was_done_with_the_same_inputs_stays(
     again = gpu_check(folder, work, dtypes=("fp32",), threads=1, ground=ground())
     assert again.pieces == report.pieces
     assert again.peaks == report.peaks
+
+
+def test_a_runtime_whose_process_failed_is_judged_again(
+    measured: tuple[GpuReport, Path], work: Path, tmp_path: Path
+) -> None:
+    report, _ = measured
+    piece = report.pieces["tiny fp32"]
+    failed = RuntimeParity("NOT_RUN", reason_of_failure(ChildError("it hung")), "fp32")
+    piece = dataclasses.replace(piece, parity={**piece.parity, "ort_cpu": failed})
+    kept = dataclasses.replace(report, pieces={"tiny fp32": piece})
+    (tmp_path / file_name(DEVICE)).write_text(to_json(kept))
+    again = gpu_check(tmp_path, work, dtypes=("fp32",), threads=1, ground=ground())
+    assert again.pieces == report.pieces  # and what was timed stays
 
 
 def test_a_run_out_of_time_says_what_is_left_and_the_next_goes_on(

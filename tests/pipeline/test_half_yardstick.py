@@ -23,6 +23,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(autouse=True)
+def no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "DRAWS", 0)  # which take the steps one by one as well
+
+
 def checked(folder: Path) -> RuntimeParity:
     return check(folder, ["torch_eager"], force=True).forms[FORM]
 
@@ -38,7 +43,6 @@ def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folde
 
 def test_by_the_kernel_alone_it_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager.Eager, "_step_by_step", lambda self, plan, todo: None)
-    monkeypatch.setattr(eager, "DRAWS", 0)  # which take the steps one by one as well
     found = checked(folder)
     assert found.verdict == "FAIL"
     assert "large values, y: RMS error" in found.reason

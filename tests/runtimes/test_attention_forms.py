@@ -19,7 +19,7 @@ def answered(request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
     found = runtime.probe()
     if not found.available:
         pytest.skip(found.reason)
-    return request.param, tried(runtime)
+    return request.param, tried(runtime, found.plans)
 
 
 def test_every_form_gets_one_answer(answered: tuple[str, dict[str, str]]) -> None:
@@ -61,15 +61,35 @@ class Fake(base.Runtime):
 
 
 def test_evidence_of_another_attention_proves_nothing() -> None:
-    assert set(tried(Fake({"": Evidence("k", "t")})).values()) == {FUSED}
-    refused = set(tried(Fake({"another": Evidence("k", "t")}, ArtifactError("a.onnx: no"))).values())
+    assert set(tried(Fake({"": Evidence("k", "t")}), ["fp32"]).values()) == {FUSED}
+    wrong = Fake({"another": Evidence("k", "t")}, ArtifactError("a.onnx: no"))
+    refused = set(tried(wrong, ["fp32"]).values())
     assert refused == {"refused: a.onnx: no"}
 
 
 def test_an_exception_of_a_runtimes_own_is_an_answer() -> None:
-    assert set(tried(Fake({}, ValueError("no kernel\nfor it"))).values()) == {"refused: no kernel"}
+    assert set(tried(Fake({}, ValueError("no kernel\nfor it")), ["fp32"]).values()) == {"refused: no kernel"}
 
 
 @pytest.mark.parametrize("name", ["torch_eager", "tensorrt_rtx"])
 def test_a_runtime_that_opens_no_onnx_file_has_none(name: str) -> None:
-    assert tried(base.get(name)) == {}
+    assert tried(base.get(name), ["fp32"]) == {}
+
+
+def test_what_has_no_single_precision_is_asked_in_half() -> None:
+    plans: list[str] = []
+
+    class Half(Fake):
+        def fusion_evidence(
+            self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+        ) -> dict[str, Evidence]:
+            plans.append(plan)
+            return dict(self.found)
+
+    tried(Half({"": Evidence("k", "t")}), ["fp16_islands", "fp16"])
+    assert set(plans) == {"fp16"}
+    reference = base.get("onnx_reference")
+    answers = tried(reference, ["fp16"])  # the graphs are right in that type, too
+    assert {name for name, answer in answers.items() if answer == RUNS} >= set(FORMS) - {
+        "MultiHeadAttention (com.microsoft)"
+    }

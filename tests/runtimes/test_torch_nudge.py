@@ -59,27 +59,28 @@ class Added(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.full((4,), 3.0))
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * self.weight, bias + 0.0
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * self.weight, bias + 0.0, x + 0.0
 
 
-def test_eager_moves_weights_and_inputs_but_no_mask_and_not_the_maker_s_module() -> None:
+def test_eager_moves_weights_and_inputs_but_no_mask_no_flag_and_not_the_maker_s_module() -> None:
     batch = (Dim("B", 1, 2, 4),)
     io = IOContract(
         (TensorSpec("x", "float32", ("B", 4)), TensorSpec("bias", "float32", ("B", 4))),
-        (TensorSpec("y", "float32", ("B", 4)), TensorSpec("z", "float32", ("B", 4))),
+        tuple(TensorSpec(name, "float32", ("B", 4)) for name in ("y", "z", "same")),
         batch,
         (MaskSpec(("bias",), "bias"),),
     )
     made = Added()
     spec = ModelSpec("added", Source("added"), io, lambda: made)
-    feeds = {"x": np.full((2, 4), 5.0, np.float32), "bias": np.full((2, 4), -1e9, np.float32)}
+    feeds = {"x": np.array([[5.0, 1.0, 0.3, 0.7]] * 2, np.float32), "bias": np.full((2, 4), -1e9, np.float32)}
     found = RUNTIME.open(Opening(io, spec=spec, nudged=1)).run(feeds)
     other = RUNTIME.open(Opening(io, spec=spec, nudged=2)).run(feeds)
     given = RUNTIME.open(Opening(io, spec=spec)).run(feeds)
-    assert (given["y"] == 15.0).all()
-    assert (found["y"] != 15.0).any()
-    assert np.abs(found["y"] - 15.0).max() <= 15.0 * 2 * 2.0**-22
+    assert (found["y"] != given["y"]).any()
+    assert np.abs(found["y"] / given["y"] - 1).max() <= 4 * 2.0**-23
     assert (found["y"] != other["y"]).any()
+    assert (found["same"][:, :2] == feeds["x"][:, :2]).all()  # whole numbers: flags, maybe
+    assert (found["same"][:, 2:] != feeds["x"][:, 2:]).all()
     assert (found["z"] == feeds["bias"]).all()
     assert (made.weight == 3.0).all()

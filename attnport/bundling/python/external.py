@@ -7,9 +7,12 @@ stand is visited: initializers, sparse ones, attributes, subgraphs, functions an
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from .regular import open_regular
 
 MAX_NESTING = 64
 _TENSOR, _ENTRY, _SPARSE = "tensor", "entry", "sparse"
@@ -38,14 +41,15 @@ class Reference:
 
 
 def references(path: Path) -> list[Reference]:
-    """Every reference to external data in the ONNX file `path`. Raises ValueError for what is not an ONNX file."""
+    """Every reference to external data in the ONNX file `path`. Raises ValueError for what is not an ONNX file,
+    OSError for a link."""
     return list(_visit(_mapped(path), "model", 0))
 
 
 def _mapped(path: Path) -> memoryview:
-    if path.stat().st_size == 0:
-        raise ValueError("the file is empty")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise ValueError("the file is empty")
         # Not closed by hand: views of it may still be alive in a traceback, and closing would hide the error.
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 

@@ -13,6 +13,7 @@ from . import feeds as feeding
 from .errors import BundleError, FeedError, IntegrityError, RuntimeMissing
 from .manifest import Bound, Form, Manifest
 from .printable import escaped
+from .regular import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,13 +158,13 @@ def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
     import numpy as np
 
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as opened, zipfile.ZipFile(opened) as archive:
             members = archive.infolist()
             if sum(member.file_size for member in members) > MAX_BYTES:
                 raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
             if len({member.filename for member in members}) != len(members):
                 raise ValueError("a name is there twice")
-        with np.load(path, allow_pickle=False) as file:
+        with open_regular(path) as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         if not all(isinstance(array, np.ndarray) for array in arrays.values()):
             raise ValueError("a member is no array")
