@@ -49,14 +49,14 @@ def test_a_version_that_is_no_file_name_stays_in_the_folder(cache: Path) -> None
 
 
 def test_forms_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(isolated, "tried", lambda runtime: asked.append(runtime.name) or dict(FORMS))
+    asked: list[tuple[str, tuple[str, ...]]] = []
+    monkeypatch.setattr(isolated, "tried", lambda runtime, plans: asked.append((runtime.name, plans)) or dict(FORMS))
     runtime = base.get("ort_cpu")
     if not runtime.probe().available:
         pytest.skip("onnxruntime is not installed")
     for _ in range(2):
         assert isolated.probe(runtime, forms=True).attention_forms == FORMS
-    assert asked == ["ort_cpu"]
+    assert asked == [("ort_cpu", runtime.probe().plans)]
     assert isolated.probe(base.get("torch_eager"), forms=True).attention_forms == {}
 
 

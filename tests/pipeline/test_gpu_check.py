@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pretended_torch import HostDevice
 
-from attnport.artifacts import Capabilities, LatencyReport, LatencyRow, RuntimeParity
+from attnport.artifacts import LatencyReport, LatencyRow, RuntimeParity
 from attnport.errors import ParityFailed, SpecError, UnavailableError, UsageError
 from attnport.jsonfile import read, to_json
 from attnport.pipeline import gpu_check as verb
@@ -367,29 +367,6 @@ def test_it_measures_the_runtimes_that_compute_on_a_gpu() -> None:
         "torch_eager_cuda",
     ]
     assert GPU.eager in GPU.runtimes()
-
-
-def test_the_report_holds_no_path_of_the_machine(tmp_path: Path) -> None:
-    library = Path.home() / "venv" / "lib" / "libnvinfer.so.10.9.0"
-    found = Capabilities(
-        "x", False, f"{library}: cannot open", libraries={"libnvinfer.so.10": str(library), "a.so": ""}
-    )
-    kept = gpu_run.without_paths(found, tmp_path)
-    assert str(Path.home()) not in repr(kept)
-    assert kept.libraries == {"libnvinfer.so.10": "libnvinfer.so.10.9.0", "a.so": ""}
-    assert "cannot open" in kept.reason
-
-
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", "gpu-nvidia-h100-80gb-hbm3.json"),
-        ("NVIDIA GeForce RTX 4090 (SM 89)", "gpu-nvidia-geforce-rtx-4090.json"),
-        ("a/../b", "gpu-a-b.json"),
-    ],
-)
-def test_a_report_is_called_as_its_gpu(device: str, name: str) -> None:
-    assert file_name(device) == name
 
 
 @pytest.mark.gpu

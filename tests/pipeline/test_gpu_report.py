@@ -13,7 +13,7 @@ from attnport.compare.latency import Samples, rows
 from attnport.console.cells import render
 from attnport.console.gpu_tables import show_gpu_report
 from attnport.errors import ParityFailed, UnavailableError
-from attnport.pipeline import gpu_peaks
+from attnport.pipeline import gpu_peaks, gpu_run
 from attnport.pipeline.gpu_costs import Work
 from attnport.pipeline.gpu_peaks import Peak, Peaks
 from attnport.pipeline.gpu_report import (
@@ -22,6 +22,7 @@ from attnport.pipeline.gpu_report import (
     Piece,
     achieved,
     earlier,
+    file_name,
     joined,
     keep,
     raise_for,
@@ -199,3 +200,26 @@ def test_the_peak_is_the_best_median_of_all_sizes() -> None:
     assert found.copy is not None
     assert found.copy.per_s == pytest.approx(2 * 4096 / 1e-6)
     assert clock.freed == 1
+
+
+def test_the_report_holds_no_path_of_the_machine(tmp_path: Path) -> None:
+    library = Path.home() / "venv" / "lib" / "libnvinfer.so.10.9.0"
+    found = Capabilities(
+        "x", False, f"{library}: cannot open", libraries={"libnvinfer.so.10": str(library), "a.so": ""}
+    )
+    kept = gpu_run.without_paths(found, tmp_path)
+    assert str(Path.home()) not in repr(kept)
+    assert kept.libraries == {"libnvinfer.so.10": "libnvinfer.so.10.9.0", "a.so": ""}
+    assert "cannot open" in kept.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "gpu-nvidia-h100-80gb-hbm3.json"),
+        ("NVIDIA GeForce RTX 4090 (SM 89)", "gpu-nvidia-geforce-rtx-4090.json"),
+        ("a/../b", "gpu-a-b.json"),
+    ],
+)
+def test_a_report_is_called_as_its_gpu(device: str, name: str) -> None:
+    assert file_name(device) == name
