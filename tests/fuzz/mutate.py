@@ -15,7 +15,17 @@ Mutate = Callable[[bytes, int], bytes]
 
 _ODD = [None, True, 0, 1, -1, 1 << 63, 1.5, 1e308, "", "..", "a/b", "nul", "\x1b[2J", "\ud800", [], {}, [[]], {"a": 1}]
 _AS_BYTES, _STOP = 0.3, 0.3
-_ANY = (TypeError, ValueError, KeyError, RecursionError, zipfile.BadZipFile, zlib.error, OSError, NotImplementedError)
+_ANY = (
+    TypeError,
+    ValueError,
+    KeyError,
+    RecursionError,
+    OSError,
+    EOFError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def json_value(data: bytes, max_size: int, seed: int, fallback: Mutate) -> bytes:

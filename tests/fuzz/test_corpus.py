@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,14 @@ def test_mutations_keep_the_form_and_change_something(target: str) -> None:
     assert sum(one(target)(each) for each in changed) < 20
     if target == "manifest":
         assert sum(json.loads(each) != json.loads(data) for each in changed if each[:1] == b"{") > 10
+
+
+def test_an_archive_that_ends_before_its_member_is_changed_as_bytes() -> None:
+    """The fuzzer's own change must not end a run."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a", bytes(64))
+    data = bytearray(file.getvalue())
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 20 : entry + 28] = (1 << 20).to_bytes(4, "little") * 2  # how long the member is said to be
+    assert mutate.zip_member(bytes(data), 100, 0, lambda given, most: b"as bytes") == b"as bytes"
