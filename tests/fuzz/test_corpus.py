@@ -82,12 +82,14 @@ def test_mutations_keep_the_form_and_change_something(target: str) -> None:
         assert sum(json.loads(each) != json.loads(data) for each in changed if each[:1] == b"{") > 10
 
 
-def test_an_archive_that_ends_before_its_member_is_changed_as_bytes() -> None:
+@pytest.mark.parametrize("damage", [{8: 1}, {20: 1 << 20, 24: 1 << 20}], ids=["encrypted", "too long"])
+def test_an_archive_that_cannot_be_read_is_changed_as_bytes(damage: dict[int, int]) -> None:
     """The fuzzer's own change must not end a run."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a", bytes(64))
     data = bytearray(file.getvalue())
     entry = data.index(b"PK\x01\x02")
-    data[entry + 20 : entry + 28] = (1 << 20).to_bytes(4, "little") * 2  # how long the member is said to be
+    for at, value in damage.items():  # the flags; how long the member is said to be
+        data[entry + at : entry + at + 4] = value.to_bytes(4, "little")
     assert mutate.zip_member(bytes(data), 100, 0, lambda given, most: b"as bytes") == b"as bytes"
