@@ -228,14 +228,6 @@ def worse(one: Errors, other: Errors) -> Errors:
     return replace(max(one, other, key=lambda errors: errors.rms or 0.0), max=max(one.max, other.max))
 
 
-def worse_of(one: ByCase, other: ByCase) -> dict[str, dict[str, Errors]]:
-    """As `worse`, of every case and output."""
-    return {
-        case: {output: worse(errors, other[case][output]) for output, errors in by_output.items()}
-        for case, by_output in one.items()
-    }
-
-
 def share_of_bound(result: CaseResult) -> float:
     """How much of its bound a result uses, the larger of RMS and max; 0 where the bound is 0 and kept."""
     pairs = ((result.rms_error, result.rms_bound), (result.max_error, result.max_bound))

@@ -135,9 +135,8 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -
     if not runtime.isolated and not limits.every:
         try:
             found = runtime.probe()
-            return (
-                _with_forms(found, lambda: tried(runtime, found.plans)) if forms and runtime.opens == "onnx" else found
-            )
+            asked = forms and runtime.opens == "onnx"
+            return _with_forms(found, lambda: tried(runtime, found.plans)) if asked else found
         except Exception as err:  # a probe should not raise, but whoever asks may have something broken
             return Capabilities(runtime.name, False, f"its probe failed with {type(err).__name__}: {err}")
     child = limits.start(1)

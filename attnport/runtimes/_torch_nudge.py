@@ -24,13 +24,14 @@ def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """A copy with each element moved to a neighbour in its type; zeros and what is not finite stay.
 
     Args:
-        tensor: On any device; returned as it is unless of a floating type of 16, 32 or 64 bits.
+        tensor: On any device; returned as it is unless dense and of a floating type of 16, 32 or 64 bits.
         generator: As `draw` makes it.
     """
     import torch
 
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
-    if whole is None or not tensor.is_floating_point():
+    dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided  # a class of its own may hold other bits
+    if whole is None or not dense or not tensor.is_floating_point():
         return tensor
     sides = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device)
     moved = (tensor.view(whole) + (2 * sides - 1).to(whole)).view(tensor.dtype)

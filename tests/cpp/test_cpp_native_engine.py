@@ -203,7 +203,7 @@ def real() -> tuple[str, str]:
     """NVIDIA's own library, from its wheel, and the release that it is."""
     found = importlib.util.find_spec("tensorrt_rtx_libs")
     if found is None or found.origin is None:
-        pytest.skip("no tensorrt_rtx here")
+        pytest.skip("tensorrt_rtx is not installed")
     return str(Path(found.origin).parent / "libtensorrt_rtx.so.1"), importlib.metadata.version("tensorrt_rtx")
 
 
@@ -296,7 +296,7 @@ def test_the_headers_are_laid_out_as_nvidias_own_package_calls_its_library(
     """Python's reader, with the package of the release, on a library that was compiled with the headers."""
     found = importlib.util.find_spec("tensorrt_rtx_libs")
     if found is None or found.origin is None:
-        pytest.skip("no tensorrt_rtx here")
+        pytest.skip("tensorrt_rtx is not installed")
     folder = pretended(native, tmp_path / "native")
     (folder / "libtensorrt_onnxparser_rtx.so.1").symlink_to(
         Path(found.origin).parent / "libtensorrt_onnxparser_rtx.so.1"

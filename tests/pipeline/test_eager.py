@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,10 @@ IO = IOContract(
     (Dim("batch", 1, 3, 3), Dim("seq", 1, 6, 12)),
     (MaskSpec(("padding",), "keep"),),
 )
-SILENT = lambda message: None  # noqa: E731
+
+
+def silent(message: str) -> None:
+    """Nobody waits for these runs."""
 
 
 class Attention(nn.Module):
@@ -75,9 +79,9 @@ def opened(tmp_path: Path) -> Callable[..., Eager]:
         folder.mkdir()
         spec = ModelSpec("attention", Source("attention"), IO, lambda: Attention(seed).eval())
         tried = [case for case in cases(IO, seed) if only in case.name]
-        found = Eager(IO, spec, tried, References(folder), 1, SILENT)
+        found = Eager(IO, spec, tried, References(folder), 1, silent)
         with found.session("fp32", float64=True) as session:
-            make_references(session, IO, found.cases, found.store, SILENT)
+            make_references(session, IO, found.cases, found.store, silent)
         found.measured("fp32")
         return found
 
@@ -87,7 +91,7 @@ def opened(tmp_path: Path) -> Callable[..., Eager]:
 def errors(by: Eager, other: nn.Module) -> ByCase:
     others = dataclasses.replace(by, spec=dataclasses.replace(by.spec, make=lambda: other.eval()))
     with others.session("fp32") as session:
-        return measure_session(session, IO, by.cases, by.store, SILENT).errors
+        return measure_session(session, IO, by.cases, by.store, silent).errors
 
 
 def failed(by: Eager, other: nn.Module) -> set[str]:
@@ -143,9 +147,9 @@ def test_a_case_is_drawn_once(opened: Callable[..., Eager], monkeypatch: pytest.
     draws: list[int | None] = []
     session = Eager.session
 
-    def counted(self: Eager, plan: str, **options: object) -> object:
-        draws.append(options.get("nudged"))  # type: ignore[arg-type]
-        return session(self, plan, **options)  # type: ignore[arg-type]
+    def counted(self: Eager, plan: str, **options: Any) -> Any:
+        draws.append(options.get("nudged"))
+        return session(self, plan, **options)
 
     monkeypatch.setattr(Eager, "session", counted)
     for _ in range(2):

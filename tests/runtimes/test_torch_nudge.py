@@ -48,10 +48,18 @@ def test_a_seed_is_one_draw_whatever_the_strides() -> None:
 def test_every_weight_is_moved_and_no_counter() -> None:
     module = nn.BatchNorm1d(4)
     module.weight.data.fill_(1.5)
-    module.extra = nn.Parameter(torch.arange(3), requires_grad=False)  # type: ignore[assignment]
+    module.extra = nn.Parameter(torch.arange(3), requires_grad=False)
     nudge_parameters(module, draw(0))
     assert (module.weight != 1.5).all()
     assert torch.equal(module.extra, torch.arange(3))
+
+
+def test_what_is_not_dense_stays() -> None:
+    class Packed(torch.Tensor):
+        """As of a library that keeps weights in its own way."""
+
+    for given in (torch.eye(3).to_sparse(), torch.ones(3).as_subclass(Packed)):
+        assert nudged(given, draw(0)) is given
 
 
 class Added(nn.Module):
