@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <fstream>
 #include <iostream>
 #include <new>
@@ -18,6 +17,8 @@
 #include <sys/mman.h>
 
 #include <attnport/bundle.hpp>
+
+#include "ended.hpp"
 
 namespace {
 
@@ -116,14 +117,8 @@ int one_large(const Model& model, std::int64_t bytes) {
 int main(int count, char** values) {
     if (count != 3) return 64;
     const std::string what = values[2];
-    try {
+    return ended([&] {
         const Model model(values[1]);
         return what == "shapes" ? shapes(model) : one_large(model, std::stoll(what));
-    } catch (const attnport::Error& err) {
-        std::cerr << err.what() << '\n';
-        return err.exit_code();
-    } catch (const std::exception& err) {
-        std::cerr << "wrong use: " << err.what() << '\n';
-        return 1;
-    }
+    });
 }

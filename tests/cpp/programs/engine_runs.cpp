@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -20,6 +19,8 @@
 #include <vector>
 
 #include <attnport/bundle.hpp>
+
+#include "ended.hpp"
 
 namespace {
 
@@ -157,13 +158,5 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int count, char** values) {
-    try {
-        return run({values + 1, values + count});
-    } catch (const attnport::Error& err) {
-        std::cerr << err.what() << '\n';
-        return err.exit_code();
-    } catch (const std::exception& err) {
-        std::cerr << "wrong use: " << err.what() << '\n';
-        return 1;
-    }
+    return ended([&] { return run({values + 1, values + count}); });
 }

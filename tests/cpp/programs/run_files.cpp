@@ -15,6 +15,8 @@
 
 #include <attnport/bundle.hpp>
 
+#include "ended.hpp"
+
 namespace {
 
 using attnport::DType;
@@ -77,13 +79,5 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int count, char** values) {
-    try {
-        return run({values + 1, values + count});
-    } catch (const attnport::Error& err) {
-        std::cerr << err.what() << '\n';
-        return err.exit_code();
-    } catch (const std::exception& err) {
-        std::cerr << "wrong use: " << err.what() << '\n';
-        return 1;
-    }
+    return ended([&] { return run({values + 1, values + count}); });
 }
