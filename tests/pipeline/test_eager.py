@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, MaskSpec, ModelSpec, Source
+from attnport.artifacts import AUTO, IOContract, MaskSpec, ModelSpec, Source
 from attnport.compare.inputs import cases
 from attnport.compare.parity import ByCase
 from attnport.dims import Dim, TensorSpec
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        scores = self.scores(q, k).masked_fill(keep[:, None, None] == 0, -1e9)
+        scores = self.scores(q, k).masked_fill(keep[:, None, None] == 0, -torch.inf)
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     def scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -155,6 +155,28 @@ def test_a_case_is_drawn_once(opened: Callable[..., Eager], monkeypatch: pytest.
     for _ in range(2):
         by.judged("fp32", wrong)
     assert draws == list(range(DRAWS))
+
+
+def test_the_extreme_cases_of_auto_are_those_of_fp16(
+    opened: Callable[..., Eager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by = opened(0, only="large values")
+    wrong = errors(by, Clipped(0))
+    for plan in ("fp16", AUTO):
+        by.measured(plan)
+    before = by.yardstick(AUTO).rms("large values", "y") or 0.0
+    drawn: list[tuple[str, bool]] = []
+    session = Eager.session
+
+    def counted(self: Eager, plan: str, **options: Any) -> Any:
+        drawn.append((plan, options["step_by_step"]))
+        return session(self, plan, **options)
+
+    monkeypatch.setattr(Eager, "session", counted)
+    by.judged(AUTO, wrong)
+    assert drawn == [("fp16", True)] * DRAWS
+    assert (by.yardstick(AUTO).rms("large values", "y") or 0.0) >= before
+    assert by.notes()[0].startswith("large values, fp16: ")
 
 
 def test_eager_s_own_row_shows_its_own_error(opened: Callable[..., Eager]) -> None:
