@@ -57,6 +57,7 @@ class Source:
         dims: The `--dim` declarations that came with it.
         code_digest: SHA-256 over the source files of the module's classes.
         weights_digest: SHA-256 over the parameters and buffers, in name order.
+        trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
     """
 
     text: str
@@ -64,6 +65,7 @@ class Source:
     dims: tuple[str, ...] = ()
     code_digest: str = ""
     weights_digest: str = ""
+    trust_remote_code: bool = False
 
     __pydantic_config__ = STRICT
 

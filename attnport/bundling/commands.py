@@ -24,6 +24,8 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str
     for option, values in (("--input", source.inputs), ("--dim", source.dims)):
         for value in values:
             export += [option, value]
+    if source.trust_remote_code:
+        export.append("--trust-remote-code")
     made = [[*export, "-o", _OUT]]
     for backend in backends:
         made += [command for command in _of(backend) if command not in made]

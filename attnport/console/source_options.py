@@ -21,12 +21,17 @@ _OPTIONS = (
     ),
     click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
     click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
+    click.option(
+        "--trust-remote-code",
+        is_flag=True,
+        help="Run the Python code that comes with an hf: model which transformers lacks; else it is refused.",
+    ),
     click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
 )
 
 
 def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --with-weights, --force."""
+    """SPEC, -o, --input, --dim, --with-weights, --trust-remote-code, --force."""
     for option in reversed(_OPTIONS):
         work = option(work)
     return work

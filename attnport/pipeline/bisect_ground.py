@@ -100,7 +100,9 @@ class Ground:
         if (plan, float64) not in self._traced:
             # As it was exported: with the outputs that are left out later, or the names would be others.
             source = self.manifest.source
-            whole = load(source.text, inputs=source.inputs, dims=source.dims)
+            whole = load(
+                source.text, inputs=source.inputs, dims=source.dims, trust_remote_code=source.trust_remote_code
+            )
             cast = plan if plan in _CASTS and not float64 else ""
             if cast not in self._programs:
                 self.progress(f"tracing the module {cast}")

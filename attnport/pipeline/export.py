@@ -41,6 +41,7 @@ def export(
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
     with_weights: bool = False,
+    trust_remote_code: bool = False,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -53,6 +54,8 @@ def export(
         dims: `--dim` declarations.
         with_weights: Keep outputs that are attention weights, which can reveal what the model reads; otherwise the
             module is exported without them.
+        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names, where transformers
+            has no code for it; that can be another repository's.
         force: Export even when nothing changed since the last time.
         tell: Is given one line when outputs were left out.
 
@@ -65,7 +68,7 @@ def export(
     began_s = time.monotonic()
     refuse_stranger(folder)
     progress(f"loading {text}")
-    spec = load(text, inputs=inputs, dims=dims)
+    spec = load(text, inputs=inputs, dims=dims, trust_remote_code=trust_remote_code)
     declared = spec.io.outputs
     digest = digest_text(
         toolchain("torch", "onnx", "onnxscript", "transformers"),

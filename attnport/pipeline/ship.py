@@ -113,6 +113,7 @@ def ship(
     sentences: Path | None = None,
     require: bool = False,
     with_weights: bool = False,
+    trust_remote_code: bool = False,
     force: bool = False,
     budget_s: float = 60.0,
     shapes: Sequence[str] | None = None,
@@ -129,6 +130,7 @@ def ship(
         sentences: A file of sentences, one a line, for models that read text.
         require: A target whose fusion could be looked at and is not complete counts as failed.
         with_weights: Keep outputs that are attention weights; see `export`.
+        trust_remote_code: Run an `hf:` model's own Python code; see `export`.
         force: Do every stage again, changed or not.
         budget_s: About how long the latency measurement may take.
         shapes: Grids of sizes to time, as of `bench`.
@@ -151,7 +153,15 @@ def ship(
     began = time.monotonic()
     before = run.done("export")
     manifest = export(
-        text, folder, inputs=inputs, dims=dims, with_weights=with_weights, force=force, progress=progress, tell=tell
+        text,
+        folder,
+        inputs=inputs,
+        dims=dims,
+        with_weights=with_weights,
+        trust_remote_code=trust_remote_code,
+        force=force,
+        progress=progress,
+        tell=tell,
     )
     for shape in shapes or ():
         parse_grid(shape, manifest.io.dims)  # now, and not when all is built and checked

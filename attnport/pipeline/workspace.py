@@ -99,7 +99,8 @@ def load_spec(manifest: Manifest) -> ModelSpec:
     from attnport.pipeline.loading import load
     from attnport.pipeline.outputs import without_outputs
 
-    spec = load(manifest.source.text, inputs=manifest.source.inputs, dims=manifest.source.dims)
+    source = manifest.source
+    spec = load(source.text, inputs=source.inputs, dims=source.dims, trust_remote_code=source.trust_remote_code)
     for part in ("code", "weights"):
         if getattr(spec.source, f"{part}_digest") != getattr(manifest.source, f"{part}_digest"):
             raise SpecError(

@@ -14,6 +14,15 @@ from attnport.errors import SpecError, first_line
 from attnport.masks.spec import MaskSpec
 from attnport.optional import require
 from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.hf_files import (
+    auto_class,
+    check_config,
+    check_links,
+    check_weights,
+    find,
+    never_asking,
+    refuse_code,
+)
 from attnport.sources.hf_modules import TextModel, VisionModel
 from attnport.sources.pooling import Pooling, read_pooling
 
@@ -22,15 +31,17 @@ MAX_POSITIONS = 131072
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
 
-def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
+def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False) -> ModelSpec:
     """The ModelSpec of a transformers model: its inputs from the forward's signature, its limits from the config.
 
     Args:
         place: A folder with `config.json`, or a hub id.
         dims: `--dim` declarations that narrow the model's own ranges.
+        trust_remote_code: Run the Python code that its `config.json` names, for a model that transformers lacks.
 
     Raises:
-        SpecError: there is no such model, its files are damaged, or its kind is not supported.
+        SpecError: there is no such model, its files are damaged or lie elsewhere, it needs code of its own, or its
+            kind is not supported.
         MissingDependency: transformers is not installed.
     """
     if not place:
@@ -46,13 +57,9 @@ def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
         )
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
-    try:
-        config = transformers.AutoConfig.from_pretrained(place)
-    except (OSError, ValueError, json.JSONDecodeError) as err:
-        hint = (
-            "" if folder.is_dir() else "It is no folder here, so it was looked for on the hub. Is the machine online?"
-        )
-        raise SpecError(f"hf:{place}: its config cannot be read: {first_line(err)}", hint=hint) from err
+    if folder.is_dir():
+        check_links(folder)
+    config = _config(place, trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise SpecError(
             f"hf:{place}: {config.model_type} is an encoder with a decoder; one pass over one sequence is supported.",
@@ -61,15 +68,32 @@ def load_hf(place: str, dims: Sequence[str]) -> ModelSpec:
     pooling = read_pooling(folder) if folder.is_dir() else None
 
     def make() -> TextModel | VisionModel:
-        return _module(place, config, pooling).eval()
+        return _module(place, config, pooling, trust_remote_code).eval()
 
     module = make()
     contract = _contract(place, config, module, dims)
     ready = [module]
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
-    return ModelSpec(
-        name, Source(f"hf:{place}"), contract, lambda: ready.pop() if ready else make(), _tokenizer(place, folder)
-    )
+    tokenizer = find(place, "tokenizer.json")
+    return ModelSpec(name, Source(f"hf:{place}"), contract, lambda: ready.pop() if ready else make(), tokenizer)
+
+
+def _config(place: str, trust_remote_code: bool) -> Any:
+    """The model's config, once nothing in it leads elsewhere and its weights may be read."""
+    transformers = require("transformers")
+    try:
+        values, _ = transformers.PreTrainedConfig.get_config_dict(place)
+        known = isinstance(values, dict) and values.get("model_type") in transformers.CONFIG_MAPPING
+        if not known and not trust_remote_code:
+            refuse_code(place, values)
+        check_config(place, values)
+        check_weights(place, values)
+        with never_asking():
+            return transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, json.JSONDecodeError) as err:
+        is_folder = Path(place).is_dir()
+        hint = "" if is_folder else "It is no folder here, so it was looked for on the hub. Is the machine online?"
+        raise SpecError(f"hf:{place}: its config cannot be read: {first_line(err)}", hint=hint) from err
 
 
 def _name(folder: Path) -> str:
@@ -82,16 +106,18 @@ def _name(folder: Path) -> str:
     return title if re.fullmatch(r"[\w.+-]{1,80}", title) else ""
 
 
-def _module(place: str, config: Any, pooling: Pooling | None) -> TextModel | VisionModel:
-    transformers = require("transformers")
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    kind = getattr(transformers, architecture, None) or transformers.AutoModel
-    if pooling is not None:
-        kind = transformers.AutoModel
+def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code: bool) -> TextModel | VisionModel:
+    kind = _kind(place, config, pooling, trust_remote_code)
     try:
-        model, found = kind.from_pretrained(
-            place, dtype="float32", attn_implementation=_attention(kind), output_loading_info=True
-        )
+        with never_asking():
+            model, found = kind.from_pretrained(
+                place,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,  # never a pickle
+                dtype="float32",
+                attn_implementation=_attention(kind),
+                output_loading_info=True,
+            )
     except Exception as err:  # safetensors and transformers raise a dozen kinds for damaged or missing files
         raise SpecError(f"hf:{place}: its weights cannot be loaded: {first_line(err)}") from err
     _refuse_random(place, model, sorted(found["missing_keys"]))
@@ -106,6 +132,20 @@ def _module(place: str, config: Any, pooling: Pooling | None) -> TextModel | Vis
             hint="Write a factory that returns the module, and declare its inputs with --input.",
         )
     return TextModel(model, pooling)
+
+
+def _kind(place: str, config: Any, pooling: Pooling | None, trust_remote_code: bool) -> Any:
+    """The transformers class that loads the model: that of its architecture, or an auto class."""
+    transformers = require("transformers")
+    architecture = str((getattr(config, "architectures", None) or [""])[0])
+    if trust_remote_code and getattr(config, "auto_map", None):
+        return getattr(transformers, auto_class(config.to_dict(), "" if pooling else architecture))
+    kind = None if pooling else getattr(transformers, architecture, None)
+    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+        return kind
+    if type(config) not in transformers.MODEL_MAPPING:
+        refuse_code(place, config.to_dict())
+    return transformers.AutoModel
 
 
 def _refuse_random(place: str, model: Any, missing: Sequence[str]) -> None:
@@ -157,13 +197,3 @@ def _longest(config: Any) -> int:
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         longest -= int(config.pad_token_id) + 1  # positions start behind the padding's own
     return min(longest, MAX_POSITIONS)
-
-
-def _tokenizer(place: str, folder: Path) -> Path | None:
-    if folder.is_dir():
-        found = folder / "tokenizer.json"
-        return found if found.is_file() else None
-    cached = require("transformers").utils.hub.cached_file(
-        place, "tokenizer.json", _raise_exceptions_for_missing_entries=False
-    )
-    return Path(cached) if cached else None

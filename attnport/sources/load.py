@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnport.artifacts import ModelSpec
-from attnport.errors import AttnportError, SpecError
+from attnport.errors import AttnportError, SpecError, UsageError
 from attnport.sources.digests import code_digest, weights_digest
 from attnport.sources.package import SPEC_FORMS
 
@@ -24,6 +24,7 @@ def load(
     *,
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
+    trust_remote_code: bool = False,
     own: Callable[[str], ModelSpec] | None = None,
 ) -> ModelSpec:
     """Loads the model that `text` names; its module is made once, to take the digests, and kept for the first use.
@@ -32,15 +33,16 @@ def load(
         text: A model's name, `package.module:factory`, `file.py:factory` or `hf:...`.
         inputs: `--input` declarations, for factories that return a plain module.
         dims: `--dim` declarations, such as `seq=1:128:512`.
+        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
         own: Gives the ModelSpec of a name without a colon; None = there are no such names.
 
     Raises:
         SpecError: there is no such thing, it is not a module, or it raised while loading.
-        UsageError: `inputs` or `dims` do not fit it.
+        UsageError: `inputs`, `dims` or `trust_remote_code` do not fit it.
         MissingDependency: it needs a package that is not installed.
     """
     try:
-        spec = _resolve(text, inputs, dims, own)
+        spec = _resolve(text, inputs, dims, trust_remote_code, own)
         module = spec.make()
     except AttnportError:
         raise
@@ -52,6 +54,7 @@ def load(
         text=text,
         inputs=tuple(inputs),
         dims=tuple(dims),
+        trust_remote_code=trust_remote_code,
         code_digest=code_digest(module),
         weights_digest=weights_digest(text, module),
     )
@@ -59,7 +62,11 @@ def load(
 
 
 def _resolve(
-    text: str, inputs: Sequence[str], dims: Sequence[str], own: Callable[[str], ModelSpec] | None
+    text: str,
+    inputs: Sequence[str],
+    dims: Sequence[str],
+    trust_remote_code: bool,
+    own: Callable[[str], ModelSpec] | None,
 ) -> ModelSpec:
     from attnport.sources.declare import narrow, refuse_inputs
 
@@ -67,7 +74,11 @@ def _resolve(
         from attnport.sources.hf import load_hf
 
         refuse_inputs(text, inputs)
-        return load_hf(text.removeprefix("hf").removeprefix(":"), dims)
+        return load_hf(text.removeprefix("hf").removeprefix(":"), dims, trust_remote_code=trust_remote_code)
+    if trust_remote_code:
+        raise UsageError(
+            f"{text} is no hf: model; --trust-remote-code does not apply.", hint="Leave it out: its code is run anyway."
+        )
     place, colon, factory = text.rpartition(":")
     if not colon:
         if own is None or not text.replace("-", "_").isidentifier():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attnport.errors import SpecError
+from attnport.sources.hf_files import check_link
 
 MODES = ("mean", "cls", "max")
 _ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."
@@ -77,6 +78,7 @@ def read_pooling(folder: Path) -> Pooling | None:
 def _mode(folder: Path, path: str) -> str:
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise SpecError(f"{folder / 'modules.json'} names {path!r}, which is outside the folder.")
+    check_link(folder, folder / path / "config.json")
     config = _json(folder / path / "config.json")
     if not isinstance(config, dict):
         raise SpecError(f"{folder / path / 'config.json'} is not what sentence-transformers writes.")

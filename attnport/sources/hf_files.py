@@ -1,0 +1,160 @@
+"""What of an `hf:` place is read: files inside it, weights that are no pickles, and no Python code that nobody asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnport.errors import SpecError
+from attnport.optional import require
+
+WEIGHTS = "model.safetensors"
+_INDEX = ".safetensors.index.json"
+_READ = (".json", ".safetensors", ".md", ".py")
+"""The suffixes of the files directly in a folder that transformers or attnport may open."""
+_INSIDE = (
+    "Put the file itself there. Links are followed inside the folder, and from a hub cache's snapshot to its blobs."
+)
+_CONVERT = "Where you trust them: transformers.AutoModel.from_pretrained(OLD).save_pretrained(NEW), then hf:NEW."
+_ADAPTER = "Load it with peft, merge it (merge_and_unload), save that with save_pretrained, and give the saved folder."
+
+
+def check_links(folder: Path) -> None:
+    """Refuses files of an `hf:` folder that are links out of it, or no files. Raises SpecError as `check_link`."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _READ:
+            check_link(folder, path)
+
+
+def check_link(folder: Path, path: Path) -> None:
+    """Refuses a path in `folder` that leads out of it; hard links cannot be told from files, and are files.
+
+    Raises:
+        SpecError: it is a link to elsewhere, or a pipe or device, which might never end.
+    """
+    root, real = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
+    if not (real.is_relative_to(root) or _is_blob(root, real)):
+        raise SpecError(f"hf:{folder}: {path.relative_to(folder)} links to {real}, outside the folder.", hint=_INSIDE)
+    if real.exists() and not (real.is_file() or real.is_dir()):
+        raise SpecError(f"hf:{folder}: {path.relative_to(folder)} is a pipe or a device; expected a file.")
+
+
+def _is_blob(root: Path, real: Path) -> bool:
+    """Whether `real` is a blob of the hub cache that has `root` as a snapshot.
+
+    `CACHE/models--OWNER--NAME/snapshots/COMMIT` has links to `CACHE/models--OWNER--NAME/blobs/DIGEST`, which since
+    huggingface_hub 2 may be a link to `CACHE/blobs/DI/DIGEST`, shared by the cache's models.
+    """
+    if len(root.parents) < 3 or root.parent.name != "snapshots" or not root.parents[1].name.startswith("models--"):
+        return False
+    shared = re.fullmatch("[0-9a-f]{64}", real.name) and real.parent == root.parents[2] / "blobs" / real.name[:2]
+    return real.parent == root.parents[1] / "blobs" or bool(shared)
+
+
+def find(place: str, name: str) -> Path | None:
+    """A file of a folder or of a hub id, which is downloaded unless the cache has it; None where there is none."""
+    found = require("transformers").utils.hub.cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+    return Path(found) if found else None
+
+
+def check_weights(place: str, config: Mapping[str, Any]) -> None:
+    """Refuses weights that are pickles, that lie elsewhere, or that an adapter changes.
+
+    Raises:
+        SpecError: one of these.
+    """
+    if find(place, "adapter_config.json"):
+        # With peft installed transformers adds the adapter, and may take the model that it names; without, it does not.
+        raise SpecError(f"hf:{place}: adapter_config.json makes it an adapter of another model.", hint=_ADAPTER)
+    named = config.get("transformers_weights") or WEIGHTS
+    if not _is_beside(named, (".safetensors", _INDEX)):
+        raise SpecError(f"hf:{place}: config.json names weights {named!r}; expected a .safetensors file beside it.")
+    index = named if named.endswith(_INDEX) else f"{WEIGHTS}.index.json"
+    path = find(place, index)
+    if path is not None:
+        _check_index(place, path)
+    elif not find(place, named) and not (Path(place).is_dir() and any(Path(place).glob("*.safetensors"))):
+        raise SpecError(f"hf:{place}: it has no {named}; pickled weights (.bin) are not read.", hint=_CONVERT)
+
+
+def _check_index(place: str, path: Path) -> None:
+    try:
+        shards = list(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+        raise SpecError(f"hf:{place}: {path.name} is no index of weights: {err!r}.") from err
+    wrong = next((shard for shard in shards if not _is_beside(shard, (".safetensors",))), None)
+    if wrong is not None:
+        raise SpecError(f"hf:{place}: {path.name} names {wrong!r}; expected .safetensors files beside it.")
+
+
+def _is_beside(name: object, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file's name is one without a folder, and has one of the suffixes."""
+    return isinstance(name, str) and not re.search(r"[/\\\0]", name) and name.endswith(suffixes)
+
+
+def check_config(place: str, config: object) -> None:
+    """Refuses a config, and configs inside it, that name files or models elsewhere. Raises SpecError."""
+    if isinstance(config, list):
+        for part in config:
+            check_config(place, part)
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        # transformers gives timm the name of an architecture, and timm takes `hf-hub:`, `local-dir:` and the like; its
+        # `checkpoint_path` is a pickle.
+        is_elsewhere = key in ("backbone", "architecture") and isinstance(value, str) and re.search("[/:]", value)
+        if is_elsewhere or (key == "checkpoint_path" and value):
+            raise SpecError(
+                f"hf:{place}: config.json has {key} {value!r}, which would be loaded from elsewhere.",
+                hint="Write a factory that returns the module, and declare its inputs with --input.",
+            )
+        check_config(place, value)
+
+
+def refuse_code(place: str, config: Mapping[str, Any]) -> None:
+    """Raises SpecError for a model that transformers does not know, where `auto_map` names Python code for it."""
+    named = config.get("auto_map")
+    if not isinstance(named, Mapping) or not named:
+        return
+    values = [one for value in named.values() for one in (value if isinstance(value, list) else [value])]
+    files = sorted({_file(reference) for reference in values if isinstance(reference, str)})
+    raise SpecError(
+        f"hf:{place}: model_type {config.get('model_type')!r} is none of transformers "
+        f"{require('transformers').__version__}; to load it, this Python code would be run: {', '.join(files)}.",
+        hint="Nothing of it was run. Read it; if you trust it, --trust-remote-code runs it.",
+    )
+
+
+def _file(reference: str) -> str:
+    """The file of an `auto_map` reference: `modeling.Class`, or `owner/name--modeling.Class` of another repository."""
+    repository, dashes, rest = reference.rpartition("--")
+    return f"{rest.rpartition('.')[0] or rest}.py" + (f" of the hub's {repository}" if dashes else "")
+
+
+def auto_class(config: Mapping[str, Any], architecture: str) -> str:
+    """The transformers auto class for which a model's own code has `architecture`; AutoModel where there is none."""
+    named = config.get("auto_map")
+    found = [
+        kind
+        for kind, reference in (named.items() if isinstance(named, Mapping) else ())
+        if kind.startswith("AutoModel") and str(reference).rpartition(".")[2] == architecture
+    ]
+    return found[0] if found else "AutoModel"
+
+
+@contextmanager
+def never_asking() -> Iterator[None]:
+    """Within it transformers raises where it would ask on the terminal whether to run a model's own code.
+
+    `trust_remote_code=False` is not enough: of a config inside a config it asks without it.
+    """
+    module = require("transformers").dynamic_module_utils
+    before = module.TIME_OUT_REMOTE_CODE
+    module.TIME_OUT_REMOTE_CODE = 0
+    try:
+        yield
+    finally:
+        module.TIME_OUT_REMOTE_CODE = before
