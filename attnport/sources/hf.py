@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,12 +58,13 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
         raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
     if folder.is_dir():
         check_links(folder)
-    config = _config(place, trust_remote_code)
+    values, config = _config(place, trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise SpecError(
             f"hf:{place}: {config.model_type} is an encoder with a decoder; one pass over one sequence is supported.",
             hint="Write a factory that returns its encoder (get_encoder), and declare its inputs with --input.",
         )
+    check_weights(place, values)
     pooling = read_pooling(folder) if folder.is_dir() else None
 
     def make() -> TextModel | VisionModel:
@@ -78,19 +78,19 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
     return ModelSpec(name, Source(f"hf:{place}"), contract, lambda: ready.pop() if ready else make(), tokenizer)
 
 
-def _config(place: str, trust_remote_code: bool) -> Any:
-    """The model's config, once nothing in it leads elsewhere and its weights may be read."""
+def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
+    """The model's config, as it is written and as transformers reads it, once nothing in it leads elsewhere."""
     transformers = require("transformers")
     try:
         values, _ = transformers.PreTrainedConfig.get_config_dict(place)
-        known = isinstance(values, dict) and values.get("model_type") in transformers.CONFIG_MAPPING
-        if not known and not trust_remote_code:
-            refuse_code(place, values)
+        if not isinstance(values, dict):
+            raise ValueError(f"got a {type(values).__name__}; expected an object.")
         check_config(place, values)
-        check_weights(place, values)
+        if not trust_remote_code and values.get("model_type") not in transformers.CONFIG_MAPPING:
+            refuse_code(place, values)
         with never_asking():
-            return transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, json.JSONDecodeError) as err:
+            return values, transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, TypeError, RecursionError) as err:
         is_folder = Path(place).is_dir()
         hint = "" if is_folder else "It is no folder here, so it was looked for on the hub. Is the machine online?"
         raise SpecError(f"hf:{place}: its config cannot be read: {first_line(err)}", hint=hint) from err

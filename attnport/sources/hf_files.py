@@ -1,4 +1,4 @@
-"""What of an `hf:` place is read: files inside it, weights that are no pickles, and no Python code that nobody asked for."""
+"""What of an `hf:` place is read: files inside it, weights that are no pickles, no code that nobody asked for."""
 
 from __future__ import annotations
 
@@ -71,15 +71,16 @@ def check_weights(place: str, config: Mapping[str, Any]) -> None:
     if find(place, "adapter_config.json"):
         # With peft installed transformers adds the adapter, and may take the model that it names; without, it does not.
         raise SpecError(f"hf:{place}: adapter_config.json makes it an adapter of another model.", hint=_ADAPTER)
-    named = config.get("transformers_weights") or WEIGHTS
-    if not _is_beside(named, (".safetensors", _INDEX)):
-        raise SpecError(f"hf:{place}: config.json names weights {named!r}; expected a .safetensors file beside it.")
-    index = named if named.endswith(_INDEX) else f"{WEIGHTS}.index.json"
-    path = find(place, index)
-    if path is not None:
+    # A model that takes a config inside the config looks for this there.
+    named = {value for key, value in _items(config) if key == "transformers_weights" and value} or {WEIGHTS}
+    indexes = {name for name in named if name.endswith(_INDEX)} or {f"{WEIGHTS}.index.json"}
+    found = [path for path in (find(place, index) for index in sorted(indexes)) if path]
+    for path in found:
         _check_index(place, path)
-    elif not find(place, named) and not (Path(place).is_dir() and any(Path(place).glob("*.safetensors"))):
-        raise SpecError(f"hf:{place}: it has no {named}; pickled weights (.bin) are not read.", hint=_CONVERT)
+    folder = Path(place)
+    shards = folder.is_dir() and any(folder.glob("*.safetensors"))  # as a distributed checkpoint has them: no index
+    if not found and not shards and not any(find(place, name) for name in named):
+        raise SpecError(f"hf:{place}: it has no {min(named)}; pickled weights (.bin) are not read.", hint=_CONVERT)
 
 
 def _check_index(place: str, path: Path) -> None:
@@ -97,12 +98,11 @@ def _is_beside(name: object, suffixes: tuple[str, ...]) -> bool:
     return isinstance(name, str) and not re.search(r"[/\\\0]", name) and name.endswith(suffixes)
 
 
-def check_config(place: str, config: object) -> None:
-    """Refuses a config, and configs inside it, that name files or models elsewhere. Raises SpecError."""
-    if isinstance(config, list):
-        for part in config:
-            check_config(place, part)
-    for key, value in config.items() if isinstance(config, Mapping) else ():
+def check_config(place: str, config: Mapping[str, Any]) -> None:
+    """Refuses a config that names files or models elsewhere, itself or in a config inside it. Raises SpecError."""
+    for key, value in _items(config):
+        if key == "transformers_weights" and value and not _is_beside(value, (".safetensors", _INDEX)):
+            raise SpecError(f"hf:{place}: config.json names weights {value!r}; expected a .safetensors file beside it.")
         # transformers gives timm the name of an architecture, and timm takes `hf-hub:`, `local-dir:` and the like; its
         # `checkpoint_path` is a pickle.
         is_elsewhere = key in ("backbone", "architecture") and isinstance(value, str) and re.search("[/:]", value)
@@ -111,7 +111,17 @@ def check_config(place: str, config: object) -> None:
                 f"hf:{place}: config.json has {key} {value!r}, which would be loaded from elsewhere.",
                 hint="Write a factory that returns the module, and declare its inputs with --input.",
             )
-        check_config(place, value)
+
+
+def _items(config: object) -> Iterator[tuple[str, Any]]:
+    """The keys and values of a config and of everything inside it."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield key, value
+            yield from _items(value)
+    elif isinstance(config, list):
+        for part in config:
+            yield from _items(part)
 
 
 def refuse_code(place: str, config: Mapping[str, Any]) -> None:
@@ -122,8 +132,8 @@ def refuse_code(place: str, config: Mapping[str, Any]) -> None:
     values = [one for value in named.values() for one in (value if isinstance(value, list) else [value])]
     files = sorted({_file(reference) for reference in values if isinstance(reference, str)})
     raise SpecError(
-        f"hf:{place}: model_type {config.get('model_type')!r} is none of transformers "
-        f"{require('transformers').__version__}; to load it, this Python code would be run: {', '.join(files)}.",
+        f"hf:{place}: transformers {require('transformers').__version__} has no model of model_type "
+        f"{config.get('model_type')!r}; to load it, this Python code would be run: {', '.join(files)}.",
         hint="Nothing of it was run. Read it; if you trust it, --trust-remote-code runs it.",
     )
 
