@@ -1,10 +1,10 @@
-"""Carries out an attack that a JSON file describes, on a copy of a bundle or artifact folder.
+"""Carries out an attack that a JSON file describes, on a copy of a bundle, of an artifact or of an `hf:` folder.
 
-A description: `about` (one sentence), `on` (`bundle` or `artifact`), `do` (steps, see `STEPS`), `reseal` (the attacker
-can write the manifest too: sizes and digests are made to fit afterwards), `exit` (2 or 6), `says` (a part of the
-message). It may have `signed` (the bundle is signed before the attack), `key` (what the reader checks it with: `right`,
-`other`, `small_order`, `inside` the bundle, `linked` into it; else nothing) and `found` (`open` or `run`: what has to
-happen before a reader can know; else nothing has to).
+A description: `about` (one sentence), `on` (`bundle`, `artifact` or `hf`), `do` (steps, see `STEPS`), `reseal` (the
+attacker can write the manifest too: sizes and digests are made to fit afterwards), `exit` (2 or 6), `says` (a part of
+the message). It may have `signed` (the bundle is signed before the attack), `key` (what the reader checks it with:
+`right`, `other`, `small_order`, `inside` the bundle, `linked` into it; else nothing) and `found` (`open` or `run`: what
+has to happen before a reader can know; else nothing has to).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from attnport.bundling.signing import sign
 
 ENGINE = "engines/fake.engine"
-MANIFESTS = {"bundle": "bundle.json", "artifact": "attnport.json"}
+MANIFESTS = {"bundle": "bundle.json", "artifact": "attnport.json", "hf": "config.json"}
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,10 @@ def add_folder(folder: Path, manifest: Path, name: str) -> None:
     (folder / name).mkdir()
 
 
-def move_out(folder: Path, manifest: Path, file: str, link: str) -> None:
+def move_out(folder: Path, manifest: Path, file: str, link: str, to: str = "../outside") -> None:
     """The file goes beside the folder, and a `symbolic` link, `hard` link or `fifo` takes its place."""
-    outside = folder.parent / "outside"
+    outside = folder / to
+    outside.parent.mkdir(parents=True, exist_ok=True)
     (folder / file).rename(outside)
     if link == "symbolic":
         (folder / file).symlink_to(outside, target_is_directory=outside.is_dir())

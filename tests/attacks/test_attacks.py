@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import attack as attacks
+import hf_folders
 import keys
 import pytest
 
@@ -19,12 +21,15 @@ from attnport.bundling.python.printable import is_printable
 from attnport.bundling.python.selftest import selftest
 from attnport.errors import AttnportError
 from attnport.pipeline.bundle import bundle
+from attnport.pipeline.export import export
+from attnport.pipeline.loading import load as load_spec
 from attnport.pipeline.verify import raise_for, verify
 
 HERE = Path(__file__).parent
 ALL = [attacks.read(path) for path in sorted(HERE.glob("*.json"))]
 ON_BUNDLES = [attack for attack in ALL if attack.on == "bundle"]
 ON_ARTIFACTS = [attack for attack in ALL if attack.on == "artifact"]
+ON_HF = [attack for attack in ALL if attack.on == "hf"]
 NAMES = {"ids": lambda attack: attack.name}
 
 
@@ -110,6 +115,26 @@ def test_an_attacked_artifact_is_not_bundled(attack: attacks.Attack, artifact: P
     code, message = answer(lambda: bundle(artifact, tmp_path / "app"), AttnportError)
     assert code in ((2, 6) if used else (0,)), message
     assert (tmp_path / "app").exists() != used
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence-transformers folder."""
+    folder = hf_folders.save("bert", tmp_path_factory.mktemp("saved") / "folder")
+    hf_folders.add_pooling(folder, "mean", normalise=True)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "README.md").write_text("# a-model\n")
+    return folder
+
+
+@pytest.mark.parametrize("attack", ON_HF, **NAMES)
+def test_export_refuses_the_hf_folder(attack: attacks.Attack, saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "inner" / "hub" / "folder"))
+    load_spec(f"hf:{folder}")  # before the attack it is fine
+    attacks.carry_out(attack, folder)
+    check(attack, answer(lambda: export(f"hf:{folder}", tmp_path / "out"), AttnportError))
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.rglob("ran"))
 
 
 @pytest.mark.parametrize("kind", ["bundle", "artifact"])

@@ -355,8 +355,8 @@ def real_heatmaps(folder: Path, sentence: str = SENTENCE) -> list[Heatmap]:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model = AutoModel.from_pretrained(folder, trust_remote_code=False, attn_implementation="eager").eval()
     encoded = tokenizer(sentence, return_tensors="pt")
     with torch.no_grad():
         weights = model(**encoded, output_attentions=True).attentions

