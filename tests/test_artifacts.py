@@ -69,6 +69,12 @@ def test_every_value_that_is_read_refuses_unknown_keys() -> None:
     assert set(loose) == runs_in_memory
 
 
+def test_a_manifest_from_before_remote_code_could_be_trusted_trusts_none() -> None:
+    value = json.loads(to_json(MANIFEST))
+    del value["source"]["trust_remote_code"]
+    assert not from_json(Manifest, json.dumps(value), "here.json").source.trust_remote_code
+
+
 @pytest.mark.parametrize("length", range(0, len(to_json(MANIFEST)) - 2, 7))
 def test_a_manifest_cut_at_any_place_is_refused(length: int) -> None:
     with pytest.raises(ArtifactError, match=r"^here\.json is not a valid Manifest"):

@@ -38,10 +38,11 @@ def check_link(folder: Path, path: Path) -> None:
         SpecError: it is a link to elsewhere, or a pipe or device, which might never end.
     """
     root, real = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
+    name = str(path.relative_to(folder))
     if not (real.is_relative_to(root) or _is_blob(root, real)):
-        raise SpecError(f"hf:{folder}: {path.relative_to(folder)} links to {real}, outside the folder.", hint=_INSIDE)
+        raise SpecError(f"hf:{folder}: {name!r} links to {str(real)!r}, outside the folder.", hint=_INSIDE)
     if real.exists() and not (real.is_file() or real.is_dir()):
-        raise SpecError(f"hf:{folder}: {path.relative_to(folder)} is a pipe or a device; expected a file.")
+        raise SpecError(f"hf:{folder}: {name!r} is a pipe or a device; expected a file.")
 
 
 def _is_blob(root: Path, real: Path) -> bool:
@@ -141,7 +142,8 @@ def refuse_code(place: str, config: Mapping[str, Any]) -> None:
 def _file(reference: str) -> str:
     """The file of an `auto_map` reference: `modeling.Class`, or `owner/name--modeling.Class` of another repository."""
     repository, dashes, rest = reference.rpartition("--")
-    return f"{rest.rpartition('.')[0] or rest}.py" + (f" of the hub's {repository}" if dashes else "")
+    file = rest.rpartition(".")[0] or rest
+    return repr(f"{file}.py") + (f" of the hub's {repository!r}" if dashes else "")
 
 
 def auto_class(config: Mapping[str, Any], architecture: str) -> str:

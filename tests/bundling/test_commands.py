@@ -47,3 +47,8 @@ def test_a_command_is_its_arguments_however_many_there_are() -> None:
     assert made[:3] == ("attnport", "export", "x.py:make")
     assert made[3:-2] == tuple(part for one in inputs for part in ("--input", one))
     assert made[-2:] == ("-o", "out/")
+
+
+def test_a_command_says_that_a_models_own_code_was_run() -> None:
+    manifest = tiny.manifest(source=Source("hf:owner/name", trust_remote_code=True))
+    assert commands(manifest, ())[0] == ("attnport", "export", "hf:owner/name", "--trust-remote-code", "-o", "out/")

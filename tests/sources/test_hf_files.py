@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,8 +17,10 @@ from typing import Any
 import hf_folders
 import pytest
 
+from attnport.artifacts import FORMAT, Manifest
 from attnport.errors import SpecError, UsageError
 from attnport.pipeline.loading import load
+from attnport.pipeline.workspace import load_spec
 
 ROOT = Path(__file__).parents[2]
 OWN_CODE = """
@@ -81,7 +84,7 @@ def test_a_link_of_a_link_is_followed_to_its_end(folder: Path, tmp_path: Path) -
     (folder / "tokenizer.json").rename(tmp_path / "outside")
     (folder / "inner").symlink_to(tmp_path / "outside")
     (folder / "tokenizer.json").symlink_to("inner")
-    with pytest.raises(SpecError, match=r"tokenizer\.json links to"):
+    with pytest.raises(SpecError, match=r"tokenizer\.json' links to"):
         load(f"hf:{folder}")
 
 
@@ -126,7 +129,7 @@ def test_a_blob_that_leads_out_of_the_cache_is_refused(saved: Path, tmp_path: Pa
     blob = (snapshot / "tokenizer.json").resolve()
     blob.rename(tmp_path / "outside")
     blob.symlink_to(tmp_path / "outside")
-    with pytest.raises(SpecError, match=r"tokenizer\.json links to"):
+    with pytest.raises(SpecError, match=r"tokenizer\.json' links to"):
         load(f"hf:{snapshot}")
 
 
@@ -250,7 +253,7 @@ def test_nothing_asks_whether_to_run_code_and_a_yes_changes_nothing(
         load(f"hf:{folder}")  # its own way to generate is not what is exported
     else:
         with pytest.raises(
-            SpecError, match=r"this Python code would be run: own_code\.py\.|execute custom code"
+            SpecError, match=r"this Python code would be run: 'own_code\.py'\.|execute custom code"
         ) as told:
             load(f"hf:{folder}")
         assert "--trust-remote-code" in told.value.hint or case == "config inside the config"
@@ -269,7 +272,7 @@ def test_a_yes_on_stdin_is_not_read(folder: Path, ran: Path, tmp_path: Path) -> 
         timeout=300,
     )
     assert done.returncode == 2, done.stderr
-    assert "this Python code would be run: own_code.py." in done.stderr
+    assert "this Python code would be run: 'own_code.py'." in done.stderr
     assert not ran.exists()
     assert not (tmp_path / "out").exists()
 
@@ -283,11 +286,17 @@ def test_with_trust_the_folders_code_is_run_and_the_source_says_so(folder: Path,
     assert ran.exists()
     assert spec.source.trust_remote_code
     assert [one.name for one in spec.io.outputs] == ["logits"]
+    manifest = Manifest(FORMAT, "0", spec.name, spec.source, spec.io, 23, (), None, {}, {})
+    ran.unlink()
+    assert load_spec(manifest).source == spec.source  # a later verb reloads it as it was exported
+    untrusted = dataclasses.replace(spec.source, trust_remote_code=False)
+    with pytest.raises(SpecError, match="would be run"):
+        load_spec(dataclasses.replace(manifest, source=untrusted))
 
 
 def test_code_of_another_repository_is_named(folder: Path) -> None:
     configure(folder, model_type="own", auto_map={"AutoConfig": "owner/name--some.Own", "AutoTokenizer": ["a.B", None]})
-    with pytest.raises(SpecError, match=r"would be run: a\.py, some\.py of the hub's owner/name\."):
+    with pytest.raises(SpecError, match=r"would be run: 'a\.py', 'some\.py' of the hub's 'owner/name'\."):
         load(f"hf:{folder}")
 
 
