@@ -1,7 +1,8 @@
 """How large a model becomes once a runtime has put functions in place of their calls, counted before it is built.
 
 Without these limits, a file of a few kilobytes keeps a runtime busy for hours or ends it by a stack overflow. They are
-far above real models: the largest of a hundred layers have some ten thousand nodes, and nest a handful of graphs.
+far above real models: a hundred layers are some ten thousand nodes, with each of hundreds of experts a layer written out
+some hundred thousand; and they nest a handful of graphs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 MAX_NODES = 1_000_000
 """ONNX Runtime needs two to three minutes and 3 GB to open a plain model of so many."""
 MAX_DEPTH = 32
-"""Graphs in graphs and functions in functions; protobuf's own parsers refuse the 34th graph."""
+"""Graphs in graphs and functions in functions. Protobuf's own parsers take as many graphs: 100 messages, three each."""
 MAX_FUNCTIONS = 10_000
 WEIGHT = 20
 """A nested graph, or a call of a function, costs a runtime what so many nodes do."""
