@@ -114,9 +114,9 @@ def _bundle(path: Path, key: Path | None, timeout_s: float) -> VerifyResult:
         )
     except Died as err:
         raise IntegrityError(
-            f"{path} was not checked to the end: of the process that runs its models, {err.message} "
-            f"(limit: {timeout_s:g} s).",
-            hint="Do not use it, unless you know that its models need so much; then give --timeout, or more memory.",
+            f"{path} was not checked to the end: the process that reads it and runs its models had {timeout_s:g} s; "
+            f"{err.message}.",
+            hint="Do not use it. Where you know that its models need so much, give more time (--timeout) or memory.",
         ) from err
     finally:
         child.kill()

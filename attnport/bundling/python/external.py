@@ -1,8 +1,8 @@
 """The external data that an ONNX file refers to, read from its protobuf encoding without the onnx package.
 
 Encoding: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto3. Every place where a tensor can
-stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs. What is counted on the
-way is in structure.py.
+stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs. What is counted on
+the way is in structure.py.
 """
 
 from __future__ import annotations

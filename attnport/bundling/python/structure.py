@@ -1,8 +1,8 @@
 """How large a model becomes once a runtime has put functions in place of their calls, counted before it is built.
 
 Without these limits, a file of a few kilobytes keeps a runtime busy for hours or ends it by a stack overflow. They are
-far above real models: a hundred layers are some ten thousand nodes, with each of hundreds of experts a layer written out
-some hundred thousand; and they nest a handful of graphs.
+far above real models: a hundred layers are some ten thousand nodes, with each of hundreds of experts a layer written
+out some hundred thousand; and they nest a handful of graphs.
 """
 
 from __future__ import annotations
