@@ -265,8 +265,12 @@ def bundle(
 @cli.command()
 @click.argument("path", type=FOLDER)
 @click.option("--key", type=FOLDER, help="The Ed25519 public key (PEM) that a bundle must be signed with.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+    help="Seconds for the check of a bundle; one that takes longer is refused.",
+)  # fmt: skip
 @verb
-def verify(out: Reporter, path: Path, key: Path | None) -> Callable[[], None]:
+def verify(out: Reporter, path: Path, key: Path | None, timeout: float) -> Callable[[], None]:
     """Check that files are as written, signature, golden outputs.
 
     PATH is a bundle or an artifact folder.
@@ -274,7 +278,7 @@ def verify(out: Reporter, path: Path, key: Path | None) -> Callable[[], None]:
     from attnport.pipeline.verify import raise_for
     from attnport.pipeline.verify import verify as run
 
-    result = run(path, key)
+    result = run(path, key, timeout)
 
     def finish() -> None:
         out.show(result, "show_verify")

@@ -9,11 +9,11 @@ from typing import Literal
 from attnport.artifacts import MANIFEST as ARTIFACT
 from attnport.artifacts import Manifest, Verdict
 from attnport.bundling.model_file import external_files
-from attnport.bundling.python.errors import BundleError
 from attnport.bundling.python.manifest import MANIFEST as BUNDLE
 from attnport.bundling.python.names import shown
-from attnport.bundling.python.selftest import selftest
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
+from attnport.pipeline.child import Died
+from attnport.pipeline.isolated import TIMEOUT_S, Limits
 from attnport.pipeline.workspace import check_files, open_folder
 from attnport.transaction import OWN
 
@@ -48,27 +48,29 @@ class VerifyResult:
     unverified: bool = False
 
 
-def verify(path: Path, key: Path | None = None) -> VerifyResult:
+def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) -> VerifyResult:
     """Checks a bundle (files, then golden cases where onnxruntime is installed) or an artifact folder (files).
 
-    No code of the folder runs: the reader is this attnport's own.
+    No code of the folder runs: the reader is this attnport's own. A bundle is read, and its models run, in a process of
+    its own, so that a model that never ends, takes all memory or ends its runtime is an answer like others.
 
     Args:
         path: The folder.
         key: The public key that a bundle must be signed with, a PEM file from outside the folder.
+        timeout_s: Seconds for the whole check of a bundle.
 
     Raises:
         ArtifactError: neither a bundle nor an artifact folder, or of a version that is not known; or the key is no
             Ed25519 public key from outside the bundle.
-        IntegrityError: the manifest is malformed or, with a key, not signed with it. Files that differ are in the
-            result; see `raise_for`.
+        IntegrityError: the manifest is malformed or, with a key, not signed with it; or the process that checked a
+            bundle took too long or too much memory, or died. Files that differ are in the result; see `raise_for`.
         UsageError: a key for an artifact folder, which has no signature.
         UnavailableError: there is a key and the package cryptography is not installed.
     """
     if not path.is_dir():
         raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
     if (path / BUNDLE).exists() or (path / BUNDLE).is_symlink():
-        return _bundle(path, key)
+        return _bundle(path, key, timeout_s)
     if not (path / ARTIFACT).exists() and not any((path / name).exists() for name in OWN):
         raise ArtifactError(
             f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
@@ -104,16 +106,27 @@ def raise_for(result: VerifyResult) -> None:
         )
 
 
-def _bundle(path: Path, key: Path | None) -> VerifyResult:
+def _bundle(path: Path, key: Path | None, timeout_s: float) -> VerifyResult:
+    child = Limits(timeout_s).start(None)
     try:
-        report = selftest(path, key=key)
-    except BundleError as err:
-        raise _KINDS.get(err.exit_code, ArtifactError)(str(err)) from err
-    rows = tuple(VerifyRow(row.check, row.verdict, row.detail) for row in report.rows)
+        found = child.ask(
+            "selftest", timeout_s, folder=str(path), key=None if key is None else str(key), limit_s=timeout_s
+        )
+    except Died as err:
+        raise IntegrityError(
+            f"{path} was not checked to the end: the process that reads it and runs its models had {timeout_s:g} s; "
+            f"{err.message}.",
+            hint="Do not use it. Where you know that its models need so much, give more time (--timeout) or memory.",
+        ) from err
+    finally:
+        child.kill()
+    if "refused" in found:
+        raise _KINDS.get(found["exit_code"], ArtifactError)(found["refused"])
+    rows = tuple(VerifyRow(**row) for row in found["rows"])
     failed = any(row.verdict == "FAIL" for row in rows)
     # One form of several that cannot run here is no failure; where none could, nothing was shown of the numbers.
-    verdict: Verdict = "FAIL" if failed else "NOT_RUN" if report.exit_code else "PASS"
-    return VerifyResult(str(path), "bundle", verdict, report.exit_code, rows, report.unverified)
+    verdict: Verdict = "FAIL" if failed else "NOT_RUN" if found["exit_code"] else "PASS"
+    return VerifyResult(str(path), "bundle", verdict, found["exit_code"], rows, found["unverified"])
 
 
 def _artifact(path: Path) -> VerifyResult:

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import struct
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import IO, Any
 from attnport.errors import AttnportError
 
 MAX_FRAME_BYTES = 64 << 20
+_GRACE_S, _LONGEST_S = 10.0, 1e8
 
 
 def write_frame(stream: IO[bytes], message: Mapping[str, Any]) -> None:
@@ -206,6 +208,20 @@ class Worker:
     def do_peak(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The peak so far above the level."""
         return {"peak_bytes": max(0, memory_bytes("VmHWM") - self._level_bytes)}
+
+    def do_selftest(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Checks a bundle; what `selftest.Report` holds, and the error of a bundle that has none."""
+        from attnport.bundling.python.errors import BundleError
+        from attnport.bundling.python.selftest import selftest
+
+        # The kernel ends this process by then, whatever a runtime does, also where nobody waits for it any more.
+        signal.setitimer(signal.ITIMER_REAL, min(message["limit_s"] + _GRACE_S, _LONGEST_S))
+        key = message["key"]
+        try:
+            report = selftest(Path(message["folder"]), key=Path(key) if key is not None else None)
+        except BundleError as err:
+            return {"refused": str(err), "exit_code": err.exit_code}
+        return asdict(report)
 
     def do_close(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Closes the session."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hostile_models
 import keys
 import numpy as np
 
@@ -199,6 +200,12 @@ def wrapped_tag(folder: Path, manifest: Path, file: str) -> None:
         model.write(bytes([0xBA, 0x80, 0x80, 0x80, 0x10, len(graph)]) + graph)
 
 
+def append(folder: Path, manifest: Path, file: str, model: str, size: int = 0) -> None:
+    """Adds one of `hostile_models` to a model file."""
+    with (folder / file).open("ab") as out:
+        out.write(hostile_models.BUILDERS[model](size))
+
+
 def rename(folder: Path, manifest: Path, file: str, to: str) -> None:
     """Gives a file of the bundle another name, and the forms that open it too."""
     (folder / file).rename(folder / to)
@@ -282,6 +289,7 @@ STEPS: dict[str, Callable[..., None]] = {
         hidden_external,
         wrapped_enum,
         wrapped_tag,
+        append,
         rename,
         retext,
         golden,

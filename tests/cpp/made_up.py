@@ -185,7 +185,7 @@ def nested(depth: int) -> bytes:
 
 
 TRICKY_ONNX = (
-    b"", b"\0", *(nested(depth) for depth in (1, 10, 20, 21, 22, 23, 30, 200)),
+    b"", b"\0", *(nested(depth) for depth in (1, 10, 20, 30, 31, 32, 33, 34, 200)),
     *(_number(8, 1 << bits) for bits in (62, 63, 64, 69, 70)), *(_varint(1 << bits | 2) + b"\1x" for bits in (62, 64,
     66, 69)), *(_varint(1 << bits | 2) + b"\1x" for bits in (28, 31, 32, 35, 36)),
     *(b"\xba" + b"\x80" * more + bytes([last, 0]) for more in range(1, 10) for last in (0, 1, 0x0F, 0x10)),
@@ -215,9 +215,24 @@ def _model(chance: random.Random) -> bytes:
     data += _piece(7, _graph(chance, 3))
     if chance.random() < 0.2:
         data += _piece(20, _piece(1, _graph(chance, 1)))
-    if chance.random() < 0.3:
-        data += _piece(25, _piece(7, _piece(5, _attribute(chance, 1))) + _piece(11, _attribute(chance, 1)))
+    for _ in range(chance.choice([0, 0, 1, 2, 3])):
+        nodes = b"".join(
+            _piece(7, _named(chance, 7, 4, 8) + _attributes(chance, 1)) for _ in range(chance.randrange(3))
+        )
+        default = _piece(11, _attribute(chance, 1)) if chance.random() < 0.1 else b""
+        data += _piece(25, nodes + default + _named(chance, 10, 1, 13))
     return data
+
+
+def _named(chance: random.Random, domain: int, name: int, overload: int) -> bytes:
+    """Whose function it is, or calls: few names, so that some call each other and some themselves."""
+    found = _piece(domain, chance.choice([b"ai.onnx", b"own", b""])) if chance.random() < 0.5 else b""
+    found += _piece(name, chance.choice([b"F", b"G", b"H", b"I", b"\xff"]))
+    return found + (_piece(overload, chance.choice([b"", b"a", b"b"])) if chance.random() < 0.5 else b"")
+
+
+def _attributes(chance: random.Random, depth: int) -> bytes:
+    return _piece(5, _attribute(chance, depth)) if chance.random() < 0.3 else b""
 
 
 def _graph(chance: random.Random, depth: int) -> bytes:
@@ -229,7 +244,7 @@ def _graph(chance: random.Random, depth: int) -> bytes:
         elif kind == 2:
             found += _piece(15, _piece(1, _tensor(chance)) + _piece(2, _tensor(chance)))
         elif depth:
-            found += _piece(1, _piece(5, _attribute(chance, depth - 1)))
+            found += _piece(1, _named(chance, 7, 4, 8) + _attributes(chance, depth - 1))
     return found
 
 

@@ -1,7 +1,8 @@
 """The external data that an ONNX file refers to, read from its protobuf encoding without the onnx package.
 
 Encoding: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto3. Every place where a tensor can
-stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs.
+stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs. What is counted on
+the way is in structure.py.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .regular import open_regular
+from .structure import GRAPH_HANDED, Body, Structure
 
-MAX_NESTING = 64
 _TENSOR, _ENTRY, _SPARSE = "tensor", "entry", "sparse"
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of TensorProto
 _OPSET_IMPORT = 8  # of ModelProto
@@ -25,10 +26,13 @@ _FIELDS: dict[str, dict[int, str]] = {
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: _TENSOR, 15: _SPARSE},
+    "nested": {1: "node", 5: _TENSOR, 15: _SPARSE},
     "node": {5: "attribute"},
-    "attribute": {5: _TENSOR, 6: "graph", 10: _TENSOR, 11: "graph", 22: _SPARSE, 23: _SPARSE},
+    "attribute": {5: _TENSOR, 6: "nested", 10: _TENSOR, 11: "nested", 22: _SPARSE, 23: _SPARSE},
     _SPARSE: {1: _TENSOR, 2: _TENSOR},
 }
+# message -> the fields of its domain, operator and overload
+_NAMES = {"function": (10, 1, 13), "node": (7, 4, 8)}
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,16 @@ class Reference:
 
 
 def references(path: Path) -> list[Reference]:
-    """Every reference to external data in the ONNX file `path`. Raises ValueError for what is not an ONNX file,
-    OSError for a link."""
-    return list(_visit(_mapped(path), "model", 0))
+    """Every reference to external data in the ONNX file `path`.
+
+    Raises:
+        ValueError: it is not an ONNX file, or goes beyond a limit of structure.py.
+        OSError: it is a link.
+    """
+    structure = Structure()
+    found = list(_visit(_mapped(path), "model", structure, structure.model, 0))
+    structure.check()
+    return found
 
 
 def _mapped(path: Path) -> memoryview:
@@ -69,16 +80,33 @@ def opset(path: Path) -> int:
     return max(found)
 
 
-def _visit(view: memoryview, message: str, depth: int) -> Iterator[Reference]:
-    if depth > MAX_NESTING:
-        raise ValueError(f"nested deeper than {MAX_NESTING}")
+def _visit(view: memoryview, message: str, structure: Structure, body: Body, depth: int) -> Iterator[Reference]:
+    """The references in one message; what it holds is counted in `body`, inside `depth` nested graphs."""
     if message == _TENSOR:
         yield from _tensor(view)
         return
-    inside = _FIELDS[message]
+    if message == "nested":
+        body.graph(depth := depth + 1)
+    elif message == "function":
+        body = Body()
+    graphs, inside = body.graphs, _FIELDS[message]
+    texts = dict.fromkeys(_NAMES.get(message, ()), b"")
     for number, _, value in _fields(view):
-        if number in inside and value is not None:
-            yield from _visit(value, inside[number], depth + 1)
+        if value is None:
+            continue
+        if number in inside:
+            before = body.graphs
+            yield from _visit(value, inside[number], structure, body, depth)
+            if message == "function" and inside[number] == "attribute" and body.graphs > before:
+                raise ValueError(GRAPH_HANDED)
+        elif number in texts:
+            texts[number] = bytes(value)
+    if message == "node":
+        domain, operator, overload = texts.values()
+        body.node((domain, operator, overload), depth, body.graphs > graphs)
+    elif message == "function":
+        domain, operator, overload = texts.values()
+        structure.add((domain, operator, overload), body)
 
 
 def _tensor(view: memoryview) -> Iterator[Reference]:

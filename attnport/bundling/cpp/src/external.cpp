@@ -1,5 +1,6 @@
 // The encoding: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto3. Every place where a
-// tensor can stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs.
+// tensor can stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs. What is
+// counted on the way is in structure.cpp.
 #include "external.hpp"
 
 #include <unistd.h>
@@ -9,18 +10,19 @@
 #include <limits>
 #include <stdexcept>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "ordered.hpp"
 #include "printable.hpp"
 #include "regular.hpp"
+#include "structure.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
 
 namespace {
 
-constexpr int max_nesting = 64;
 constexpr std::uint64_t external_data = 13;  // of TensorProto
 constexpr std::uint64_t data_location = 14;  // of TensorProto
 constexpr std::uint64_t opset_import = 8;    // of ModelProto
@@ -167,7 +169,7 @@ std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, cons
     return entry;
 }
 
-enum class Message { Model, Training, Function, Graph, Node, Attribute, Sparse, Tensor };
+enum class Message { Model, Training, Function, Graph, Nested, Node, Attribute, Sparse, Tensor };
 
 // What a field of a message holds, where a tensor can stand in it.
 std::optional<Message> inside(Message message, std::uint64_t number) {
@@ -185,6 +187,7 @@ std::optional<Message> inside(Message message, std::uint64_t number) {
             if (number == 11) return Message::Attribute;
             break;
         case Message::Graph:
+        case Message::Nested:
             if (number == 1) return Message::Node;
             if (number == 5) return Message::Tensor;
             if (number == 15) return Message::Sparse;
@@ -194,7 +197,7 @@ std::optional<Message> inside(Message message, std::uint64_t number) {
             break;
         case Message::Attribute:
             if (number == 5 || number == 10) return Message::Tensor;
-            if (number == 6 || number == 11) return Message::Graph;
+            if (number == 6 || number == 11) return Message::Nested;
             if (number == 22 || number == 23) return Message::Sparse;
             break;
         case Message::Sparse:
@@ -211,19 +214,56 @@ public:
     explicit References(Bytes& bytes) : bytes_(bytes) {}
 
     std::vector<Reference> all() {
-        visit({0, bytes_.size()}, Message::Model, 0);
+        visit({0, bytes_.size()}, Message::Model, structure_.model(), 0);
+        structure_.check();
         return std::move(found_);
     }
 
 private:
-    void visit(const Span& span, Message message, int depth) {  // NOLINT(misc-no-recursion): bounded by max_nesting
-        if (depth > max_nesting) throw std::invalid_argument("nested deeper than " + std::to_string(max_nesting));
+    // What the message holds is counted in `body`, inside `depth` nested graphs.
+    // NOLINTNEXTLINE(misc-no-recursion): bounded by the depth that a body takes
+    void visit(const Span& span, Message message, Body& body, int depth) {
         if (message == Message::Tensor) return tensor(span);
+        if (message == Message::Function) return function(span);
+        if (message == Message::Node) return node(span, body, depth);
+        if (message == Message::Nested) body.graph(++depth);
         each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
             const auto holds = inside(message, field.number);
-            if (holds && field.bytes) visit(*field.bytes, *holds, depth + 1);
+            if (holds && field.bytes) visit(*field.bytes, *holds, body, depth);
         });
     }
+
+    void node(const Span& span, Body& body, int depth) {  // NOLINT(misc-no-recursion)
+        const auto graphs = body.graphs();
+        Name name;
+        each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
+            if (!field.bytes) return;
+            const auto holds = inside(Message::Node, field.number);
+            if (holds) visit(*field.bytes, *holds, body, depth);
+            if (field.number == 7) std::get<0>(name) = text(*field.bytes);
+            if (field.number == 4) std::get<1>(name) = text(*field.bytes);
+            if (field.number == 8) std::get<2>(name) = text(*field.bytes);
+        });
+        body.node(std::move(name), depth, body.graphs() > graphs);
+    }
+
+    void function(const Span& span) {  // NOLINT(misc-no-recursion)
+        Body body;
+        Name name;
+        each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
+            if (!field.bytes) return;
+            const auto graphs = body.graphs();
+            const auto holds = inside(Message::Function, field.number);
+            if (holds) visit(*field.bytes, *holds, body, 0);
+            if (holds == Message::Attribute && body.graphs() > graphs) refuse_graph();
+            if (field.number == 10) std::get<0>(name) = text(*field.bytes);
+            if (field.number == 1) std::get<1>(name) = text(*field.bytes);
+            if (field.number == 13) std::get<2>(name) = text(*field.bytes);
+        });
+        structure_.add(std::move(name), std::move(body));
+    }
+
+    [[nodiscard]] std::string text(const Span& span) { return bytes_.text(span.at, span.end); }
 
     void tensor(const Span& span) {
         Ordered<std::string> entries;
@@ -254,6 +294,7 @@ private:
     }
 
     Bytes& bytes_;
+    Structure structure_;
     std::vector<Reference> found_;
 };
 
