@@ -54,8 +54,8 @@ def export(
         dims: `--dim` declarations.
         with_weights: Keep outputs that are attention weights, which can reveal what the model reads; otherwise the
             module is exported without them.
-        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names, where transformers
-            has no code for it; that can be another repository's.
+        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names, in place of what
+            transformers has; that can be another repository's.
         force: Export even when nothing changed since the last time.
         tell: Is given one line when outputs were left out.
 

@@ -36,7 +36,7 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
     Args:
         place: A folder with `config.json`, or a hub id.
         dims: `--dim` declarations that narrow the model's own ranges.
-        trust_remote_code: Run the Python code that its `config.json` names, for a model that transformers lacks.
+        trust_remote_code: Run the Python code that its `config.json` names, in place of what transformers has.
 
     Raises:
         SpecError: there is no such model, its files are damaged or lie elsewhere, it needs code of its own, or its
