@@ -24,8 +24,8 @@ _OPTIONS = (
     click.option(
         "--trust-remote-code",
         is_flag=True,
-        help="Run the Python code that an hf: model's config.json names, its own or another repository's. Without it none "
-        "is run, and a model that needs it is refused.",
+        help="Run the Python code that an hf: model's config.json names, its own or another repository's. Without it "
+        "none is run, and a model that needs it is refused.",
     ),
     click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
 )
