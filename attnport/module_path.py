@@ -33,11 +33,10 @@ def child_environment() -> dict[str, str]:
 def leave_current_folder() -> None:
     """Takes the current folder, and what `PYTHONPATH` names by a relative path, off this process's module path.
 
-    For the command line, whose process is ours: an application's module path is its own affair. What was imported
-    before this call is not undone; Python itself imports some modules before any program begins.
+    For processes that are ours: an application's module path is its own affair. What was imported before this call is
+    not undone; Python itself imports some modules before any program begins.
     """
     absolute, relative = _entries()
-    left = {"", *relative}
     # A current folder that was deleted has nothing to import, and no path.
     with contextlib.suppress(FileNotFoundError):
         here = str(Path.cwd())
@@ -46,8 +45,11 @@ def leave_current_folder() -> None:
         if not sys.flags.safe_path and sys.path[:1] == [here] and here not in kept:
             del sys.path[0]
         # Python made relative entries absolute when it started.
-        left |= {os.path.normpath(Path(here, entry)) for entry in relative} - kept
-    sys.path[:] = [entry for entry in sys.path if entry not in left]
+        left = {os.path.normpath(Path(here, entry)) for entry in relative} - kept
+        # An editable install puts a name on the path that is no folder; one that is called so may lie here.
+        sys.path[:] = [
+            entry for entry in sys.path if entry not in left and (Path(entry).is_absolute() or not Path(entry).exists())
+        ]
 
 
 def _entries() -> tuple[list[str], list[str]]:
