@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import planted_modules as planted
@@ -102,6 +104,31 @@ def test_no_verb_follows_the_path_of_python_m(verb: str, shipped: tuple[Path, se
     artifact, names = shipped
     late = names - before_the_verb(MODULE, tmp_path / "record")
     assert marks_of(arguments, code, late, artifact, tmp_path, program=MODULE) == []
+
+
+@pytest.mark.slow
+def test_a_package_of_the_current_folder_is_loaded_by_children_and_nothing_beside_it(
+    shipped: tuple[Path, set[str]], tmp_path: Path
+) -> None:
+    names, here, marks = shipped[1], tmp_path / "here", tmp_path / "marks"
+    planted.plant(here, names, marks)
+    (here / "their_package").mkdir()
+    shutil.copy(HERE / "ship_model.py", here / "their_package" / "inner.py")
+    for arguments in (
+        ("export", "their_package.inner:spec", "-o", "out"),
+        ("check", "out", "--runtime", "torch_eager", "--isolate"),
+        ("bench", "out", "--runtime", "torch_eager", *SMALL),
+    ):
+        done = planted.run([*SCRIPT, *arguments], here, {})
+        assert done.returncode == 0, done.stderr[-3000:]
+    # What is not installed comes from there as well: the code of this folder was asked for.
+    assert set(planted.marked(marks)).isdisjoint({*sys.stdlib_module_names, *packages_distributions()})
+
+
+def test_an_editable_install_puts_no_relative_name_on_the_module_path() -> None:
+    wanted = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert wanted.pop("namespaces") is False  # one namespace package is enough for such a name
+    assert find_packages(str(HERE.parent), **wanted)
 
 
 def test_what_is_planted_leaves_a_mark_when_it_is_imported(tmp_path: Path) -> None:
