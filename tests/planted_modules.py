@@ -8,13 +8,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 from attnport.optional import EXTRAS
 
 PLUGIN = "planted_plugin"
-# Python itself looks for these before any program begins.
-OF_PYTHON = {"sitecustomize", "usercustomize"}
+# Python itself looks for these before any program begins: the last are those of other systems.
+OF_PYTHON = {"sitecustomize", "usercustomize"} | {name for name in sys.stdlib_module_names if find_spec(name) is None}
 RECORDER = """
 import sys
 seen = set()
@@ -47,10 +48,6 @@ def plant(folder: Path, names: Iterable[str], marks: Path) -> None:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
     groups = ("torch.backends", "torch_dynamo_backends", "pydantic")
     (about / "entry_points.txt").write_text("".join(f"[{group}]\nplanted = {PLUGIN}\n" for group in groups))
-    for entry in _relative_entries():
-        (folder / entry).mkdir()
-        for name in set(names) - OF_PYTHON:
-            (folder / entry / f"{name}.py").write_text(f"open({str(marks / name)!r}, 'a').close()\n")
 
 
 def marked(marks: Path) -> list[str]:
@@ -79,11 +76,3 @@ def run(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> subpro
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **more}, capture_output=True, text=True, timeout=540, check=False
     )
-
-
-def _relative_entries() -> list[str]:
-    """What is on the module path of a fresh Python without being a path: names that editable installs put there."""
-    code = "import sys; print(*[entry for entry in sys.path if entry and entry[0] != '/'], sep='\\n')"
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/"
-    ).stdout.split()

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnport.errors import AttnportError
-from attnport.module_path import leave_current_folder
 
 MAX_FRAME_BYTES = 64 << 20
 
@@ -229,7 +228,6 @@ class Worker:
 
 def serve(worker: Worker) -> None:
     """Answers requests until stdin ends; what a library prints goes to stderr."""
-    leave_current_folder()
     # Where memory runs out, the kernel is to end this process, and not the one that reports about all of them.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -19,7 +19,6 @@ from attnport import optional
 from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
 from attnport.exporter.engine.request import BuildRequest, BuildResult
 from attnport.jsonfile import from_json, to_json
-from attnport.module_path import leave_current_folder
 
 PR_SET_PDEATHSIG = 1
 ADDR_NO_RANDOMIZE = 0x0040000
@@ -180,7 +179,6 @@ def fix_addresses() -> None:
 def main() -> None:
     """Reads the request, builds, writes the result."""
     fix_addresses()
-    leave_current_folder()
     # A parent that was killed takes its builder along; only Linux knows how.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
