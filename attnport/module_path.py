@@ -33,8 +33,8 @@ def child_environment() -> dict[str, str]:
 def leave_current_folder() -> None:
     """Takes the current folder, and what `PYTHONPATH` names by a relative path, off this process's module path.
 
-    For the command line, whose process is ours: an application's module path is its own affair. What was imported before this call is
-    not undone; Python itself imports some modules before any program begins.
+    For the command line, whose process is ours: an application's module path is its own affair. What was imported
+    before this call is not undone; Python itself imports some modules before any program begins.
     """
     absolute, relative = _entries()
     # A current folder that was deleted has nothing to import, and no path.
