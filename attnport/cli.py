@@ -16,6 +16,7 @@ from attnport.console.bench_options import bench_options, check_together
 from attnport.console.gpu_options import gpu_options
 from attnport.console.run import INTERRUPTED, Reporter, Verbs, complain, verb
 from attnport.console.source_options import source_options
+from attnport.module_path import leave_current_folder
 
 FOLDER = click.Path(path_type=Path)
 
@@ -28,6 +29,7 @@ def cli() -> None:
 
 def main() -> None:
     """The console script; Ctrl-C before a verb has begun ends as quietly as later."""
+    leave_current_folder()
     try:
         code = cli(standalone_mode=False)  # not None for --help and the like
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 """The order of the layers, read from the imports of every file.
 
-    bundling.python < errors, jsonfile, optional, transaction < dims, masks
+    bundling.python < errors, jsonfile, module_path, optional, registry, transaction < dims, masks
         < latencies, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
 
@@ -24,7 +24,7 @@ READER_UNIT = "reader"
 INSIDE = "attnport.bundling.python"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
-    ("errors", "jsonfile", "optional", "registry", "transaction"),
+    ("errors", "jsonfile", "module_path", "optional", "registry", "transaction"),
     ("dims", "masks"),
     ("latencies", "parities", "precisions"),
     ("artifacts",),

@@ -9,14 +9,13 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import attnport
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, SpecError, UnavailableError
+from attnport.module_path import child_command, child_environment
 from attnport.pipeline.worker import MAX_FRAME_BYTES, read_frame, write_frame
 
 WORKER: tuple[str, ...] = ("-m", "attnport.pipeline.worker")
@@ -60,20 +59,17 @@ class Child:
         """
         # Waiting threads must sleep: another child is being timed on the same cores.
         environment = {
-            **os.environ,
+            **child_environment(),
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "OPENBLAS_NUM_THREADS": str(threads),
             "OMP_WAIT_POLICY": "PASSIVE",
             "GOMP_SPINCOUNT": "0",
             "KMP_BLOCKTIME": "0",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(Path(attnport.__file__).parent.parent), os.environ.get("PYTHONPATH")))
-            ),
         }
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed in kill)
         self._process = subprocess.Popen(
-            [sys.executable, *(WORKER if command is None else command)],
+            child_command(*(WORKER if command is None else command)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

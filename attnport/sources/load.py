@@ -123,7 +123,7 @@ def _told(text: str, err: BaseException) -> str:
 
 def _advice(err: BaseException) -> str:
     if isinstance(err, ModuleNotFoundError):
-        return f"Install what it imports, or put {err.name!r} on PYTHONPATH."
+        return f"Install what it imports, or put the folder of {err.name!r} on PYTHONPATH, by its absolute path."
     if isinstance(err, SystemExit):
         return "A file that is loaded must not run as a script: put that under if __name__ == '__main__'."
     return "Run with --traceback to see where."

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +18,7 @@ SPEC_FORMS = "A SPEC is a model's NAME, package.module:factory, file.py:factory 
 
 
 def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
-    """Loads `factory` from the importable `module`.
+    """Loads `factory` from the importable `module`, or one of the current folder.
 
     Raises:
         SpecError: there is no such module or factory.
@@ -24,15 +27,32 @@ def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequenc
     if not all(part.isidentifier() for part in module.split(".")):
         raise SpecError(f"{text}: {module!r} is no module's name.", hint=SPEC_FORMS)
     try:
-        found = importlib.import_module(module)
+        found = _imported(module)
     except ModuleNotFoundError as err:
         if err.name and (module == err.name or module.startswith(f"{err.name}.")):
             raise SpecError(
                 f"{text}: there is no module {err.name!r} to import.",
-                hint="Is it installed, or on PYTHONPATH? A file is written with its ending: file.py:factory.",
+                hint="Is it installed, in the current folder, or in one that PYTHONPATH names by an absolute path? "
+                "A file is written with its ending: file.py:factory.",
             ) from err
         raise
     return plain_spec(text, attribute(found, factory, text), inputs, dims)
+
+
+def _imported(module: str) -> ModuleType:
+    """Imports `module`: an installed one, and only where there is none one of the current folder.
+
+    The current folder then comes last on the module path, and stays there: the module may import its neighbours late.
+    First, or for every SPEC, it could put a `numpy.py` in the place of the package.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as err:
+        top = module.partition(".")[0]
+        if err.name != top or PathFinder.find_spec(top, [here := str(Path.cwd())]) is None:
+            raise
+    sys.path.append(here)
+    return importlib.import_module(module)
 
 
 def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:

@@ -116,6 +116,37 @@ def test_a_package_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Monk
     sys.modules.pop("their_package.inner")
 
 
+def test_a_package_of_the_current_folder_is_found_with_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(
+        tmp_path, "def make():\n    import near_model\n    return near_model.Model()\nfactory = make\n", "near_package"
+    )
+    write(tmp_path, HELPER, "near_model")
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(before))
+    monkeypatch.chdir(tmp_path)
+    assert load("near_package:factory", inputs=[X]).name == "near_package.factory"
+    assert sys.path == [*before, str(tmp_path)]  # last: whatever is installed goes first
+    for name in ("near_package", "near_model"):
+        sys.modules.pop(name)
+
+
+def test_a_package_of_the_current_folder_stands_in_for_no_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "raise SystemExit('the wrong module')", "colorsys")
+    write(tmp_path, HELPER, "near_model")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="there is no 'factory'; it defines hls_to_rgb"):
+        load("colorsys:factory")
+    assert str(tmp_path) not in sys.path
+    with pytest.raises(SpecError, match="no module 'nowhere'"):
+        load("nowhere:factory")
+    assert str(tmp_path) not in sys.path
+
+
 def test_a_model_of_ours_takes_dims_and_no_inputs() -> None:
     spec = load("bert-encoder", dims=["seq=1:8:16"])
     assert isinstance(spec, ModelSpec)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import attnport
 from attnport import errors
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Profile
@@ -20,6 +17,7 @@ from attnport.errors import ArtifactError, AttnportError, EngineBuildError, Prof
 from attnport.exporter.engine.header import read_header
 from attnport.exporter.engine.request import BuildRequest, BuildResult
 from attnport.jsonfile import digest_file, read, to_json
+from attnport.module_path import child_command, child_environment
 
 FLAVOURS = ("tensorrt_rtx", "tensorrt")
 MAX_ELEMENTS = 2**31 - 1
@@ -96,8 +94,7 @@ def external_files(model: Path) -> tuple[str, ...]:
 
 
 def _command(result: Path) -> list[str]:
-    # -P keeps the current folder off the module path: a `tensorrt_rtx.py` lying there must not be run.
-    return [sys.executable, "-P", "-m", "attnport.exporter.engine.child", str(result)]
+    return child_command("-m", "attnport.exporter.engine.child", str(result))
 
 
 def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
@@ -108,15 +105,13 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
         AttnportError: what the process itself raised.
     """
     answer, output = folder / "result.json", folder / "output.txt"
-    package_root = str(Path(attnport.__file__).parent.parent)
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     with output.open("w") as printed:
         child = subprocess.Popen(
             _command(answer),
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=child_environment(),
         )
         try:
             child.communicate(to_json(request).encode())
