@@ -19,8 +19,8 @@ from attnport.pipeline.workspace import change
 HERE = Path(__file__).parent
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "slow", "red", "blue")
 
-# What `attnport.pipeline.trust` records lies in a folder of this run's own. Set before any file of tests takes a copy of
-# the environment for its child processes.
+# What `attnport.pipeline.trust` records lies in a folder of this run's own. Set before a file of tests takes a copy of the
+# environment for its child processes.
 _STATE = tempfile.TemporaryDirectory(prefix="attnport-tests-state-")
 atexit.register(_STATE.cleanup)
 os.environ["XDG_STATE_HOME"] = _STATE.name

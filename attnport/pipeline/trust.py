@@ -5,8 +5,8 @@ Whoever exports names the code by hand; that is recorded, and `check`, `bench` a
 what they would run, before they import any of it. What counts is the file that would be run (where it lies and what it
 says) and the factory in it, never the artifact's folder or its digests: a folder may be moved, and digests be copied.
 
-The records lie in this user's folder for state, one file each; names begin alike for all states of one source, which is a
-place and a factory. A folder that others may write to is not believed.
+The records lie in this user's folder for state, one file each; names begin alike for all states of one source (a place
+and a factory). A folder that others may write to is not believed.
 """
 
 from __future__ import annotations
