@@ -19,7 +19,7 @@ from attnport.pipeline.workspace import change
 HERE = Path(__file__).parent
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "slow", "red", "blue")
 
-# What `attnport.pipeline.trust` records lies in a folder of this run's own. Set before a file of tests takes a copy of the
+# What `attnport.pipeline.trust` records lies in a folder of this run's own; set before any file of tests copies the
 # environment for its child processes.
 _STATE = tempfile.TemporaryDirectory(prefix="attnport-tests-state-")
 atexit.register(_STATE.cleanup)

@@ -29,6 +29,7 @@ from attnport.pipeline.worker import Worker
 from attnport.pipeline.workspace import change, load_spec, open_folder
 from attnport.sources.code import code_of, runs_code
 
+TESTS = Path(__file__).parent.parent
 MARKING = """
 from pathlib import Path
 Path(__file__).with_name("mark").write_text("it ran")
@@ -153,7 +154,8 @@ def test_one_yes_is_enough_also_for_a_copy_of_the_folder(here: Path, mark: Path)
     assert call("check", here / "elsewhere", *only, "--force").exit_code == 0
 
 
-def test_functions_take_the_same_yes(here: Path, mark: Path) -> None:
+def test_functions_take_the_same_yes(here: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where processes of their own find what the source imports
     with pytest.raises(SpecError, match="not exported by you"):
         attnport.check(here / "out")
     with pytest.raises(SpecError, match="not exported by you"):
@@ -226,7 +228,7 @@ def test_weights_and_other_code_are_still_compared_after_the_yes(here: Path) -> 
     manifest = open_folder(here / "out")
     trust.require(manifest.source, given=True)
     other = dataclasses.replace(manifest.source, code_digest="0" * 64)
-    with pytest.raises(SpecError, match="the code of .* changed since export"):
+    with pytest.raises(SpecError, match=r"the code of .* changed since export"):
         load_spec(dataclasses.replace(manifest, source=other))
 
 
@@ -316,11 +318,17 @@ def test_only_sources_that_name_code_are_asked_about(text: str, code: bool, here
     "module", ["json.decoder", "onnx.helper", "xml.dom.minidom", "this", "sys", "_frozen_importlib"]
 )
 def test_the_file_of_a_module_is_the_one_that_an_import_takes(module: str) -> None:
-    code = "import sys; from attnport.sources.code import code_of; from attnport.artifacts import Source; import importlib;"
-    code += "name = sys.argv[1]; found = code_of(Source(name + ':f')).place; before = name in sys.modules;"
-    code += "print(found); print(getattr(importlib.import_module(name), '__file__', None) or name)"
+    code = """
+import importlib, sys
+from attnport.artifacts import Source
+from attnport.sources.code import code_of
+
+name = sys.argv[1]
+print(code_of(Source(f"{name}:f")).place)
+print(getattr(importlib.import_module(name), "__file__", None) or name)
+"""
     done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, check=True)
-    found, *_, taken = done.stdout.splitlines()
+    found, *_, taken = done.stdout.splitlines()  # `this` prints too
     assert found == taken
 
 
@@ -339,13 +347,12 @@ def test_where_nothing_can_be_recorded_this_process_and_its_children_know(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "state").write_text("no folder")
-    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    monkeypatch.setenv(trust.VARIABLE, "")  # so that what is added goes with the test
     source = open_folder(here / "out").source
     with pytest.raises(SpecError) as told:
         trust.require(source)
     assert "each time" in told.value.hint
     attnport.export(source.text, here / "out")
-    monkeypatch.setenv(trust.VARIABLE, os.environ[trust.VARIABLE])  # so that it goes with the test
     trust.require(source)
     code = "import sys; from attnport.pipeline import trust; from attnport.artifacts import Source;"
     code += "trust.require(Source(sys.argv[1]))"
