@@ -154,18 +154,23 @@ def test_one_yes_is_enough_also_for_a_copy_of_the_folder(here: Path, mark: Path)
     assert call("check", here / "elsewhere", *only, "--force").exit_code == 0
 
 
-def test_functions_take_the_same_yes(here: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where processes of their own find what the source imports
+def test_functions_refuse_alike(here: Path, mark: Path) -> None:
     with pytest.raises(SpecError, match="not exported by you"):
         attnport.check(here / "out")
     with pytest.raises(SpecError, match="not exported by you"):
         attnport.bench(here / "out")
     assert not mark.exists()
+
+
+@pytest.mark.slow
+def test_processes_of_their_own_run_what_was_asked_for(here: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where they find what the source imports
     measured = attnport.bench(here / "out", ["ort_cpu"], ["batch=1"], budget_s=1, trust_source=True)
     assert mark.exists()
     assert {name for row in measured.shapes.values() for name, found in row.items() if found.median_ns} == {
-        "torch_eager", "ort_cpu",
-    }  # fmt: skip
+        "torch_eager",
+        "ort_cpu",
+    }
     load_spec(open_folder(here / "out"))
 
 
