@@ -133,6 +133,9 @@ def fuse(
     "--profile", "profiles", multiple=True, help='Sizes, least:usual:largest, "batch=1:8:64,seq=1:128:512"; several.'
 )
 @click.option("--sm", multiple=True, type=int, help="Compute capability, 86 for 8.6; several allowed.")
+@click.option(
+    "--trust-source", is_flag=True, help="With --dtype auto: run the code that a folder from elsewhere names."
+)
 @click.option("--force", is_flag=True, help="Build even when nothing changed.")
 @verb
 def build(
@@ -165,6 +168,7 @@ def build(
 )  # fmt: skip
 @click.option("--isolate", is_flag=True, help="A process for every runtime, also for those that need none.")
 @click.option("--bisect", "search", is_flag=True, help="Of each that fails, find the layer where it goes wrong.")
+@click.option("--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later.")
 @click.option("--force", is_flag=True, help="Check even when nothing changed.")
 @verb
 def check(

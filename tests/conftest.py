@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
 
 from attnport.artifacts import FORMAT, Form, Manifest
+from attnport.pipeline.trust import require
 from attnport.pipeline.workspace import change
 
 HERE = Path(__file__).parent
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "slow", "red", "blue")
+
+# What `attnport.pipeline.trust` records lies in a folder of this run's own; set before any file of tests copies the
+# environment for its child processes.
+_STATE = tempfile.TemporaryDirectory(prefix="attnport-tests-state-")
+atexit.register(_STATE.cleanup)
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))  # so that a child process and a SPEC find the same tiny_model
@@ -63,6 +73,7 @@ def _tiny_exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
             FORMAT, "0", spec.name, spec.source, spec.io, 23, (), "tokenizer.json", {}, {}, forms=forms
         )
         edit.finish("export", "by hand")
+    require(spec.source, given=True)
     assert spec.io == tiny_model.IO
     return folder
 

@@ -59,6 +59,9 @@ _OPTIONS = (
         help="Measure nothing; say what became slower between two saved reports.",
     ),
     click.option("--fail-on-regression", is_flag=True, help="With --compare: exit 7 when something became slower."),
+    click.option(
+        "--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later."
+    ),
     click.option("--force", is_flag=True, help="Measure even when nothing changed."),
 )
 

@@ -20,6 +20,7 @@ from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all, process_fai
 from attnport.pipeline.machine import machine, versions
 from attnport.pipeline.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest, model_openings, of_runtime, why_none
+from attnport.pipeline.trust import require
 from attnport.pipeline.workloads import MANY, workloads
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.runtimes import base
@@ -48,6 +49,7 @@ def bench(
     timeout_s: float = TIMEOUT_S,
     seed: int = 0,
     force: bool = False,
+    trust_source: bool = False,
     progress: Progress = lambda message: None,
 ) -> LatencyReport:
     """Measures an artifact folder and writes `latency.json`; returns the earlier report when nothing changed.
@@ -66,9 +68,11 @@ def bench(
         pin: Keep processes on processors, where the system allows it.
         bundle: A bundle made of this folder: its forms are measured through its own reader, as the runtime `bundle`.
         timeout_s: Seconds for each answer of a runtime's process; one that takes longer is ended, and NOT_RUN.
+        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
+        SpecError: to load the source would run code that was not asked for on this machine; names it.
         UsageError: an unknown runtime, a shape, text or lengths that do not fit.
     """
     open_folder(folder)
@@ -84,6 +88,7 @@ def bench(
             raise ArtifactError(f"{folder} is no artifact.")
         models = [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES]
         check_files(folder, manifest, *models)
+        require(manifest.source, given=trust_source)
         settings = _settings(effort)
         progress("probing the runtimes")
         probed = probe_all(chosen, Limits(timeout_s))

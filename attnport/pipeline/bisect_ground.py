@@ -19,9 +19,9 @@ from attnport.errors import UnavailableError
 from attnport.pipeline.comparing import FAST_EVALUATOR, TYPED_EVALUATOR
 from attnport.pipeline.evaluate import Progress
 from attnport.pipeline.isolated import Limits
-from attnport.pipeline.loading import load
 from attnport.pipeline.openings import model_openings
 from attnport.pipeline.probes import Probes
+from attnport.pipeline.trust import reload
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 
@@ -99,10 +99,7 @@ class Ground:
 
         if (plan, float64) not in self._traced:
             # As it was exported: with the outputs that are left out later, or the names would be others.
-            source = self.manifest.source
-            whole = load(
-                source.text, inputs=source.inputs, dims=source.dims, trust_remote_code=source.trust_remote_code
-            )
+            whole = reload(self.manifest.source)
             cast = plan if plan in _CASTS and not float64 else ""
             if cast not in self._programs:
                 self.progress(f"tracing the module {cast}")

@@ -24,6 +24,7 @@ from attnport.exporter.lowering import base as lowerings
 from attnport.jsonfile import digest_text, to_json
 from attnport.pipeline import fuse as fusing
 from attnport.pipeline.portable import portable
+from attnport.pipeline.trust import require
 from attnport.pipeline.workspace import change, check_files, fresh, open_folder, toolchain
 
 DEFAULT_PLAN = "fp16"
@@ -39,6 +40,7 @@ def build(
     *,
     budget: float | str | None = None,
     force: bool = False,
+    trust_source: bool = False,
     progress: Callable[[str], None] = lambda message: None,
 ) -> tuple[EngineRecord, FusionTable]:
     """Builds an engine into `engines/` and writes what became of each attention into `fusion.json`.
@@ -55,12 +57,14 @@ def build(
         sm: Compute capabilities (`86` is 8.6); empty = the builder's default.
         budget: With the plan `auto`: the error allowed, as a multiple of PyTorch eager's own; see `parse_budget`.
         force: Build, and search, even when nothing changed.
+        trust_source: With the plan `auto`: run the source of a folder that was not exported here; see `trust`.
         progress: Is told what happens.
 
     Raises:
         UsageError: an unknown target or compute capability, or a budget that is none or goes with no search.
         ParityFailed: with `auto`: no islands of float32 keep the bound.
         ProfileError: a profile does not fit the model.
+        SpecError: with `auto`: the source changed, or would run code that was not asked for on this machine.
         ArtifactError, IntegrityError: the folder is no artifact, or its files are not what was written.
         MissingDependency: the flavour is not installed.
         UnavailableError: `tensorrt` without a GPU.
@@ -81,6 +85,7 @@ def build(
     if plan == AUTO:
         from attnport.pipeline.auto_form import write_form
 
+        require(manifest.source, given=trust_source)
         write_form(folder, lowering, allowed, force=force, progress=progress)
     elif key not in manifest.forms:
         progress(f"lowering for {key}")

@@ -25,6 +25,7 @@ from attnport.pipeline.evaluate import Progress, References
 from attnport.pipeline.feeds import read_feeds
 from attnport.pipeline.isolated import TIMEOUT_S, Limits, probe_all, process_failed
 from attnport.pipeline.openings import MODEL_SUFFIXES, bundle_digest, of_runtime
+from attnport.pipeline.trust import require
 from attnport.pipeline.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
@@ -48,6 +49,7 @@ def check(
     timeout_s: float = TIMEOUT_S,
     isolate: bool = False,
     bundle: Path | None = None,
+    trust_source: bool = False,
     progress: Progress = lambda message: None,
 ) -> ParityReport:
     """Checks an artifact folder and writes `parity.json`; returns the earlier report when nothing changed.
@@ -64,9 +66,11 @@ def check(
         isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`);
             PyTorch eager, by which the others are judged, stays in this one.
         bundle: A bundle made of this folder: its forms are checked through its own reader, as the runtime `bundle`.
+        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
+        SpecError: to load the source would run code that was not asked for on this machine; names it.
         UsageError: an unknown runtime, or inputs that do not fit. See `raise_for` for verdicts.
     """
     open_folder(folder)
@@ -77,6 +81,7 @@ def check(
         if manifest is None:
             raise ArtifactError(f"{folder} is no artifact.")
         check_files(folder, manifest, *_model_files(manifest))
+        require(manifest.source, given=trust_source)
         progress("loading the model")
         spec = load_spec(manifest)
         limits = Limits(timeout_s, every=isolate)

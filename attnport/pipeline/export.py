@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport import __version__
-from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
+from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session, Source
 from attnport.compare.inputs import Case, full_case
 from attnport.compare.parity import Errors, Yardstick, judge, measure_all
 from attnport.errors import AttnportError, ExportError
@@ -21,9 +21,11 @@ from attnport.pipeline.loading import load
 from attnport.pipeline.machine import versions
 from attnport.pipeline.outputs import without_outputs
 from attnport.pipeline.refusals import refuse_stranger
+from attnport.pipeline.trust import remember
 from attnport.pipeline.workspace import change, fresh, open_if_there, toolchain
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
+from attnport.sources.code import code_of, runs_code
 
 if TYPE_CHECKING:
     from attnport.exporter.capture import Capture
@@ -48,6 +50,8 @@ def export(
 ) -> Manifest:
     """Exports a SPEC into `folder`; what an earlier export left there is replaced all at once.
 
+    What was run to load it is recorded for this user: later verbs run nothing else (see `trust`).
+
     Args:
         text: The SPEC.
         inputs: `--input` declarations, for factories that return a plain module.
@@ -67,6 +71,7 @@ def export(
     """
     began_s = time.monotonic()
     refuse_stranger(folder)
+    code = code_of(Source(text)) if runs_code(Source(text)) else None
     progress(f"loading {text}")
     spec = load(text, inputs=inputs, dims=dims, trust_remote_code=trust_remote_code)
     declared = spec.io.outputs
@@ -81,6 +86,8 @@ def export(
         progress("tracing the module")
         spec, captured = _capture(spec, with_weights)
         earlier = _export(spec, captured, folder, digest, progress, began_s)
+    if code is not None:
+        remember(code)
     kept = {output.name for output in earlier.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:

@@ -94,13 +94,13 @@ def load_spec(manifest: Manifest) -> ModelSpec:
     """Loads the ModelSpec a folder was exported from, and checks that code and weights are still the same.
 
     Raises:
-        SpecError: the source is gone or changed; names which of the two, and the SPEC.
+        SpecError: the source is gone or changed, which names which of the two, and the SPEC; or it would run code that
+            nobody asked for here (see `trust`).
     """
-    from attnport.pipeline.loading import load
     from attnport.pipeline.outputs import without_outputs
+    from attnport.pipeline.trust import reload
 
-    source = manifest.source
-    spec = load(source.text, inputs=source.inputs, dims=source.dims, trust_remote_code=source.trust_remote_code)
+    spec = reload(manifest.source)
     for part in ("code", "weights"):
         if getattr(spec.source, f"{part}_digest") != getattr(manifest.source, f"{part}_digest"):
             raise SpecError(

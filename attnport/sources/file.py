@@ -5,12 +5,27 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
+from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError
 from attnport.sources.declare import plain_spec
 from attnport.sources.package import SPEC_FORMS, attribute
+
+
+class _FromText(SourceFileLoader):
+    """Compiles what the file says, which a user can read; bytecode beside it (`__pycache__`) may be of other code."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the file as it stands."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def is_file_name(place: str) -> bool:
+    """Whether what stands before a SPEC's colon names a file, and not a package."""
+    return place.endswith(".py") or "/" in place
 
 
 def load_file(path: Path, factory: str, inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
@@ -22,7 +37,8 @@ def load_file(path: Path, factory: str, inputs: Sequence[str], dims: Sequence[st
     if not path.is_file():
         raise SpecError(f"{path} is not a file.", hint=SPEC_FORMS)
     name = f"attnport_source_{path.stem}"
-    loader = importlib.util.spec_from_file_location(name, path)
+    text_loader = _FromText(name, str(path)) if path.suffix in SOURCE_SUFFIXES else None
+    loader = importlib.util.spec_from_file_location(name, path, loader=text_loader)
     if loader is None or loader.loader is None:
         raise SpecError(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(loader)

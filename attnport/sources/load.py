@@ -90,9 +90,9 @@ def _resolve(
         raise SpecError(
             f"{text!r} is no SPEC: got {factory!r} behind the colon; expected a factory's name.", hint=SPEC_FORMS
         )
-    if place.endswith(".py") or "/" in place:
-        from attnport.sources.file import load_file
+    from attnport.sources.file import is_file_name, load_file
 
+    if is_file_name(place):
         return load_file(Path(place), factory, inputs, dims)
     from attnport.sources.package import load_package
 
