@@ -32,18 +32,18 @@ def check_arguments(options: Mapping[str, Any]) -> None:
     The libraries that read models take paths as UTF-8, and so do the JSON files that repeat them.
 
     Raises:
-        UsageError: the current folder is gone, or an argument or the whole path of one is not UTF-8.
+        UsageError: the current folder is gone, or an argument, the whole path of one, or TMPDIR is not UTF-8.
     """
     if gone := folder_is_gone():
         raise gone
-    for value in options.values():
-        for each in value if isinstance(value, tuple) else (value,):
-            text = os.path.realpath(each) if isinstance(each, Path) else each
-            if isinstance(text, str) and not _is_utf8(text):
-                raise UsageError(
-                    f"{os.fsencode(text)!r} is not UTF-8; no model and no report can name it.",
-                    hint="Rename what is called so." if isinstance(each, Path) else "",
-                )
+    given = [each for value in options.values() for each in (value if isinstance(value, tuple) else (value,))]
+    for each in (*given, os.environ.get("TMPDIR")):
+        text = os.path.realpath(each) if isinstance(each, Path) else each
+        if isinstance(text, str) and not _is_utf8(text):
+            raise UsageError(
+                f"{os.fsencode(text)!r} is not UTF-8; no model and no report can name it.",
+                hint="Rename it, or give another.",
+            )
 
 
 def _is_utf8(text: str) -> bool:
