@@ -36,7 +36,7 @@ def prepare_streams() -> None:
             handle = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
             if handle == number:
                 os.set_inheritable(handle, True)
-            setattr(sys, name, os.fdopen(handle, "w" if number else "r", encoding="utf-8"))
+            setattr(sys, name, os.fdopen(handle, "w" if number else "r", encoding="utf-8", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     with contextlib.suppress(OSError, ValueError):  # a stream of somebody's that is no file
