@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -91,6 +92,7 @@ def ended(arguments: tuple[str, ...], at: str, number: int, times: int = 1) -> t
         process.send_signal(number)
         time.sleep(0.01)
     said += process.stderr.read()
+    process.stderr.close()
     code = process.wait()
     until = time.monotonic() + 10
     while (left := {child for child in children if alive(child)}) and time.monotonic() < until:
@@ -231,5 +233,5 @@ def test_ship_ended_by_sigterm_in_every_stage_is_whole_and_goes_on(tmp_path: Pat
         assert left == set(), f"{step}: children were left behind"
         stages.append(whole(folder) or frozenset())
         assert not [path for path in tmp_path.iterdir() if path != folder]
-    assert all(earlier <= later for earlier, later in zip(stages, stages[1:], strict=False))
+    assert all(earlier <= later for earlier, later in itertools.pairwise(stages))
     assert len(stages[-1]) > 5

@@ -90,13 +90,13 @@ def test_a_model_that_prints_to_a_full_stderr_is_exported_all_the_same(tmp_path:
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_json_is_json_and_tables_are_text_whatever_the_encoding(more: tuple[str, ...], tiny_artifact: Path) -> None:
     there = tiny_artifact.rename(tiny_artifact.parent / "größe 日本")
-    done = shell("$ATTNPORT", "audit", str(there), *more, PYTHONIOENCODING="ascii")
+    done = shell("$ATTNPORT", "audit", str(there), *more, PYTHONIOENCODING="latin-1")
     assert done.returncode in (0, 6)
     assert "bug of attnport" not in done.stderr
     if more:
         assert json.loads(done.stdout)["path"] == str(there)
     else:
-        assert "gr\\xf6\\xdfe \\u65e5\\u672c" in done.stdout
+        assert os.fsdecode(b"gr\xf6\xdfe ??") in done.stdout
 
 
 def test_streams_of_somebody_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ def prepare_streams() -> None:
     """Makes all three streams usable.
 
     One that the caller closed becomes the null device: nothing was to be read or shown. Its number must not stay free,
-    or the next file that is opened gets it, and with it what a library prints. stderr never fails, and stdout writes
-    characters that its encoding lacks as escapes.
+    or the next file that is opened gets it, and with it what a library prints. stderr never fails, and stdout has a
+    question mark for what its encoding lacks, as tables stay in line by.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -38,7 +38,7 @@ def prepare_streams() -> None:
                 os.set_inheritable(handle, True)
             setattr(sys, name, os.fdopen(handle, "w" if number else "r", encoding="utf-8", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout.reconfigure(errors="replace")
     with contextlib.suppress(OSError, ValueError):  # a stream of somebody's that is no file
         file = io.BufferedWriter(Messages(sys.stderr.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(
