@@ -43,7 +43,7 @@ def test_closed_streams_change_no_exit_code(closed: str, arguments: tuple[str, .
     told(shell(f"$ATTNPORT {closed}", *arguments), code)
 
 
-def test_what_is_still_open_gets_all_that_it_would(tmp_path: Path) -> None:
+def test_what_is_still_open_gets_all_that_it_would() -> None:
     assert "/nowhere is not a folder" in told(shell("$ATTNPORT >&-", *BAD), 2)
     assert "tensorrt_rtx" in shell("$ATTNPORT 2>&-", *GOOD).stdout
 
@@ -82,7 +82,6 @@ def test_messages_that_cannot_be_written_change_no_exit_code(arguments: tuple[st
 
 def test_a_model_that_prints_to_a_full_stderr_is_exported_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('x' * 100000, flush=True)\ndef factory():\n    return 3\n")
-    (tmp_path / "code").write_text("")
     done = shell("$ATTNPORT 2>/dev/full", "export", f"{tmp_path / 'loud.py'}:factory", "-o", str(tmp_path / "out"))
     assert done.returncode == 2  # for the 3, and not 1 for the print
 
@@ -126,7 +125,6 @@ def test_a_current_folder_that_was_deleted_is_told(arguments: tuple[str, ...], t
 def test_a_current_folder_that_is_deleted_meanwhile_is_told(tmp_path: Path) -> None:
     place = tmp_path / "gone"
     place.mkdir()
-    (tmp_path / "model.py").write_text(f"import os\ndef factory():\n    os.rmdir({str(place)!r})\n    os.getcwd()\n")
     (tmp_path / "run.py").write_text(
         "from pathlib import Path\nfrom attnport.pipeline import listing\n"
         f"def deleting(what):\n    Path({str(place)!r}).rmdir()\n    return Path('here').resolve()\n"
