@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,13 +11,14 @@ from typing import Any
 import click
 
 from attnport import __version__
+from attnport.console.arguments import FOLDER
 from attnport.console.bench_options import bench_options, check_together
 from attnport.console.gpu_options import gpu_options
-from attnport.console.run import INTERRUPTED, Reporter, Verbs, complain, verb
+from attnport.console.run import Reporter, Verbs, complain, verb
+from attnport.console.signals import INTERRUPTED
 from attnport.console.source_options import source_options
+from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
 from attnport.module_path import leave_current_folder
-
-FOLDER = click.Path(path_type=Path)
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -30,6 +30,7 @@ def cli() -> None:
 def main() -> None:
     """The console script; Ctrl-C before a verb has begun ends as quietly as later."""
     leave_current_folder()
+    prepare_streams()
     try:
         code = cli(standalone_mode=False)  # not None for --help and the like
         sys.stdout.flush()
@@ -39,8 +40,10 @@ def main() -> None:
         sys.exit(err.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # of --help: the reader of its output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as err:  # of --help and --version: a verb says its own
+        if why := why_lost(err):
+            complain(why, SEND_ELSEWHERE)
+            sys.exit(LOST)
         sys.exit(0)
 
 

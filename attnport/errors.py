@@ -1,7 +1,8 @@
 """One tree of errors; each class owns its exit code and carries a hint that says how to fix it.
 
 Exit codes: 0 fine, 1 our bug, 2 usage or bad input, 3 a runtime or dependency is not available,
-4 parity failed, 5 a required fusion is missing, 6 integrity or a disclosure, 7 slower than before, 130 interrupted.
+4 parity failed, 5 a required fusion is missing, 6 integrity or a disclosure, 7 slower than before;
+129, 130 and 143 ended by SIGHUP, Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ MAX_JSON_BYTES = 256 << 20
 T = TypeVar("T")
 
 
-def to_json(value: Any) -> str:
-    """A value as JSON text, ending in a newline; NaN and Inf are refused."""
-    return json.dumps(dataclasses.asdict(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+def to_json(value: Any, *, ascii_only: bool = False) -> str:
+    """A value as JSON text, ending in a newline; NaN and Inf are refused. ASCII alone fits every stream."""
+    return json.dumps(dataclasses.asdict(value), indent=1, allow_nan=False, ensure_ascii=ascii_only) + "\n"
 
 
 def from_json(kind: type[T], text: str | bytes, where: str) -> T:

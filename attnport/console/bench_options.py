@@ -8,16 +8,17 @@ from typing import Any, TypeVar
 
 import click
 
+from attnport.console.arguments import FOLDER
+
 F = TypeVar("F", bound=Callable[..., Any])
-_PATH = click.Path(path_type=Path)
 
 _WITH_COMPARE = ("compare", "fail_on_regression", "as_json", "verbose", "traceback")
 _OPTIONS = (
-    click.argument("folder", type=_PATH, required=False),
+    click.argument("folder", type=FOLDER, required=False),
     click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other."),
     click.option("--shape", "shapes", multiple=True, help='"batch=8,seq=128"; a grid: "batch=1/8,seq=64/128".'),
-    click.option("--text", type=_PATH, help="Sentences, one a line."),
-    click.option("--lengths", type=_PATH, help="Lengths for ragged batches, one a line or LENGTH:COUNT."),
+    click.option("--text", type=FOLDER, help="Sentences, one a line."),
+    click.option("--lengths", type=FOLDER, help="Lengths for ragged batches, one a line or LENGTH:COUNT."),
     click.option(
         "--batch",
         type=click.IntRange(min=1),
@@ -25,7 +26,7 @@ _OPTIONS = (
         show_default=True,
         help="Sentences or lengths in a padded batch.",
     ),
-    click.option("--bundle", type=_PATH, help="A bundle of this folder, measured through its own reader."),
+    click.option("--bundle", type=FOLDER, help="A bundle of this folder, measured through its own reader."),
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores."),
     click.option("--pin/--no-pin", default=True, show_default=True, help="Keep processes on as many cores as threads."),
     click.option(
@@ -50,10 +51,10 @@ _OPTIONS = (
         show_default=True,
         help="Seconds for each answer of a runtime's process.",
     ),
-    click.option("--save", type=_PATH, metavar="FILE", help="Write the report to FILE too."),
+    click.option("--save", type=FOLDER, metavar="FILE", help="Write the report to FILE too."),
     click.option(
         "--compare",
-        type=_PATH,
+        type=FOLDER,
         nargs=2,
         metavar="BEFORE AFTER",
         help="Measure nothing; say what became slower between two saved reports.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnport.reporting.markup import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -38,10 +40,10 @@ def table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[
 
 
 def plain(text: object) -> str:
-    """Text whose brackets are its own, not markup."""
+    """Text whose brackets are its own, not markup, and that says nothing to the terminal."""
     from rich.markup import escape
 
-    return escape(str(text))
+    return escape(printable(str(text)))
 
 
 def verdict(text: str) -> str:

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
+from attnport.console.arguments import FOLDER
+
 F = TypeVar("F", bound=Callable[..., Any])
-_PATH = click.Path(path_type=Path)
 
 _OPTIONS = (
-    click.option("-o", "--output", type=_PATH, default=Path("benchmarks"), show_default=True, help="gpu-NAME.json."),
+    click.option("-o", "--output", type=FOLDER, default=Path("benchmarks"), show_default=True, help="gpu-NAME.json."),
     click.option(
-        "--work", type=_PATH, default=Path("out/gpu-check"), show_default=True, help="Artifacts, several GB; kept."
+        "--work", type=FOLDER, default=Path("out/gpu-check"), show_default=True, help="Artifacts, several GB; kept."
     ),
     click.option("--only", multiple=True, help="A model, bert_encoder or llama_decoder; default: both."),
     click.option("--dtype", "dtypes", multiple=True, help="A precision plan, fp16, bf16 or fp32; default: fp16, bf16."),

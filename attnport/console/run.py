@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
-import signal
 import sys
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
@@ -15,10 +13,13 @@ from typing import Any, TypeVar
 
 import click
 
+from attnport.console.arguments import check_arguments
+from attnport.console.signals import INTERRUPTED, exit_code, interrupts
+from attnport.console.streams import LOST, SEND_ELSEWHERE, why_lost
 from attnport.errors import AttnportError, MissingDependency
+from attnport.reporting.markup import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
-INTERRUPTED = 130
 
 
 class Verbs(click.Group):
@@ -44,16 +45,18 @@ class Reporter:
         self.verbose = verbose
         self.traceback = traceback
         self.interrupts: list[int] = []
+        self.lost = False
         self._status: Any = None
 
     def progress(self, message: str) -> None:
         """Shows what is being done: a spinner on a terminal, a line with -v, nothing otherwise.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed, and a library swallowed it.
+            KeyboardInterrupt: a signal was to end the verb, and a library swallowed it.
         """
         if self.interrupts:
             raise KeyboardInterrupt
+        message = printable(message)
         if self.verbose:
             click.echo(message, err=True)
         elif self._status is not None:
@@ -63,6 +66,7 @@ class Reporter:
 
     def tell(self, message: str) -> None:
         """Says on stderr what a user has to know though nothing failed."""
+        message = printable(message)
         if self._status is not None:
             from rich.markup import escape
 
@@ -91,7 +95,7 @@ class Reporter:
         if self.as_json:
             from attnport.jsonfile import to_json
 
-            self.print(to_json(value))
+            self.print(to_json(value, ascii_only=True))
             return
         from attnport.console import cells
 
@@ -104,14 +108,17 @@ class Reporter:
         self.print((json.dumps({"path": str(path)}) if self.as_json else str(path)) + "\n")
 
     def print(self, text: str) -> None:
-        """Writes to stdout at once. A reader that went away is no error, and takes no verdict from the exit code."""
+        """Writes to stdout at once. What cannot be written takes no verdict from the exit code.
+
+        A reader that went away is no error. A full disk is one: `lost`, and exit code 2 where there is no other.
+        """
         try:
             click.echo(text, nl=False)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # What is still buffered must not fail again when Python ends.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as err:
+            if why := why_lost(err):
+                self.lost = True
+                complain(why, SEND_ELSEWHERE)
 
     def bug(self, err: Exception) -> None:
         """Is told of an unexpected error that did not end the verb."""
@@ -144,16 +151,16 @@ def verb(work: F) -> F:
     @wraps(work)
     def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:
         out = Reporter(as_json=as_json, verbose=verbose, traceback=traceback)
-        with _interrupts() as interrupted:
+        with interrupts() as interrupted:
             out.interrupts = interrupted
-            told = "interrupted; what was there before is untouched."
+            told = "interrupted; no file is half written, and what was finished is kept."
             try:
+                check_arguments(options)
                 with out.working(f"attnport {work.__name__.rstrip('_')}"):
                     finish = work(out, *args, **options)
                 if not interrupted:
                     finish()
-                    return
-                code, told = INTERRUPTED, "interrupted when the work was already done; it is kept."
+                code, told = 0, "interrupted when the work was already done; it is kept."
             except (click.ClickException, click.exceptions.Exit):
                 raise
             except SystemExit as end:
@@ -162,8 +169,9 @@ def verb(work: F) -> F:
                 code = _ended_by(err, out)
             if interrupted or code == INTERRUPTED:
                 click.echo(told, err=True)
-                code = INTERRUPTED
-        sys.exit(code)
+                code = exit_code(interrupted)
+        if code or out.lost:
+            sys.exit(code or LOST)
 
     return run  # type: ignore[return-value]
 
@@ -199,41 +207,8 @@ def _as_error(err: BaseException) -> AttnportError | None:
     return None
 
 
-@contextlib.contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Notes Ctrl-C as well as raising it: a library may turn the exception into one of its own on the way.
-
-    Where it is raised in a callback of Python's own, Python prints a traceback and goes on; that print is left out.
-    """
-    seen: list[int] = []
-    print_ignored = sys.unraisablehook
-
-    def ignored(what: sys.UnraisableHookArgs) -> None:
-        if not isinstance(what.exc_value, KeyboardInterrupt):
-            print_ignored(what)
-
-    def note(number: int, frame: Any) -> None:
-        seen.append(number)
-        signal.default_int_handler(number, frame)
-
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield seen  # ignored on purpose (nohup, a shell's background), or somebody else's
-        return
-    try:
-        signal.signal(signal.SIGINT, note)
-    except ValueError:  # not the main thread, which has no signals
-        yield seen
-        return
-    sys.unraisablehook = ignored
-    try:
-        yield seen
-    finally:
-        sys.unraisablehook = print_ignored
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def complain(message: str, hint: str = "") -> None:
     """Prints an error on stderr, and how to fix it."""
-    click.echo(f"{click.style('error', fg='red', bold=True)}: {message}", err=True)
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {printable(message)}", err=True)
     if hint:
-        click.echo(f"{click.style('hint', fg='cyan')}: {hint}", err=True)
+        click.echo(f"{click.style('hint', fg='cyan')}: {printable(hint)}", err=True)

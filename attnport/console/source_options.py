@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from attnport.console.arguments import FOLDER
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.argument("spec"),
-    click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact folder."),
+    click.option("-o", "--output", type=FOLDER, required=True, help="The artifact folder."),
     click.option(
         "--input",
         "inputs",

@@ -33,6 +33,15 @@ def as_usage_error(err: OSError) -> UsageError | None:
         )
     if err.errno in _REFUSED and err.filename:
         return UsageError(f"{where}{err.strerror}.", hint="Give a path that you may read and write.")
+    return folder_is_gone() if err.errno == errno.ENOENT else None
+
+
+def folder_is_gone() -> UsageError | None:
+    """What to tell when the current folder was deleted: MKL ends the process there, whatever the paths."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return UsageError("The current folder was deleted.", hint="cd to a folder that is there.")
     return None
 
 
