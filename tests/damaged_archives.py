@@ -123,6 +123,7 @@ ARCHIVES: dict[str, Callable[[bytearray], None]] = {
     "local name": put(30, "B", ord("z"), LOCAL),
     "local flags": put(6, "H", 1, LOCAL),
     "local method": put(8, "H", 8, LOCAL),
+    "other method": put(8, "H", 97, LOCAL),
     "local magic": put(0, "I", 0, LOCAL),
     "local extra length": put(28, "H", 60, LOCAL),
     "count": put(10, "H", 3, END),

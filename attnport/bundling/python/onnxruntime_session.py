@@ -55,9 +55,8 @@ class OnnxRuntimeSession:
         if threads is not None:
             options.intra_op_num_threads = threads
         # Other providers move weights to their device, and not all of them were tried with such.
-        weights = (
-            {} if mapped or provider != CPU else {name: read_regular(path.parent / name) for name in form.external}
-        )
+        names = () if mapped or provider != CPU else form.external
+        weights = {name: read_regular(path.parent / name) for name in names}
         # Its package has this from 1.24 on.
         if weights and hasattr(options, "add_external_initializers_from_files_in_memory"):
             sizes = [len(data) for data in weights.values()]

@@ -26,7 +26,7 @@ from .runtime_cache import RuntimeCache
 from .session import Session, gpu
 
 READ_BYTES = 1 << 28
-"""The weights of a form that a runtime has to read, where it could map them (FORMAT.md, Changes behind an open model)."""
+"""Weights of a form of at most so many bytes are read; larger ones may be mapped (FORMAT.md, Changes in place)."""
 
 
 def open_session(

@@ -23,8 +23,8 @@ namespace attnport::reader {
                                                     const std::string& name, const Options& options,
                                                     const std::optional<Cache>& cache);
 
-/// Whether a runtime may map the weights of a form: those of more bytes than `read_bytes_at_most` together. Others it has
-/// to read (FORMAT.md, Changes behind an open model).
+/// Whether a runtime may map the weights of a form: those of more bytes than `read_bytes_at_most` together. Others are
+/// read (FORMAT.md, Changes in place).
 inline constexpr std::int64_t read_bytes_at_most = std::int64_t{1} << 28U;
 [[nodiscard]] bool may_map(const Manifest& manifest, const Form& form);
 
