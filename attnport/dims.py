@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from attnport.bundling.python.feeds import not_an_array
 from attnport.errors import FeedError, ProfileError, UsageError
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -134,7 +137,7 @@ def check_feeds(inputs: Sequence[TensorSpec], dims: Sequence[Dim], feeds: Mappin
     Args:
         inputs: The declared inputs.
         dims: The named dims with their ranges.
-        feeds: An array (anything with `dtype` and `shape`) for each input.
+        feeds: A NumPy array or a torch tensor for each input.
 
     Raises:
         FeedError: a missing or unknown name, a wrong dtype, rank or size; names the tensor, got and expected.
@@ -149,10 +152,8 @@ def check_feeds(inputs: Sequence[TensorSpec], dims: Sequence[Dim], feeds: Mappin
     for spec in inputs:
         if spec.name not in feeds:
             raise FeedError(f"input {spec.name!r} is missing; expected {spec}.")
-        array = feeds[spec.name]
-        got_dtype, got_shape = str(getattr(array, "dtype", type(array).__name__)), getattr(array, "shape", None)
-        got_dtype = got_dtype.removeprefix("torch.")
-        if got_shape is None or got_dtype != spec.dtype:
+        got_dtype, got_shape = _dtype_and_shape(spec, feeds[spec.name])
+        if got_dtype != spec.dtype:
             raise FeedError(f"input {spec.name!r}: got dtype {got_dtype}; expected {spec.dtype}.")
         if len(got_shape) != len(spec.dims):
             raise FeedError(
@@ -177,3 +178,17 @@ def check_feeds(inputs: Sequence[TensorSpec], dims: Sequence[Dim], feeds: Mappin
             else:
                 sizes[dim], bound_by[dim] = got, spec.name
     return sizes
+
+
+def _dtype_and_shape(spec: TensorSpec, value: Any) -> tuple[str, tuple[int, ...]]:
+    """Those of an array or torch tensor. Raises FeedError for anything else."""
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    if torch and isinstance(value, torch.Tensor):
+        return str(value.dtype).removeprefix("torch."), tuple(value.shape)
+    problem = not_an_array(value, spec.dtype)
+    if problem:
+        raise FeedError(f"input {spec.name!r}: {problem}.")
+    array = np.asarray(value)  # what a subclass says of itself need not be so
+    return str(array.dtype), array.shape

@@ -141,8 +141,9 @@ def test_arrays_of_torch_and_of_half_precision_are_understood() -> None:
     ("change", "said"),
     [
         ({"inputs": np.zeros((2, 5), np.int64)}, "input 'inputs': the model has no such input; expected input_ids, x"),
-        ({"x": None}, "input 'x': got dtype NoneType; expected float32"),
-        ({"x": [[0.0]]}, "input 'x': got dtype list; expected float32"),
+        ({"x": None}, "input 'x': got NoneType; expected numpy.ndarray of float32"),
+        ({"x": [[0.0]]}, "input 'x': got list; expected numpy.ndarray of float32; numpy.asarray makes one"),
+        ({"x": np.ma.zeros((2, 5, 16), np.float32)}, "input 'x': got numpy.ma.MaskedArray; expected numpy.ndarray"),
         ({"input_ids": np.zeros((2, 5), np.int32)}, "input 'input_ids': got dtype int32; expected int64"),
         ({"input_ids": np.zeros((2, 5), ">i8")}, "input 'input_ids': got dtype >i8; expected int64"),
         ({"x": np.zeros((2, 5))}, "input 'x': got dtype float64; expected float32"),

@@ -60,8 +60,9 @@ class CheckedSession(abc.ABC):
         """Raises FeedError for feeds that do not fit."""
         check_feeds(self._io.inputs, self._io.dims, feeds)
         for spec in self._io.inputs:
-            if spec.high is not None and feeds[spec.name].size:
-                low, high = int(feeds[spec.name].min()), int(feeds[spec.name].max())
+            given = np.asarray(feeds[spec.name])  # what a subclass says of itself need not be so
+            if spec.high is not None and given.size:
+                low, high = int(given.min()), int(given.max())
                 if low < 0 or high >= spec.high:
                     raise FeedError(
                         f"input {spec.name!r}: got values from {low} to {high}; expected 0 to {spec.high - 1}."

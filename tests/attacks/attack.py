@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import struct
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import hostile_models
 import keys
 import numpy as np
+from damaged_archives import ARCHIVES, BAD, packed_by
 
 from attnport.bundling.signing import sign
 
@@ -244,6 +246,41 @@ def fortran(folder: Path, manifest: Path) -> None:
     np.savez(path, **arrays)
 
 
+def damage_archive(folder: Path, manifest: Path, how: str) -> None:
+    """Damages the archive of the goldens, in one of the ways of damaged_archives."""
+    path = folder / "goldens.npz"
+    data = bytearray(path.read_bytes())
+    ARCHIVES[how](data)
+    path.write_bytes(data)
+
+
+def repack(folder: Path, manifest: Path, method: int) -> None:
+    """Packs the members of the goldens by another method; where Python has none for it, they only say so."""
+    path = folder / "goldens.npz"
+    known = method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    _rewrite(path, {}, method if known else zipfile.ZIP_STORED)
+    if not known:
+        data = bytearray(path.read_bytes())
+        packed_by(method)(data)
+        path.write_bytes(data)
+
+
+def bad_member(folder: Path, manifest: Path, how: str) -> None:
+    """The first member of the goldens becomes one of the bad ones of damaged_archives."""
+    path = folder / "goldens.npz"
+    with zipfile.ZipFile(path) as file:
+        first = file.namelist()[0]
+    _rewrite(path, {first: BAD[how]()}, zipfile.ZIP_STORED)
+
+
+def _rewrite(path: Path, changed: dict[str, bytes], method: int) -> None:
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()} | changed
+    with zipfile.ZipFile(path, "w", method) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
 def add_engine(folder: Path, manifest: Path) -> None:
     """A form more: an engine of TensorRT-RTX 1.7.1.116 for SM 86 by its header, garbage behind it; all of it agrees."""
     body = bytes(range(200))
@@ -294,6 +331,9 @@ STEPS: dict[str, Callable[..., None]] = {
         retext,
         golden,
         fortran,
+        damage_archive,
+        repack,
+        bad_member,
         add_engine,
         overwrite,
     )

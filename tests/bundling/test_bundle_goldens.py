@@ -17,7 +17,7 @@ import pytest
 import tiny_attention as tiny
 from onnx import TensorProto, helper
 
-from attnport.bundling.python import BundleError, IntegrityError, goldens, load
+from attnport.bundling.python import BundleError, IntegrityError, load, npz
 from attnport.bundling.python.decode import MAX_DEPTH, decode, parse
 from attnport.bundling.python.external import Reference, references
 from attnport.bundling.python.goldens import Goldens, compare
@@ -203,7 +203,7 @@ def test_golden_files_that_are_no_plain_arrays_are_refused(app: Path) -> None:
 def test_a_golden_file_that_unpacks_to_too_much_is_refused(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(app / "goldens.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(1 << 20))
-    monkeypatch.setattr(goldens, "MAX_BYTES", 1 << 19)
+    monkeypatch.setattr(npz, "MAX_BYTES", 1 << 19)
     with pytest.raises(IntegrityError, match="unpacks to more than"):
         Goldens(app, read(app))
 

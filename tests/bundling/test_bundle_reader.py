@@ -80,11 +80,47 @@ def test_importing_it_imports_nothing_heavy(app: Path) -> None:
     assert run(app / "python", "-c", program).stdout.strip() == "set()"
 
 
+class Duck:
+    """Says what an array says of itself, and gives another."""
+
+    dtype, shape, size = np.dtype(np.int64), (2, 5), 10
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.full((2, 5), 99)
+
+    def min(self) -> int:
+        return 0
+
+    def max(self) -> int:
+        return 0
+
+
+class Liar(np.ndarray[Any, Any]):
+    """An array that says something else of itself than its elements are."""
+
+    dtype = np.dtype(np.int64)  # type: ignore[assignment]
+
+    def min(self, *args: Any, **kwargs: Any) -> Any:
+        return 0
+
+    def max(self, *args: Any, **kwargs: Any) -> Any:
+        return 0
+
+
 WRONG = {
     "unknown": ({"x": np.ones(1)}, "input 'x': the model has no such input"),
     "missing": ({"ids": None}, "input 'ids' is missing; expected ids=int64[batch,seq]"),
     "dtype": ({"ids": np.ones((2, 5), np.int32)}, "input 'ids': got dtype int32; expected int64"),
-    "list": ({"ids": [[1]]}, "input 'ids': got dtype list; expected int64"),
+    "list": ({"ids": [[1]]}, "input 'ids': got list; expected numpy.ndarray of int64; numpy.asarray makes one"),
+    "scalar": ({"ids": np.int64(1)}, "input 'ids': got numpy.int64; expected numpy.ndarray of int64"),
+    "hidden values": (
+        {"ids": np.ma.masked_equal(np.arange(10).reshape(2, 5), 3)},
+        "input 'ids': got numpy.ma.MaskedArray; expected numpy.ndarray of int64; .filled(value) makes one",
+    ),
+    "masked, nothing hidden": ({"ids": np.ma.ones((2, 5), np.int64)}, "input 'ids': got numpy.ma.MaskedArray"),
+    "looks like an array": ({"ids": Duck()}, "Duck; expected numpy.ndarray of int64; numpy.asarray makes one"),
+    "memory": ({"ids": memoryview(np.ones((2, 5), np.int64))}, "input 'ids': got memoryview; expected numpy.ndarray"),
+    "a subclass that lies of its dtype": ({"ids": np.ones((2, 5), np.int32).view(Liar)}, "got dtype int32; expected"),
     "byte order": ({"ids": np.ones((2, 5), ">i8")}, "input 'ids': got dtype >i8; expected int64"),
     "rank": ({"ids": np.ones((2, 5, 1), np.int64)}, "input 'ids': got rank 3, shape [2, 5, 1]; expected rank 2"),
     "differing": (
@@ -105,6 +141,21 @@ def test_wrong_feeds_are_refused_in_the_words_of_attnport_itself(model: Model, n
     with pytest.raises(OwnFeedError) as own:
         check_feeds(tiny.IO.inputs, tiny.IO.dims, feeds)
     assert str(own.value) == str(caught.value)
+
+
+def test_subclasses_of_an_array_give_what_arrays_give(model: Model, tmp_path: Path) -> None:
+    wanted = model.run(**given())
+    for name, array in given().items():
+        array.tofile(tmp_path / name)
+    mapped = {name: np.memmap(tmp_path / name, array.dtype, "r", shape=array.shape) for name, array in given().items()}
+    for feeds in (mapped, {name: array.view(Liar) for name, array in given().items()}):
+        found = model.run(**feeds)
+        assert all(np.array_equal(found[name], array) for name, array in wanted.items())
+
+
+def test_a_subclass_cannot_hide_an_id_outside_the_vocabulary(model: Model) -> None:
+    with pytest.raises(FeedError, match="input 'ids': got values 50 to 50"):
+        model.run(**{**given(), "ids": np.full((2, 5), 50).view(Liar)})
 
 
 @pytest.mark.parametrize("value", [-1, 50])

@@ -96,6 +96,7 @@ WRONG = {
     "size": (lambda t: t | {"ids": torch.ones(2, 17, dtype=torch.int64)}, "'ids': got seq=17"),
     "missing": (lambda t: {"ids": t["ids"]}, "'attention_mask' is missing"),
     "no tensor": (lambda t: t | {"ids": [[1]]}, "'ids': got list; expected an array, or a tensor with __dlpack__"),
+    "masked": (lambda t: t | {"ids": np.ma.ones((2, 4), np.int64)}, "'ids': got numpy.ma.MaskedArray"),
     "an array's values": (lambda t: t | {"ids": np.full((2, 4), 50)}, "'ids': got values 50 to 50"),
 }
 

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .device_tensors import Described
 from .errors import BundleError, FeedError
 from .manifest import IO, Mask, Tensor
 
@@ -21,7 +22,7 @@ def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
     """
     sizes = check_shapes(io, feeds)
     for spec in io.inputs:
-        _check_values(spec, feeds[spec.name])
+        _check_values(spec, _plain(spec, feeds[spec.name], spec.dtype))
     return sizes
 
 
@@ -47,7 +48,7 @@ def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
 
     for spec in io.inputs:
         if isinstance(feeds[spec.name], np.ndarray):
-            _check_values(spec, feeds[spec.name])
+            _check_values(spec, np.asarray(feeds[spec.name]))
 
 
 def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -78,9 +79,36 @@ def _check_values(spec: Tensor, array: Any) -> None:
         )
 
 
-def _shape(spec: Tensor, array: object, wanted: str) -> tuple[int, ...]:
-    shape, dtype = getattr(array, "shape", None), str(getattr(array, "dtype", type(array).__name__))
-    if shape is None or dtype != wanted:
+def not_an_array(value: object, dtype: str) -> str:
+    """Why a value is not taken for an array of `dtype`, in words behind the input's name; "" = it is one.
+
+    Subclasses of numpy.ndarray are arrays, such as numpy.memmap, but for masked ones: they hide elements, and a
+    runtime would compute with what stands there. What only looks like an array may say one thing and give another.
+    """
+    import numpy as np
+
+    masked = isinstance(value, np.ma.MaskedArray)
+    if isinstance(value, np.ndarray) and not masked:
+        return ""
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"got {name}; expected numpy.ndarray of {dtype}; {'.filled(value)' if masked else 'numpy.asarray'} makes one"
+
+
+def _plain(spec: Tensor, value: Any, wanted: str) -> np.ndarray[Any, Any]:
+    """The elements as the runtime sees them, whatever a subclass says of itself. Raises FeedError for no array."""
+    import numpy as np
+
+    problem = not_an_array(value, wanted)
+    if problem:
+        raise FeedError(f"input {spec.name!r}: {problem}.")
+    return np.asarray(value)
+
+
+def _shape(spec: Tensor, given: object, wanted: str) -> tuple[int, ...]:
+    array = given if isinstance(given, Described) else _plain(spec, given, wanted)
+    shape, dtype = array.shape, str(array.dtype)
+    if dtype != wanted:
         raise FeedError(f"input {spec.name!r}: got dtype {dtype}; expected {wanted}.")
     if len(shape) != len(spec.dims):
         raise FeedError(

@@ -14,6 +14,7 @@ from .errors import BundleError, RuntimeMissing
 from .halves import BFLOAT16, storage
 from .manifest import Form
 from .printable import escaped
+from .regular import read_regular
 from .session import Port, cpu, gpu
 
 if TYPE_CHECKING:
@@ -33,11 +34,16 @@ _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 class OnnxRuntimeSession:
     """A session of ONNX Runtime; the attributes are `session.Session`'s."""
 
-    def __init__(self, module: Any, path: Path, form: Form, threads: int | None) -> None:
+    def __init__(self, module: Any, path: Path, form: Form, threads: int | None, mapped: bool = True) -> None:
         """Opens the file.
+
+        Args:
+            threads: Compute threads; None = the runtime's own choice.
+            mapped: Weights files may be mapped; else they are read.
 
         Raises:
             RuntimeMissing: ONNX Runtime was built without the provider, or it does not start here.
+            IntegrityError: a weights file cannot be read.
             BundleError: ONNX Runtime refuses the file.
         """
         provider = str(form.provider)
@@ -48,6 +54,13 @@ class OnnxRuntimeSession:
         options.add_session_config_entry(*_FORMAT)
         if threads is not None:
             options.intra_op_num_threads = threads
+        # Other providers move weights to their device, and not all of them were tried with such.
+        names = () if mapped or provider != CPU else form.external
+        weights = {name: read_regular(path.parent / name) for name in names}
+        # Its package has this from 1.24 on.
+        if weights and hasattr(options, "add_external_initializers_from_files_in_memory"):
+            sizes = [len(data) for data in weights.values()]
+            options.add_external_initializers_from_files_in_memory(list(weights), list(weights.values()), sizes)
         try:
             # Its way back to the CPU is off: it prints what went wrong as it is, text of the model file too.
             session = module.InferenceSession(

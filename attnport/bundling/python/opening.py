@@ -21,9 +21,12 @@ from .fitting import check_ports, check_profiles
 from .manifest import ENGINES, Form, Manifest, Requires
 from .onnxruntime_session import OnnxRuntimeSession
 from .openvino_session import OpenVinoSession
-from .regular import open_regular
+from .regular import read_regular
 from .runtime_cache import RuntimeCache
 from .session import Session, gpu
+
+READ_BYTES = 1 << 28
+"""Weights of a form of at most so many bytes are read; larger ones may be mapped (FORMAT.md, Changes in place)."""
 
 
 def open_session(
@@ -42,15 +45,16 @@ def open_session(
     """
     form, path = manifest.forms[name], folder / manifest.forms[name].file
     _check_file(path, form)
+    mapped = sum(manifest.files[external].bytes for external in form.external) > READ_BYTES
     module = _module(form.runtime, form.requires)
     session: Session
     try:
         if form.runtime in ENGINES:
             session = _engine(module, path, manifest, name, cache)
         elif form.runtime == "openvino":
-            session = OpenVinoSession(module, path, form, threads)
+            session = OpenVinoSession(module, path, form, threads, mapped)
         else:
-            session = OnnxRuntimeSession(module, path, form, threads)
+            session = OnnxRuntimeSession(module, path, form, threads, mapped)
     except UnicodeDecodeError as err:
         raise IntegrityError(f"{path}: the name of an input or output is no UTF-8.") from err
     try:
@@ -84,13 +88,7 @@ def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
 
     An engine is code for a device. These very bytes are what TensorRT gets: the file is not read again.
     """
-    try:
-        with open_regular(path) as file:
-            data = file.read()
-    except OSError as err:
-        raise IntegrityError(f"{path}: cannot be read: {err.strerror}.") from err
-    except ValueError as err:
-        raise IntegrityError(f"{path}: {err}.") from err
+    data = read_regular(path)
     if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
         raise IntegrityError(f"{path}: changed: its SHA-256 is not that of the manifest.")
     return data

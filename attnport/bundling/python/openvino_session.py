@@ -84,15 +84,21 @@ def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str,
 class OpenVinoSession:
     """A compiled model; the attributes are `session.Session`'s. Calls from several threads take turns."""
 
-    def __init__(self, module: Any, path: Path, form: Form, threads: int | None) -> None:
+    def __init__(self, module: Any, path: Path, form: Form, threads: int | None, mapped: bool = True) -> None:
         """Opens the file.
+
+        Args:
+            threads: Compute threads; None = the plugin's own choice.
+            mapped: Weights files may be mapped; else they are read.
 
         Raises:
             RuntimeMissing: the CPU does not compute in the plan's precision.
             BundleError: OpenVINO refuses the file.
         """
         try:
-            graph = module.Core().read_model(str(path))
+            core = module.Core()
+            core.set_property({"ENABLE_MMAP": mapped})
+            graph = core.read_model(str(path))
         except Exception as err:  # a runtime's own exceptions share no base
             raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
         self._made = compiled(module, graph, form.plan, threads, path)

@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from .errors import IntegrityError
+
 # Neither of the first two flags is there on every system.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -24,3 +26,14 @@ def open_regular(path: Path) -> BinaryIO:
         return file
     file.close()
     raise ValueError("not a regular file")
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a bundled file that is to be there. Raises IntegrityError where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError as err:
+        raise IntegrityError(f"{path}: cannot be read: {err.strerror}.") from err
+    except ValueError as err:
+        raise IntegrityError(f"{path}: {err}.") from err

@@ -20,12 +20,10 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& /*path*/, cons
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "engine_session.hpp"
-#include "regular.hpp"
 #include "sha256.hpp"
 #include "words.hpp"
 
@@ -39,21 +37,10 @@ constexpr Headers compiled_with{"tensorrt_rtx", TRT_MAJOR_RTX, TRT_MINOR_RTX};
 constexpr Headers compiled_with{"tensorrt", NV_TENSORRT_MAJOR, NV_TENSORRT_MINOR};
 #endif
 
-std::string whole(const std::filesystem::path& path) {
-    try {
-        RegularFile file(path);
-        return file.read_up_to(file.size());
-    } catch (const SystemError& err) {
-        throw IntegrityError(path.string() + ": cannot be read: " + err.what() + ".");
-    } catch (const std::invalid_argument& err) {
-        throw IntegrityError(path.string() + ": " + err.what() + ".");
-    }
-}
-
 /// The bytes of an engine, which is code for a device: the bundled ones, whatever was compared before. These very bytes
 /// are what TensorRT gets; the file is not read again.
 std::string bundled(const std::filesystem::path& path, const Manifest& manifest, const Form& form) {
-    std::string data = whole(path);
+    std::string data = read_regular(path);
     const File* const expected = manifest.files.find(form.file);
     if (expected == nullptr || sha256_hex(data) != expected->sha256) {
         throw IntegrityError(path.string() + ": changed: its SHA-256 is not that of the manifest.");

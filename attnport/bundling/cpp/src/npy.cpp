@@ -151,7 +151,7 @@ std::pair<Header, std::size_t> header_of(std::string_view data) {
     const Piece file(data);
     if (data.substr(0, npy_magic.size()) != npy_magic) refuse("a member is no array");
     const std::uint32_t major = file.number(6, 2);  // the version: major, then minor
-    if (major < 1 || major > 3) refuse("a member is of another npy version than 1.0 to 3.0");
+    if (major < 1 || major > 3 || file.number(7, 1) != 0) refuse("a member is of another npy version than 1.0 to 3.0");
     const unsigned width = major == 1 ? 2 : 4;
     const std::uint32_t bytes = file.number(8, width);
     if (bytes > max_header_bytes) refuse("a member has a header that is too large");

@@ -37,8 +37,9 @@ constexpr const char* rtx_provider = "NvTensorRTRTXExecutionProvider";
 /// Opens the file with one provider after the other.
 class Starting {
 public:
-    Starting(OnnxRuntime& library, const std::filesystem::path& path, const Manifest& manifest, const Options& options)
-        : library_(library), api_(library.api()), path_(path), manifest_(manifest), options_(options),
+    Starting(OnnxRuntime& library, const std::filesystem::path& path, const Manifest& manifest, const Form& form,
+             const Options& options)
+        : library_(library), api_(library.api()), path_(path), manifest_(manifest), form_(form), options_(options),
           built_in_(library.providers()) {}
 
     /// Throws RuntimeMissing where the provider does not start, and Error where the file is refused.
@@ -55,6 +56,9 @@ public:
         } catch (const OrtFailure& err) {
             throw does_not_start(called, err);
         }
+        // Other providers move weights to their device, and not all of them were tried with such.
+        const bool reads = called == cpu_provider && !form_.external.empty() && !may_map(manifest_, form_);
+        const std::vector<std::string> weights = reads ? give_weights(settings.get()) : std::vector<std::string>();
         return opened(settings.get(), std::move(chosen));
     }
 
@@ -71,6 +75,23 @@ private:
             }
             throw Error(path_.string() + " cannot be opened: " + err.what());
         }
+    }
+
+    /// The bytes of the weights files, which the options point to until the session is there.
+    std::vector<std::string> give_weights(OrtSessionOptions* settings) {
+        std::vector<std::string> found;
+        std::vector<const char*> names;
+        std::vector<char*> data;
+        std::vector<std::size_t> sizes;
+        for (const std::string& name : form_.external) found.push_back(read_regular(path_.parent_path() / name));
+        for (std::size_t index = 0; index < found.size(); ++index) {
+            names.push_back(form_.external[index].c_str());
+            data.push_back(found[index].data());
+            sizes.push_back(found[index].size());
+        }
+        library_.check(api_.AddExternalInitializersFromFilesInMemory(settings, names.data(), data.data(), sizes.data(),
+                                                                     names.size()));
+        return found;
     }
 
     /// Adds the provider to the options and says where it computes.
@@ -151,6 +172,7 @@ private:
     const OrtApi& api_;
     const std::filesystem::path& path_;
     const Manifest& manifest_;
+    const Form& form_;
     const Options& options_;
     std::vector<std::string> built_in_;
     Place plugin_place_ = Place::Cpu;
@@ -165,7 +187,7 @@ std::unique_ptr<Session> open_onnxruntime(const std::filesystem::path& path, con
                                                  : options.providers;
     std::vector<std::string> refusals;
     try {
-        Starting starting(library, path, manifest, options);
+        Starting starting(library, path, manifest, form, options);
         for (const auto& called : asked) {
             try {
                 return starting.with(called);

@@ -1,5 +1,6 @@
 #include "opening.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include <attnport/error.hpp>
@@ -72,6 +73,26 @@ void require_release(std::string_view runtime, std::string_view version, const R
     if (fits) return;
     throw RuntimeMissing("got " + std::string(runtime) + " " + std::string(version) + "; expected " + wanted.runtime +
                          (wanted.exact ? ", that release exactly" : " or later") + "; " + std::string(how) + ".");
+}
+
+bool may_map(const Manifest& manifest, const Form& form) {
+    std::int64_t bytes = 0;
+    for (const std::string& name : form.external) {
+        const File* const file = manifest.files.find(name);
+        bytes += file == nullptr ? 0 : std::min(file->bytes, read_bytes_at_most + 1);
+    }
+    return bytes > read_bytes_at_most;
+}
+
+std::string read_regular(const std::filesystem::path& path) {
+    try {
+        RegularFile file(path);
+        return file.read_up_to(file.size());
+    } catch (const SystemError& err) {
+        throw IntegrityError(path.string() + ": cannot be read: " + err.what() + ".");
+    } catch (const std::invalid_argument& err) {
+        throw IntegrityError(path.string() + ": " + err.what() + ".");
+    }
 }
 
 std::unique_ptr<Session> open_session(const std::filesystem::path& folder, const Manifest& manifest,

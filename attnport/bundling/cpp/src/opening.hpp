@@ -1,6 +1,7 @@
 // One form of a bundle, opened: what it requires first, then the file itself, then its runtime, then the contract.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -21,6 +22,14 @@ namespace attnport::reader {
 [[nodiscard]] std::unique_ptr<Session> open_session(const std::filesystem::path& folder, const Manifest& manifest,
                                                     const std::string& name, const Options& options,
                                                     const std::optional<Cache>& cache);
+
+/// Whether a runtime may map the weights of a form: those of more bytes than `read_bytes_at_most` together. Others are
+/// read (FORMAT.md, Changes in place).
+inline constexpr std::int64_t read_bytes_at_most = std::int64_t{1} << 28U;
+[[nodiscard]] bool may_map(const Manifest& manifest, const Form& form);
+
+/// The bytes of a bundled file that is to be there. Throws IntegrityError where it cannot be read.
+[[nodiscard]] std::string read_regular(const std::filesystem::path& path);
 
 /// Throws IntegrityError unless names, dtypes, ranks and fixed sizes of an open session are the manifest's.
 void check_ports(const IO& io, const Form& form, const Session& session, const std::string& where);

@@ -148,7 +148,7 @@ Ports in_order(const Ports& ports, const std::vector<TensorSpec>& specs, const F
 /// A compiled model. Calls from several threads take turns.
 class OpenVinoSession final : public Session {
 public:
-    OpenVinoSession(const std::filesystem::path& path, const IO& io, const Form& form, int threads);
+    OpenVinoSession(const std::filesystem::path& path, const Manifest& manifest, const Form& form, int threads);
     OpenVinoSession(const OpenVinoSession&) = delete;
     OpenVinoSession& operator=(const OpenVinoSession&) = delete;
     ~OpenVinoSession() override;
@@ -172,9 +172,12 @@ private:
     std::mutex lock_;
 };
 
-OpenVinoSession::OpenVinoSession(const std::filesystem::path& path, const IO& io, const Form& form, int threads) {
+OpenVinoSession::OpenVinoSession(const std::filesystem::path& path, const Manifest& manifest, const Form& form,
+                                 int threads) {
     std::shared_ptr<ov::Model> graph;
+    const IO& io = manifest.io;
     try {
+        core_.set_property(ov::enable_mmap(may_map(manifest, form)));
         graph = core_.read_model(path.string());
     } catch (const std::exception& err) {
         throw Error(path.string() + " cannot be opened: " + escaped(err.what()));
@@ -268,7 +271,7 @@ std::unique_ptr<Session> open_openvino(const std::filesystem::path& path, const 
     // Around all of it: the plugin takes its signal stack back where a model that was compiled is refused, too.
     const SignalStackKept kept;
     try {
-        return std::make_unique<OpenVinoSession>(path, manifest.io, form, options.threads);
+        return std::make_unique<OpenVinoSession>(path, manifest, form, options.threads);
     } catch (const Error&) {
         throw;
     } catch (const std::exception& err) {
