@@ -353,8 +353,10 @@ def _explain(folder: Path, err: OSError) -> None:
                 f"{folder}: {err.strerror}; the change is on disk but not yet in place.",
                 hint="Free some space; the next verb that opens the folder puts it in place.",
             ) from err
+        # A write that fails names no file: it may have been a temporary one, on another disk.
         raise UsageError(
-            f"{folder}: {err.strerror}; what was there before is untouched.", hint="Free some space and try again."
+            f"{folder}: {err.strerror}; what was there before is untouched.",
+            hint="Free some space there, or where temporary files go (TMPDIR), and try again.",
         ) from err
     refused = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
     if err.errno in refused and isinstance(err.filename, (str, os.PathLike)):

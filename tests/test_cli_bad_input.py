@@ -210,12 +210,16 @@ def small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
-@pytest.mark.parametrize("verb", ["export", "fuse"])
+@pytest.mark.parametrize("verb", ["export", "fuse", "build", "check", "bench", "report"])
 def test_a_full_disk_leaves_what_was_there(verb: str, tiny_artifact: Path) -> None:
     spec = f"{Path(__file__).parent / 'tiny_model.py'}:spec"
-    arguments = (
-        ["export", spec, "-o", str(tiny_artifact), "--force"] if verb == "export" else ["fuse", str(tiny_artifact)]
-    )
+    folder = str(tiny_artifact)
+    arguments = {
+        "export": ["export", spec, "-o", folder, "--force"],
+        "build": ["build", folder, "--target", "tensorrt_rtx", "--dtype", "fp16"],
+        "check": ["check", folder, "--runtime", "torch_eager"],
+        "bench": ["bench", folder, "--runtime", "torch_eager", "--shape", "batch=32,seq=48", "--budget", "1"],
+    }.get(verb, [verb, folder])
     before = contents(tiny_artifact)
     done = subprocess.run(
         [sys.executable, "-B", "-c", "from attnport.cli import main; main()", *arguments],

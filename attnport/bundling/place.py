@@ -51,7 +51,10 @@ def replaced(out: Path, may_replace: Callable[[], None]) -> Iterator[Path]:
                 f"{out}: {err.strerror}; what was there before is untouched.", hint="Free some space and try again."
             ) from err
         if err.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            raise UsageError(f"{out} cannot be written: {err.strerror} ({err.filename}).") from err
+            raise UsageError(
+                f"{out} cannot be written: {err.strerror} ({err.filename}).",
+                hint="Choose a folder that you may write to.",
+            ) from err
         raise
 
 

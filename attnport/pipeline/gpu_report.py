@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,13 +120,13 @@ def earlier(path: Path) -> GpuReport | None:
 def keep(report: GpuReport, path: Path) -> None:
     """Writes the report, whole or not at all: a run may be ended at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".gpu-check-", dir=path.parent)
+    # Not `tempfile`, whose files nobody else may read: a report is for others too.
+    temporary = path.with_name(f".gpu-check-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(to_json(report))
-        Path(temporary).replace(path)
+        temporary.write_text(to_json(report), encoding="utf-8")
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

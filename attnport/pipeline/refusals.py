@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from attnport.artifacts import MANIFEST
@@ -11,6 +12,7 @@ from attnport.errors import UsageError
 from attnport.transaction import OWN
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CUT_SHORT = re.compile(r"problem writing element|\d+ requested and \d+ written")
 _REFUSED = (
     errno.EACCES,
     errno.EPERM,
@@ -26,11 +28,14 @@ def as_usage_error(err: OSError) -> UsageError | None:
     """An OSError as what the user is told; None for one that is not the user's to mend."""
     where = f"{err.filename}: " if err.filename else ""
     # NumPy writes arrays by C's fwrite, and says how far it came, not why it came no further.
-    if err.errno in _FULL or (err.errno is None and "problem writing element" in str(err)):
+    if err.errno in _FULL or (err.errno is None and _CUT_SHORT.search(str(err))):
         return UsageError(
             f"{where}{err.strerror or os.strerror(errno.ENOSPC)}; what was there before is untouched.",
             hint="Free some space (temporary files go to TMPDIR) and try again.",
         )
+    if err.errno == errno.ENOENT and err.filename is None and "usable temporary directory" in str(err):
+        # All places of `tempfile` were tried, and none could be written: a full disk, or one that is read-only.
+        return UsageError(f"{err.strerror}.", hint="Free some space, or set TMPDIR to a folder that you may write to.")
     if err.errno in _REFUSED and err.filename:
         return UsageError(f"{where}{err.strerror}.", hint="Give a path that you may read and write.")
     return folder_is_gone() if err.errno == errno.ENOENT else None

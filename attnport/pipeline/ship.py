@@ -174,7 +174,10 @@ def ship(
     run.run("bundle", lambda: _bundle(run, force))
     run.run("report", lambda: _report(run, sentences, force))
     codes = [stage.exit_code for stage in run.stages]
-    parity = _read(ParityReport, folder / "parity.json") if run.reported("check", ParityFailed) else None
+    judged = run.reported("check", ParityFailed)
+    if not judged:  # then the bundle is refused for want of a verdict: the code is that of what kept it from being made
+        codes = [code for code in codes if code != ParityFailed.exit_code]
+    parity = _read(ParityReport, folder / "parity.json") if judged else None
     latency = _read(LatencyReport, folder / "latency.json") if run.reported("bench") else None
     return ShipResult(
         folder=str(folder),

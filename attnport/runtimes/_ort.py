@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Evidence, IOContract, Ran
-from attnport.errors import ArtifactError, UnavailableError, first_line
+from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line
 from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
@@ -148,9 +148,25 @@ def profiled(
         except Exception as err:  # a runtime's own exceptions share no base
             shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
             raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
-        events = json.loads(Path(session.end_profiling()).read_text())
+        events = _events(Path(session.end_profiling()))
         ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
         return ran, read_graph(written) if save else graph
+
+
+def _events(profile: Path) -> list[dict[str, Any]]:
+    """The events of a profile, which ONNX Runtime writes without a word when the disk is full.
+
+    Raises:
+        UsageError: it was not written, or not to its end.
+    """
+    try:
+        events: list[dict[str, Any]] = json.loads(profile.read_text())
+    except (OSError, ValueError) as err:
+        raise UsageError(
+            f"{profile}: ONNX Runtime's profile is missing or was cut short.",
+            hint="Free some space (temporary files go to TMPDIR) and try again.",
+        ) from err
+    return events
 
 
 def refuse_fallback(model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None) -> None:

@@ -156,6 +156,9 @@ def test_a_report_is_read_back_as_it_was_written(report: GpuReport, tmp_path: Pa
     keep(report, path)
     assert earlier(path) == report
     assert [one.name for one in path.parent.iterdir()] == ["gpu.json"]
+    beside = tmp_path / "beside"
+    beside.touch()
+    assert path.stat().st_mode == beside.stat().st_mode  # as the umask says: who may read files may read this one
     keep(dataclasses.replace(report, format=FORMAT + 1), path)
     assert earlier(path) is None
     assert earlier(tmp_path / "nothing.json") is None

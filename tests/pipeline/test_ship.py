@@ -144,6 +144,8 @@ FAILURES: list[tuple[dict[str, Exception], int]] = [
     ({"bundle": errors.IntegrityError("x"), "report": RuntimeError("x")}, 1),
     ({verb: RuntimeError("x") for verb in VERBS[1:]}, 1),
     ({"report": OSError(28, "No space left on device")}, 2),
+    ({"check": errors.UsageError("no space"), "bundle": errors.ParityFailed("parity was not checked")}, 2),
+    ({"check": errors.UnavailableError("x"), "bundle": errors.ParityFailed("parity was not checked")}, 3),
     ({"build": errors.MissingDependency("x")}, 0),
 ]
 

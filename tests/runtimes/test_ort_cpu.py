@@ -11,7 +11,8 @@ import pytest
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import ArtifactError, IntegrityError, UnavailableError
+from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError
+from attnport.runtimes import _ort
 from attnport.runtimes.base import Opening
 from attnport.runtimes.ort_cpu import PROVIDER, RUNTIME
 
@@ -119,3 +120,15 @@ def test_missing_weights_are_an_error_that_names_the_model(tmp_path: Path) -> No
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ArtifactError, match=r"model\.onnx"):
         RUNTIME.open(Opening(IO, model=path))
+
+
+@pytest.mark.parametrize("left", ["", '[{"cat": "Session"', None], ids=["empty", "cut", "missing"])
+def test_a_profile_that_a_full_disk_cut_short_is_told(left: str | None, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    if left is not None:
+        profile.write_text(left)
+    with pytest.raises(UsageError, match="missing or was cut short") as caught:
+        _ort._events(profile)
+    assert "TMPDIR" in caught.value.hint
+    profile.write_text('[{"cat": "Node"}]')
+    assert _ort._events(profile) == [{"cat": "Node"}]

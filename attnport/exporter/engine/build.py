@@ -14,6 +14,7 @@ from attnport import errors
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Profile
 from attnport.errors import ArtifactError, AttnportError, EngineBuildError, ProfileError, UsageError
+from attnport.exporter.engine.child import NOT_WRITTEN
 from attnport.exporter.engine.header import read_header
 from attnport.exporter.engine.request import BuildRequest, BuildResult
 from attnport.jsonfile import digest_file, read, to_json
@@ -121,6 +122,11 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
             raise
     log_path = Path(request.log)
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
+    if child.returncode == NOT_WRITTEN:
+        raise UsageError(
+            f"{request.module}'s builder could not write its log or its result to {folder}.",
+            hint="Free some space (temporary files go to TMPDIR) and try again.",
+        )
     if child.returncode != 0 or not answer.exists():
         lines = [line for line in (log + output.read_text(errors="replace")).splitlines() if line.strip()]
         ended = f"exit status {child.returncode}"

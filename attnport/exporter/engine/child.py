@@ -23,6 +23,8 @@ from attnport.jsonfile import from_json, to_json
 PR_SET_PDEATHSIG = 1
 ADDR_NO_RANDOMIZE = 0x0040000
 FIXED = "ATTNPORT_BUILDER_ADDRESSES_FIXED"
+NOT_WRITTEN = 74
+"""The exit status where the log or the result cannot be written: EX_IOERR of sysexits.h."""
 UNUSED = "Unused Input: "
 
 
@@ -183,14 +185,21 @@ def main() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     request = from_json(BuildRequest, sys.stdin.buffer.read(), "the build request")
+    try:
+        result = _answer(request)
+        Path(sys.argv[1]).write_text(to_json(result))
+    except OSError:  # the log or the result, or both: what is printed goes to the same disk
+        sys.exit(NOT_WRITTEN)
+
+
+def _answer(request: BuildRequest) -> BuildResult:
     with Path(request.log).open("w", buffering=1, errors="replace") as log:
         try:
-            result = build(request, log)
+            return build(request, log)
         except AttnportError as err:
-            result = BuildResult(error=type(err).__name__, message=err.message, hint=err.hint)
+            return BuildResult(error=type(err).__name__, message=err.message, hint=err.hint)
         except OSError as err:
-            result = BuildResult(error="UsageError", message=f"{request.output} cannot be written: {err.strerror}.")
-    Path(sys.argv[1]).write_text(to_json(result))
+            return BuildResult(error="UsageError", message=f"{request.output} cannot be written: {err.strerror}.")
 
 
 if __name__ == "__main__":
