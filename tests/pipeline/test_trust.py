@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import os
-import py_compile
 import re
 import shutil
 import subprocess
@@ -24,10 +21,8 @@ from attnport.errors import SpecError
 from attnport.pipeline import trust
 from attnport.pipeline.bisect_ground import Ground
 from attnport.pipeline.fuse import fuse
-from attnport.pipeline.loading import load
 from attnport.pipeline.worker import Worker
 from attnport.pipeline.workspace import change, load_spec, open_folder
-from attnport.sources.code import code_of, runs_code
 
 TESTS = Path(__file__).parent.parent
 MARKING = """
@@ -280,72 +275,11 @@ def test_a_path_through_a_link_is_not_taken_for_the_file_that_it_looks_like(
     assert not (here / "b" / "mark").exists()
 
 
-def test_bytecode_beside_a_file_is_not_what_runs(tmp_path: Path) -> None:
-    """What a user reads before saying yes is what runs: a `.pyc` may say that its source need not be looked at."""
-    (tmp_path / "model.py").write_text("from ship_model import spec\n")
-    (tmp_path / "other.py").write_text(MODEL)
-    cached = importlib.util.cache_from_source(str(tmp_path / "model.py"))
-    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    py_compile.compile(str(tmp_path / "other.py"), cached, str(tmp_path / "model.py"), invalidation_mode=unchecked)
-    load(f"{tmp_path / 'model.py'}:spec")
-    assert not (tmp_path / "mark").exists()
-
-
 def test_what_would_be_run_is_printed_so_that_all_of_it_can_be_seen(here: Path) -> None:
     hidden = here / "x\x1b[2K\rharmless.py"
     hidden.write_text(MODEL)
     named(here / "out", f"{hidden}:spec")
     refused(call("check", here / "out"), r"x\x1b[2K\rharmless.py")
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("bert_encoder", False),
-        ("hf:folder", False),
-        ("hf:owner/name", False),
-        ("hf:x.py:f", False),  # a folder of that name
-        ("hf.py:f", True),
-        ("model.py:f", True),
-        ("./model:f", True),
-        ("package.module:f", True),
-        ("attnport.cli:main", True),
-        ("os:getcwd", True),
-    ],
-)
-def test_only_sources_that_name_code_are_asked_about(text: str, code: bool, here: Path) -> None:
-    assert runs_code(Source(text)) is code
-    if not code:
-        trust.require(Source(text))
-
-
-@pytest.mark.parametrize(
-    "module", ["json.decoder", "onnx.helper", "xml.dom.minidom", "this", "sys", "_frozen_importlib"]
-)
-def test_the_file_of_a_module_is_the_one_that_an_import_takes(module: str) -> None:
-    code = """
-import importlib, sys
-from attnport.artifacts import Source
-from attnport.sources.code import code_of
-
-name = sys.argv[1]
-print(code_of(Source(f"{name}:f")).place)
-print(getattr(importlib.import_module(name), "__file__", None) or name)
-"""
-    done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, check=True)
-    found, *_, taken = done.stdout.splitlines()  # `this` prints too
-    assert found == taken
-
-
-def test_looking_for_a_module_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "spaced" / "package").mkdir(parents=True)  # `spaced` is a namespace package
-    for name in ("__init__", "module"):
-        (tmp_path / "spaced" / "package" / f"{name}.py").write_text(MODEL)
-    monkeypatch.syspath_prepend(tmp_path)
-    found = code_of(Source("spaced.package.module:spec"))
-    assert found is not None
-    assert found.place == str(tmp_path / "spaced" / "package" / "module.py")
-    assert not [name for name in sys.modules if name.startswith("spaced")]
 
 
 def test_where_nothing_can_be_recorded_this_process_and_its_children_know(
