@@ -38,9 +38,7 @@ def reload(source: Source) -> ModelSpec:
         SpecError: as `require` and `load`.
     """
     require(source)
-    return load(
-        source.text, inputs=source.inputs, dims=source.dims, trust_remote_code=source.trust_remote_code
-    )
+    return load(source.text, inputs=source.inputs, dims=source.dims, trust_remote_code=source.trust_remote_code)
 
 
 def require(source: Source, *, given: bool = False) -> None:

@@ -261,6 +261,46 @@ def test_a_relative_spec_runs_no_file_of_another_folder(
     assert not (here / "b" / "mark").exists()
 
 
+def test_a_package_of_the_current_folder_is_asked_about(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "theirs").mkdir()
+    (here / "theirs" / "module_of_theirs.py").write_text(MODEL)
+    named(here / "out", "module_of_theirs:spec")
+    monkeypatch.chdir(here / "theirs")
+    refused(call("check", here / "out"), f"spec of {here / 'theirs' / 'module_of_theirs.py'}")
+    assert not (here / "theirs" / "mark").exists()
+
+
+def test_what_the_code_of_a_package_in_the_current_folder_says_is_recorded(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("another_of_theirs:spec")
+    (here / "another_of_theirs.py").write_text(MODEL)
+    monkeypatch.chdir(here)
+    trust.require(source, given=True)
+    trust.require(source)
+    (here / "another_of_theirs.py").write_text(f"{MODEL}# changed\n")
+    with pytest.raises(SpecError, match="changed since export"):
+        trust.require(source)
+
+
+def test_the_own_code_of_an_hf_folder_is_asked_about_where_the_manifest_has_it_run(here: Path) -> None:
+    folder = here / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "modeling.Config"}}')
+    (folder / "modeling.py").write_text(MODEL)
+    trust.require(Source(f"hf:{folder}"))
+    source = Source(f"hf:{folder}", trust_remote_code=True)
+    with pytest.raises(SpecError, match=f"the Python code that config.json names of {folder}"):
+        trust.require(source)
+    trust.require(source, given=True)
+    trust.require(source)
+    (folder / "modeling.py").write_text(f"{MODEL}# changed\n")
+    with pytest.raises(SpecError, match="changed since export"):
+        trust.require(source)
+    with pytest.raises(SpecError, match="not exported by you"):
+        trust.require(Source("hf:owner/name", trust_remote_code=True))
+
+
 def test_a_path_through_a_link_is_not_taken_for_the_file_that_it_looks_like(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
