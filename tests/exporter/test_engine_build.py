@@ -23,7 +23,6 @@ from attnport.errors import (
     EngineBuildError,
     IntegrityError,
     MissingDependency,
-    ProfileError,
     UnavailableError,
     UsageError,
 )
@@ -131,42 +130,6 @@ def test_unused_input_is_an_error_though_the_builder_would_build(tmp_path: Path)
     with pytest.raises(EngineBuildError, match=r"ignores the input lengths .*'Unused Input:'"):
         build_engine("tensorrt_rtx", model, contract(lengths=True), tmp_path / "e.engine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx"]
-
-
-@pytest.mark.parametrize(
-    ("dims", "message"),
-    [
-        ((Dim("batch", 1, 1, 1), Dim("seq", 1, 1, 512)), "takes seq from 1 to 256"),
-        ((Dim("batch", 1, 1, 1), Dim("sequence", 1, 1, 16)), "the model's are batch, seq"),
-        ((Dim("batch", 1, 1, 1),), "the model's are batch, seq"),
-        ((Dim("batch", 1, 1, 1), Dim("seq", 1, 1, 8), Dim("seq", 1, 1, 16)), "the model's are batch, seq"),
-    ],
-)
-def test_profile_that_does_not_fit_is_refused(tmp_path: Path, dims: tuple[Dim, ...], message: str) -> None:
-    with pytest.raises(ProfileError, match=message):
-        build_engine(
-            "tensorrt_rtx",
-            decomposed(tmp_path / "m.onnx"),
-            contract(),
-            tmp_path / "e.engine",
-            profiles=(Profile(dims),),
-        )
-
-
-def test_profile_given_twice_is_refused() -> None:
-    with pytest.raises(ProfileError, match="given twice"):
-        building.check_profiles(contract(), (profile(), profile()))
-
-
-def test_profile_whose_tensors_cannot_be_counted_is_refused() -> None:
-    huge = contract(seq=2**26)
-    with pytest.raises(ProfileError, match="elements at its largest"):
-        building.check_profiles(huge, ())
-
-
-def test_profile_dims_in_another_order_are_put_in_the_models() -> None:
-    (checked,) = building.check_profiles(contract(), (Profile(profile().dims[::-1]),))
-    assert checked == profile()
 
 
 def test_model_whose_inputs_are_not_the_contracts_is_refused(tmp_path: Path) -> None:
