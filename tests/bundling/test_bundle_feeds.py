@@ -43,7 +43,7 @@ class Duck:
 class Liar(np.ndarray[Any, Any]):
     """An array that says something else of itself than its elements are."""
 
-    dtype = np.dtype(np.int64)  # type: ignore[assignment]
+    dtype = np.dtype(np.int64)
 
     def min(self, *args: Any, **kwargs: Any) -> Any:
         return 0
