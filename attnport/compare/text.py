@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from attnport.artifacts import IOContract
 from attnport.compare.inputs import Array, Case, case
-from attnport.errors import ArtifactError, UsageError
+from attnport.errors import ArtifactError, UsageError, first_line
 from attnport.masks.encoding import encode_mask
 from attnport.optional import require
 
@@ -83,20 +84,39 @@ def _tokenise(
 ) -> tuple[list[tuple[list[int], list[int]]], int]:
     """Token ids and type ids of each sentence, and the id that padding takes."""
     tokenizers = require("tokenizers")
-    try:
+    with tokenizers_errors(tokenizer_path, "is no tokenizer"):
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_path))
-    except Exception as err:  # the package raises bare Exception for a missing or malformed file
-        raise ArtifactError(f"{tokenizer_path} is no tokenizer: {err}.") from err
     known = [tokenizer.token_to_id(token) for token in _PAD_TOKENS]
     pad_id = (tokenizer.padding or {}).get("pad_id", next((token for token in known if token is not None), 0))
     # The file's own settings (MiniLM's: pad and cut to 128) are for other uses than the model's limit.
     tokenizer.no_padding()
-    tokenizer.enable_truncation(longest)
-    rows = [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(list(sentences))]
+    with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
+        tokenizer.enable_truncation(longest)
+        rows = [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(list(sentences))]
     empty = next((index for index, row in enumerate(rows) if not row[0]), None)
     if empty is not None:
         raise UsageError(f"sentence {empty + 1} has no token: {sentences[empty][:60]!r}.")
     return rows, int(pad_id)
+
+
+@contextmanager
+def tokenizers_errors(tokenizer_path: Path, what: str) -> Iterator[None]:
+    """Around the package `tokenizers`: what it raises because of a file's rules becomes an error that names the file.
+
+    Raises:
+        ArtifactError: it raised.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # It raises bare Exception for a malformed file, and a panic, which is no Exception, where a rule of the file cannot
+    # be carried out: a regular expression that takes too many steps.
+    except BaseException as err:
+        raise ArtifactError(
+            f"{tokenizer_path} {what}: {first_line(err)}.",
+            hint="Its rules are at fault; take the tokenizer.json that came with the model.",
+        ) from err
 
 
 def _feeds(io: IOContract, rows: Sequence[tuple[list[int], list[int]]], width: int, pad_id: int) -> dict[str, Array]:

@@ -147,28 +147,28 @@ def _sentence(
     spec: ModelSpec, tokenizer_file: Path, sentences: Sequence[str]
 ) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """The first sentence of moderate length (else the nearest to it), its feeds and its tokens."""
-    from attnport.compare.text import text_cases
+    from attnport.compare.text import text_cases, tokenizers_errors
 
     tokenizers = require("tokenizers")
-    try:
+    with tokenizers_errors(tokenizer_file, "is no tokenizer"):
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    except Exception as err:  # the package raises bare Exception for a malformed file
-        raise ArtifactError(f"{tokenizer_file} is no tokenizer: {err}.") from err
     tokenizer.no_padding()
     tokenizer.no_truncation()
     candidates = [sentence for sentence in sentences[:_READ_SENTENCES] if sentence.strip()]
-    lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(candidates)]
-    middle = (_TOKENS.start + _TOKENS.stop) // 2
-    best = min(range(len(candidates)), key=lambda i: (0 if lengths[i] in _TOKENS else abs(lengths[i] - middle), i))
-    sentence = candidates[best]
-    # A longer one would give images too fine to read: shown is how it begins.
-    while len(tokenizer.encode(sentence).ids) > _MOST_TOKENS and len(sentence) > 1:
-        sentence = sentence[: len(sentence) * 3 // 4].rstrip()
+    with tokenizers_errors(tokenizer_file, "cannot tokenise these sentences"):
+        lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(candidates)]
+        middle = (_TOKENS.start + _TOKENS.stop) // 2
+        best = min(range(len(candidates)), key=lambda i: (0 if lengths[i] in _TOKENS else abs(lengths[i] - middle), i))
+        sentence = candidates[best]
+        # A longer one would give images too fine to read: shown is how it begins.
+        while len(tokenizer.encode(sentence).ids) > _MOST_TOKENS and len(sentence) > 1:
+            sentence = sentence[: len(sentence) * 3 // 4].rstrip()
+        tokens = tuple(readable(token) for token in tokenizer.encode(sentence).tokens)
     # Beside a longer one, so that there is padding for the mask to hide.
     padded = f"{sentence} {' '.join(sentence.split()[:3])}"
     both = [sentence, padded] if spec.io.padding_masks() else [sentence]
     feeds = dict(text_cases(spec.io, both, tokenizer_file, batch=len(both))[0].feeds)
-    return sentence, feeds, tuple(readable(token) for token in tokenizer.encode(sentence).tokens)
+    return sentence, feeds, tokens
 
 
 def _random(spec: ModelSpec) -> tuple[str, dict[str, Any], tuple[str, ...]]:

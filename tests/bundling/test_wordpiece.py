@@ -188,6 +188,17 @@ def test_a_word_that_never_ends_takes_no_time(pair: tuple[WordPiece, Any]) -> No
     assert time.perf_counter() - start < 10
 
 
+def test_a_file_that_lets_words_have_any_length_takes_no_time(minilm: Path, tmp_path: Path) -> None:
+    value = json.loads(minilm.read_text("utf-8"))
+    value["model"]["max_input_chars_per_word"] = 10**9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(value), "utf-8")
+    words = WordPiece(tmp_path / "tokenizer.json")
+    start = time.perf_counter()
+    assert len(words.encode("x" * 20_000, 512).ids) == 512
+    assert time.perf_counter() - start < 10
+    assert differing(words, theirs(tmp_path / "tokenizer.json"), ("x" * 300, "unaffable" * 9)) == []
+
+
 # --- inputs of a model ----------------------------------------------------------------------------------------------
 
 BATCH, SEQ = Dim("batch", 1, 2, 8), Dim("seq", 4, 8, 12)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import tokenizers
 
 from attnport.artifacts import IOContract
-from attnport.compare.text import read_sentences, reads_text, text_cases
+from attnport.compare.text import read_sentences, reads_text, text_cases, tokenizers_errors
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
 from attnport.masks.spec import MaskSpec
@@ -85,6 +86,27 @@ def test_a_damaged_tokenizer_is_named(tokenizer: Path) -> None:
     tokenizer.unlink()
     with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
         text_cases(IO, SENTENCES, tokenizer)
+
+
+@pytest.mark.parametrize("place", ["pre_tokenizer", "normalizer"])
+def test_a_rule_that_takes_too_many_steps_is_named(place: str, tokenizer: Path) -> None:
+    hostile = {"Regex": "(a+)+$"}
+    rules = {
+        "pre_tokenizer": {"type": "Split", "pattern": hostile, "behavior": "Isolated", "invert": False},
+        "normalizer": {"type": "Replace", "pattern": hostile, "content": "b"},
+    }
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {place: rules[place]}))
+    assert text_cases(IO, SENTENCES, tokenizer)
+    with pytest.raises(
+        ArtifactError, match=r"tokenizer\.json cannot tokenise these sentences: .*retry-limit"
+    ) as caught:
+        text_cases(IO, ["a" * 40 + "!"], tokenizer)
+    assert caught.value.hint
+
+
+def test_ctrl_c_is_no_fault_of_the_tokenizer(tokenizer: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), tokenizers_errors(tokenizer, "is no tokenizer"):
+        raise KeyboardInterrupt
 
 
 def test_sentences_are_read_one_a_line(tmp_path: Path) -> None:

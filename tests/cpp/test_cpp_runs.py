@@ -19,6 +19,7 @@ BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:
     sys.path.append(str(BUNDLING))  # where a bundle is changed so that its model gives an input on
 
+import wide_integers  # noqa: E402 - see above
 from giving_on import give_on, turn  # noqa: E402 - see above
 from test_giving_on import TURNED  # noqa: E402 - see above
 
@@ -135,3 +136,13 @@ def test_minilms_outputs_are_pythons_bit_for_bit(
     build: str, form: str, minilm_app: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     assert_equal_bits(request.getfixturevalue(build), minilm_app, form, tmp_path / "arrays")
+
+
+@pytest.mark.parametrize("value", wide_integers.BEYOND.values(), ids=list(wide_integers.BEYOND))
+def test_an_integer_beyond_32_bits_is_refused_on_openvino_in_pythons_words(
+    app: Path, tmp_path: Path, cpp_build_asan: Build, value: int
+) -> None:
+    wide_integers.make(app)
+    (tmp_path / "0").write_bytes(np.array([[1, value]], np.int64).tobytes())
+    done = cpp_build_asan.run("run_files", app, "ort_cpu", "1", tmp_path, "x:int64:1,2")
+    assert (done.returncode, done.stderr) == (2, f"{wide_integers.words(value)}\n")

@@ -362,18 +362,21 @@ def read_bytes(folder: Path) -> bytes:
     """The bytes of the manifest in `folder`, not looked into.
 
     Raises:
-        BundleError: it is no bundle.
+        BundleError: it is no bundle, or it cannot be read.
         IntegrityError: the manifest is a link, or larger than any.
     """
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise BundleError(f"{folder} is not a folder.")
-    if path.is_symlink():
-        raise IntegrityError(f"{path} is a link.")
-    if not path.is_file():
-        raise BundleError(f"{folder} is no bundle: it has no {MANIFEST}.")
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
+    try:
+        if not folder.is_dir():
+            raise BundleError(f"{folder} is not a folder.")
+        if path.is_symlink():
+            raise IntegrityError(f"{path} is a link.")
+        if not path.is_file():
+            raise BundleError(f"{folder} is no bundle: it has no {MANIFEST}.")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise BundleError(f"{path} cannot be read: {err.strerror}.") from err
     if len(data) > MAX_BYTES:
         raise IntegrityError(f"{path} has more than {MAX_BYTES} bytes.")
     return data

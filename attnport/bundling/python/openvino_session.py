@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .device_tensors import through_numpy
-from .errors import BundleError, RuntimeMissing
+from .errors import BundleError, FeedError, RuntimeMissing
 from .halves import BFLOAT16
 from .manifest import Form
 from .printable import escaped
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 """The plugin's own words. It has no float16 on CPU. bf16: an fp32 graph that the plugin computes in bfloat16."""
 
+_INT32 = -(1 << 31), (1 << 31) - 1
 _DTYPES = {
     "f32": "float32",
     "f16": "float16",
@@ -76,7 +77,16 @@ def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str,
 
     Inputs are copied too (share_inputs off): OpenVINO 2026.4 keeps the address of a shared array beyond the call and
     crashed when it was freed and another request of the same model ran at another shape.
+
+    Raises:
+        FeedError: an integer that does not fit 32 bits, of which the plugin would silently take the lower half.
     """
+    for name, array in feeds.items():
+        if array.dtype == "int64" and array.size and not (_INT32[0] <= array.min() and array.max() <= _INT32[1]):
+            raise FeedError(
+                f"input {name!r}: got values {int(array.min())} to {int(array.max())}; "
+                f"OpenVINO computes int64 in 32 bits, from {_INT32[0]} to {_INT32[1]}."
+            )
     request.infer(dict(feeds), share_inputs=False)
     return {name: request.get_tensor(made.output(name)).data.copy() for name in outputs}
 

@@ -126,6 +126,7 @@ class WordPiece:
         decode(_PreTokenizer, value["pre_tokenizer"], "pre_tokenizer")
         model = dict(_object(value, "model"))
         self._vocab = _vocabulary(model.pop("vocab"))
+        self._longest_piece = max(map(len, self._vocab), default=0)
         self._pieces = decode(_Pieces, model, "model")
         added: tuple[_Added, ...] = decode(tuple[_Added, ...], value["added_tokens"], "added_tokens")
         self._added = {token.content: token.id for token in added if token.content}
@@ -183,7 +184,9 @@ class WordPiece:
         found, start, vocab = list[int](), 0, self._vocab
         while start < len(word):
             prefix = self._pieces.continuing_subword_prefix if start else ""
-            end = next((end for end in range(len(word), start, -1) if prefix + word[start:end] in vocab), None)
+            # No longer than the longest piece: a file may say that a word may have any length.
+            last = min(len(word), start + self._longest_piece)
+            end = next((end for end in range(last, start, -1) if prefix + word[start:end] in vocab), None)
             if end is None:
                 return [self._unknown]
             found.append(vocab[prefix + word[start:end]])

@@ -34,17 +34,25 @@ std::string read_bytes(const std::filesystem::path& folder) {
     const std::string shown_folder = plain(folder);
     const std::filesystem::path path = folder / manifest_name;
     const std::string shown_path = plain(path);
-    std::error_code none;
-    if (!std::filesystem::is_directory(folder, none)) throw Error(shown_folder + " is not a folder.");
-    if (std::filesystem::is_symlink(path, none)) throw IntegrityError(shown_path + " is a link.");
-    if (!std::filesystem::is_regular_file(path, none)) {
+    std::error_code error;
+    const auto known = [&](bool found) {
+        // What nobody may look at is neither there nor missing.
+        if (!error || error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory ||
+            error == std::errc::too_many_symbolic_link_levels) {
+            return found;
+        }
+        throw Error(shown_path + " cannot be read: " + error.message() + ".");
+    };
+    if (!known(std::filesystem::is_directory(folder, error))) throw Error(shown_folder + " is not a folder.");
+    if (known(std::filesystem::is_symlink(path, error))) throw IntegrityError(shown_path + " is a link.");
+    if (!known(std::filesystem::is_regular_file(path, error))) {
         throw Error(shown_folder + " is no bundle: it has no " + std::string(manifest_name) + ".");
     }
     std::string data;
     try {
         data = RegularFile(path).read_up_to(max_manifest_bytes + 1);
-    } catch (const std::exception& error) {
-        throw Error(shown_path + " cannot be read: " + error.what() + ".");
+    } catch (const std::exception& failure) {
+        throw Error(shown_path + " cannot be read: " + failure.what() + ".");
     }
     if (data.size() > max_manifest_bytes) {
         throw IntegrityError(shown_path + " has more than " + std::to_string(max_manifest_bytes) + " bytes.");

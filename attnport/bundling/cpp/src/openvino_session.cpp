@@ -20,6 +20,7 @@ std::unique_ptr<Session> open_openvino(const std::filesystem::path&, const Manif
 #include <array>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <string>
@@ -145,6 +146,18 @@ Ports in_order(const Ports& ports, const std::vector<TensorSpec>& specs, const F
     return found;
 }
 
+/// The plugin would silently take the lower half of an integer that does not fit 32 bits.
+void check_integers(const Input& input) {
+    if (input.dtype() != DType::Int64 || elements(input.shape()) == 0) return;
+    using Small = std::numeric_limits<std::int32_t>;
+    const auto* values = static_cast<const std::int64_t*>(input.data());
+    const auto [least, most] = std::minmax_element(values, values + elements(input.shape()));
+    if (*least >= Small::min() && *most <= Small::max()) return;
+    throw FeedError("input '" + std::string(input.name()) + "': got values " + std::to_string(*least) + " to " +
+                    std::to_string(*most) + "; OpenVINO computes int64 in 32 bits, from " +
+                    std::to_string(Small::min()) + " to " + std::to_string(Small::max()) + ".");
+}
+
 /// A compiled model. Calls from several threads take turns.
 class OpenVinoSession final : public Session {
 public:
@@ -211,6 +224,7 @@ OpenVinoSession::~OpenVinoSession() {
 void OpenVinoSession::take(const std::vector<Input>& given) {
     for (std::size_t index = 0; index < given.size(); ++index) {
         const Input& input = given[index];
+        check_integers(input);
         ov::Shape shape;
         for (const auto size : input.shape()) shape.push_back(static_cast<std::size_t>(size));
         const ov::element::Type type = element_type(input.dtype());

@@ -1,0 +1,23 @@
+"""OpenVINO computes int64 in 32 bits: what does not fit is refused, since the lower half would be a wrong answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wide_integers
+
+from attnport.bundling.python import FeedError, load
+
+pytest.importorskip("openvino")
+
+
+@pytest.mark.parametrize("value", wide_integers.BEYOND.values(), ids=list(wide_integers.BEYOND))
+def test_an_integer_beyond_32_bits_is_refused(value: int, app: Path) -> None:
+    with load(wide_integers.make(app)) as model:
+        with pytest.raises(FeedError) as caught:
+            model.run(x=np.array([[1, value]], dtype=np.int64))
+        assert str(caught.value) == wide_integers.words(value)
+        held = np.array([[wide_integers.LEAST, wide_integers.MOST]], dtype=np.int64)
+        assert (model.run(x=held)["y"] == held.astype(np.float32)).all()  # to the last one that fits
