@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from attnport.pipeline.audit import audit
-    from attnport.pipeline.bench import bench
-    from attnport.pipeline.build import build
-    from attnport.pipeline.bundle import bundle
-    from attnport.pipeline.check import check
-    from attnport.pipeline.doctor import doctor
-    from attnport.pipeline.export import export
-    from attnport.pipeline.fuse import fuse
-    from attnport.pipeline.gpu_check import gpu_check
-    from attnport.pipeline.inspect import inspect
-    from attnport.pipeline.report import report
-    from attnport.pipeline.ship import ship
-    from attnport.pipeline.verify import verify
+    from attnport.verbs.audit import audit
+    from attnport.verbs.bench import bench
+    from attnport.verbs.build import build
+    from attnport.verbs.bundle import bundle
+    from attnport.verbs.check import check
+    from attnport.verbs.doctor import doctor
+    from attnport.verbs.export import export
+    from attnport.verbs.fuse import fuse
+    from attnport.verbs.gpu_check import gpu_check
+    from attnport.verbs.inspect import inspect
+    from attnport.verbs.report import report
+    from attnport.verbs.ship import ship
+    from attnport.verbs.verify import verify
 
 __all__ = [
     "audit",
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnport' has no attribute {name!r}")
     import importlib
 
-    verb = getattr(importlib.import_module(f"attnport.pipeline.{name}"), name)
+    verb = getattr(importlib.import_module(f"attnport.verbs.{name}"), name)
     globals()[name] = verb
     return verb
 

@@ -61,7 +61,7 @@ def ship(
 
     SPEC is hf:FOLDER, hf:OWNER/NAME, file.py:function, package.module:function, or a name of `attnport list models`.
     """
-    from attnport.pipeline.ship import ship as run
+    from attnport.verbs.ship import ship as run
 
     result = run(
         spec, output, sentences=text, budget_s=budget, progress=out.progress, tell=out.tell, on_bug=out.bug, **options
@@ -85,7 +85,7 @@ def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[
 
     SPEC is hf:FOLDER, hf:OWNER/NAME, file.py:function, package.module:function, or a name of `attnport list models`.
     """
-    from attnport.pipeline.export import export as run
+    from attnport.verbs.export import export as run
 
     manifest = run(spec, output, progress=out.progress, tell=out.tell, **options)
     return lambda: out.show(manifest, "show_manifest")
@@ -104,7 +104,7 @@ def fuse(
 ) -> Callable[[], None]:
     """Write attention as each target fuses it, and prove that it does."""
     from attnport.exporter.lowering import base
-    from attnport.pipeline import fuse as fusing
+    from attnport.verbs import fuse as fusing
 
     chosen = [base.get(name) for name in targets or base.names()]
     plans = fusing.plans_of(chosen, plan.replace("-", "_") if plan else None, named=bool(targets))
@@ -145,8 +145,8 @@ def build(
     out: Reporter, folder: Path, target: str, plan: str, profiles: tuple[str, ...], sm: tuple[int, ...], **options: Any
 ) -> Callable[[], None]:
     """Build a TensorRT engine, and prove its attention fused."""
-    from attnport.pipeline.build import build as run
-    from attnport.pipeline.build import require_fused
+    from attnport.verbs.build import build as run
+    from attnport.verbs.build import require_fused
 
     record, table = run(folder, target, plan.replace("-", "_"), profiles, sm, progress=out.progress, **options)
 
@@ -183,15 +183,15 @@ def check(
     Every lowered form is compared too, its graph run by ONNX Runtime or ONNX's reference evaluator. A runtime that
     crashes, hangs or takes all memory in its process is NOT_RUN, and the others are reported all the same.
     """
-    from attnport.pipeline.check import check as run
-    from attnport.pipeline.check import raise_for
+    from attnport.verbs.check import check as run
+    from attnport.verbs.check import raise_for
 
     report = run(folder, runtimes or None, text, inputs, timeout_s=timeout, progress=out.progress, **options)
 
     found = None
     if search:
-        from attnport.pipeline.bisect import bisect
-        from attnport.pipeline.layers import why_no_layers
+        from attnport.parity.bisect import bisect
+        from attnport.parity.layers import why_no_layers
 
         same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "progress": out.progress}
         same["isolate"] = options["isolate"]
@@ -220,7 +220,7 @@ def bench(
 
     FOLDER is measured. With --compare, two reports of earlier runs are compared instead, as of two versions.
     """
-    from attnport.pipeline import regression
+    from attnport.verbs import compare as regression
 
     check_together(folder, compare, fail_on_regression)
     if compare is not None:
@@ -233,8 +233,8 @@ def bench(
 
         return judge
 
-    from attnport.pipeline.bench import bench as run
-    from attnport.pipeline.bench import raise_for
+    from attnport.verbs.bench import bench as run
+    from attnport.verbs.bench import raise_for
 
     if save is not None:
         regression.check_target(save)
@@ -265,7 +265,7 @@ def bundle(
     out: Reporter, folder: Path, output: Path, lang: tuple[str, ...], forms: tuple[str, ...], **options: Any
 ) -> Callable[[], None]:
     """Pack a folder that runs without PyTorch and re-checks itself."""
-    from attnport.pipeline.bundle import bundle as run
+    from attnport.verbs.bundle import bundle as run
 
     path = run(folder, output, lang=lang, forms=forms, progress=out.progress, **options)
     return lambda: out.show_path(path)
@@ -284,8 +284,8 @@ def verify(out: Reporter, path: Path, key: Path | None, timeout: float) -> Calla
 
     PATH is a bundle or an artifact folder.
     """
-    from attnport.pipeline.verify import raise_for
-    from attnport.pipeline.verify import verify as run
+    from attnport.verbs.verify import raise_for
+    from attnport.verbs.verify import verify as run
 
     result = run(path, key, timeout)
 
@@ -306,8 +306,8 @@ def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
     PATH is an ONNX file, an engine, an artifact folder or a bundle. Exits with 6 when something was found and is still
     there.
     """
-    from attnport.pipeline.audit import audit as run
-    from attnport.pipeline.audit import raise_for
+    from attnport.verbs.audit import audit as run
+    from attnport.verbs.audit import raise_for
 
     result = run(path, fix, progress=out.progress)
 
@@ -323,7 +323,7 @@ def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
 @verb
 def inspect(out: Reporter, path: Path) -> Callable[[], None]:
     """Say what a folder, ONNX file, engine or bundle is."""
-    from attnport.pipeline.inspect import inspect as run
+    from attnport.verbs.inspect import inspect as run
 
     found = run(path)
     return lambda: out.show(found, "show_inspection")
@@ -333,7 +333,7 @@ def inspect(out: Reporter, path: Path) -> Callable[[], None]:
 @verb
 def doctor(out: Reporter) -> Callable[[], None]:
     """Say what is installed, what it can do here, and what mends it."""
-    from attnport.pipeline.doctor import doctor as run
+    from attnport.verbs.doctor import doctor as run
 
     found = run()
     return lambda: out.show(found, "show_doctor")
@@ -347,8 +347,8 @@ def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **
 
     BERT base, and a decoder that prefills and decodes. Steps that are done stay; the same command goes on.
     """
-    from attnport.pipeline.gpu_check import gpu_check as run
-    from attnport.pipeline.gpu_report import raise_for
+    from attnport.verbs.gpu.report import raise_for
+    from attnport.verbs.gpu_check import gpu_check as run
 
     found = run(runtimes=runtimes, budget_s=budget, progress=out.progress, tell=out.tell, **options)
 
@@ -364,7 +364,7 @@ def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **
 @verb
 def list_(out: Reporter, what: str) -> Callable[[], None]:
     """List what there is: models, runtimes, targets, rules."""
-    from attnport.pipeline.listing import listing
+    from attnport.verbs.listing import listing
 
     found = listing(what)
     return lambda: out.show(found, "show_listing")
@@ -381,7 +381,7 @@ def list_(out: Reporter, what: str) -> Callable[[], None]:
 @verb
 def report(out: Reporter, folder: Path, kind: Any, text: Path | None, force: bool) -> Callable[[], None]:
     """Write a report: recommendation, fusion, parity, latency, maps."""
-    from attnport.pipeline.report import report as run
+    from attnport.verbs.report import report as run
 
     path = run(folder, kind=kind, text=text, force=force, progress=out.progress)
     return lambda: out.show_path(path)

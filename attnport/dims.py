@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnport.bundling.python.feeds import not_an_array
 from attnport.errors import FeedError, ProfileError, UsageError
+from attnport_bundle.feeds import not_an_array
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """pydantic's configuration of every value that is read from disk (a plain dict: nothing is imported)."""

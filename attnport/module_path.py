@@ -17,7 +17,7 @@ ROOT = str(Path(__file__).parent.parent.absolute())
 
 
 def child_command(*arguments: str) -> list[str]:
-    """The command line of a Python process, such as `child_command("-m", "attnport.pipeline.worker")`."""
+    """The command line of a Python process, such as `child_command("-m", "attnport.processes.worker")`."""
     return [sys.executable, "-P", *arguments]
 
 

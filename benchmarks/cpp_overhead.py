@@ -27,7 +27,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 
-from attnport.bundling.python import manifest as spec
+from attnport_bundle import manifest as spec
 
 ROOT = Path(__file__).resolve().parent.parent
 READER = ROOT / "attnport" / "bundling" / "cpp"

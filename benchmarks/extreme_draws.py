@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnport.compare.extremes import LARGE
-from attnport.compare.parity import EPS
+from attnport.cases.extremes import LARGE
+from attnport.parity.bound import EPS
 from attnport.runtimes._torch_nudge import draw, nudge_parameters, nudged
 
 RUNS = (1, 2, 4, 8, 16, 32, 64)

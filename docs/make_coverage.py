@@ -74,9 +74,9 @@ class Row:
 def measure(model: str, progress: Callable[[str], None] = lambda message: None) -> Row:
     """Exports a model, fuses it for every column and checks it; what `fuse` refuses is a reason in the cell."""
     from attnport.errors import AttnportError
-    from attnport.pipeline.check import check
-    from attnport.pipeline.export import export
-    from attnport.pipeline.fuse import fuse
+    from attnport.verbs.check import check
+    from attnport.verbs.export import export
+    from attnport.verbs.fuse import fuse
 
     cells = []
     with tempfile.TemporaryDirectory(prefix="attnport-coverage-") as folder:

@@ -93,9 +93,9 @@ def measure(attention: str, kind: str, progress: Callable[[str], None] = lambda 
         A cell for each of `RUNTIMES`; what cannot even be exported is FAIL in all of them.
     """
     from attnport.errors import AttnportError
-    from attnport.pipeline.check import check
-    from attnport.pipeline.export import export
-    from attnport.pipeline.fuse import fuse
+    from attnport.verbs.check import check
+    from attnport.verbs.export import export
+    from attnport.verbs.fuse import fuse
 
     inputs = _modules().declarations(attention, kind)
     dims = [size for size in SIZES if any(size.partition("=")[0] in declared for declared in inputs)]
@@ -187,7 +187,7 @@ def place(page: str, tables: str, machine: str) -> str:
 
 def made_on(script: str = "docs/make_masks.py") -> str:
     """The script, the date, the processor and the versions that the tables were made with."""
-    from attnport.pipeline.machine import machine, versions
+    from attnport.folder.machine import machine, versions
 
     known = ", ".join(f"{name} {version}" for name, version in versions(_VERSIONS).items())
     return f"Made by `{script}` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}: {machine().cpu}; {known}."

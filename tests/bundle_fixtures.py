@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny_attention as tiny
 
-from attnport.pipeline.bundle import bundle
+from attnport.verbs.bundle import bundle
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pretended_gpu import PROFILES, engine_bytes
 
-from attnport.bundling.python import manifest as spec
+from attnport_bundle import manifest as spec
 
 UNRUN: dict[str, Any] = {
     "verdict": "PASS",

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from attnport.artifacts import FORMAT, Form, Manifest
-from attnport.pipeline.trust import require
-from attnport.pipeline.workspace import change
+from attnport.folder.trust import require
+from attnport.folder.workspace import change
 
 HERE = Path(__file__).parent
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "slow", "red", "blue")
 
-# What `attnport.pipeline.trust` records lies in a folder of this run's own; set before any file of tests copies the
+# What `attnport.folder.trust` records lies in a folder of this run's own; set before any file of tests copies the
 # environment for its child processes.
 _STATE = tempfile.TemporaryDirectory(prefix="attnport-tests-state-")
 atexit.register(_STATE.cleanup)

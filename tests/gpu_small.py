@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from attnport.models import bert_encoder, llama_decoder
-from attnport.pipeline import gpu_subjects
+from attnport.verbs.gpu import subjects as gpu_subjects
 
 if TYPE_CHECKING:
     from attnport.artifacts import ModelSpec

@@ -25,7 +25,7 @@ def plant(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from attnport.pipeline.worker import Worker, serve
+    from attnport.processes.worker import Worker, serve
 
     plant(Path(os.environ[VARIABLE]))
     serve(Worker())

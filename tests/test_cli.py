@@ -117,7 +117,7 @@ def test_traceback_is_shown_on_demand_and_keeps_the_exit_code(tmp_path: Path) ->
 
 
 def test_a_bug_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnport.pipeline import listing
+    from attnport.verbs import listing
 
     def broken(what: str) -> None:
         raise RuntimeError("oops")
@@ -144,7 +144,7 @@ def test_a_bug_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_ends_a_verb_has_its_exit_code(
     raised: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnport.pipeline import listing
+    from attnport.verbs import listing
 
     def broken(what: str) -> None:
         raise raised
@@ -157,7 +157,7 @@ def test_what_ends_a_verb_has_its_exit_code(
 
 
 def test_an_interrupt_that_a_library_swallows_still_ends_in_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnport.pipeline import listing
+    from attnport.verbs import listing
 
     def swallow(what: str) -> Any:
         try:
@@ -236,7 +236,7 @@ def test_the_console_script_ends_with_the_codes_of_click(monkeypatch: pytest.Mon
 def test_an_interrupt_that_python_swallows_in_a_callback_ends_the_verb_at_its_next_step(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from attnport.pipeline import export
+    from attnport.verbs import export
 
     class Dies:
         def __del__(self) -> None:
@@ -259,7 +259,7 @@ def test_an_interrupt_that_python_swallows_in_a_callback_ends_the_verb_at_its_ne
 
 
 def test_an_interrupt_after_the_last_step_does_not_say_that_nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnport.pipeline import export
+    from attnport.verbs import export
 
     class Dies:
         def __del__(self) -> None:

@@ -25,10 +25,10 @@ from attnport.artifacts import (
 from attnport.auditing.findings import Finding
 from attnport.console import cells
 from attnport.console.run import Reporter, shower
-from attnport.pipeline.audit import AuditReport
-from attnport.pipeline.listing import Listing, listing
-from attnport.pipeline.ship import ShipResult, StageResult
-from attnport.pipeline.verify import VerifyResult, VerifyRow
+from attnport.verbs.audit import AuditReport
+from attnport.verbs.listing import Listing, listing
+from attnport.verbs.ship import ShipResult, StageResult
+from attnport.verbs.verify import VerifyResult, VerifyRow
 
 LONG = "a reason that goes on, and on; " * 12 + "https://an.address/that-nobody-could-break-in-two/" + "x" * 90
 PATH = "/a folder/" + "deep/" * 30

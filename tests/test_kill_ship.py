@@ -20,10 +20,10 @@ from killing import BUNDLE
 from attnport.artifacts import MANIFEST, FusionReport, LatencyReport, ParityReport
 from attnport.bundling.model_file import external_files
 from attnport.errors import AttnportError
+from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read
-from attnport.pipeline.verify import raise_for, verify
-from attnport.pipeline.workspace import open_folder
 from attnport.transaction import JOURNAL, OWN, STAGING, settle
+from attnport.verbs.verify import raise_for, verify
 
 HERE = Path(__file__).parent
 SHIP = ("attnport.cli", "ship", f"{HERE / 'ship_model.py'}:spec", "--budget", "1")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "attnport"
 SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundling", "reporting", "auditing")
 READER_UNIT = "reader"
-INSIDE = "attnport.bundling.python"
+INSIDE = "attnport_bundle"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
     ("errors", "jsonfile", "module_path", "optional", "registry", "transaction"),
@@ -215,16 +215,16 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         ("attnport.artifacts", "def f():\n    from attnport import runtimes"),
         ("attnport.exporter.engine.build", "from attnport.runtimes.base import names"),
         ("attnport.exporter.engine.build", "from ...runtimes import base"),
-        ("attnport.compare.parity", "if TYPE_CHECKING:\n    from attnport.reporting.page import Page"),
+        ("attnport.parity.bound", "if TYPE_CHECKING:\n    from attnport.reporting.page import Page"),
         ("attnport.runtimes.ort_cpu", "import importlib\nimportlib.import_module('attnport.exporter.capture')"),
         ("attnport.sources.hf", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
-        ("attnport.bundling.write", "def f():\n    import attnport.pipeline.workspace as w"),
+        ("attnport.bundling.write", "def f():\n    import attnport.folder.workspace as w"),
         ("attnport.runtimes.tensorrt", "from attnport.bundling.write import write"),
         ("attnport.runtimes.tensorrt", "from attnport.bundling import python_of_another_kind"),
-        ("attnport.bundling.python.model", "def f():\n    from attnport.errors import AttnportError"),
-        ("attnport.pipeline.ship", "from attnport.cli import main"),
-        ("attnport.pipeline.ship", "import attnport\nattnport.ship()"),
-        ("attnport.pipeline.ship", "from attnport import ship"),
+        ("attnport_bundle.model", "def f():\n    from attnport.errors import AttnportError"),
+        ("attnport.verbs.ship", "from attnport.cli import main"),
+        ("attnport.verbs.ship", "import attnport\nattnport.ship()"),
+        ("attnport.verbs.ship", "from attnport import ship"),
     ],
 )
 def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
@@ -238,11 +238,11 @@ def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
         ("attnport.masks.spec", "from attnport.dims import STRICT"),
         ("attnport.runtimes.ort_cpu", "from attnport.runtimes.base import Runtime\nfrom .base import names"),
         ("attnport.exporter.fusion.rules.bert", "from ..graph import walk\nfrom attnport.masks.spec import MaskSpec"),
-        ("attnport.pipeline.ship", "from attnport.runtimes import base\nfrom attnport import __version__"),
+        ("attnport.verbs.ship", "from attnport.runtimes import base\nfrom attnport import __version__"),
         ("attnport.cli", "def f():\n    from attnport.pipeline import ship"),
         ("attnport.cli", "import torch.nn"),
-        ("attnport.runtimes._cuda", "from attnport.bundling.python import cuda"),
-        ("attnport.errors", "from attnport.bundling.python.errors import BundleError"),
+        ("attnport.runtimes._cuda", "from attnport_bundle import cuda"),
+        ("attnport.errors", "from attnport_bundle.errors import BundleError"),
         ("attnport.exporter.engine.build", "import attnport\nprint(attnport.__file__)"),
     ],
 )
@@ -251,12 +251,12 @@ def test_an_import_along_the_order_is_fine(module: str, source: str) -> None:
 
 
 def test_the_readers_check_finds_a_foreign_import() -> None:
-    module = "attnport.bundling.python.reader"
+    module = "attnport_bundle.reader"
     assert reader_violations("import json, numpy\nfrom . import digest\nimport digest", module, {"digest"}) == []
     assert reader_violations("import onnxruntime as ort", module, set()) == []
     assert len(reader_violations("def f():\n    import torch", module, set())) == 1
     assert len(reader_violations("from attnport.dims import check_feeds", module, set())) == 1
-    assert len(reader_violations("from attnport.bundling.python_of_another_kind import x", module, set())) == 1
+    assert len(reader_violations("from attnport_bundle_of_another_kind import x", module, set())) == 1
 
 
 def test_the_readers_check_finds_a_runtime_that_comes_with_the_import() -> None:

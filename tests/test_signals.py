@@ -17,8 +17,8 @@ import pytest
 from refusing import call, contents
 from test_kill_ship import ENVIRONMENT, SHIP, whole
 
-from attnport.pipeline import export as exporting
-from attnport.pipeline import listing
+from attnport.verbs import export as exporting
+from attnport.verbs import listing
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 MAIN = (sys.executable, "-c", "from attnport.cli import main; main()")

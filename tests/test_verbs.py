@@ -16,11 +16,11 @@ import attnport
 for package in pkgutil.iter_modules(attnport.__path__):
     importlib.import_module(f"attnport.{package.name}")
 for package in pkgutil.iter_modules(importlib.import_module("attnport.pipeline").__path__):
-    importlib.import_module(f"attnport.pipeline.{package.name}")
+    importlib.import_module(f"attnport.verbs.{package.name}")
 for name in attnport.__all__:
     verb = getattr(attnport, name)
     assert isinstance(verb, types.FunctionType), (name, verb)
-    assert verb.__module__ == f"attnport.pipeline.{name}", (name, verb)
+    assert verb.__module__ == f"attnport.verbs.{name}", (name, verb)
 """
 
 

@@ -27,9 +27,9 @@ from attnport.artifacts import (
     Verdict,
 )
 from attnport.dims import Dim, TensorSpec
+from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
-from attnport.pipeline.workspace import change
 
 E = 8
 IO = IOContract(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from attnport.artifacts import EngineRecord, Form, FusionReport, FusionTable, Manifest
 from attnport.bundling.model_file import external_files
-from attnport.bundling.python.manifest import ENGINES, Runtime
 from attnport.errors import ArtifactError, UsageError
+from attnport_bundle.manifest import ENGINES, Runtime
 
 RUNS: dict[str, tuple[Runtime, str | None]] = {
     "ort_cpu": ("onnxruntime", "CPUExecutionProvider"),

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract
-from attnport.bundling.python.manifest import Bound
 from attnport.errors import ArtifactError
+from attnport_bundle.manifest import Bound
 
 Array = np.ndarray[Any, Any]
 

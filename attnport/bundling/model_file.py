@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attnport.bundling.python.external import references
 from attnport.errors import ArtifactError, IntegrityError
+from attnport_bundle.external import references
 
 # Opset, IR version and the oldest release that loads them, measured with a model of each on 1.22 to 1.31.
 _OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))

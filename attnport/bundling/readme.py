@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.bundling.python.errors import BundleError
-from attnport.bundling.python.manifest import IO, Mask, Tensor
-from attnport.bundling.python.text import Tokenizer
+from attnport_bundle.errors import BundleError
+from attnport_bundle.manifest import IO, Mask, Tensor
+from attnport_bundle.text import Tokenizer
 
 TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 

@@ -6,9 +6,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from attnport.bundling.python.errors import BundleError
-from attnport.bundling.python.manifest import IO, Form, Tensor
-from attnport.bundling.python.text import Tokenizer
 from attnport.bundling.readme import (
     TEXT_INPUTS,
     contract,
@@ -18,6 +15,9 @@ from attnport.bundling.readme import (
     made_by_masks,
     usual_shape,
 )
+from attnport_bundle.errors import BundleError
+from attnport_bundle.manifest import IO, Form, Tensor
+from attnport_bundle.text import Tokenizer
 
 _TYPES = {
     "float32": "float",

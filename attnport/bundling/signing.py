@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnport.bundling.python.errors import BundleError
-from attnport.bundling.python.manifest import MANIFEST
-from attnport.bundling.python.signature import SIGNATURE, message, read_key, refuse_inside
 from attnport.errors import UsageError
 from attnport.optional import require
+from attnport_bundle.errors import BundleError
+from attnport_bundle.manifest import MANIFEST
+from attnport_bundle.signature import SIGNATURE, message, read_key, refuse_inside
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

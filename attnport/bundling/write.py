@@ -17,14 +17,14 @@ from attnport.bundling import golden
 from attnport.bundling.backends import Backend
 from attnport.bundling.commands import commands, without_folders
 from attnport.bundling.model_file import dtypes, external_files, oldest_onnxruntime
-from attnport.bundling.python import engine_header
-from attnport.bundling.python import manifest as spec
-from attnport.bundling.python.decode import MAX_TEXT
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
 from attnport.dims import Dim
 from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.masks.spec import MaskSpec
+from attnport_bundle import engine_header
+from attnport_bundle import manifest as spec
+from attnport_bundle.decode import MAX_TEXT
 
 PACKAGE = "python/attnport_bundle"
 CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h", "include/attnport/*.hpp", "src/*.[ch]pp", "programs/*.cpp")

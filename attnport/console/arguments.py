@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from attnport.errors import UsageError
-from attnport.pipeline.refusals import folder_is_gone
+from attnport.folder.refusals import folder_is_gone
 
 
 class _Path(click.Path):

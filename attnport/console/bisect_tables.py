@@ -10,8 +10,8 @@ from attnport.console.parity_tables import show_parity
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnport.compare.bisect import Finding
-    from attnport.pipeline.bisect import Bisected
+    from attnport.parity.bisect import Bisected
+    from attnport.parity.searching import Finding
 
 _MOST_NAMES = 4
 

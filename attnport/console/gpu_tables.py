@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnport.artifacts import LatencyRow
-    from attnport.pipeline.gpu_peaks import Peaks
-    from attnport.pipeline.gpu_report import Achieved, GpuReport, Piece
+    from attnport.verbs.gpu.peaks import Peaks
+    from attnport.verbs.gpu.report import Achieved, GpuReport, Piece
 
 _AROUND = ("to device", "from device", "load", "first call")
 _MARK = {"faster": "", "slower": "", "baseline": "", "no difference shown": " ~"}
@@ -60,7 +60,7 @@ def _show_peaks(console: Console, peaks: Peaks | None) -> None:
 def _show_parity(console: Console, name: str, piece: Piece) -> None:
     if not piece.parity:
         return
-    from attnport.pipeline.gpu_report import verdict_of
+    from attnport.verbs.gpu.report import verdict_of
 
     console.print(f"{cells.plain(name)}: {cells.verdict(verdict_of(piece))}", style="bold")
     table = cells.table(cells.plain(piece.about), "runtime", "parity", "fused")

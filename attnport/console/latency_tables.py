@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnport.artifacts import LatencyReport, LatencyRow
-    from attnport.compare.regression import RegressionReport
-    from attnport.compare.statistics import Interval
+    from attnport.latency.regression import RegressionReport
+    from attnport.latency.statistics import Interval
 
 _PARTS = {"host_to_device": "to device", "device": "on device", "device_to_host": "from device"}
 

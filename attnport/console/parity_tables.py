@@ -71,7 +71,7 @@ def _share(pairs: Iterable[tuple[float | None, float]]) -> str:
 
 def _metrics(console: Console, report: ParityReport) -> None:
     """For each output, by runtime, the worst of each metric over the cases whose errors are of the usual size."""
-    from attnport.compare.extremes import LARGE_VALUES
+    from attnport.cases.extremes import LARGE_VALUES
 
     usual = {name: [case for case in row.cases if case.case != LARGE_VALUES] for name, row in report.runtimes.items()}
     outputs = list(dict.fromkeys(case.output for cases in usual.values() for case in cases if case.ulps))

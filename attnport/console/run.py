@@ -201,7 +201,7 @@ def _as_error(err: BaseException) -> AttnportError | None:
 
         return MissingDependency(f"{err.name} is not installed.", hint=pip_line(err.name.split(".")[0]))
     if isinstance(err, OSError):
-        from attnport.pipeline.refusals import as_usage_error
+        from attnport.folder.refusals import as_usage_error
 
         return as_usage_error(err)
     return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnport.artifacts import LatencyRow, ParityReport
-    from attnport.pipeline.ship import ShipResult
+    from attnport.verbs.ship import ShipResult
 
 BUNDLE = "bundle"
 """The stage of `ship`, and the runtime that opens bundles."""

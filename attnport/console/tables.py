@@ -16,9 +16,9 @@ if TYPE_CHECKING:
         EngineRecord,
         Manifest,
     )
-    from attnport.pipeline.doctor import DoctorReport
-    from attnport.pipeline.inspect import Inspection
-    from attnport.pipeline.listing import Listing
+    from attnport.verbs.doctor import DoctorReport
+    from attnport.verbs.inspect import Inspection
+    from attnport.verbs.listing import Listing
 
 _GRAPH_WORDS = {"elements": "weights", "weights_bytes": "bytes of weights", "external": "weights are in"}
 

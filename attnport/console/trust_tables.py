@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnport.auditing.findings import Finding
-    from attnport.pipeline.audit import AuditReport
-    from attnport.pipeline.verify import VerifyResult
+    from attnport.verbs.audit import AuditReport
+    from attnport.verbs.verify import VerifyResult
 
 
 def show_verify(console: Console, result: VerifyResult) -> None:

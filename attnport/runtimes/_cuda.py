@@ -7,9 +7,9 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attnport.bundling.python import cuda
 from attnport.errors import UnavailableError
 from attnport.runtimes._reader import own_errors
+from attnport_bundle import cuda
 
 _HINT = "Run on a machine with an NVIDIA GPU and driver."
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"

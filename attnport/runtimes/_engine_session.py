@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import EngineRecord, IOContract, Ran
-from attnport.bundling.python.halves import BFLOAT16, storage
-from attnport.bundling.python.runtime_cache import RuntimeCache
 from attnport.errors import ArtifactError, UsageError
 from attnport.runtimes import _cuda
 from attnport.runtimes._engine_timing import GRAPH, STREAM, TimedSession
 from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
+from attnport_bundle.halves import BFLOAT16, storage
+from attnport_bundle.runtime_cache import RuntimeCache
 
 
 class EngineSession(CheckedSession):

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnport.artifacts import DEVICE_PARTS
-from attnport.bundling.python.engine_session import EngineSession as ReaderSession
-from attnport.bundling.python.engine_session import choose_profile
-from attnport.bundling.python.errors import BundleError, RuntimeMissing
-from attnport.bundling.python.halves import storage
 from attnport.runtimes._cuda import Device
 from attnport.runtimes._session import Array
+from attnport_bundle.engine_session import EngineSession as ReaderSession
+from attnport_bundle.engine_session import choose_profile
+from attnport_bundle.errors import BundleError, RuntimeMissing
+from attnport_bundle.halves import storage
 
 STREAM, GRAPH = "stream", "graph"
 

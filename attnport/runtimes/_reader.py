@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from attnport.bundling.python import errors as reader
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError
+from attnport_bundle import errors as reader
 
 _SAME: tuple[tuple[type[reader.BundleError], type[AttnportError]], ...] = (
     (reader.RuntimeMissing, UnavailableError),

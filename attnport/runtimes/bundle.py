@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
-from attnport.bundling.python.manifest import VERSION
-from attnport.bundling.python.session import Machine
 from attnport.errors import ArtifactError, UnavailableError, UsageError
 from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport_bundle.manifest import VERSION
+from attnport_bundle.session import Machine
 
 
 class Bundle(Runtime):
@@ -37,7 +37,7 @@ class Bundle(Runtime):
             IntegrityError: a file is not the one that was packed.
             UnavailableError: the form's runtime or device is not here.
         """
-        from attnport.bundling.python.model import load
+        from attnport_bundle.model import load
 
         if opening.model is None:
             raise UsageError("bundle opens a bundle's folder; got none.")

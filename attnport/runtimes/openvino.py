@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
-from attnport.bundling.python.openvino_session import PRECISIONS, compiled, infer
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
 from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport_bundle.openvino_session import PRECISIONS, compiled, infer
 
 
 class OpenVino(Runtime):

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from attnport.artifacts import Capabilities, IOContract, Ran, Session
-from attnport.bundling.python.cache import find
-from attnport.bundling.python.runtime_cache import RuntimeCache
 from attnport.errors import MissingDependency, UnavailableError, first_line
 from attnport.jsonfile import digest_file
 from attnport.optional import require
@@ -22,6 +20,8 @@ from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport.runtimes.ort_tensorrt import PLANS, profile_options, refuse_plan
+from attnport_bundle.cache import find
+from attnport_bundle.runtime_cache import RuntimeCache
 
 PROVIDER = "NvTensorRTRTXExecutionProvider"
 PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"

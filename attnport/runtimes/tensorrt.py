@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, EngineRecord, Session
-from attnport.bundling.python.cache import Cache
-from attnport.bundling.python.cuda import driver_release
-from attnport.bundling.python.runtime_cache import RuntimeCache
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError, UsageError, first_line
 from attnport.jsonfile import digest_file, digest_text
 from attnport.optional import require
 from attnport.runtimes import _cuda, _libraries
 from attnport.runtimes._engine_session import EngineSession
 from attnport.runtimes.base import Kind, Opening, Runtime
+from attnport_bundle.cache import Cache
+from attnport_bundle.cuda import driver_release
+from attnport_bundle.runtime_cache import RuntimeCache
 
 
 class TensorRT(Runtime):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from attnport.artifacts import Capabilities, Session
-from attnport.bundling.python.engine_header import read_header
 from attnport.errors import ArtifactError, IntegrityError, UnavailableError
 from attnport.runtimes import _cuda
 from attnport.runtimes.base import Opening
 from attnport.runtimes.tensorrt import TensorRT
+from attnport_bundle.engine_header import read_header
 
 
 class TensorRTRTX(TensorRT):

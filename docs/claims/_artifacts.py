@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.pipeline.export import export
-from attnport.pipeline.fuse import fuse
 from attnport.runtimes import base
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
 from claims import MODELS
 from claims._findings import Progress, Verdict, unmeasured
 from claims._runs import Model

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import LatencyRow
-from attnport.compare.inputs import full_case
-from attnport.compare.latency import Samples, orders, rows
-from attnport.pipeline.child import Child
-from attnport.pipeline.worker import save_feeds
-from attnport.pipeline.workspace import open_folder
+from attnport.cases.inputs import full_case
+from attnport.folder.workspace import open_folder
+from attnport.latency.judging import Samples, orders, rows
+from attnport.processes.child import Child
+from attnport.processes.worker import save_feeds
 from claims._findings import Progress, Ratio
 
 THREADS = 1

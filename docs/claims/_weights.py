@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnport.pipeline.workspace import open_folder
+from attnport.folder.workspace import open_folder
 from attnport.runtimes.base import physical_cores
 
 FORM = "onnx_18"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from attnport.pipeline.worker import Worker, serve
+from attnport.processes.worker import Worker, serve
 
 
 class ProcessorTime(Worker):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import ModelSpec
-from attnport.compare.text import read_sentences, text_cases
-from attnport.pipeline.export import export
-from attnport.pipeline.fuse import fuse
-from attnport.pipeline.loading import load
+from attnport.cases.text import read_sentences, text_cases
+from attnport.folder.loading import load
 from attnport.runtimes.torch_eager import attention_weights
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
 from claims._findings import FAILS, HOLDS, Findings, Progress, Verdict, table
 from claims._maps import maps
 from claims._weights import FORM, Weights

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from attnport.errors import AttnportError
-from attnport.pipeline.build import build
-from attnport.pipeline.export import WEIGHTS
-from attnport.pipeline.machine import machine
+from attnport.folder.machine import machine
 from attnport.reporting.measures import megabytes, milliseconds
 from attnport.runtimes import base
+from attnport.verbs.build import build
+from attnport.verbs.export import WEIGHTS
 from claims._artifacts import OPENVINO, ORT, exported, model
 from claims._findings import Findings, Progress, Ratio, Verdict, exact, of_half, of_ratio, shown, table, unmeasured
 from claims._ratios import ratios

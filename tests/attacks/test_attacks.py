@@ -16,14 +16,14 @@ import hf_folders
 import keys
 import pytest
 
-from attnport.bundling.python import BundleError, load
-from attnport.bundling.python.printable import is_printable
-from attnport.bundling.python.selftest import selftest
 from attnport.errors import AttnportError
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.export import export
-from attnport.pipeline.loading import load as load_spec
-from attnport.pipeline.verify import raise_for, verify
+from attnport.folder.loading import load as load_spec
+from attnport.verbs.bundle import bundle
+from attnport.verbs.export import export
+from attnport.verbs.verify import raise_for, verify
+from attnport_bundle import BundleError, load
+from attnport_bundle.printable import is_printable
+from attnport_bundle.selftest import selftest
 
 HERE = Path(__file__).parent
 ALL = [attacks.read(path) for path in sorted(HERE.glob("*.json"))]

@@ -18,14 +18,14 @@ from click.testing import CliRunner
 
 from attnport.cli import cli
 from attnport.errors import ArtifactError, Disclosure, IntegrityError, UsageError
-from attnport.pipeline.audit import AuditReport, audit, raise_for
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.check import check
-from attnport.pipeline.export import export
-from attnport.pipeline.fuse import fuse
-from attnport.pipeline.report import SENTENCE
-from attnport.pipeline.verify import verify
-from attnport.pipeline.workspace import change
+from attnport.folder.workspace import change
+from attnport.verbs.audit import AuditReport, audit, raise_for
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+from attnport.verbs.report import SENTENCE
+from attnport.verbs.verify import verify
 
 X = np.random.default_rng(0).normal(size=(2, 5, 16)).astype(np.float32)
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from attnport.auditing.findings import MOST
-from attnport.pipeline.audit import AuditReport, audit
+from attnport.verbs.audit import AuditReport, audit
 
 TEXT = b"Dear Dr. Miller, thank you for your letter of May; the results of Mr. Jones are with us. Yours, B."
 

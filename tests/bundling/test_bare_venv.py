@@ -11,10 +11,10 @@ from pathlib import Path
 import bare_venv
 import pytest
 
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.check import check
-from attnport.pipeline.export import export
-from attnport.pipeline.fuse import fuse
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -19,14 +19,14 @@ import pytest
 import tiny_attention as tiny
 
 from attnport.artifacts import EngineRecord, Form, ParityReport, Ran, RuntimeParity, Verdict
-from attnport.bundling.python import load, manifest
 from attnport.bundling.readme import package_of
 from attnport.dims import Profile, parse_profile
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
+from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.inspect import inspect
-from attnport.pipeline.workspace import change
+from attnport.verbs.bundle import bundle
+from attnport.verbs.inspect import inspect
+from attnport_bundle import load, manifest
 
 VERSION, SM_86 = (1, 0, 0, 9), 1 << 2
 NAME = "tensorrt_rtx-fp16-sm86-0.engine"
@@ -262,7 +262,7 @@ def test_a_form_of_openvino_names_its_release_and_runs(wide: Path, tmp_path: Pat
 
 def test_equal_inputs_give_equal_bytes_in_processes_that_hash_differently(wide: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from attnport.pipeline.bundle import bundle; "
+        "import sys; from pathlib import Path; from attnport.verbs.bundle import bundle; "
         "forms = ['openvino', 'tensorrt_rtx', 'ort_cpu', 'onnx']; "
         "bundle(Path(sys.argv[1]), Path(sys.argv[2]), forms=forms, unverified=True)"
     )

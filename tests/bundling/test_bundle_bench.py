@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tiny_attention as tiny
 
-from attnport.bundling.python import FeedError, Model, load
-from attnport.bundling.python import __main__ as command
-from attnport.bundling.python.bench import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
-from attnport.bundling.python.feeds import check
-from attnport.bundling.python.manifest import IO, Content, Dim, Mask, Polarity, Tensor
-from attnport.compare import statistics
+from attnport.latency import statistics
+from attnport_bundle import FeedError, Model, load
+from attnport_bundle import __main__ as command
+from attnport_bundle.bench import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
+from attnport_bundle.feeds import check
+from attnport_bundle.manifest import IO, Content, Dim, Mask, Polarity, Tensor
 
 DIMS = (Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 16))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from attnport.bundling.python import files
-from attnport.bundling.python.manifest import IO, Dim, Form, Mask, Parity, Profile, Requires, Tensor, read
 from attnport.bundling.readme_cpp import program_cpp, readme_cpp
 from attnport.bundling.write import CPP
-from attnport.pipeline.bundle import bundle
+from attnport.verbs.bundle import bundle
+from attnport_bundle import files
+from attnport_bundle.manifest import IO, Dim, Form, Mask, Parity, Profile, Requires, Tensor, read
 
 ROOT = Path(__file__).resolve().parents[2]
 READER = ROOT / "attnport" / "bundling" / "cpp"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tiny_attention as tiny
 
-from attnport.bundling.python import FeedError, load
-from attnport.bundling.python.model import Model
 from attnport.dims import check_feeds
 from attnport.errors import FeedError as OwnFeedError
+from attnport_bundle import FeedError, load
+from attnport_bundle.model import Model
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ import pytest
 import tiny_attention as tiny
 from onnx import TensorProto, helper
 
-from attnport.bundling.python import BundleError, IntegrityError, load, npz
-from attnport.bundling.python.decode import MAX_DEPTH, decode, parse
-from attnport.bundling.python.external import Reference, references
-from attnport.bundling.python.goldens import Goldens, compare
-from attnport.bundling.python.manifest import Bound, Dim, Manifest, Profile, Requires, read
-from attnport.bundling.python.manifest import Goldens as GoldenRecord
-from attnport.bundling.python.selftest import selftest
-from attnport.pipeline.golden import bounds as golden_bounds
+from attnport.parity.golden import bounds as golden_bounds
+from attnport_bundle import BundleError, IntegrityError, load, npz
+from attnport_bundle.decode import MAX_DEPTH, decode, parse
+from attnport_bundle.external import Reference, references
+from attnport_bundle.goldens import Goldens, compare
+from attnport_bundle.manifest import Bound, Dim, Manifest, Profile, Requires, read
+from attnport_bundle.manifest import Goldens as GoldenRecord
+from attnport_bundle.selftest import selftest
 
 BOUND = Bound("case", "y", "fp32", 1e-6, 2e-6)
 REFERENCE = np.linspace(-1, 1, 24).reshape(2, 3, 4)

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import tiny_attention as tiny
 
-from attnport.bundling.python import BundleError, IntegrityError, Model, RuntimeMissing, load
-from attnport.bundling.python import __main__ as command
-from attnport.bundling.python.goldens import Goldens
-from attnport.bundling.python.manifest import (
+from attnport.bundling.readme import readme
+from attnport_bundle import BundleError, IntegrityError, Model, RuntimeMissing, load
+from attnport_bundle import __main__ as command
+from attnport_bundle.goldens import Goldens
+from attnport_bundle.manifest import (
     IO,
     Dim,
     Tensor,
     read,
 )
-from attnport.bundling.readme import readme
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from killing import Armed, in_child
 from attnport.artifacts import Form, IOContract
 from attnport.bundling import golden, place
 from attnport.bundling.model_file import oldest_onnxruntime
-from attnport.bundling.python import files, manifest
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
+from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.golden import bounds
-from attnport.pipeline.workspace import change
+from attnport.parity.golden import bounds
+from attnport.verbs.bundle import bundle
+from attnport_bundle import files, manifest
 
 
 def tree(folder: Path) -> dict[str, bytes]:

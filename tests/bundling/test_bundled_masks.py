@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnport.bundling.python import load
-from attnport.bundling.python.manifest import Mask, read
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.export import export
-from attnport.pipeline.fuse import fuse
+from attnport.verbs.bundle import bundle
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+from attnport_bundle import load
+from attnport_bundle.manifest import Mask, read
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "masked_attention.py"
 X = "x=float32[batch,seq,64]"

@@ -18,7 +18,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from attnport.bundling.python import load, opening
+from attnport_bundle import load, opening
 
 folder, damage, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 opening.READ_BYTES = limit
@@ -74,7 +74,7 @@ def test_weights_over_the_limit_are_mapped_and_not_survived(on_each: Path, damag
 
 
 def test_weights_that_cannot_be_read_are_said(app: Path) -> None:
-    from attnport.bundling.python import IntegrityError, load
+    from attnport_bundle import IntegrityError, load
 
     (app / "weights.bin").unlink()
     with pytest.raises(IntegrityError, match=r"weights\.bin: cannot be read: No such file"):

@@ -15,11 +15,11 @@ import tiny_attention as tiny
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from attnport.bundling.python import FeedError, RuntimeMissing, load
-from attnport.bundling.python import device_tensors as device
-from attnport.bundling.python.halves import from_file, to_file
-from attnport.bundling.python.model import Model
-from attnport.bundling.python.onnxruntime_session import OnnxRuntimeSession
+from attnport_bundle import FeedError, RuntimeMissing, load
+from attnport_bundle import device_tensors as device
+from attnport_bundle.halves import from_file, to_file
+from attnport_bundle.model import Model
+from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
 
 ort = pytest.importorskip("onnxruntime")
 

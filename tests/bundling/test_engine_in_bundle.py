@@ -16,10 +16,10 @@ import pytest
 from bundle_forms import ENGINE_VERSION, engine_bundle, manifest, reform, seal
 from pretended_gpu import Context, Engine, HostDevice, engine_bytes, trt
 
-from attnport.bundling.python import FeedError, IntegrityError, NumbersOff, RuntimeMissing, load
-from attnport.bundling.python import cuda as reader_cuda
-from attnport.bundling.python.errors import BundleWarning
-from attnport.bundling.python.selftest import selftest
+from attnport_bundle import FeedError, IntegrityError, NumbersOff, RuntimeMissing, load
+from attnport_bundle import cuda as reader_cuda
+from attnport_bundle.errors import BundleWarning
+from attnport_bundle.selftest import selftest
 
 
 @pytest.fixture

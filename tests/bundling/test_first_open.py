@@ -11,12 +11,12 @@ import pytest
 import tiny_attention as tiny
 from bundle_forms import manifest, reform, wrong_model
 
-from attnport.bundling.python import BundleError, IntegrityError, NumbersOff, RuntimeMissing, load
-from attnport.bundling.python.cache import entry
-from attnport.bundling.python.errors import BundleWarning
-from attnport.bundling.python.goldens import Goldens
-from attnport.bundling.python.manifest import read
-from attnport.bundling.python.session import Machine
+from attnport_bundle import BundleError, IntegrityError, NumbersOff, RuntimeMissing, load
+from attnport_bundle.cache import entry
+from attnport_bundle.errors import BundleWarning
+from attnport_bundle.goldens import Goldens
+from attnport_bundle.manifest import read
+from attnport_bundle.session import Machine
 
 UNPROVED = {"proof": "graph-only"}
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from attnport.bundling.place import replaced
-from attnport.bundling.python import BundleError, load
-from attnport.bundling.python.selftest import selftest
 from attnport.errors import UsageError
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.verify import raise_for, verify
+from attnport.verbs.bundle import bundle
+from attnport.verbs.verify import raise_for, verify
+from attnport_bundle import BundleError, load
+from attnport_bundle.selftest import selftest
 
 NOBODY = 65534
 

@@ -14,12 +14,12 @@ import torch
 from giving_on import NAME, give_on, turn
 from torch.utils.dlpack import from_dlpack
 
-from attnport.bundling.python import BundleError, load
-from attnport.bundling.python.contract import IO, Dim, Tensor
-from attnport.bundling.python.feeds import check_outputs
-from attnport.bundling.python.halves import to_file
-from attnport.bundling.python.onnxruntime_session import OnnxRuntimeSession
-from attnport.bundling.python.selftest import selftest
+from attnport_bundle import BundleError, load
+from attnport_bundle.contract import IO, Dim, Tensor
+from attnport_bundle.feeds import check_outputs
+from attnport_bundle.halves import to_file
+from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
+from attnport_bundle.selftest import selftest
 
 ort = pytest.importorskip("onnxruntime")
 DTYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16", "int64": "int64", "bool": "bool"}

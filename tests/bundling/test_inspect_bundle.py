@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from attnport.bundling.python.manifest import VERSION
 from attnport.errors import ArtifactError, IntegrityError
-from attnport.pipeline.inspect import inspect
+from attnport.verbs.inspect import inspect
+from attnport_bundle.manifest import VERSION
 
 
 def test_a_bundle_is_described_with_its_preferred_model(app: Path) -> None:

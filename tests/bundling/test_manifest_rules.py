@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from attnport.bundling.python import BundleError, IntegrityError
-from attnport.bundling.python.contract import IO, Dim, Mask, Tensor
-from attnport.bundling.python.manifest import Bound, Goldens, from_bytes
-from attnport.bundling.python.names import check_names
+from attnport_bundle import BundleError, IntegrityError
+from attnport_bundle.contract import IO, Dim, Mask, Tensor
+from attnport_bundle.manifest import Bound, Goldens, from_bytes
+from attnport_bundle.names import check_names
 
 Edit = Callable[[dict[str, Any]], Any]
 MEASURED = {"case": "c", "output": "hidden", "rms_error": 1.0, "rms_bound": 2.0, "max_error": 1.0, "max_bound": 2.0}

@@ -14,7 +14,7 @@ import pytest
 from damaged_archives import ARCHIVES, BAD, archive, attacked, member
 
 from attnport.bundling import golden
-from attnport.bundling.python.npz import read_npz
+from attnport_bundle.npz import read_npz
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "case/in/ids": np.arange(6, dtype=np.int64).reshape(2, 3),

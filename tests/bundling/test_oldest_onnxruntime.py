@@ -13,8 +13,8 @@ import bare_venv
 import pytest
 import tiny_attention as tiny
 
-from attnport.bundling.python.manifest import read
-from attnport.pipeline.bundle import bundle
+from attnport.verbs.bundle import bundle
+from attnport_bundle.manifest import read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

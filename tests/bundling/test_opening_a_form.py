@@ -16,12 +16,12 @@ import onnxruntime
 import pytest
 from bundle_forms import manifest, seal
 
-from attnport.bundling.python import BundleError, IntegrityError, RuntimeMissing, load
-from attnport.bundling.python.external import opset
-from attnport.bundling.python.halves import from_file, to_file
-from attnport.bundling.python.onnxruntime_session import OnnxRuntimeSession
-from attnport.bundling.python.opening import release
-from attnport.bundling.python.printable import is_printable
+from attnport_bundle import BundleError, IntegrityError, RuntimeMissing, load
+from attnport_bundle.external import opset
+from attnport_bundle.halves import from_file, to_file
+from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
+from attnport_bundle.opening import release
+from attnport_bundle.printable import is_printable
 
 
 def renamed_output(found: dict[str, Any]) -> None:

@@ -11,9 +11,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from attnport.bundling.python import FeedError, IntegrityError, Model, load
-from attnport.bundling.python.feeds import check, padding_masks
-from attnport.bundling.python.manifest import (
+from attnport.bundling.readme import readme
+from attnport.masks.spec import ALIGNMENTS, CARRIES, POLARITIES, MaskSpec
+from attnport.masks.spec import KINDS as CONTRACT_KINDS
+from attnport_bundle import FeedError, IntegrityError, Model, load
+from attnport_bundle.feeds import check, padding_masks
+from attnport_bundle.manifest import (
     IO,
     KINDS,
     Alignment,
@@ -24,9 +27,6 @@ from attnport.bundling.python.manifest import (
     Tensor,
     read,
 )
-from attnport.bundling.readme import readme
-from attnport.masks.spec import ALIGNMENTS, CARRIES, POLARITIES, MaskSpec
-from attnport.masks.spec import KINDS as CONTRACT_KINDS
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attnport.bundling.python.manifest import IO, Dim, Mask, Tensor
 from attnport.bundling.readme import readme
+from attnport_bundle.manifest import IO, Dim, Mask, Tensor
 
 IDS = "input_ids"
 INPUTS = tuple(Tensor(name, "int64", ("b", "t"), None) for name in (IDS, "attention_mask", "token_type_ids"))

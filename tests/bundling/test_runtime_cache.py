@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from attnport.bundling.python import BundleError, load
-from attnport.bundling.python.cache import Cache, default_folder, find
-from attnport.bundling.python.errors import BundleWarning
-from attnport.bundling.python.runtime_cache import MAGIC, RuntimeCache
+from attnport_bundle import BundleError, load
+from attnport_bundle.cache import Cache, default_folder, find
+from attnport_bundle.errors import BundleWarning
+from attnport_bundle.runtime_cache import MAGIC, RuntimeCache
 
 ENTRY, OTHER = "a" * 64, "b" * 64
 

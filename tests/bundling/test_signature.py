@@ -22,13 +22,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from attnport.bundling.python import BundleError, IntegrityError, RuntimeMissing, load, signature
-from attnport.bundling.python.selftest import selftest
 from attnport.bundling.signing import PASSWORD, private_key, sign
 from attnport.errors import ArtifactError, MissingDependency, UsageError
 from attnport.errors import IntegrityError as NotAsWritten
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.verify import raise_for, verify
+from attnport.verbs.bundle import bundle
+from attnport.verbs.verify import raise_for, verify
+from attnport_bundle import BundleError, IntegrityError, RuntimeMissing, load, signature
+from attnport_bundle.selftest import selftest
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SPKI = PublicFormat.SubjectPublicKeyInfo

@@ -14,8 +14,8 @@ if str(ATTACKS) not in sys.path:
 import hostile_models as pieces  # noqa: E402 - see above
 
 from attnport.bundling.model_file import external_files  # noqa: E402 - behind those
-from attnport.bundling.python.external import references  # noqa: E402 - behind those
 from attnport.errors import ArtifactError  # noqa: E402 - behind those
+from attnport_bundle.external import references  # noqa: E402 - behind those
 
 AT_A_LIMIT = {
     "nested graphs": (pieces.nested_ifs, 32),

@@ -14,13 +14,13 @@ import onnx
 import pytest
 from refusing import call, refused
 
-from attnport.bundling.python.manifest import MANIFEST
 from attnport.errors import IntegrityError, UnavailableError
 from attnport.jsonfile import digest_file
-from attnport.pipeline import isolated, worker
-from attnport.pipeline import verify as verifying
-from attnport.pipeline.child import Child, Died
-from attnport.pipeline.verify import raise_for, verify
+from attnport.processes import isolated, worker
+from attnport.processes.child import Child, Died
+from attnport.verbs import verify as verifying
+from attnport.verbs.verify import raise_for, verify
+from attnport_bundle.manifest import MANIFEST
 
 FILE = "model.ort_cpu.onnx"
 
@@ -110,7 +110,7 @@ def test_a_model_that_takes_more_memory_than_there_is_is_refused(
 
 def instead(code: str) -> Callable[[float], SimpleNamespace]:
     """In place of `Limits`: a child that runs `code` once it is asked."""
-    start = "import os, sys; from attnport.pipeline.worker import read_frame; read_frame(sys.stdin.buffer)\n"
+    start = "import os, sys; from attnport.processes.worker import read_frame; read_frame(sys.stdin.buffer)\n"
     return lambda _: SimpleNamespace(start=lambda threads: Child(1, ("-c", start + code)))
 
 

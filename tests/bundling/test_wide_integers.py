@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import wide_integers
 
-from attnport.bundling.python import FeedError, load
+from attnport_bundle import FeedError, load
 
 pytest.importorskip("openvino")
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from attnport.bundling.python import wordpiece
-from attnport.bundling.python.errors import BundleError, FeedError
-from attnport.bundling.python.manifest import IO, Dim, Mask, Tensor
-from attnport.bundling.python.text import Tokenizer
-from attnport.bundling.python.wordpiece import WordPiece
+from attnport_bundle import wordpiece
+from attnport_bundle.errors import BundleError, FeedError
+from attnport_bundle.manifest import IO, Dim, Mask, Tensor
+from attnport_bundle.text import Tokenizer
+from attnport_bundle.wordpiece import WordPiece
 
 tokenizers = pytest.importorskip("tokenizers")
 

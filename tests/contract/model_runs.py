@@ -12,8 +12,8 @@ import onnx_ir as ir
 import torch
 
 from attnport.artifacts import IOContract, SourceAttention
-from attnport.compare.inputs import Case, cases, full_case
-from attnport.compare.mask_cases import keys_dim
+from attnport.cases.inputs import Case, cases, full_case
+from attnport.cases.mask_cases import keys_dim
 from attnport.exporter.capture import capture
 from attnport.exporter.lowering import base as lowerings
 from attnport.masks.encoding import encode_mask, numpy_dtype

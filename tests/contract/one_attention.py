@@ -11,11 +11,11 @@ from torch import nn
 
 from attnport.artifacts import FORMAT, EngineRecord, Form, IOContract, Manifest, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
+from attnport.folder.workspace import change
 from attnport.masks.spec import MaskSpec
-from attnport.pipeline.build import build
-from attnport.pipeline.bundle import bundle
-from attnport.pipeline.export import export
-from attnport.pipeline.workspace import change
+from attnport.verbs.build import build
+from attnport.verbs.bundle import bundle
+from attnport.verbs.export import export
 
 VOCAB, WIDTH, HEADS = 1 << 15, 64, 2
 """The table of words is 8 MiB in float32: a session that is not freed shows in the memory of the process."""

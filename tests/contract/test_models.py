@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from attnport.artifacts import ModelSpec
-from attnport.compare.mask_cases import EMPTY_ROW
+from attnport.cases.mask_cases import EMPTY_ROW
 from attnport.models import base
 
 WITHIN = 2e-5

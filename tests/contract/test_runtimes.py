@@ -16,7 +16,7 @@ from one_attention import VOCAB, WIDTH, Model, contract
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, FeedError, UnavailableError, UsageError
-from attnport.pipeline.worker import memory_bytes
+from attnport.processes.worker import memory_bytes
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 

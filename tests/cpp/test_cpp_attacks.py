@@ -20,9 +20,9 @@ if str(ATTACKS) not in sys.path:
 import attack as attacks  # noqa: E402 - see above
 import keys  # noqa: E402 - behind those
 
-from attnport.bundling.python import BundleError  # noqa: E402 - behind those
-from attnport.bundling.python.printable import is_printable  # noqa: E402 - behind those
-from attnport.bundling.python.selftest import selftest  # noqa: E402 - behind those
+from attnport_bundle import BundleError  # noqa: E402 - behind those
+from attnport_bundle.printable import is_printable  # noqa: E402 - behind those
+from attnport_bundle.selftest import selftest  # noqa: E402 - behind those
 
 ALL = [attacks.read(path) for path in sorted(ATTACKS.glob("*.json"))]
 ON_BUNDLES = [attack for attack in ALL if attack.on == "bundle"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from cpp_builds import READER, Build, onnxruntime_library, tool
 
-from attnport.bundling.python import load
+from attnport_bundle import load
 
 FEEDS = {
     "ids": np.array([[3, 9, 49, 0, 7], [1, 2, 3, 0, 0]]),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cpp_builds import Build
 
-from attnport.bundling.python import load
-from attnport.bundling.python.errors import BundleError
+from attnport_bundle import load
+from attnport_bundle.errors import BundleError
 
 
 def in_python(folder: Path | str, *key: str) -> tuple[int, str]:

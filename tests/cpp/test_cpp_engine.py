@@ -11,9 +11,9 @@ from cpp_builds import Build
 from cpp_engines import pretended
 from pretended_gpu import engine_bytes
 
-from attnport.bundling.python import engine_header, engine_session, opening
-from attnport.bundling.python import manifest as spec
-from attnport.bundling.python.errors import FeedError, IntegrityError
+from attnport_bundle import engine_header, engine_session, opening
+from attnport_bundle import manifest as spec
+from attnport_bundle.errors import FeedError, IntegrityError
 
 WHOLE = engine_bytes(ENGINE_VERSION, SM_86_AND_89)
 HEADERS = {

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from cpp_builds import Build
 
-from attnport.bundling.python import feeds as python
-from attnport.bundling.python.contract import IO, Dim, Mask, Tensor
-from attnport.bundling.python.errors import BundleError
-from attnport.bundling.python.halves import from_file, to_file
-from attnport.bundling.python.opening import release
+from attnport_bundle import feeds as python
+from attnport_bundle.contract import IO, Dim, Mask, Tensor
+from attnport_bundle.errors import BundleError
+from attnport_bundle.halves import from_file, to_file
+from attnport_bundle.opening import release
 
 Say = Callable[[Sequence[str]], list[str]]
 Feeds = Sequence[tuple[str, np.ndarray[Any, Any]]]

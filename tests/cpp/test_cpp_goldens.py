@@ -16,9 +16,9 @@ from cpp_builds import Build
 from damaged_archives import ARCHIVES, BAD, archive, attacked, member, put
 
 from attnport.bundling import golden
-from attnport.bundling.python.goldens import compare
-from attnport.bundling.python.manifest import Bound
-from attnport.bundling.python.npz import read_npz
+from attnport_bundle.goldens import compare
+from attnport_bundle.manifest import Bound
+from attnport_bundle.npz import read_npz
 
 Array = np.ndarray[Any, Any]
 Dump = Callable[[Path], tuple[int, str]]

@@ -13,11 +13,11 @@ import made_up
 import pytest
 from cpp_builds import Build
 
-from attnport.bundling.python.contract import IO, Dim, Tensor
-from attnport.bundling.python.errors import BundleError
-from attnport.bundling.python.external import opset, references
-from attnport.bundling.python.manifest import ENGINES, Form, Manifest, from_bytes
-from attnport.bundling.python.printable import escaped, is_printable
+from attnport_bundle.contract import IO, Dim, Tensor
+from attnport_bundle.errors import BundleError
+from attnport_bundle.external import opset, references
+from attnport_bundle.manifest import ENGINES, Form, Manifest, from_bytes
+from attnport_bundle.printable import escaped, is_printable
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:

@@ -305,7 +305,7 @@ def test_the_headers_are_laid_out_as_nvidias_own_package_calls_its_library(
     empty.mkdir(parents=True)
     (empty / "__init__.py").touch()  # the package's own loads the real library
     program = (
-        "import sys, numpy; from attnport.bundling.python import load\n"
+        "import sys, numpy; from attnport_bundle import load\n"
         "with load(sys.argv[1]) as model:\n"
         "    for n in (1, 8, 32):\n"
         "        x = numpy.arange(3 * n, dtype=numpy.float32).reshape(n, 3)\n"

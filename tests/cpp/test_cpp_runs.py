@@ -12,7 +12,7 @@ import pytest
 from bundle_forms import manifest, seal
 from cpp_builds import Build
 
-import attnport.bundling.python as reader
+import attnport_bundle as reader
 from attnport.bundling.golden import cases
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cpp_builds import ROOT, Build
 
-from attnport.bundling.python import Tokenizer, load
+from attnport_bundle import Tokenizer, load
 
 SENTENCES = ROOT / "examples" / "sentences.txt"
 QUESTIONS = ("I need something for my headache.", "Which train goes to the sea?", "How do I bake bread?")

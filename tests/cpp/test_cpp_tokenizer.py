@@ -16,11 +16,11 @@ import pytest
 from cpp_builds import Build
 from cpp_texts import TEXT, changed, run
 
-from attnport.bundling.python import wordpiece
-from attnport.bundling.python.errors import BundleError, FeedError
-from attnport.bundling.python.manifest import IO, Dim, Mask, Tensor
-from attnport.bundling.python.text import Tokenizer
-from attnport.bundling.python.wordpiece import WordPiece
+from attnport_bundle import wordpiece
+from attnport_bundle.errors import BundleError, FeedError
+from attnport_bundle.manifest import IO, Dim, Mask, Tensor
+from attnport_bundle.text import Tokenizer
+from attnport_bundle.wordpiece import WordPiece
 
 ROOT = Path(__file__).parents[2]
 SENTENCES = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()

@@ -13,8 +13,8 @@ import pytest
 from cpp_builds import Build
 from cpp_texts import TEXT, changed, run
 
-from attnport.bundling.python.errors import BundleError
-from attnport.bundling.python.wordpiece import WordPiece
+from attnport_bundle.errors import BundleError
+from attnport_bundle.wordpiece import WordPiece
 
 
 def nested(value: Any, *keys: str | int) -> Any:

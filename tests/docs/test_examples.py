@@ -20,7 +20,7 @@ import torch
 from pages import PAGES, SCRIPTS, python_blocks, shell_lines
 from scripts import ROOT
 
-from attnport.pipeline.machine import find_gpus
+from attnport.folder.machine import find_gpus
 
 SMALL = {
     "vocab_size": 30522,

@@ -15,7 +15,8 @@ from scripts import ROOT
 
 from attnport import errors
 from attnport.cli import cli
-from attnport.compare import parity, statistics
+from attnport.latency import statistics
+from attnport.parity import bound as parity
 
 
 def broken_links(page: Path, text: str) -> list[str]:

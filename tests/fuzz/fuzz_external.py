@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from scratch import scratch
 
-from attnport.bundling.python.external import opset, references
+from attnport_bundle.external import opset, references
 
 _FILE = scratch() / "model.onnx"
 

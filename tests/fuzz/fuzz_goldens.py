@@ -11,11 +11,11 @@ import mutate as mutations
 import numpy as np
 from scratch import scratch
 
-from attnport.bundling.python import feeds
-from attnport.bundling.python.errors import BundleError
-from attnport.bundling.python.goldens import Goldens
-from attnport.bundling.python.manifest import from_bytes
-from attnport.bundling.python.model import Model
+from attnport_bundle import feeds
+from attnport_bundle.errors import BundleError
+from attnport_bundle.goldens import Goldens
+from attnport_bundle.manifest import from_bytes
+from attnport_bundle.model import Model
 
 mutate = mutations.zip_member
 MANIFEST = from_bytes((Path(__file__).parent / "corpus" / "manifest" / "valid").read_bytes(), "bundle.json")

@@ -24,7 +24,7 @@ def main() -> None:
     """Makes a bundle of the tests' tiny attention and takes the seeds from it, cut down to what a fuzzer can hold."""
     import tiny_attention as tiny
 
-    from attnport.pipeline.bundle import bundle
+    from attnport.verbs.bundle import bundle
 
     arrays = tiny.goldens()
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from typing import Any
 import mutate
 import pytest
 
-from attnport.bundling.python import manifest
+from attnport_bundle import manifest
 
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS = ("manifest", "external", "goldens")

@@ -179,7 +179,7 @@ def test_the_most_tokens_of_the_contract_have_a_position() -> None:
 def test_grouped_heads_behind_a_cache_are_lowered_for_engines() -> None:
     onnx_ir = pytest.importorskip("onnx_ir")
     ort = pytest.importorskip("onnxruntime")
-    from attnport.compare.inputs import full_case
+    from attnport.cases.inputs import full_case
     from attnport.exporter.capture import capture
     from attnport.exporter.lowering import base
 

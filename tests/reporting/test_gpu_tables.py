@@ -7,8 +7,8 @@ import re
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.console.cells import render
 from attnport.console.gpu_tables import show_gpu_report
-from attnport.pipeline.gpu_report import FORMAT, GpuReport, Piece
-from attnport.pipeline.machine import machine
+from attnport.folder.machine import machine
+from attnport.verbs.gpu.report import FORMAT, GpuReport, Piece
 
 PARTS = {"host_to_device": 1.25e5, "device": 2e6, "device_to_host": 3.5e5}
 CALL = "batch=32,seq=2048"

@@ -16,12 +16,12 @@ from wellformed import faults
 from attnport.artifacts import IOContract, Manifest, ModelSpec
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
+from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import to_json
 from attnport.masks.spec import MaskSpec
-from attnport.pipeline import layers
-from attnport.pipeline import report as verb
-from attnport.pipeline.workspace import change, open_folder
+from attnport.parity import layers
 from attnport.transaction import transaction
+from attnport.verbs import report as verb
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from attnport.bundling.python import cuda
 from attnport.errors import UnavailableError
 from attnport.runtimes import _cuda
+from attnport_bundle import cuda
 
 
 class Driver:

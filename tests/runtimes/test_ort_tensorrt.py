@@ -15,11 +15,11 @@ import onnx.parser
 import pytest
 
 from attnport.artifacts import IOContract
-from attnport.bundling.python.cache import VARIABLE
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UnavailableError
 from attnport.runtimes import _libraries, _ort, ort_tensorrt, ort_tensorrt_rtx
 from attnport.runtimes.base import Opening
+from attnport_bundle.cache import VARIABLE
 
 ort = pytest.importorskip("onnxruntime")
 CPU = "CPUExecutionProvider"

@@ -14,16 +14,16 @@ import pytest
 from pretended_gpu import PROFILES, Config, Context, Engine, HostDevice, Kept, engine_bytes, trt
 
 from attnport.artifacts import EngineRecord, IOContract
-from attnport.bundling.python.engine_session import EngineSession as ReaderSession
-from attnport.bundling.python.engine_session import choose_profile, logger
-from attnport.bundling.python.errors import FeedError as ReaderFeedError
-from attnport.bundling.python.errors import RuntimeMissing
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError, UsageError
 from attnport.optional import is_installed
 from attnport.runtimes import _cuda, base
 from attnport.runtimes import tensorrt as tensorrt_runtime
 from attnport.runtimes.base import Opening
+from attnport_bundle.engine_session import EngineSession as ReaderSession
+from attnport_bundle.engine_session import choose_profile, logger
+from attnport_bundle.errors import FeedError as ReaderFeedError
+from attnport_bundle.errors import RuntimeMissing
 
 RUNTIME = base.get("tensorrt_rtx")
 VERSION = "9.9.9"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from attnport.bundling.python import cuda
 from attnport.errors import UnavailableError
 from attnport.optional import is_installed
 from attnport.runtimes import _cuda, base
+from attnport_bundle import cuda
 
 
 def test_without_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attnport.artifacts import AUTO, ModelSpec
-from attnport.compare.inputs import cases
+from attnport.cases.inputs import cases
 from attnport.runtimes._torch_modes import active
 from attnport.runtimes._torch_range import HalfWithoutOverflow, round_parameters, rounded
 from attnport.runtimes.base import Opening

@@ -9,7 +9,7 @@ import pytest
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
-from attnport.pipeline.loading import load
+from attnport.folder.loading import load
 from attnport.sources.declare import parse_input
 
 HELPER = """

@@ -9,7 +9,7 @@ import hf_folders
 import pytest
 
 from attnport.errors import AttnportError, MissingDependency, SpecError, UsageError
-from attnport.pipeline.loading import load
+from attnport.folder.loading import load
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ import pytest
 
 from attnport.artifacts import FORMAT, Manifest
 from attnport.errors import SpecError, UsageError
-from attnport.pipeline.loading import load
-from attnport.pipeline.workspace import load_spec
+from attnport.folder.loading import load
+from attnport.folder.workspace import load_spec
 
 ROOT = Path(__file__).parents[2]
 OWN_CODE = """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnport.bundling.python import engine_header
-from attnport.bundling.python.engine_header import EngineHeader
 from attnport.errors import ArtifactError, IntegrityError
+from attnport_bundle import engine_header
+from attnport_bundle.engine_header import EngineHeader
 
 __all__ = ["EngineHeader", "read_header"]
 

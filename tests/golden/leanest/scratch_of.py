@@ -60,8 +60,8 @@ def save_random_bert(folder: Path, shape: Shape) -> Path:
 
 def of_ours(folder: Path, shape: Shape, largest: Profile) -> tuple[EngineRecord, FusionTable]:
     """The engine of a random BERT, exported, lowered and built as a user does it."""
-    from attnport.pipeline.build import build
-    from attnport.pipeline.export import export
+    from attnport.verbs.build import build
+    from attnport.verbs.export import export
 
     source = save_random_bert(folder / "bert", shape)
     export(f"hf:{source}", folder / "out", dims=[str(dim) for dim in largest.dims])

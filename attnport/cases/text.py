@@ -1,0 +1,135 @@
+"""Test inputs from real sentences, tokenised with the model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnport.artifacts import IOContract
+from attnport.cases.inputs import Array, Case, case
+from attnport.errors import ArtifactError, UsageError, first_line
+from attnport.masks.encoding import encode_mask
+from attnport.optional import require
+
+_TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
+
+
+def reads_text(io: IOContract) -> bool:
+    """Whether the inputs are those that a tokenizer fills."""
+    names = {spec.name for spec in io.inputs}
+    return "input_ids" in names and names <= set(_TEXT_INPUTS)
+
+
+def read_sentences(path: Path) -> list[str]:
+    """The sentences of a UTF-8 text file, one a line; empty lines are skipped.
+
+    Raises:
+        UsageError: the file cannot be read, is not UTF-8, or holds no sentence.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as err:
+        raise UsageError(f"{path} cannot be read: {err.strerror}.") from err
+    except UnicodeDecodeError as err:
+        raise UsageError(f"{path} is not UTF-8 text: {err.reason} at byte {err.start}.") from err
+    sentences = [line for line in lines if line]
+    if not sentences:
+        raise UsageError(f"{path} holds no sentence.", hint="Write one sentence a line.")
+    return sentences
+
+
+def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, batch: int = 32) -> list[Case]:
+    """Sentences in their natural order, in batches padded on the right to the longest of each.
+
+    Natural order, because that is what a padded batch in use looks like: sorted by length there would be hardly any
+    padding to get wrong. Sentences longer than the model takes are truncated.
+
+    Raises:
+        MissingDependency: the tokenizers package is not installed.
+        UsageError: no sentences, or the model has inputs that text does not fill.
+        ArtifactError: the tokenizer file cannot be read.
+    """
+    if not sentences:
+        raise UsageError("there are no sentences to tokenise.")
+    if not reads_text(io):
+        names = ", ".join(spec.name for spec in io.inputs)
+        raise UsageError(
+            f"the model does not read text: it takes {names}; a tokenizer fills {', '.join(_TEXT_INPUTS)}.",
+            hint="Leave --text out, or give tensors with --inputs.",
+        )
+    ids = next(spec for spec in io.inputs if spec.name == "input_ids")
+    B, T = (io.dim(dim) if isinstance(dim, str) else None for dim in ids.dims)
+    longest = T.max if T else int(ids.dims[1])
+    rows, pad_id = _tokenise(sentences, tokenizer_path, longest)
+    batch = min(batch, B.max) if B else int(ids.dims[0])
+    made = []
+    for start in range(0, len(rows), batch):
+        part = rows[start : start + batch]
+        name = f"sentences {start + 1}-{start + len(part)}"
+        while len(part) < (B.min if B else batch):
+            part = [*part, part[-1]]
+        width = max(len(row[0]) for row in part)
+        width = max(width, T.min) if T else longest
+        made.append(case(io, name, "text", _feeds(io, part, width, pad_id)))
+    return made
+
+
+def _tokenise(
+    sentences: Sequence[str], tokenizer_path: Path, longest: int
+) -> tuple[list[tuple[list[int], list[int]]], int]:
+    """Token ids and type ids of each sentence, and the id that padding takes."""
+    tokenizers = require("tokenizers")
+    with tokenizers_errors(tokenizer_path, "is no tokenizer"):
+        tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_path))
+    known = [tokenizer.token_to_id(token) for token in _PAD_TOKENS]
+    pad_id = (tokenizer.padding or {}).get("pad_id", next((token for token in known if token is not None), 0))
+    # The file's own settings (MiniLM's: pad and cut to 128) are for other uses than the model's limit.
+    tokenizer.no_padding()
+    with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
+        tokenizer.enable_truncation(longest)
+        rows = [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(list(sentences))]
+    empty = next((index for index, row in enumerate(rows) if not row[0]), None)
+    if empty is not None:
+        raise UsageError(f"sentence {empty + 1} has no token: {sentences[empty][:60]!r}.")
+    return rows, int(pad_id)
+
+
+@contextmanager
+def tokenizers_errors(tokenizer_path: Path, what: str) -> Iterator[None]:
+    """Around the package `tokenizers`: what it raises because of a file's rules becomes an error that names the file.
+
+    Raises:
+        ArtifactError: it raised.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # It raises bare Exception for a malformed file, and a panic, which is no Exception, where a rule of the file cannot
+    # be carried out: a regular expression that takes too many steps.
+    except BaseException as err:
+        raise ArtifactError(
+            f"{tokenizer_path} {what}: {first_line(err)}.",
+            hint="Its rules are at fault; take the tokenizer.json that came with the model.",
+        ) from err
+
+
+def _feeds(io: IOContract, rows: Sequence[tuple[list[int], list[int]]], width: int, pad_id: int) -> dict[str, Array]:
+    filled = {name: np.zeros((len(rows), width), dtype=np.int64) for name in _TEXT_INPUTS}
+    filled["input_ids"][:] = pad_id
+    for index, (ids, types) in enumerate(rows):
+        filled["input_ids"][index, : len(ids)] = ids
+        filled["token_type_ids"][index, : len(ids)] = types
+        filled["attention_mask"][index, : len(ids)] = 1
+    masks = {mask.input: mask for mask in io.padding_masks()}
+    return {
+        spec.name: encode_mask(masks[spec.name], spec.dtype, filled["attention_mask"] == 1)
+        if spec.name in masks
+        else filled[spec.name].astype(spec.dtype)
+        for spec in io.inputs
+    }

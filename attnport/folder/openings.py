@@ -1,0 +1,117 @@
+"""Which file of a folder a runtime opens: its own form, the model as exported, or an engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnport.artifacts import Manifest
+from attnport.jsonfile import digest_file
+from attnport.runtimes.base import Opening, Runtime
+from attnport_bundle.names import MANIFEST
+
+MODEL = "model.onnx"
+MODEL_SUFFIXES = (".onnx", ".bin", ".engine")
+
+
+def model_openings(
+    runtime: Runtime,
+    folder: Path,
+    manifest: Manifest,
+    plans: Sequence[str],
+    threads: int | None,
+    bundle: Path | None = None,
+) -> dict[str, Opening]:
+    """What a runtime that opens files has to run here.
+
+    Args:
+        plans: The precision plans that its probe found; forms of others are left out.
+        bundle: The bundle that was made of this folder, for the runtime that opens bundles.
+
+    Returns:
+        By the name that reports use: the runtime's own, with the plan behind it for other plans than fp32, and with
+        the engine's key where there are several; of a bundle, with the name of each of its forms. Empty when the
+        folder holds nothing for it, see `why_none`.
+
+    Raises:
+        ArtifactError, IntegrityError: `bundle` is no bundle.
+    """
+    if runtime.opens == "bundle":
+        return {} if bundle is None else _bundle_openings(runtime, bundle, manifest, threads)
+    if runtime.opens == "engine":
+        records = {key: record for key, record in manifest.engines.items() if record.target == runtime.name}
+        return {
+            runtime.name if len(records) == 1 else f"{runtime.name}.{key}": Opening(
+                manifest.io, plan=record.plan, model=folder / record.file, engine=record, threads=threads
+            )
+            for key, record in records.items()
+        }
+    if not runtime.form:
+        return {runtime.name: Opening(manifest.io, model=folder / MODEL, threads=threads)}
+    return {
+        runtime.name if form.plan == "fp32" else f"{runtime.name}.{form.plan}": Opening(
+            manifest.io, plan=form.plan, model=folder / form.file, threads=threads
+        )
+        for form in manifest.forms.values()
+        if form.target == runtime.form and form.plan in (plans or ("fp32",))
+    }
+
+
+def of_runtime(name: str, runtime: str) -> bool:
+    """Whether a name that reports use is of a runtime: its own, or that of one of its plans, engines or forms."""
+    return name == runtime or name.startswith(f"{runtime}.")
+
+
+def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
+    from attnport.runtimes._reader import own_errors
+    from attnport_bundle.manifest import read
+
+    with own_errors():
+        packed = read(bundle)
+    return {
+        f"{runtime.name}.{name}": Opening(
+            manifest.io, plan=form.plan, model=bundle.resolve(), threads=threads, form=name
+        )
+        for name, form in ((name, packed.forms[name]) for name in packed.order)
+    }
+
+
+def bundle_digest(bundle: Path | None) -> str:
+    """What tells a bundle from another; "" for none."""
+    held = bundle / MANIFEST if bundle is not None else None
+    return digest_file(held) if held is not None and held.is_file() else str(bundle or "")
+
+
+def file_of(opening: Opening, folder: Path) -> str | None:
+    """The model of an opening as a worker is told it: relative to the artifact's folder where it lies in it."""
+    if opening.model is None:
+        return None
+    inside = opening.model.is_relative_to(folder)
+    return opening.model.relative_to(folder).as_posix() if inside else str(opening.model)
+
+
+def why_none(runtime: Runtime) -> str:
+    """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
+    if runtime.opens == "bundle":
+        return "no bundle was named; make one with: attnport bundle FOLDER -o APP, and name it with: --bundle APP"
+    if runtime.opens == "engine":
+        return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}"
+    return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}"
+
+
+def graph_digest(folder: Path, manifest: Manifest, file: str) -> str:
+    """A digest of what a graph computes: equal for forms that differ in the names of their weights files alone."""
+    import onnx
+    from onnx.external_data_helper import uses_external_data
+
+    try:
+        model = onnx.load_model(folder / file, load_external_data=False)
+    except Exception:  # unreadable: opening it says so, and how
+        return digest_file(folder / file)
+    for tensor in model.graph.initializer:
+        if uses_external_data(tensor):
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = manifest.files.get(entry.value, entry.value)
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()

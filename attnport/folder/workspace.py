@@ -1,0 +1,201 @@
+"""The artifact folder as the verbs see it: opened, checked, changed all at once, and stages that need not run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from attnport import __version__
+from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
+from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
+from attnport.folder.machine import version
+from attnport.jsonfile import digest_file, digest_text, read, to_json
+from attnport.transaction import JOURNAL, STAGING, Transaction, settle, transaction
+
+T = TypeVar("T")
+
+
+def open_folder(folder: Path) -> Manifest:
+    """Reads a folder's manifest, after completing or discarding what an interrupted verb left.
+
+    Raises:
+        ArtifactError: not an artifact folder, or its manifest is malformed or of another version.
+        IntegrityError: the manifest names files outside the folder, or uses one that it has no digest of.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder.", hint="Make one with: attnport export SPEC -o FOLDER")
+    settle(folder)
+    if not (folder / MANIFEST).is_file():
+        raise ArtifactError(
+            f"{folder} is no artifact: it has no {MANIFEST}.", hint="Make one with: attnport export SPEC -o FOLDER"
+        )
+    manifest = read(Manifest, folder / MANIFEST)
+    if manifest.format != FORMAT:
+        raise ArtifactError(f"{folder / MANIFEST}: got format {manifest.format}; this version reads {FORMAT}.")
+    if not manifest.files:
+        raise IntegrityError(f"{folder / MANIFEST} names no file at all.", hint="Somebody edited it; export again.")
+    used = [form.file for form in manifest.forms.values()] + [engine.file for engine in manifest.engines.values()]
+    for name in (*manifest.files, *used, *([manifest.tokenizer] if manifest.tokenizer else [])):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise IntegrityError(
+                f"{folder / MANIFEST} names {name!r}, which is outside the folder.",
+                hint="Somebody edited it; export again, or get the folder from where it was made.",
+            )
+    for name in used:
+        if name not in manifest.files:
+            raise IntegrityError(
+                f"{folder / MANIFEST} uses {name} and has no digest of it.", hint="Somebody edited it; export again."
+            )
+    return manifest
+
+
+def open_if_there(folder: Path) -> Manifest | None:
+    """As `open_folder`, but None where nothing was exported yet."""
+    journal = (folder / JOURNAL).exists() or (folder / STAGING).exists()
+    return open_folder(folder) if journal or (folder / MANIFEST).is_file() else None
+
+
+def toolchain(*packages: str) -> str:
+    """A digest of this project's own code and of the installed versions of `packages`: a part of a stage's inputs."""
+    return digest_text(_own_code(), *(f"{name} {version(name) or '-'}" for name in packages))
+
+
+@functools.cache
+def _own_code() -> str:
+    root = Path(__file__).parent.parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".css", ".js"))
+    return digest_text(*(f"{path.relative_to(root)} {digest_file(path)}" for path in files))
+
+
+def check_files(folder: Path, manifest: Manifest, *names: str) -> None:
+    """Compares files with the manifest's digests; without names, all of them.
+
+    Raises:
+        IntegrityError: a file is missing or is not the one that was written.
+    """
+    for name in names or tuple(manifest.files):
+        path = folder / name
+        if not path.is_file():
+            raise IntegrityError(f"{path} is missing.", hint="Make the folder again, or restore the file.")
+        if path.is_symlink() or digest_file(path) != manifest.files.get(name):
+            raise IntegrityError(
+                f"{path} is not the file that was written: its digest differs.",
+                hint="It was changed or cut short; make it again.",
+            )
+
+
+def load_spec(manifest: Manifest) -> ModelSpec:
+    """Loads the ModelSpec a folder was exported from, and checks that code and weights are still the same.
+
+    Raises:
+        SpecError: the source is gone or changed, which names which of the two, and the SPEC; or it would run code that
+            nobody asked for here (see `trust`).
+    """
+    from attnport.folder.outputs import without_outputs
+    from attnport.folder.trust import reload
+
+    spec = reload(manifest.source)
+    for part in ("code", "weights"):
+        if getattr(spec.source, f"{part}_digest") != getattr(manifest.source, f"{part}_digest"):
+            raise SpecError(
+                f"the {part} of {manifest.source.text} changed since export.",
+                hint="Export again, or bring the earlier state back.",
+            )
+    exported = {output.name for output in manifest.io.outputs}
+    hidden = [output.name for output in spec.io.outputs if output.name not in exported]
+    return dataclasses.replace(without_outputs(spec, hidden), io=manifest.io)
+
+
+class Change:
+    """A verb's change to a folder: write files to `path(name)`, set `manifest` fields, name the stage at the end."""
+
+    def __init__(self, folder: Path, staged: Transaction, manifest: Manifest | None) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._staged = staged
+        self._began = time.monotonic()
+
+    def began(self, at_s: float) -> None:
+        """Counts the stage's time from `at_s` (of `time.monotonic`): what came before this change belongs to it."""
+        self._began = at_s
+
+    def path(self, name: str) -> Path:
+        """Where to write the file that will be called `name`."""
+        return self._staged.path(name)
+
+    def remove(self, name: str) -> None:
+        """Deletes a file that the folder no longer holds."""
+        self._staged.remove(name)
+        if self.manifest and name in self.manifest.files:
+            files = {file: digest for file, digest in self.manifest.files.items() if file != name}
+            self.manifest = dataclasses.replace(self.manifest, files=files)
+
+    def finish(self, stage: str, inputs: str, *, extra: tuple[str, ...] = ()) -> Manifest:
+        """Records the stage and the digests of what it staged, and stages the manifest.
+
+        Args:
+            extra: Files that belong to the stage though an earlier change wrote them.
+        """
+        if self.manifest is None:
+            raise ArtifactError(f"{self.folder}: stage {stage} has no manifest to write.")
+        written = self._staged.staged()
+        written.pop(MANIFEST, None)
+        done = Stage(
+            inputs=inputs,
+            files=(*written, *extra),
+            made=datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
+            seconds=round(time.monotonic() - self._began, 3),
+        )
+        self.manifest = dataclasses.replace(
+            self.manifest,
+            attnport=__version__,
+            files={**self.manifest.files, **written},
+            stages={**self.manifest.stages, stage: done},
+        )
+        self.path(MANIFEST).write_text(to_json(self.manifest))
+        return self.manifest
+
+
+@contextmanager
+def change(folder: Path) -> Iterator[Change]:
+    """Opens a folder for one verb's change; all of it becomes visible at the end, or none.
+
+    `Change.manifest` is None for a new folder.
+    """
+    try:
+        with transaction(folder) as staged:
+            manifest = open_folder(folder) if (folder / MANIFEST).exists() else None
+            yield Change(folder, staged, manifest)
+    except FileNotFoundError as err:  # where no folder can be made, some file systems say this of the folder itself
+        if err.filename is not None and Path(err.filename) in (folder, *folder.parents):
+            raise UsageError(f"{folder} cannot be made.", hint="Choose a place that you may write to.") from err
+        raise
+
+
+def fresh(folder: Path, manifest: Manifest, stage: str, inputs: str) -> bool:
+    """Whether a stage was already done with the same inputs and its files are still what it wrote."""
+    done = manifest.stages.get(stage)
+    if done is None or done.inputs != inputs:
+        return False
+    return all(
+        (folder / name).is_file() and digest_file(folder / name) == manifest.files.get(name) for name in done.files
+    )
+
+
+def read_report(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
+    """What a verb wrote into the file `name`; None when it has not run.
+
+    Raises:
+        IntegrityError: the file is not the one that was written.
+        ArtifactError: it is no `kind`.
+    """
+    if name not in manifest.files:
+        return None
+    check_files(folder, manifest, name)
+    return read(kind, folder / name)

@@ -1,0 +1,1 @@
+"""Everything that times: workloads, processes that take turns, clocks, statistics, regressions."""

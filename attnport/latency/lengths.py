@@ -1,0 +1,122 @@
+"""Ragged batches from a histogram of lengths: what a model meets in use, without the texts themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from attnport.artifacts import IOContract
+from attnport.cases.inputs import Array, Case, batch_dim, case, full_case
+from attnport.cases.mask_cases import keys_dim
+from attnport.dims import Dim
+from attnport.errors import UsageError
+from attnport.masks.encoding import encode_mask, numpy_dtype
+
+Histogram = Mapping[int, int]
+"""How many sequences there are of each length, the shortest first."""
+
+MAX_FILE_BYTES = 64 << 20
+_LINE = re.compile(r"(\d{1,9})(?:\s*:\s*(\d{1,15}))?")
+_HINT = "Write one length a line, or LENGTH:COUNT, for example 128 or 128:40."
+
+
+def read_lengths(path: Path) -> Histogram:
+    """The lengths of a text file: one a line, or `length:count`; empty lines are skipped.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no length, or a line is none; names the line.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes.", hint="Write LENGTH:COUNT lines.")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as err:
+        raise UsageError(f"{path} cannot be read: {err.strerror}.", hint=_HINT) from err
+    except UnicodeDecodeError as err:
+        raise UsageError(f"{path} is no text file: {err.reason} at byte {err.start}.", hint=_HINT) from err
+    found: dict[int, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        length, count = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
+        if not length or not count:
+            raise UsageError(f"{path}, line {number}: got {line.strip()[:40]!r}, expected a length.", hint=_HINT)
+        found[length] = found.get(length, 0) + count
+    if not found:
+        raise UsageError(f"{path} holds no length.", hint=_HINT)
+    return dict(sorted(found.items()))
+
+
+def spread(histogram: Histogram, count: int) -> list[int]:
+    """`count` lengths that stand for a histogram: those at its evenly spaced quantiles, the shortest first.
+
+    Not drawn at random, which would make the longest one, and so the padding, a matter of luck.
+    """
+    reached = np.cumsum(list(histogram.values()), dtype=np.float64)
+    wanted = (np.arange(count) + 0.5) / count * reached[-1]
+    values = np.array(list(histogram))
+    return [int(length) for length in values[np.searchsorted(reached, wanted, side="left")]]
+
+
+def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
+    """A batch of sequences of these lengths in a shuffled order, padded on the right to the longest.
+
+    Every padding mask gets the same lengths, as an encoder and the decoder that reads it do.
+
+    Raises:
+        UsageError: the model has no padding mask over a dim of its own, or does not take such lengths or as many.
+    """
+    batch, dims = _dims(io)
+    longest, shortest = max(lengths), min(lengths)
+    for dim in dims:
+        if not dim.min <= longest <= dim.max:
+            raise UsageError(
+                f"--lengths: the longest is {longest}; the model takes {dim.name} from {dim.min} to {dim.max}.",
+                hint="Leave lengths beyond that out of the file.",
+            )
+    if not batch.min <= len(lengths) <= batch.max:
+        raise UsageError(f"got {len(lengths)} lengths; the model takes {batch.name} from {batch.min} to {batch.max}.")
+    shuffled = np.random.default_rng(seed).permutation(np.array(lengths))
+    sizes = {batch.name: len(lengths)} | {dim.name: longest for dim in dims}
+    full = full_case(io, sizes, seed)
+    feeds: dict[str, Array] = dict(full.feeds)
+    keep_BT = np.arange(longest) < shuffled[:, None]
+    for mask in io.padding_masks():
+        spec = next(spec for spec in io.inputs if spec.name == mask.input)
+        if mask.carries == "lengths":
+            feeds[spec.name] = shuffled.astype(numpy_dtype(spec.dtype))
+        elif mask.carries == "ids":
+            feeds[spec.name] = keep_BT.astype(numpy_dtype(spec.dtype))
+        else:
+            feeds[spec.name] = encode_mask(mask, spec.dtype, keep_BT)
+    span = f"length {longest}" if shortest == longest else f"lengths {shortest}-{longest}"
+    return case(io, f"{len(lengths)} of {span}", "sizes", feeds)
+
+
+def batch_limit(io: IOContract) -> int:
+    """How many sequences one call takes. Raises UsageError as `ragged_case`."""
+    return _dims(io)[0].max
+
+
+def _dims(io: IOContract) -> tuple[Dim, list[Dim]]:
+    """The batch dim and the dims of lengths."""
+    batch = batch_dim(io)
+    masks = io.padding_masks()
+    keys = [keys_dim(io, mask) for mask in masks]
+    if batch is None or not masks or not all(isinstance(key, str) and key != batch for key in keys):
+        raise UsageError(
+            "the model has no padding mask over a dynamic length, so its batches cannot be ragged.",
+            hint="Leave --lengths out, and give --shape.",
+        )
+    wide = [mask for mask in masks if mask.carries != "lengths" and _rank(io, str(mask.input)) != 2]
+    if wide:
+        raise UsageError(f"mask {wide[0]} is more than a padding mask [batch, length]; --lengths cannot make it.")
+    return io.dim(batch), [io.dim(str(key)) for key in dict.fromkeys(keys)]
+
+
+def _rank(io: IOContract, name: str) -> int:
+    return len(next(spec for spec in io.inputs if spec.name == name).dims)

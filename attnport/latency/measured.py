@@ -1,0 +1,72 @@
+"""What one runtime gave while it was measured, and the samples that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from attnport.artifacts import Ran
+from attnport.latency.clocks import COARSE
+from attnport.latency.judging import Samples
+from attnport.processes.child import Child
+
+SPINNING = 0.05
+"""The share of a core that an idle process may take: more disturbs the one that is being timed."""
+
+
+@dataclass
+class Measured:
+    """One row of each workload: a runtime in one of its modes, its process while it lives, and what it gave."""
+
+    child: Child | None = None
+    opening: dict[str, Any] = field(default_factory=dict)
+    mode: str = ""
+    modules: list[str] = field(default_factory=list)
+    ran: Ran | None = None
+    problem: str = ""
+    problems: dict[str, str] = field(default_factory=dict)
+    rounds_ns: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    parts_ns: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    warm_calls: dict[str, int] = field(default_factory=dict)
+    unsettled: set[str] = field(default_factory=set)
+    peaks: dict[str, int] = field(default_factory=dict)
+    first_ns: dict[str, int] = field(default_factory=dict)
+    load_ns: int | None = None
+    keeps: bool = False
+    cached_first_ns: dict[str, int] = field(default_factory=dict)
+    cached_load_ns: int | None = None
+    no_cold: str = ""
+    resolution_ns: int = 0
+    idle_cpu_ns: int = 0
+    idle_ns: int = 0
+    answered_ns: int = 0
+
+    def in_mode(self, mode: str) -> Measured:
+        """A row of its own for the same process in another mode, with nothing measured yet."""
+        more: dict[str, Any] = {"resolution_ns": self.resolution_ns, "keeps": self.keeps}
+        return Measured(self.child, self.opening, mode, self.modules, self.ran, **more)
+
+
+def samples_of(found: Measured, workload: str, idle_share: float) -> Samples:
+    """A runtime's samples; those of a workload that it did not finish are left out."""
+    problem = found.problems.get(workload, "")
+    rounds = () if problem else tuple(found.rounds_ns.get(workload, ()))
+    spun = f"its threads took {idle_share:.0%} of a core while others ran" if idle_share > SPINNING else ""
+    step = found.resolution_ns
+    coarse = bool(rounds) and step > COARSE * median(call for calls in rounds for call in calls)
+    steps = f"the timer is too coarse for it: its steps of {step} ns are over {COARSE:.0%} of a call" if coarse else ""
+    return Samples(
+        rounds,
+        problem if rounds or problem else found.problem,
+        "; ".join(filter(None, (spun, steps, found.no_cold))),
+        found.ran,
+        found.peaks.get(workload),
+        warm_calls=found.warm_calls.get(workload, 0),
+        warm=workload not in found.unsettled,
+        load_ns=found.load_ns,
+        first_ns=found.first_ns.get(workload),
+        cached_load_ns=found.cached_load_ns,
+        cached_first_ns=found.cached_first_ns.get(workload),
+        parts_ns=found.parts_ns.get(workload, {}),
+    )

@@ -1,0 +1,204 @@
+"""Two latency reports of one model: what became slower between them, with the same statistics.
+
+A run's rounds say nothing of another run's, so each is resampled on its own. What the machine did to a whole run is
+taken out by the baseline that ran in turns with everything else: compared is the ratio to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnport.artifacts import LatencyReport, LatencyRow
+from attnport.dims import STRICT
+from attnport.errors import UsageError
+from attnport.latency.statistics import Interval, change_interval, family_confidence, half_width
+
+WIDE = 0.05
+"""An interval that is wider to either side could hold a slowdown that matters."""
+
+_EQUAL = ("threads", "machine")
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """One runtime on one workload, before and after.
+
+    Attributes:
+        verdict: `slower`, `faster`, `no difference shown` or `NOT_COMPARED`; `baseline` of the runtime by which the
+            others are compared, whose own change is the machine's.
+        reason: Why it is not compared.
+        change: Low, middle and high of after / before; above 1 is slower. The intervals of a report hold together.
+    """
+
+    workload: str
+    runtime: str
+    verdict: str
+    reason: str = ""
+    before_ns: float | None = None
+    after_ns: float | None = None
+    change: Interval | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class RegressionReport:
+    """What became of a model's latency between two reports.
+
+    Attributes:
+        verdict: `REGRESSION` if any row is slower, `no regression shown`, or `NOT_COMPARED` if no row could be.
+        relative: Whether the changes are those of the ratio to `baseline`, and not of the times alone.
+        notes: What differs between the two runs, and what that means.
+    """
+
+    verdict: str
+    model: str
+    baseline: str
+    relative: bool
+    rows: tuple[ChangeRow, ...]
+    notes: tuple[str, ...] = ()
+
+    __pydantic_config__ = STRICT
+
+
+def regression(before: LatencyReport, after: LatencyReport, seed: int = 0) -> RegressionReport:
+    """Compares two reports, row by row.
+
+    Raises:
+        UsageError: they are of other models, machines or threads, or of other baselines.
+    """
+    _check_comparable(before, after)
+    relative, notes = _grounds(before, after)
+    todo = _pairs(before, after, relative)
+    confidence = family_confidence(sum(pair.counts for pair in todo))
+    rows = [_change(pair, confidence, seed + number) for number, pair in enumerate(todo)]
+    notes += _machine(rows)
+    verdicts = {row.verdict for row in rows}
+    verdict = "REGRESSION" if "slower" in verdicts else "no regression shown"
+    if verdicts <= {"NOT_COMPARED", "baseline"}:
+        verdict = "NOT_COMPARED"
+    widest = max((half_width(row.change) for row in rows if row.change and row.verdict != "baseline"), default=0.0)
+    if widest > WIDE:
+        notes.append(
+            f"changes are known within {widest:.0%} at worst: a smaller slowdown can stay unseen; give bench more time "
+            "(--budget), or a machine that does nothing else"
+        )
+    return RegressionReport(verdict, after.model, after.baseline, relative, tuple(rows), tuple(notes))
+
+
+def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
+    for what, old, new in (
+        ("model", before.model, after.model),
+        ("baseline", before.baseline, after.baseline),
+        *((key, before.settings.get(key), after.settings.get(key)) for key in _EQUAL),
+    ):
+        if old != new or old in (None, ""):
+            raise UsageError(
+                f"the two reports cannot be compared: {what} {old or 'not recorded'} before, {new or 'not recorded'} "
+                "after.",
+                hint="Compare reports of one model, made on one machine with equal threads by attnport bench --save.",
+            )
+
+
+def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[str]]:
+    """Whether the baseline can stand for the machine, and what the reader must know."""
+    keys = [key for key in after.settings if key.startswith("version ")]
+    keys += [key for key in before.settings if key.startswith("version ") and key not in keys]
+    changed = [key for key in (*keys, "python") if before.settings.get(key) != after.settings.get(key)]
+    notes = [
+        f"{key.removeprefix('version ')}: {before.settings.get(key, 'none')} before, {after.settings.get(key, 'none')} "
+        "after"
+        for key in changed
+    ]
+    relative = "version torch" not in changed
+    if not relative:
+        notes.append(
+            f"{after.baseline} is not the same before and after, so times are compared as they are: what the machine "
+            "did to a whole run counts as change"
+        )
+    if before.weights != after.weights:
+        notes.append("the weights differ")
+    return relative, notes
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One runtime on one workload in two runs; `base` are the rows of the baseline by which it is compared."""
+
+    workload: str
+    runtime: str
+    old: LatencyRow | None
+    new: LatencyRow | None
+    base: tuple[LatencyRow, LatencyRow] | None
+    same: bool
+    is_base: bool
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be compared; "" when it can."""
+        if self.old is None or self.old.median_ns is None:
+            return f"not measured before{f': {self.old.reason}' if self.old and self.old.reason else ''}"
+        if self.new is None or self.new.median_ns is None:
+            return f"not measured after{f': {self.new.reason}' if self.new and self.new.reason else ''}"
+        return "" if self.same else "the workloads of this name have not as many items and tokens"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of those that could be told apart by chance."""
+        return not self.problem and not self.is_base
+
+
+def _pairs(before: LatencyReport, after: LatencyReport, relative: bool) -> list[_Pair]:
+    """What at least one of the runs measured."""
+    found = []
+    for workload in dict.fromkeys((*before.shapes, *after.shapes)):
+        old, new = before.shapes.get(workload, {}), after.shapes.get(workload, {})
+        same = (before.items.get(workload), before.tokens.get(workload)) == (
+            after.items.get(workload),
+            after.tokens.get(workload),
+        )
+        name = before.baseline
+        base = (old[name], new[name]) if relative and name in old and name in new else None
+        for runtime in dict.fromkeys((*old, *new)):
+            rows = old.get(runtime), new.get(runtime)
+            if any(row is not None and row.median_ns is not None for row in rows):
+                is_base = relative and runtime == name
+                found.append(_Pair(workload, runtime, *rows, None if is_base else base, same, is_base))
+    return found
+
+
+def _change(pair: _Pair, confidence: float, seed: int) -> ChangeRow:
+    before_ns, after_ns = (None if row is None else row.median_ns for row in (pair.old, pair.new))
+    told = pair.workload, pair.runtime
+    if pair.problem or pair.old is None or pair.new is None:
+        return ChangeRow(*told, "NOT_COMPARED", pair.problem, before_ns, after_ns)
+    try:
+        old, new = (_rounds(row) for row in pair.base) if pair.base else (None, None)
+        change = change_interval((_rounds(pair.new), new), (_rounds(pair.old), old), seed, confidence)
+    except ValueError as err:  # a baseline with fewer rounds, after its process failed, or a file that was edited
+        return ChangeRow(*told, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
+    verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
+    return ChangeRow(*told, "baseline" if pair.is_base else verdict, "", before_ns, after_ns, change)
+
+
+def _machine(rows: Sequence[ChangeRow]) -> list[str]:
+    """Says where the baseline itself changed, which is left out of the others' changes and of the verdict."""
+    return [
+        f"{row.runtime} itself took {row.change[1]:.2f} times as long after as before on {row.workload}: that is taken "
+        "for the machine, and is left out of every change and of the verdict"
+        for row in rows
+        if row.verdict == "baseline" and row.change and not row.change[0] <= 1 <= row.change[2]
+    ]
+
+
+def _rounds(row: LatencyRow) -> Sequence[Sequence[int]]:
+    """The samples of a row by round.
+
+    Raises:
+        ValueError: they do not fill their rounds.
+    """
+    calls = row.calls
+    if calls < 1 or len(row.samples_ns) % calls or not row.samples_ns:
+        raise ValueError(f"{len(row.samples_ns)} samples are no rounds of {calls}.")
+    return [row.samples_ns[start : start + calls] for start in range(0, len(row.samples_ns), calls)]

@@ -1,0 +1,102 @@
+"""What `attnport bench` times: sentences as they come, ragged batches of given lengths, and full batches of a size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnport.artifacts import IOContract, Manifest
+from attnport.cases.inputs import Array, Case, batch_dim, full_case, real_tokens
+from attnport.cases.text import reads_text, text_cases
+from attnport.errors import UsageError
+from attnport.latency.grid import MOST, parse_grid
+from attnport.latency.lengths import Histogram, batch_limit, ragged_case, spread
+
+MANY = 32
+"""Sentences or lengths in a padded batch."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One thing to time.
+
+    Attributes:
+        items: Sentences, or batch items.
+        tokens: Real tokens, padding left out.
+    """
+
+    name: str
+    feeds: Mapping[str, Array]
+    items: int
+    tokens: int
+
+
+def workloads(
+    folder: Path,
+    manifest: Manifest,
+    shapes: Sequence[str] | None,
+    sentences: Sequence[str],
+    seed: int,
+    lengths: Histogram | None = None,
+    batch: int = MANY,
+) -> list[Workload]:
+    """The workloads: `1 sentence` and `32 sentences` where there are sentences, the same of lengths, then the shapes.
+
+    Without shapes and lengths, `batch=8,seq=128` for a model that reads text, else every dim at its opt.
+
+    Args:
+        shapes: Grids of sizes, see `grid`.
+        lengths: How many sequences there are of each length.
+        batch: Sentences or lengths in a padded batch.
+
+    Raises:
+        ProfileError: a shape is malformed or beyond the model's limit.
+        UsageError: sentences for a model without a tokenizer, lengths for one without a padding mask, too many shapes.
+    """
+    io = manifest.io
+    made = []
+    if sentences:
+        if not manifest.tokenizer:
+            raise UsageError(f"{folder} has no tokenizer, so it cannot read text.", hint="Leave --text out.")
+        tokenizer = folder / manifest.tokenizer
+        alone = text_cases(io, sentences, tokenizer, batch=1)
+        # The sentence of median length: neither the luck of the first line nor an average that no call has.
+        middle = sorted(alone, key=lambda case: real_tokens(io, case.feeds))[len(alone) // 2]
+        together = text_cases(io, sentences[:batch], tokenizer, batch=batch)[0]
+        made += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
+    if lengths:
+        least = io.dim(str(batch_dim(io))).min if batch_dim(io) else 1
+        together_count = max(least, min(batch, batch_limit(io), sum(lengths.values())))
+        for count in dict.fromkeys((least, together_count)):
+            made.append(_workload(io, ragged_case(io, spread(lengths, count), seed)))
+    if shapes:
+        sizes = [each for shape in shapes for each in parse_grid(shape, io.dims)]
+        if len(sizes) > MOST:
+            raise UsageError(f"got {len(sizes)} shapes; at most {MOST} are measured in one run.")
+        made += [_workload(io, full_case(io, each, seed)) for each in sizes]
+    elif not lengths:
+        made.append(_workload(io, full_case(io, _usual(io) if reads_text(io) else {}, seed)))
+    return list({workload.name: workload for workload in made}.values())
+
+
+def _workload(io: IOContract, case: Case, counted: str = "") -> Workload:
+    items = _items(io, case.feeds)
+    name = f"{items} {counted}{'s' if items > 1 else ''}" if counted else case.name
+    return Workload(name, case.feeds, items, real_tokens(io, case.feeds))
+
+
+def _items(io: IOContract, feeds: Mapping[str, Array]) -> int:
+    batch = batch_dim(io)
+    for spec in io.inputs:
+        if batch in spec.dims:
+            return int(np.shape(feeds[spec.name])[spec.dims.index(batch)])
+    return 1
+
+
+def _usual(io: IOContract) -> dict[str, int]:
+    """8 x 128, within what the model takes."""
+    batch = batch_dim(io)
+    return {dim.name: max(dim.min, min(8 if dim.name == batch else 128, dim.max)) for dim in io.dims}

@@ -1,0 +1,234 @@
+"""The parity verdict: errors against a float64 reference, judged by PyTorch eager's own at the same precision plan.
+
+The bound, per output and case over valid elements: RMS error <= 2x eager's RMS error there + floor, and max error
+<= 4x eager's largest max error over all cases of that output + floor, where floor = 4 eps RMS(reference). Nothing in
+it is tuned by hand: a runtime may round as often as eager does, not be wrong.
+
+Extreme cases (`Case.group` `extremes`) have errors of their own size. They would loosen the bound of every other case,
+so they do not count in eager's largest error, and are themselves judged by their RMS error: eager's in one run, or in
+several where that is not enough to fail another (`parity.eager`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from attnport.artifacts import (
+    AUTO,
+    CaseResult,
+    InvarianceResult,
+    ParityReport,
+    Ran,
+    RuntimeParity,
+    Verdict,
+)
+from attnport.parity.invariance import Spreads
+from attnport.parity.metrics import Errors as Errors
+from attnport.parity.metrics import failed as failed
+from attnport.parity.metrics import measure as measure
+from attnport.parity.metrics import measure_all as measure_all
+
+COSINE = 0.99999
+"""The least cosine of an embedding to the float64 one, in fp32 plans."""
+
+# An islands model computes in float32 but for q, k and v, so float32 rounding is its floor.
+EPS = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp16_islands": 2.0**-23, "bf16_islands": 2.0**-23}
+EPS[AUTO] = EPS["fp16"]
+
+
+ByCase = Mapping[str, Mapping[str, Errors]]
+
+
+class Yardstick:
+    """Eager's errors at one precision plan: what others are judged by."""
+
+    def __init__(self, plan: str, errors: ByCase, extremes: Collection[str] = ()) -> None:
+        """`errors`: eager's, by case and output; `extremes`: the cases whose errors bound no other case."""
+        self.plan = plan
+        self.extremes = frozenset(extremes)
+        self._errors = errors
+
+    @classmethod
+    def of_auto(cls, cast: ByCase, ranged: ByCase, extremes: Collection[str] = ()) -> Yardstick:
+        """The yardstick of the plan `auto`: the better of two runs of eager.
+
+        Args:
+            cast: The errors of the module cast to fp16; where it overflows they are missing or far too large.
+            ranged: Those of the run that rounds alike and does not overflow; where a module computes a part in float32
+                by itself, they may be larger.
+            extremes: The extreme cases, which are the module cast's alone: what fp16 cannot do there, `auto` need not.
+        """
+        errors = {
+            case: by_output
+            if case in extremes
+            else {output: _better(errors, ranged.get(case, {}).get(output)) for output, errors in by_output.items()}
+            for case, by_output in cast.items()
+        }
+        return cls(AUTO, errors, extremes)
+
+    def rms(self, case: str, output: str) -> float | None:
+        """Eager's RMS error; None where eager has no finite result or was not run."""
+        return self._errors.get(case, {}).get(output, Errors()).rms
+
+    def largest(self, output: str, *, extremes: bool = False) -> float:
+        """Eager's largest max error of an output over all cases, extreme ones only if asked for; 0 without any."""
+        counted = [errors for case, errors in self._errors.items() if extremes or case not in self.extremes]
+        found = [errors[output].max for errors in counted if output in errors]
+        return max((error for error in found if error is not None), default=0.0)
+
+    def pooled(self, output: str, cases: Iterable[str]) -> tuple[float, float]:
+        """Eager's RMS error and the reference's RMS over several cases together."""
+        squares = references = elements = 0.0
+        for case in cases:
+            errors = self._errors.get(case, {}).get(output, Errors())
+            if errors.rms is not None:
+                squares += errors.rms**2 * errors.elements
+                references += errors.reference_rms**2 * errors.elements
+                elements += errors.elements
+        return (math.sqrt(squares / elements), math.sqrt(references / elements)) if elements else (0.0, 0.0)
+
+    def bounds(self, case: str, output: str, reference_rms: float, elements: int = 0) -> tuple[float, float]:
+        """The bounds of RMS and max error; of an extreme case with so many elements, the max error that the bound of
+        RMS admits at most: there the largest error says how near some row's softmax stood to another key."""
+        floor = 4 * EPS[self.plan] * reference_rms
+        largest = self.largest(output, extremes=case in self.extremes)
+        rms_bound, max_bound = 2 * (self.rms(case, output) or 0.0) + floor, 4 * largest + floor
+        if case in self.extremes:
+            max_bound = max(max_bound, rms_bound * math.sqrt(elements))
+        return rms_bound, max_bound
+
+
+def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
+    """The verdict of one output on one case.
+
+    NOT_RUN for an extreme case on which eager, at the same precision plan, has no finite result either: it lies outside
+    what the plan or the module can do, and nobody can tell what would be right. On any other case that is a failure.
+    """
+    rms_bound, max_bound = by.bounds(case, output, errors.reference_rms, errors.elements)
+    reasons = [errors.problem] if errors.problem else []
+    no_bound = by.rms(case, output) is None
+    if errors.rms is None or errors.max is None:
+        reasons = reasons or ["nothing was compared"]
+    elif no_bound:
+        reasons.append(f"PyTorch eager at {by.plan} has no finite result here, so there is no bound")
+    else:
+        if errors.rms > rms_bound:
+            reasons.append(f"RMS error {errors.rms:.2e} is over its bound {rms_bound:.2e}")
+        if errors.max > max_bound:
+            reasons.append(f"max error {errors.max:.2e} is over its bound {max_bound:.2e}")
+        if by.plan == "fp32" and errors.embedding and errors.cosine is not None and errors.cosine < COSINE:
+            reasons.append(f"cosine {errors.cosine:.7f} is under {COSINE}")
+        # Alone it is no reason: within the bounds, what changes places was equal but for rounding.
+        if reasons and errors.argmax is not None and errors.argmax.agree < errors.argmax.rows:
+            reasons.append(f"argmax differs in {errors.argmax.rows - errors.argmax.agree} of {errors.argmax.rows} rows")
+    verdict: Verdict = "FAIL" if reasons else "PASS"
+    if no_bound and case in by.extremes and errors.elements:
+        verdict = "NOT_RUN"
+        reasons = [f"PyTorch eager at {by.plan} has no finite result here either, so there is no bound"]
+    return CaseResult(
+        case=case,
+        output=output,
+        verdict=verdict,
+        reason="; ".join(reasons),
+        elements=errors.elements,
+        rms_error=errors.rms,
+        rms_bound=rms_bound,
+        max_error=errors.max,
+        max_bound=max_bound,
+        relative=errors.relative,
+        cosine=errors.cosine,
+        nonfinite=errors.nonfinite,
+        ulps=errors.ulps,
+        census=errors.census,
+        padded=errors.padded,
+        argmax=errors.argmax,
+    )
+
+
+def judge_invariance(spreads: Spreads, by: Yardstick, cases: Sequence[str]) -> list[InvarianceResult]:
+    """The verdicts of padding invariance.
+
+    Two results of one runtime may differ by what two independent roundings do: the root of 2 times the parity bound
+    over `cases`, the ones whose items were compared.
+    """
+    judged = []
+    for (comparison, output), spread in spreads.found.items():
+        rms, reference = by.pooled(output, cases)
+        floor = 4 * EPS[by.plan] * reference
+        rms_bound, max_bound = math.sqrt(2) * (2 * rms + floor), math.sqrt(2) * (4 * by.largest(output) + floor)
+        passed = spread.rms is not None and spread.rms <= rms_bound and spread.largest <= max_bound
+        judged.append(
+            InvarianceResult(
+                comparison=f"{comparison} ({spread.problem})" if spread.problem else comparison,
+                output=output,
+                verdict="PASS" if passed else "FAIL",
+                rms_difference=spread.rms,
+                rms_bound=rms_bound,
+                max_difference=spread.largest if spread.rms is not None else None,
+                max_bound=max_bound,
+            )
+        )
+    return judged
+
+
+def conclude(
+    plan: str,
+    ran: Ran | None,
+    cases: Sequence[CaseResult],
+    invariance: Sequence[InvarianceResult] = (),
+    note: str = "",
+) -> RuntimeParity:
+    """The verdict of one runtime or form. No case at all is a failure: nothing was shown."""
+    bad_cases = [result for result in cases if result.verdict == "FAIL"]
+    judged = [result for result in cases if result.verdict == "PASS"]
+    bad_pairs = [result for result in invariance if result.verdict != "PASS"]
+    if not judged and not bad_cases:
+        reason = "no case was compared"
+    elif bad_cases:
+        first = bad_cases[0]
+        reason = f"{len(bad_cases)} of {len(cases)} results fail; first: {first.case}, {first.output}: {first.reason}"
+    elif bad_pairs:
+        reason = f"padding changes valid rows: {bad_pairs[0].comparison}, {bad_pairs[0].output}"
+    else:
+        closest = max(judged, key=share_of_bound)
+        reason = (
+            f"{len(judged)} results within their bounds; the nearest, {closest.case}, {closest.output}, "
+            f"at {share_of_bound(closest):.2f} of its"
+        )
+        if len(judged) < len(cases):
+            reason += f"; {len(cases) - len(judged)} extreme results without a bound: PyTorch has no finite one there"
+    verdict: Verdict = "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
+    reason = f"{reason}; {note}" if note else reason
+    return RuntimeParity(verdict, reason, plan, ran, tuple(cases), tuple(invariance))
+
+
+def report(
+    runtimes: Mapping[str, RuntimeParity], forms: Mapping[str, RuntimeParity], notes: Sequence[str] = ()
+) -> ParityReport:
+    """The whole report: FAIL if any runtime or form fails, else PASS if a runtime passes, else NOT_RUN."""
+    verdicts = {found.verdict for found in (*runtimes.values(), *forms.values())}
+    passes = any(found.verdict == "PASS" for found in runtimes.values())
+    verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if passes else "NOT_RUN"
+    return ParityReport(verdict, dict(runtimes), dict(forms), tuple(notes))
+
+
+def _better(one: Errors, other: Errors | None) -> Errors:
+    """The errors with the smaller RMS; those without one only where there are no others."""
+    if other is None or other.rms is None:
+        return one
+    return other if one.rms is None or other.rms < one.rms else one
+
+
+def worse(one: Errors, other: Errors) -> Errors:
+    """The errors with the larger RMS and the larger maximum of two finite results; `one` where either is not finite."""
+    if one.rms is None or other.rms is None or one.max is None or other.max is None:
+        return one
+    return replace(max(one, other, key=lambda errors: errors.rms or 0.0), max=max(one.max, other.max))
+
+
+def share_of_bound(result: CaseResult) -> float:
+    """How much of its bound a result uses, the larger of RMS and max; 0 where the bound is 0 and kept."""
+    pairs = ((result.rms_error, result.rms_bound), (result.max_error, result.max_bound))
+    return max((error / bound for error, bound in pairs if error is not None and bound > 0), default=0.0)

@@ -1,0 +1,271 @@
+"""What `attnport check` does with an open folder: measure every runtime and form, then judge them all.
+
+Measuring comes first for all, since the bound asks for eager's largest error over every case that anyone ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnport.artifacts import (
+    AUTO,
+    Capabilities,
+    CaseResult,
+    Form,
+    IOContract,
+    Manifest,
+    ModelSpec,
+    ParityReport,
+    RuntimeParity,
+    Session,
+)
+from attnport.cases.inputs import Case
+from attnport.errors import ArtifactError, IntegrityError, UnavailableError
+from attnport.exporter.lowering import base as lowerings
+from attnport.folder.openings import MODEL, graph_digest, model_openings, why_none
+from attnport.folder.portable import portable
+from attnport.parity import bound as parity
+from attnport.parity.eager import EAGER, Eager
+from attnport.parity.evaluate import Measured, Progress, References, make_references, measure_session
+from attnport.parity.invariance import ON_THE_LEFT, Spreads
+from attnport.processes.child import ChildError
+from attnport.processes.isolated import IsolatedSession, Limits, reason_of_failure, unavailable
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening, Runtime
+
+FAST_EVALUATOR, TYPED_EVALUATOR = "ort_cpu", "onnx_reference"
+
+# The evaluator is numpy, in half precision several times as slow again. It gets every case of the contract, and of the
+# sentences as many batches as hold so many tokens: all of a few hundred sentences, part of a book.
+_SLOW_TOKENS, _SLOW_HALF_TOKENS = 20_000, 10_000
+# Padding invariance is the runtimes' to show; a form is asked for an item or so of each batch, for a mask that leaks.
+_FORM_ITEMS, _ALL_ITEMS = 8, 1 << 30
+
+
+@dataclass
+class _Tried:
+    """A subject that was run, to be judged when all are."""
+
+    plan: str
+    found: Measured
+    note: str = ""
+    as_exported: bool = False
+
+
+@dataclass
+class Comparison:
+    """One run of the verb: what it has to work with."""
+
+    folder: Path
+    manifest: Manifest
+    spec: ModelSpec
+    cases: list[Case]
+    probed: dict[str, Capabilities]
+    threads: int | None
+    store: References
+    progress: Progress
+    limits: Limits = field(default_factory=Limits)
+    bundle: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.io: IOContract = self.manifest.io
+        self._eager = Eager(self.io, self.spec, self.cases, self.store, self.threads, self.progress)
+        self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
+        self._moved: frozenset[str] = frozenset()
+        self._own_way: set[tuple[str, str]] = set()
+
+    def report(self, chosen: Sequence[Runtime]) -> ParityReport:
+        """Everything, in order: the reference, the raw module, runtimes, forms, verdicts."""
+        with self._eager.session("fp32", float64=True) as session:
+            self.notes += make_references(session, self.io, self.cases, self.store, self.progress)
+        self._compare_raw_module()
+        runtimes: dict[str, RuntimeParity | _Tried] = {}
+        for runtime in chosen:
+            runtimes.update(self._runtime(runtime))
+        forms = {name: self._form(name, form) for name, form in self.manifest.forms.items()}
+        every = [tried for tried in (*runtimes.values(), *forms.values()) if isinstance(tried, _Tried)]
+        for tried in every:
+            for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
+                self._eager.measured(plan, list(tried.found.errors))
+        for tried in every:
+            self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
+        self.notes += self._eager.notes()
+        single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
+        own = self._eager.measured("fp32", single or None)
+        self._moved = self._moves(own)
+        if self._moved:
+            self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
+        if not own.spreads.found:
+            self.notes.append("padding invariance was not compared: no input says which keys of an item are padding")
+        return parity.report(
+            {name: self._judged(tried) for name, tried in runtimes.items()},
+            {name: self._judged(tried) for name, tried in forms.items()},
+            self.notes,
+        )
+
+    def _compare_raw_module(self) -> None:
+        """Notes where the module as written differs from the mask contract, in float64."""
+        differs = []
+        tried = [case for case in self.cases if case.group != "text"]
+        with self._eager.session("fp32", contract=False, float64=True) as session:
+            raw = measure_session(session, self.io, tried, self.store, self._saying("module without the mask contract"))
+        for case, by_output in raw.errors.items():
+            for output, errors in by_output.items():
+                if errors.problem:
+                    differs.append(f"{case}, {output}: {errors.problem}")
+                elif errors.max is not None and errors.max > 4 * parity.EPS["fp32"] * errors.reference_rms:
+                    differs.append(f"{case}, {output}: by up to {errors.max:.2e}")
+                else:
+                    continue
+                self._own_way.add((case, output))
+        self.notes.append(
+            f"the raw module differs from the mask contract in {len(differs)} results: {'; '.join(differs)}"
+            if differs
+            else f"the raw module follows the mask contract in all {len(tried)} cases where the two were compared"
+        )
+
+    def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
+        found = self.probed[runtime.name]
+        if not found.available:
+            return {runtime.name: self._not_run(unavailable(found), "fp32")}
+        if runtime.name == EAGER:
+            note = "float32 PyTorch with the mask contract, the yardstick of the others"
+            return {runtime.name: _Tried("fp32", self._eager.measured("fp32"), note)}
+        if runtime.opens == "module":
+            opening = Opening(self.io, spec=self.spec, threads=self.threads, contract=True)
+            return {runtime.name: self._measured(runtime, opening)}
+        openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads, self.bundle)
+        if not openings:
+            return {runtime.name: self._not_run(why_none(runtime), "fp32")}
+        return {name: self._measured(runtime, opening) for name, opening in openings.items()}
+
+    def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
+        """Graph parity: a form run numerically without its target."""
+        plan = lowerings.get(form.target).graph_plan(form.plan)
+        opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.threads)
+        refused: list[str] = []
+        for runtime in self._evaluators(form, plan):
+            if not self.probed[runtime.name].available:
+                refused.append(f"{runtime.name}: {self.probed[runtime.name].reason}")
+                continue
+            graph = (runtime.name, plan, graph_digest(self.folder, self.manifest, form.file))
+            if graph in self._graphs:
+                first, tried = self._graphs[graph]
+                return _Tried(tried.plan, tried.found, f"{tried.note}, once for this and {first}: the graphs are equal")
+            problem = self._refusal(runtime, opening) if runtime.name == FAST_EVALUATOR else ""
+            if problem:
+                refused.append(f"{runtime.name} refuses it: {problem}")
+                continue
+            note = f"graph run by {runtime.name}" + (f" ({'; '.join(refused)})" if refused else "")
+            found = self._measured(runtime, opening, note)
+            if isinstance(found, _Tried):
+                self._graphs[graph] = name, found
+            return found
+        return self._not_run(f"no evaluator can run it: {'; '.join(refused) or 'none is left'}", plan)
+
+    def _evaluators(self, form: Form, plan: str) -> list[Runtime]:
+        """What may stand in for a form's own target, the fast one first; only the other computes at declared types."""
+        names = [TYPED_EVALUATOR] if plan != "fp32" else [FAST_EVALUATOR, TYPED_EVALUATOR]
+        return [runtime for runtime in map(base.get, names) if form.target not in (runtime.name, runtime.form)]
+
+    def _refusal(self, runtime: Runtime, opening: Opening) -> str:
+        """Why a runtime cannot run a form that was not made for it; "" when it can."""
+        try:
+            with _opened(runtime, opening) as session:
+                session.run(self.cases[0].feeds)
+        except IntegrityError:
+            raise
+        except Exception as err:  # also a runtime's own exceptions: whatever it says, it does not take the form
+            return str(err).strip().partition("\n")[0][:160]
+        return ""
+
+    def _measured(self, runtime: Runtime, opening: Opening, form_note: str = "") -> RuntimeParity | _Tried:
+        """Runs a session over the cases; `form_note` says that it stands in for a form's own target."""
+        tried, notes = self.cases, [form_note] if form_note else []
+        if not runtime.timed:
+            tokens = _SLOW_TOKENS if opening.plan == "fp32" else _SLOW_HALF_TOKENS
+            tried, left_out = few_sentences(self.cases, tokens)
+            if left_out:
+                total = sum(case.group == "text" for case in self.cases)
+                notes.append(f"{total - left_out} of {total} batches of sentences, since this evaluator is slow")
+        items = _FORM_ITEMS if form_note or not runtime.timed else _ALL_ITEMS
+        label = opening.model.name if opening.model and form_note else runtime.name
+        saying = self._saying(label)
+        saying("opening")  # which is compiling, for some
+        try:
+            # A form that runs without its target does so here: its evaluators are in this process anyway.
+            opened = _opened(runtime, opening) if form_note else self._apart(runtime, opening)
+            with opened as session:
+                found = measure_session(session, self.io, tried, self.store, saying, items=items)
+        except IntegrityError:
+            raise
+        except (ChildError, MemoryError) as err:
+            return self._not_run(reason_of_failure(err), opening.plan)
+        except UnavailableError as err:
+            return self._not_run(err.message, opening.plan)
+        except ArtifactError as err:
+            return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
+        return _Tried(opening.plan, found, "; ".join(notes), opening.model == self.folder / MODEL)
+
+    def _not_run(self, reason: str, plan: str) -> RuntimeParity:
+        return RuntimeParity("NOT_RUN", portable(reason, self.folder), plan)
+
+    def _judged(self, tried: RuntimeParity | _Tried) -> RuntimeParity:
+        if isinstance(tried, RuntimeParity):
+            return tried
+        results, by = self._results(tried), self._eager.yardstick(tried.plan)
+        notes = [tried.note] if tried.note else []
+        if missing := sum(map(len, tried.found.errors.values())) - len(results):
+            notes.append(f"{missing} results left out, in which the module itself differs from the mask contract")
+        found = tried.found.spreads.found
+        kept = Spreads({key: one for key, one in found.items() if key[0] not in self._moved})
+        pairs = parity.judge_invariance(kept, by, tried.found.compared)
+        return parity.conclude(tried.plan, tried.found.ran, results, pairs, "; ".join(notes))
+
+    def _results(self, tried: _Tried) -> list[CaseResult]:
+        # What was exported does as the module does, which is not asked to follow the contract; forms are.
+        return self._eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
+
+    def _moves(self, own: Measured) -> frozenset[str]:
+        """The comparisons of padding on the left in which the module's own rows change, where nothing else moves them:
+        it has positions, declared or not."""
+        pairs = parity.judge_invariance(own.spreads, self._eager.yardstick("fp32"), own.compared)
+        changed = frozenset(pair.comparison for pair in pairs if pair.verdict != "PASS")
+        return changed if all(name.startswith(ON_THE_LEFT) for name in changed) else frozenset()
+
+    def _apart(self, runtime: Runtime, opening: Opening) -> contextlib.closing[Session]:
+        """A session, in a process of its own where the runtime gets one."""
+        if not runtime.isolated and not self.limits.every:
+            return contextlib.closing(runtime.open(opening))
+        session: Session = IsolatedSession(runtime, opening, self.folder, self.manifest, self.limits)
+        return contextlib.closing(session)
+
+    def _saying(self, label: str) -> Progress:
+        return lambda message: self.progress(f"{label}: {message}")
+
+
+def few_sentences(tried: Sequence[Case], tokens: int) -> tuple[list[Case], int]:
+    """All cases, but of the sentences only batches of about usual size, up to `tokens` (padding counted) of them.
+
+    Returns:
+        The cases, and how many batches are left out; one batch always stays.
+    """
+    sizes = {case.name: max(array.size for array in case.feeds.values()) for case in tried if case.group == "text"}
+    if not sizes:
+        return list(tried), 0
+    middle = sorted(sizes.values())[len(sizes) // 2]
+    kept: set[str] = set()
+    for name in sorted(sizes, key=lambda name: abs(sizes[name] - middle)):
+        if not kept or sum(sizes[one] for one in kept) + sizes[name] <= tokens:
+            kept.add(name)
+    return [case for case in tried if case.group != "text" or case.name in kept], len(sizes) - len(kept)
+
+
+@contextlib.contextmanager
+def _opened(runtime: Runtime, opening: Opening) -> Iterator[Session]:
+    with contextlib.closing(runtime.open(opening)) as session:
+        yield session

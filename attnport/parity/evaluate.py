@@ -1,0 +1,181 @@
+"""Running a session over cases: the float64 reference once, everything else measured against it.
+
+References lie in a temporary folder and are mapped when needed, so that one model and one case are in memory at a
+time, whatever the number of runtimes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from attnport.artifacts import IOContract, Ran, Session
+from attnport.cases.inputs import Array, Case
+from attnport.dims import TensorSpec
+from attnport.errors import AttnportError, SpecError
+from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, variants
+from attnport.parity.metrics import Errors, failed, measure_all
+from attnport.processes.child import Died
+
+Progress = Callable[[str], None]
+
+
+class References:
+    """The float64 outputs of each case, on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: an empty folder that the caller deletes."""
+        self._folder = folder
+        self._index: dict[str, int] = {}
+
+    def save(self, case: str, outputs: Mapping[str, Array]) -> None:
+        """Keeps the outputs of a case."""
+        number = self._index.setdefault(case, len(self._index))
+        for position, array in enumerate(outputs.values()):
+            np.save(self._folder / f"{number}-{position}.npy", array, allow_pickle=False)
+
+    def load(self, case: str, names: Sequence[str]) -> dict[str, Array]:
+        """The outputs of a case, read-only, in the order in which they were saved."""
+        number = self._index[case]
+        return {
+            name: np.load(self._folder / f"{number}-{position}.npy", mmap_mode="r", allow_pickle=False)
+            for position, name in enumerate(names)
+        }
+
+
+@dataclass
+class Measured:
+    """What a session gave on the cases.
+
+    Attributes:
+        errors: By case and output.
+        compared: The cases whose batch items went into `spreads`.
+    """
+
+    ran: Ran
+    errors: dict[str, dict[str, Errors]] = field(default_factory=dict)
+    spreads: Spreads = field(default_factory=Spreads)
+    compared: list[str] = field(default_factory=list)
+
+
+def make_references(
+    session: Session, io: IOContract, cases: Sequence[Case], store: References, progress: Progress
+) -> list[str]:
+    """Runs the float64 module on every case and keeps the outputs.
+
+    Returns:
+        Notes: outputs that did not come back in float64, because the module casts inside.
+
+    Raises:
+        SpecError: the module's outputs are not the declared ones.
+    """
+    narrow: dict[str, str] = {}
+    names = [spec.name for spec in io.outputs]
+    for number, case in enumerate(cases, start=1):
+        progress(f"float64 reference {number}/{len(cases)}: {case.name}")
+        outputs = session.run(case.feeds)
+        if list(outputs) != names:
+            raise SpecError(f"the module returns {', '.join(outputs)}; the contract declares {', '.join(names)}.")
+        for spec in io.outputs:
+            shape, leading = outputs[spec.name].shape, case.valid[spec.name].shape
+            if len(shape) != len(spec.dims) or shape[: len(leading)] != leading:
+                raise SpecError(
+                    f"output {spec.name!r}, case {case.name}: the module gives shape {list(shape)}; declared {spec}."
+                )
+            if "float" in spec.dtype and outputs[spec.name].dtype != np.float64:
+                narrow[spec.name] = str(outputs[spec.name].dtype)
+        store.save(case.name, outputs)
+    return [
+        f"the reference of {name} came back in {dtype}: the module casts inside, so its own rounding is in every error"
+        for name, dtype in narrow.items()
+    ]
+
+
+def measure_session(
+    session: Session,
+    io: IOContract,
+    cases: Sequence[Case],
+    store: References,
+    progress: Progress,
+    *,
+    items: int = 0,
+) -> Measured:
+    """Runs a session on cases and measures each against its reference; a case that raises is an error of that case.
+
+    Args:
+        items: How many batch items are also run alone and with more padding; the first of each case that
+            `invariance_cases` names, spread evenly over them.
+
+    Raises:
+        Died: the session's process crashed, hung or had no memory left.
+        MemoryError: the runtime had no memory left, in this process.
+    """
+    found = Measured(session.ran)
+    names = [spec.name for spec in io.outputs]
+    pairs = invariance_cases(cases)
+    for number, case in enumerate(cases, start=1):
+        progress(f"{number}/{len(cases)} {case.name}")
+        outputs = _run(session, case.feeds)
+        if isinstance(outputs, str):
+            found.errors[case.name] = failed(io, outputs)
+            continue
+        found.errors[case.name] = measure_all(outputs, store.load(case.name, names), case, io)
+        if case.name in pairs and items:
+            share = -(-items // len(pairs))
+            _measure_items(session, io, case, outputs, found, share)
+    return found
+
+
+def invariance_cases(cases: Sequence[Case]) -> list[str]:
+    """The cases whose items are run alone: the sentences, or where there are none a case with padding on the right.
+
+    Documents have none; their items are as long as the batch and are given padding.
+    """
+    text = [case.name for case in cases if case.group == "text"]
+    names = {case.name for case in cases}
+    padded: list[str] = [name for name in ("right padding", "documents of several lengths") if name in names]
+    return text or padded[:1]
+
+
+def _measure_items(
+    session: Session, io: IOContract, case: Case, outputs: Mapping[str, Array], found: Measured, limit: int
+) -> None:
+    for count, variant in enumerate(variants(io, case)):
+        if count == limit:
+            break
+        alone = _run(session, variant.alone)
+        padded = {name: (start, _run(session, feeds)) for name, (start, feeds) in variant.padded.items()}
+        for spec in io.outputs:
+            whole = _part(io, variant, alone, spec, 0, 0)
+            inside = _part(io, variant, outputs, spec, variant.row, 0)
+            found.spreads.add(f"{IN_A_BATCH}{variant.about}", spec.name, whole, inside)
+            for name, (start, result) in padded.items():
+                part = _part(io, variant, result, spec, 0, start)
+                found.spreads.add(f"{name}{variant.about}", spec.name, whole, part)
+        if case.name not in found.compared:
+            found.compared.append(case.name)
+
+
+def _part(
+    io: IOContract, variant: Variant, outputs: Mapping[str, Array] | str, spec: TensorSpec, row: int, start: int
+) -> Array:
+    """One item's rows; empty, which never passes, where the run failed."""
+    if isinstance(outputs, str) or spec.name not in outputs:
+        return np.empty(0)
+    return variant.part(io, spec, outputs[spec.name], row, start)
+
+
+def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
+    """The outputs, or in one line why there are none; raises Died and MemoryError, which are no matter of the case."""
+    try:
+        return session.run(feeds)
+    except (Died, MemoryError):
+        raise
+    except AttnportError as err:
+        return f"it raised: {err.message}"
+    except Exception as err:  # a runtime's own exceptions have no common base; all mean that this case failed
+        lines = str(err).strip().splitlines() or [""]
+        return f"it raised {type(err).__name__}: {lines[0][:300]}"

@@ -1,0 +1,101 @@
+"""Golden cases: what export stores of them, and the bounds that a bundle judges by, both by the rule of parity."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnport.artifacts import AUTO, PLANS, IOContract, ModelSpec
+from attnport.bundling import golden
+from attnport.cases.inputs import Case, cases
+from attnport.errors import ArtifactError, AttnportError
+from attnport.parity.bound import Errors, Yardstick, measure
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening
+from attnport_bundle.manifest import Bound
+
+CASES = (
+    *("right padding", "one row fully masked", "usual sizes", "primes"),
+    *("prefixes of several lengths", "documents of several lengths", "random global tokens"),
+)
+Array = np.ndarray[Any, Any]
+
+
+def write_golden(spec: ModelSpec, path: Path) -> None:
+    """Writes a few cases with the float64 outputs of the mask contract, and eager's at every plan as measures of error.
+
+    A plan that PyTorch cannot compute the module in is left out: what has no twin has no bound. That of `auto` is the
+    run that does not overflow, so that there is one for a module that does in fp16.
+    """
+    chosen = [case for case in cases(spec.io) if case.name in CASES]
+    arrays: dict[str, Array] = {}
+    for case in chosen:
+        arrays |= _named(case, "in", case.feeds) | _named(case, "valid", case.valid)
+    arrays |= _run(chosen, "out", Opening(spec.io, spec=spec, float64=True, contract=True))
+    for plan in (*PLANS, AUTO):
+        try:
+            arrays |= _run(chosen, golden.eager(plan), Opening(spec.io, plan=plan, spec=spec, contract=True))
+        except AttnportError:
+            if plan == "fp32":
+                raise
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def _run(chosen: Sequence[Case], kind: str, opening: Opening) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    with contextlib.closing(base.get("torch_eager").open(opening)) as session:
+        for case in chosen:
+            found |= _named(case, kind, session.run(case.feeds))
+    return found
+
+
+def _named(case: Case, kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {f"{case.name.replace(' ', '_')}/{kind}/{name}": _plain(array) for name, array in arrays.items()}
+
+
+def _plain(array: Array) -> Array:
+    """An array that a file can hold: bfloat16 is no type of NumPy's own, and float32 holds every value of it."""
+    array = np.asarray(array)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def read_goldens(path: Path, io: IOContract, plans: Collection[str]) -> golden.Goldens:
+    """The golden cases of an artifact with a bound for every output and plan.
+
+    Raises:
+        ArtifactError: the file is damaged, or has nothing for a plan; or a result is not finite in a valid element.
+    """
+    arrays = golden.read(path, io, plans)
+    return golden.Goldens(arrays, tuple(bound for plan in sorted(plans) for bound in bounds(arrays, io, plan)))
+
+
+def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str) -> tuple[Bound, ...]:
+    """The bound of every output of every case at a plan: see `attnport.parity.bound`.
+
+    Raises:
+        ArtifactError: a reference or eager's output is not finite in a valid element, or a case has none.
+    """
+    errors: dict[str, dict[str, Errors]] = {}
+    for case in golden.cases(arrays):
+        for spec in io.outputs:
+            got, expected, valid = (
+                arrays[f"{case}/{kind}/{spec.name}"] for kind in (golden.eager(plan), "out", "valid")
+            )
+            found = measure(got, expected, valid, spec)
+            if found.problem:
+                raise ArtifactError(
+                    f"golden case {case}, output {spec.name}, PyTorch at {plan}: {found.problem}.",
+                    hint="Export again; if it stays, the module itself has no finite result there.",
+                )
+            errors.setdefault(case, {})[spec.name] = found
+    by = Yardstick(plan, errors)
+    return tuple(
+        Bound(case, output, plan, *by.bounds(case, output, error.reference_rms))
+        for case, by_output in errors.items()
+        for output, error in by_output.items()
+    )

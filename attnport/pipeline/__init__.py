@@ -1,1 +1,0 @@
-"""One verb a file: the only package that joins the stages."""

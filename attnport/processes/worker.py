@@ -1,0 +1,258 @@
+"""The child process of a runtime: probed, or opened once and then run, timed (`bench`) or for its outputs (`check`).
+
+Run as `python -m attnport.processes.worker`. It reads requests from stdin and answers on what was its stdout, each a
+frame: a length (4 bytes, big-endian) and that much JSON. Whatever a library prints goes to stderr instead. It ends
+when stdin does, so it does not outlive its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from attnport.errors import AttnportError
+
+MAX_FRAME_BYTES = 64 << 20
+_GRACE_S, _LONGEST_S = 10.0, 1e8
+
+
+def write_frame(stream: IO[bytes], message: Mapping[str, Any]) -> None:
+    """Writes one message."""
+    data = json.dumps(message).encode()
+    stream.write(struct.pack(">I", len(data)) + data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
+    """Reads one message; None at the end of the stream.
+
+    Raises:
+        ValueError: the frame is cut short, too long, or no JSON object.
+    """
+    head = stream.read(4)
+    if not head:
+        return None
+    size = struct.unpack(">I", head)[0] if len(head) == 4 else -1
+    if not 0 <= size <= MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes")
+    data = stream.read(size)
+    if len(data) != size:
+        raise ValueError(f"a frame cut short: {len(data)} of {size} bytes")
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise ValueError(f"a frame that holds {type(message).__name__}")
+    return message
+
+
+def save_feeds(path: Path, feeds: Mapping[str, Any]) -> None:
+    """Writes feeds as an `.npz`; bfloat16, which the format does not know, as its bits."""
+    import numpy as np
+
+    bits = {name: array.view(np.uint16) if array.dtype.name == "bfloat16" else array for name, array in feeds.items()}
+    np.savez(path, allow_pickle=False, **bits)
+
+
+def load_feeds(path: Path, dtypes: Mapping[str, str]) -> dict[str, Any]:
+    """Reads what `save_feeds` wrote; `dtypes` by input name."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as arrays:
+        feeds: dict[str, Any] = dict(arrays)
+    if "bfloat16" in dtypes.values():
+        import ml_dtypes
+
+        for name, dtype in dtypes.items():
+            if dtype == "bfloat16":
+                feeds[name] = feeds[name].view(ml_dtypes.bfloat16)
+    return feeds
+
+
+def save_outputs(path: Path, outputs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Writes outputs as an `.npz`; returns the name and dtype of each, in order."""
+    # Names are free text, and an archive's members are not: they go by their place.
+    save_feeds(path, {str(place): array for place, array in enumerate(outputs.values())})
+    return [(name, array.dtype.name) for name, array in outputs.items()]
+
+
+def load_outputs(path: Path, named: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Reads what `save_outputs` wrote, given what it returned."""
+    found = load_feeds(path, {str(place): dtype for place, (_, dtype) in enumerate(named)})
+    return {name: found[str(place)] for place, (name, _) in enumerate(named)}
+
+
+def memory_bytes(field: str) -> int:
+    """A figure of this process: `VmRSS` (now) or `VmHWM` (highest so far)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+class Worker:
+    """Carries out requests; every `do_*` method is an operation and returns its answer.
+
+    `clock` times the calls, in nanoseconds; another one may take its place in a derived class.
+    """
+
+    clock = staticmethod(time.perf_counter_ns)
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._dtypes: dict[str, str] = {}
+        self._feeds: dict[str, dict[str, Any]] = {}
+        self._level_bytes = 0
+        self._idle_from_ns = time.process_time_ns()
+
+    def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Opens a runtime on a folder's model.
+
+        Returns:
+            `ran`, and `modules`: every top-level module imported by now.
+        """
+        from attnport.folder.workspace import load_spec, open_folder
+        from attnport.runtimes import base
+
+        folder = Path(message["folder"])
+        manifest = open_folder(folder)
+        runtime = base.get(message["runtime"])
+        base.available(runtime)
+        engine = manifest.engines[message["engine"]] if message["engine"] else None
+        opening = base.Opening(
+            manifest.io,
+            plan=message["plan"],
+            model=folder / message["model"] if message["model"] else None,
+            spec=load_spec(manifest) if runtime.opens == "module" else None,
+            engine=engine,
+            threads=message["threads"],
+            contract=bool(message.get("contract")),
+            form=message.get("form") or "",
+            cache=Path(message["cache"]) if message.get("cache") else None,
+        )
+        self._session = runtime.open(opening)
+        self._dtypes = {spec.name: spec.dtype for spec in manifest.io.inputs}
+        modules = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__", "__mp_main__"})
+        return {"ran": asdict(self._session.ran), "modules": modules}
+
+    def do_feeds(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Loads feeds under a name."""
+        self._feeds[message["name"]] = load_feeds(Path(message["path"]), message["dtypes"])
+        return {}
+
+    def do_call(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """One call for its outputs: feeds are read from the file `feeds`, outputs written to the file `outputs`.
+
+        Returns:
+            `named`: name and dtype of each output, in order.
+        """
+        outputs = self._session.run(load_feeds(Path(message["feeds"]), self._dtypes))
+        return {"named": save_outputs(Path(message["outputs"]), outputs)}
+
+    def do_probe(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """What a runtime's probe finds, and with `forms` which attention forms it takes."""
+        from attnport.runtimes import base
+        from attnport.runtimes._attention_forms import tried
+
+        runtime = base.get(message["runtime"])
+        found = runtime.probe()
+        forms = tried(runtime, found.plans) if message.get("forms") and found.available else {}
+        return {"found": asdict(found), "forms": forms}
+
+    def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls the session: `warm` times untimed, then `calls` times.
+
+        Returns:
+            `ns` of each timed call, and `idle_cpu_ns`: processor time used since the last answer.
+        """
+        idle_cpu_ns = time.process_time_ns() - self._idle_from_ns
+        feeds, run, clock = self._feeds[message["name"]], self._session.run, self.clock
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(message["warm"]):
+                run(feeds)
+            ns = []
+            for _ in range(message["calls"]):
+                began = clock()
+                run(feeds)
+                ns.append(clock() - began)
+        finally:
+            gc.enable()
+        return {"ns": ns, "idle_cpu_ns": idle_cpu_ns}
+
+    def do_level(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Imports modules and takes the memory level that later peaks are counted from."""
+        for name in message["modules"]:
+            try:
+                importlib.import_module(name)
+            except Exception as err:  # an optional part of a library: its absence is no failure of the measurement
+                print(f"{name} is not imported: {err}", file=sys.stderr)
+        gc.collect()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: imports have peaks of their own
+        except OSError as err:
+            print(f"the peak is not reset: {err}", file=sys.stderr)
+        self._level_bytes = memory_bytes("VmRSS")
+        return {"level_bytes": self._level_bytes}
+
+    def do_peak(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The peak so far above the level."""
+        return {"peak_bytes": max(0, memory_bytes("VmHWM") - self._level_bytes)}
+
+    def do_selftest(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Checks a bundle; what `selftest.Report` holds, and the error of a bundle that has none."""
+        from attnport_bundle.errors import BundleError
+        from attnport_bundle.selftest import selftest
+
+        # The kernel ends this process by then, whatever a runtime does, also where nobody waits for it any more.
+        signal.setitimer(signal.ITIMER_REAL, min(message["limit_s"] + _GRACE_S, _LONGEST_S))
+        key = message["key"]
+        try:
+            report = selftest(Path(message["folder"]), key=Path(key) if key is not None else None)
+        except BundleError as err:
+            return {"refused": str(err), "exit_code": err.exit_code}
+        return asdict(report)
+
+    def do_close(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Closes the session."""
+        if self._session is not None:
+            self._session.close()
+        return {}
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request; an exception becomes an answer too."""
+        try:
+            found: dict[str, Any] = getattr(self, f"do_{message['op']}")(message)
+        except AttnportError as err:
+            found = {"error": err.message, "hint": err.hint, "kind": type(err).__name__}
+        except Exception as err:  # a bug or a runtime's own exception: the parent is told, the process lives on
+            kind = "MemoryError" if isinstance(err, MemoryError) else "Exception"
+            found = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": kind}
+        self._idle_from_ns = time.process_time_ns()
+        return found
+
+
+def serve(worker: Worker) -> None:
+    """Answers requests until stdin ends; what a library prints goes to stderr."""
+    # Where memory runs out, the kernel is to end this process, and not the one that reports about all of them.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    requests = sys.stdin.buffer
+    while (message := read_frame(requests)) is not None:
+        write_frame(answers, worker.answer(message))
+
+
+if __name__ == "__main__":
+    serve(Worker())

@@ -1,0 +1,1 @@
+"""The verbs, one file each: the only package that joins the stages."""

@@ -1,0 +1,68 @@
+"""The recommendation of a folder: what its reports say, what a bundle would take, and which samples differ."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from attnport.artifacts import LatencyReport, LatencyRow, Manifest, ParityReport
+from attnport.bundling.backends import Backend, choose
+from attnport.bundling.judging import judge
+from attnport.errors import AttnportError
+from attnport.latency.statistics import Interval, ratio_interval
+from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
+from attnport.runtimes import base
+
+_BENCH = "bench"
+
+
+def advise(
+    folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None
+) -> Recommendation:
+    """What to embed of a folder, by its reports; see `recommend`."""
+    return recommend(parity, latency, embeddable(folder, manifest), ratio, shlex.quote(str(folder)))
+
+
+def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
+    """What a bundle can take for each runtime, by the name that reports use.
+
+    A form that was made again since it was checked or timed is one that a bundle refuses, or whose times are another's.
+    """
+    found = {
+        name: Embeddable("", "", "", "it runs the module in PyTorch, which no bundle carries")
+        for name in base.names()
+        if base.get(name).opens == "module"
+    }
+    for name in (*manifest.forms, *manifest.engines):
+        found[f"bundle.{name}"] = Embeddable("", "", "", f"it is {name} through the reader of a bundle")
+        try:
+            (backend,) = choose(folder, manifest, [name])
+            (judged,) = judge(folder, manifest, [backend])
+        except AttnportError:  # a target with several engines, each of which is named by itself, or no reader for it
+            continue
+        if backend.measured_as is None:
+            continue
+        problem = "" if judged.verdict == "PASS" else f"a bundle refuses {backend.name}: {judged.reason}"
+        if not problem and _older_times(manifest, backend):
+            problem = f"{backend.file} was made again after it was timed"
+        found[backend.measured_as] = Embeddable(backend.name, backend.form.plan, backend.file, problem)
+    return found
+
+
+def _older_times(manifest: Manifest, backend: Backend) -> bool:
+    used = {backend.file, backend.form.file}
+    made = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
+    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < made
+
+
+def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:
+    """The interval of the ratio of two runtimes' medians on one workload, from the rounds in which both were timed."""
+    sides = [
+        [row.samples_ns[start : start + row.calls] for start in range(0, len(row.samples_ns), row.calls)]
+        for row in (ours, theirs)
+    ]
+    shared = min(map(len, sides))
+    rounds = [[calls for calls in side[:shared] if calls] for side in sides]
+    if not shared or any(len({len(calls) for calls in side}) != 1 for side in rounds):
+        return None
+    return ratio_interval(rounds[0], rounds[1])

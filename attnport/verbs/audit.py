@@ -1,0 +1,260 @@
+"""`attnport audit`: what a file or folder gives away to whoever gets it, and taking it away."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import unescape
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from attnport.artifacts import MANIFEST as ARTIFACT
+from attnport.auditing.clean import clean, replace_file
+from attnport.auditing.constants import audit_constants
+from attnport.auditing.findings import Finding, shown
+from attnport.auditing.onnx_file import audit_notes, load
+from attnport.auditing.strings import TEXTS, audit_bytes, audit_text
+from attnport.auditing.tensors import Range, beside, external, tensors, unread
+from attnport.auditing.text import Builder, this_builder
+from attnport.auditing.unreferenced import audit_unreferenced
+from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
+from attnport.folder.belonging import IN_BUNDLE, owner
+from attnport.folder.workspace import change, check_files, open_folder
+from attnport.jsonfile import digest_text
+from attnport.transaction import OWN
+from attnport.verbs.inspect import ENGINE_SUFFIXES
+from attnport.verbs.report import FILE as PAGE
+from attnport.verbs.report import RANDOM, SENTENCE
+from attnport_bundle.manifest import MANIFEST as BUNDLE
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
+
+STAGE = "audit"
+_VOCABULARY = "tokenizer.json"
+_ADVICE = {
+    ARTIFACT: "An artifact needs its SPEC to find the module again; ship a bundle, or export with a relative SPEC.",
+    PAGE: "Write the page again with a relative folder and without --text, or do not pass it on.",
+}
+_NOT_LISTED = "The manifest does not name this file; give it to attnport audit by itself, or take it out."
+_WEIGHTS = "Leave it out where the module is exported; attnport export does, unless told --with-weights."
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What `audit` found.
+
+    Attributes:
+        files: What was looked at, relative to the folder (of a file, to the folder that it lies in).
+        findings: What is still there, after `fix` too.
+        fixed: How many things `fix` took away.
+        notes: What could not be looked at, and why.
+    """
+
+    path: str
+    kind: Literal["folder", "onnx", "engine", "bundle"]
+    files: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    fixed: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def audit(path: Path, fix: bool = False, *, progress: Callable[[str], None] = lambda message: None) -> AuditReport:
+    """Looks for what `path` gives away: an ONNX file with its weights, an engine, an artifact folder or a bundle.
+
+    Nothing of it runs, and no file outside of its folder is opened.
+
+    Args:
+        path: The file or folder.
+        fix: Take away what can be: notes, doc strings and unknown fields of ONNX files. Names, numbers, outputs and
+            other kinds of files stay as they are.
+
+    Raises:
+        ArtifactError: there is nothing, or nothing that attnport knows, or it cannot be read.
+        IntegrityError: `fix`, and a file of the folder is not the one that was written.
+        UsageError: `fix`, and `path` is a bundle, or a file that a bundle or an artifact has a digest of.
+    """
+    target = _Target(path)
+    if fix and target.kind == "bundle":
+        raise UsageError(f"{path} is a bundle, which nobody may change.", hint=IN_BUNDLE)
+    if fix and target.owner:
+        raise UsageError(
+            f"{path} belongs to {target.owner.folder}, whose digests would not fit.", hint=target.owner.advice
+        )
+    found = target.look(progress)
+    fixable = sorted({finding.file for finding in found.findings if finding.fixable})
+    if not fix or not fixable:
+        return found
+    progress(f"cleaning {len(fixable)} files")
+    if target.kind == "folder":
+        _clean_folder(path, fixable, target.builder)
+    else:
+        replace_file(path, clean(load(path), target.builder))
+    left = target.look(progress)
+    return replace(left, fixed=len(found.findings) - len(left.findings))
+
+
+def raise_for(report: AuditReport) -> None:
+    """Raises Disclosure when something was found that is still there."""
+    if not report.findings:
+        return
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in report.findings).items())
+    fixable = any(finding.fixable for finding in report.findings)
+    raise Disclosure(
+        f"{report.path} gives something away: {kinds}.",
+        hint=f"Take away what can be with: attnport audit {report.path} --fix" if fixable else "",
+    )
+
+
+class _Target:
+    """What is audited: its kind, and the folder that its files lie in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kind = _kind(path)
+        self.listed = set(open_folder(path).files) if self.kind == "folder" else set[str]()
+        self.root = path if path.is_dir() else path.parent
+        self.owner = None if path.is_dir() else owner(path)
+        self.builder = this_builder()
+        self.notes: list[str] = []
+
+    def look(self, progress: Callable[[str], None]) -> AuditReport:
+        """Everything that its files give away."""
+        findings = list[Finding]()
+        names, skipped = _on_disk(self.path) if self.path.is_dir() else ([self.path.name], [])
+        self.notes = [f"{shown(name)}: a link or no regular file, which is not followed" for name in skipped]
+        ranges: dict[str, list[Range]] = {}
+        for name in (name for name in names if name.endswith(".onnx")):
+            progress(f"auditing {name}")
+            model = load(self.root / name)
+            findings += self._graph(name, model, (self.root / name).parent)
+            self._note_ranges(name, model, ranges)
+        if self.kind == "onnx":
+            _add_neighbours(self.path, ranges)
+        for name, taken in ranges.items():
+            findings += audit_unreferenced(name, self.root / name, taken)
+        for name in names:
+            if not name.endswith(".onnx") and name not in ranges:
+                progress(f"auditing {name}")
+                findings += self._other(name)
+        files = tuple(dict.fromkeys((*names, *ranges)))
+        placed = tuple(self._placed(finding) for finding in findings)
+        return AuditReport(str(self.path), self.kind, files, placed, notes=tuple(self.notes))
+
+    def _graph(self, name: str, model: ModelProto, folder: Path) -> Iterator[Finding]:
+        yield from audit_notes(name, model, self.builder)
+        yield from audit_constants(name, model, folder)
+        try:
+            outputs = _weights_out(model)
+        except Exception as err:  # onnx_ir raises a dozen kinds for a graph that is none
+            self.notes.append(f"{name}: outputs were not looked at: {first_line(err)}")
+            return
+        for output in outputs:
+            yield Finding(name, f"graph.output[{output}]", "weights_output", shown(output), False, _WEIGHTS)
+
+    def _note_ranges(self, name: str, model: ModelProto, ranges: dict[str, list[Range]]) -> None:
+        """Adds the parts of weights files that a model's tensors take, by the files' names from the root."""
+        folder = (self.root / name).parent
+        notes = list[str]()
+        for where, _, tensor in tensors(model):
+            why = unread(tensor, folder)
+            if why:
+                notes.append(f"{name}: {why if external(tensor) else f'{shown(where)}: {why}'}")
+            for file, place in _taken(tensor, folder):
+                ranges.setdefault(file.relative_to(self.root.resolve()).as_posix(), []).append(place)
+        self.notes += dict.fromkeys(notes)  # many tensors lie in one file
+
+    def _other(self, name: str) -> Iterator[Finding]:
+        path, advice = self.root / name, _ADVICE.get(name, "Make the file again where it gives nothing away.")
+        if path.suffix not in TEXTS:
+            return audit_bytes(name, path, self.builder, advice=advice)
+        texts = audit_text(name, path, self.builder, words=path.name != _VOCABULARY, advice=advice)
+        return iter([*texts, *(_sentences(name, path) if path.name == PAGE else ())])
+
+    def _placed(self, finding: Finding) -> Finding:
+        """The finding, not to be fixed where a manifest forbids it."""
+        if not finding.fixable or finding.file in self.listed:
+            return finding
+        if self.kind == "onnx":
+            return replace(finding, fixable=False, advice=self.owner.advice) if self.owner else finding
+        return replace(finding, fixable=False, advice=IN_BUNDLE if self.kind == "bundle" else _NOT_LISTED)
+
+
+def _kind(path: Path) -> Literal["folder", "onnx", "engine", "bundle"]:
+    if not path.exists():
+        raise ArtifactError(f"{path} does not exist.", hint="Give a folder, a bundle, an .onnx file or an engine.")
+    if path.is_dir():
+        return "bundle" if (path / BUNDLE).exists() else "folder"
+    if path.suffix in (".onnx", *ENGINE_SUFFIXES):
+        return "onnx" if path.suffix == ".onnx" else "engine"
+    raise ArtifactError(
+        f"{path} is none of the files that attnport audits: got suffix {path.suffix!r}; "
+        f"expected .onnx or one of {', '.join(ENGINE_SUFFIXES)}.",
+        hint="Give a folder, a bundle, an .onnx file or an engine.",
+    )
+
+
+def _on_disk(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of all regular files, and of links and the like; an unfinished writer's own left out of both."""
+    files, others = list[str](), list[str]()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0] not in OWN and (path.is_symlink() or not path.is_dir()):
+            (files if path.is_file() and not path.is_symlink() else others).append(name.as_posix())
+    return files, others
+
+
+def _weights_out(proto: ModelProto) -> tuple[str, ...]:
+    import onnx_ir as ir
+
+    from attnport.exporter.passes.cleanup import inline_functions
+    from attnport.exporter.weights_out import weights_out
+
+    model = ir.from_proto(proto)
+    inline_functions(model)
+    return weights_out(model)
+
+
+def _add_neighbours(path: Path, ranges: dict[str, list[Range]]) -> None:
+    """Adds what other ONNX files of the folder take of the same weights files: one file of weights serves many."""
+    for other in path.parent.glob("*.onnx") if ranges else ():
+        if other.name == path.name:
+            continue
+        try:
+            model = load(other)
+        except (ArtifactError, OSError):  # it was not asked for
+            continue
+        for _, _, tensor in tensors(model):
+            for file, place in _taken(tensor, path.parent):
+                name = file.relative_to(path.parent.resolve()).as_posix()
+                if name in ranges:
+                    ranges[name].append(place)
+
+
+def _taken(tensor: TensorProto, folder: Path) -> Iterator[tuple[Path, Range]]:
+    """The file and the part of it that a tensor takes; nothing for one that takes none, or none that is there."""
+    place = external(tensor)
+    file = beside(folder, place.location) if place else None
+    if place and file:
+        yield file, place
+
+
+def _sentences(name: str, path: Path) -> Iterator[Finding]:
+    """The user's sentences in a report."""
+    for said in re.findall(r"<q>([^<]*)</q>", path.read_text("utf-8", "replace")):
+        if unescape(said) != SENTENCE and not said.startswith(f"{RANDOM}, "):
+            yield Finding(name, "attention maps", "user_text", shown(unescape(said)), False, _ADVICE[PAGE])
+
+
+def _clean_folder(folder: Path, names: Sequence[str], builder: Builder) -> None:
+    """Cleans ONNX files of an artifact, and writes their new digests in the same change."""
+    with change(folder) as changing:
+        manifest = changing.manifest
+        if manifest is None:
+            raise ArtifactError(f"{folder} is no artifact any more: it has no {ARTIFACT}.")
+        check_files(folder, manifest, *names)  # or a changed file would get the digest of a good one
+        for name in names:
+            changing.path(name).write_bytes(clean(load(folder / name), builder))
+        changing.finish(STAGE, digest_text(*(manifest.files[name] for name in names)))

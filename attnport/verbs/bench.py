@@ -1,0 +1,170 @@
+"""`attnport bench`: the latency of every runtime, each in a process of its own, taking turns."""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from attnport.artifacts import Capabilities, LatencyReport, Manifest
+from attnport.cases.text import read_sentences
+from attnport.errors import ArtifactError, UnavailableError
+from attnport.folder.machine import machine, versions
+from attnport.folder.openings import MODEL_SUFFIXES, bundle_digest, model_openings, of_runtime, why_none
+from attnport.folder.trust import require
+from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
+from attnport.jsonfile import digest_text, read, to_json
+from attnport.latency.lengths import read_lengths
+from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
+from attnport.latency.statistics import CONFIDENCE
+from attnport.latency.workloads import MANY, workloads
+from attnport.parity.evaluate import Progress
+from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening, Runtime, physical_cores
+
+STAGE = "bench"
+FILE = "latency.json"
+
+_DISTRIBUTIONS = ("torch", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-rtx", "tensorrt-cu13", "numpy")
+
+
+def bench(
+    folder: Path,
+    runtimes: Sequence[str] | None = None,
+    shapes: Sequence[str] | None = None,
+    text: Path | None = None,
+    threads: int | None = None,
+    *,
+    lengths: Path | None = None,
+    batch: int = MANY,
+    budget_s: float = 60.0,
+    precision: float = 0.03,
+    samples: int = 0,
+    pin: bool = True,
+    bundle: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
+    seed: int = 0,
+    force: bool = False,
+    trust_source: bool = False,
+    progress: Progress = lambda message: None,
+) -> LatencyReport:
+    """Measures an artifact folder and writes `latency.json`; returns the earlier report when nothing changed.
+
+    Args:
+        folder: An artifact folder.
+        runtimes: Names; none = every runtime there is. PyTorch eager, the baseline, is always measured.
+        shapes: Grids such as `batch=1/8,seq=128`, without padding.
+        text: A file of sentences, one a line, for models that read text.
+        threads: Compute threads of every runtime; None = the physical cores.
+        lengths: A file of lengths, one a line or `length:count`, that ragged batches are made from.
+        batch: Sentences or lengths in a padded batch.
+        budget_s: About how long it may take in all; there are at least 12 rounds.
+        precision: A workload is done when every ratio is known within this share.
+        samples: Calls of each runtime at least, if there is time; p99 needs 1000.
+        pin: Keep processes on processors, where the system allows it.
+        bundle: A bundle made of this folder: its forms are measured through its own reader, as the runtime `bundle`.
+        timeout_s: Seconds for each answer of a runtime's process; one that takes longer is ended, and NOT_RUN.
+        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
+
+    Raises:
+        ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
+        SpecError: to load the source would run code that was not asked for on this machine; names it.
+        UsageError: an unknown runtime, a shape, text or lengths that do not fit.
+    """
+    open_folder(folder)
+    chosen = [base.get(name) for name in (runtimes or base.names())]
+    if BASELINE not in {runtime.name for runtime in chosen}:
+        chosen.insert(0, base.get(BASELINE))
+    sentences = read_sentences(text) if text else []
+    histogram = read_lengths(lengths) if lengths else {}
+    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, timeout_s=timeout_s)
+    with change(folder) as edit:
+        manifest = edit.manifest
+        if manifest is None:
+            raise ArtifactError(f"{folder} is no artifact.")
+        models = [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES]
+        check_files(folder, manifest, *models)
+        require(manifest.source, given=trust_source)
+        settings = _settings(effort)
+        progress("probing the runtimes")
+        probed = probe_all(chosen, Limits(timeout_s))
+        digest = digest_text(
+            toolchain(*_DISTRIBUTIONS),
+            json.dumps([asdict(found) for found in probed.values()]),
+            json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
+            json.dumps([[runtime.name for runtime in chosen], list(shapes or []), sentences]),
+            json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
+        )
+        if not force and fresh(folder, manifest, STAGE, digest):
+            return read(LatencyReport, folder / FILE)
+        todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
+        with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
+            timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle)
+            run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress)
+            report = run.report(settings)
+        edit.path(FILE).write_text(to_json(report), encoding="utf-8")
+        rows = [row for found in report.shapes.values() for row in found.values()]
+        edit.finish(STAGE, "" if any(process_failed(row.reason) for row in rows) else digest)
+    return report
+
+
+def subjects(
+    chosen: Sequence[Runtime],
+    probed: Mapping[str, Capabilities],
+    folder: Path,
+    manifest: Manifest,
+    threads: int,
+    bundle: Path | None = None,
+) -> dict[str, Subject]:
+    """What is timed of a folder, by the name that reports use: each runtime with each file that it opens.
+
+    The module is timed in float32, as it is: without what `check` adds to let it follow its mask contract.
+
+    Raises:
+        ArtifactError, IntegrityError: `bundle` is no bundle.
+    """
+    found: dict[str, Subject] = {}
+    for runtime in chosen:
+        if not runtime.timed:
+            found[runtime.name] = runtime, None, "not timed: it exists to be right, not to be fast"
+        elif not probed[runtime.name].available:
+            found[runtime.name] = runtime, None, unavailable(probed[runtime.name])
+        elif runtime.opens == "module":
+            found[runtime.name] = runtime, Opening(manifest.io, threads=threads), ""
+        else:
+            openings = model_openings(runtime, folder, manifest, probed[runtime.name].plans, threads, bundle)
+            found |= {name: (runtime, opening, "") for name, opening in openings.items()}
+            if not openings:
+                found[runtime.name] = runtime, None, why_none(runtime)
+    return found
+
+
+def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
+    """Turns a report without any figure of a runtime that the user asked for by name into an error.
+
+    Raises:
+        UnavailableError: a named runtime was not run on any workload.
+    """
+    for name in (name.replace("-", "_") for name in named):
+        found = [row for rows in report.shapes.values() for key, row in rows.items() if of_runtime(key, name)]
+        if all(row.median_ns is None for row in found):
+            reason = found[0].reason if found else "it is not in the report"
+            raise UnavailableError(f"{name} was not run: {reason}.")
+
+
+def _settings(effort: Effort) -> dict[str, str | int | float | bool]:
+    """What is equal for all runtimes, and what they run on."""
+    return {
+        "threads": effort.threads,
+        "seed": effort.seed,
+        "confidence": CONFIDENCE,
+        "precision": effort.precision,
+        "budget_s": effort.budget_s,
+        "machine": machine().cpu,
+        "python": platform.python_version(),
+        **{f"version {name}": version for name, version in versions(_DISTRIBUTIONS).items()},
+    }

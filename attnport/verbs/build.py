@@ -1,0 +1,228 @@
+"""`attnport build`: a TensorRT engine from a lowered form, with the proof that its attention is fused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from attnport import optional
+from attnport.artifacts import AUTO, EngineRecord, Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
+from attnport.dims import Profile, parse_profile, profiles_digest
+from attnport.errors import ArtifactError, FusionMissing, UsageError
+from attnport.exporter.engine import (
+    FLAVOURS,
+    PlanText,
+    build_engine,
+    check_profiles,
+    external_files,
+    prove,
+    read_plan,
+)
+from attnport.exporter.lowering import base as lowerings
+from attnport.folder.portable import portable
+from attnport.folder.trust import require
+from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
+from attnport.jsonfile import digest_text, to_json
+from attnport.verbs import fuse as fusing
+
+DEFAULT_PLAN = "fp16"
+MOST_BUDGET = 2.0
+
+
+def build(
+    folder: Path,
+    target: str,
+    plan: str = DEFAULT_PLAN,
+    profiles: Sequence[Profile | str] = (),
+    sm: Sequence[int] = (),
+    *,
+    budget: float | str | None = None,
+    force: bool = False,
+    trust_source: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+) -> tuple[EngineRecord, FusionTable]:
+    """Builds an engine into `engines/` and writes what became of each attention into `fusion.json`.
+
+    Skipped when the same engine was built before and is still what was written.
+
+    Args:
+        folder: An artifact folder; the form is made first when it is not there yet.
+        target: `tensorrt_rtx` or `tensorrt`.
+        plan: The precision plan of the form; `auto` = fp16 with the fewest parts in float32 that keep the bound, which
+            are searched for when they are not known yet.
+        profiles: Optimization profiles, as values or as text (`batch=1:8:64,seq=1:128:512`); none = one that covers all
+            the model takes.
+        sm: Compute capabilities (`86` is 8.6); empty = the builder's default.
+        budget: With the plan `auto`: the error allowed, as a multiple of PyTorch eager's own; see `parse_budget`.
+        force: Build, and search, even when nothing changed.
+        trust_source: With the plan `auto`: run the source of a folder that was not exported here; see `trust`.
+        progress: Is told what happens.
+
+    Raises:
+        UsageError: an unknown target or compute capability, or a budget that is none or goes with no search.
+        ParityFailed: with `auto`: no islands of float32 keep the bound.
+        ProfileError: a profile does not fit the model.
+        SpecError: with `auto`: the source changed, or would run code that was not asked for on this machine.
+        ArtifactError, IntegrityError: the folder is no artifact, or its files are not what was written.
+        MissingDependency: the flavour is not installed.
+        UnavailableError: `tensorrt` without a GPU.
+        EngineBuildError: TensorRT refused the form, or its builder died.
+    """
+    target = target.replace("-", "_")
+    if target not in FLAVOURS:
+        raise UsageError(f"target {target!r}: no engine is built for it; expected one of {', '.join(FLAVOURS)}.")
+    allowed = parse_budget(budget)
+    if budget is not None and plan != AUTO:
+        raise UsageError(f"--budget goes with --dtype {AUTO}; got the plan {plan}.")
+    manifest = open_folder(folder)
+    parsed = tuple(parse_profile(item, manifest.io.dims) if isinstance(item, str) else item for item in profiles)
+    checked = check_profiles(manifest.io, parsed)
+    optional.require(target)
+    lowering = lowerings.get(target)
+    key, table_key = lowering.form_key(plan), lowering.table_key(plan)
+    if plan == AUTO:
+        from attnport.verbs._auto_form import write_form
+
+        require(manifest.source, given=trust_source)
+        write_form(folder, lowering, allowed, force=force, progress=progress)
+    elif key not in manifest.forms:
+        progress(f"lowering for {key}")
+        fusing.fuse(folder, targets=[target], plans={target: plan}, progress=progress)
+    with change(folder) as edit:
+        if edit.manifest is None:
+            raise ArtifactError(f"{folder} is no artifact.")
+        manifest = edit.manifest
+        form = manifest.forms.get(key)
+        if form is None:
+            raise ArtifactError(f"{folder} has no form {key}; it has {', '.join(manifest.forms) or 'none'}.")
+        sm = tuple(sorted(set(sm)))
+        inputs = _inputs_digest(folder, manifest, key, checked, sm)
+        stage, name = f"build:{key}", _engine_name(target, plan, sm, checked)
+        if not force and fresh(folder, manifest, stage, inputs):
+            found = _earlier(folder, manifest, name, table_key)
+            if found is not None:
+                return found
+        file = f"engines/{name}"
+        progress(f"building {file}")
+        made = build_engine(
+            target, folder / form.file, manifest.io, edit.path(file), plan=plan, form=key, profiles=checked, sm=sm
+        )
+        record = dataclasses.replace(made, file=file, precision=form.precision)
+        edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
+        progress("reading the proof of fusion")
+        tables = fusing.earlier_tables(folder, manifest)
+        table = fusion_table(manifest, form, record, edit.path(file), tables.get(table_key))
+        edit.path(fusing.FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
+        edit.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
+        edit.finish(stage, inputs)
+    return record, table
+
+
+def parse_budget(budget: float | str | None) -> float:
+    """How many times PyTorch eager's error a plan `auto` may have: `2x`, `1.5`; None = 2, the bound of `check`.
+
+    Raises:
+        UsageError: no number over 0 and at most 2: what is over the bound of `check` would fail there.
+    """
+    if budget is None:
+        return MOST_BUDGET
+    try:
+        found = float(str(budget).strip().lower().removesuffix("x"))
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= MOST_BUDGET:  # a NaN is not
+        raise UsageError(
+            f"--budget {budget}: expected a multiple of PyTorch eager's error such as 2x or 1.5x, over 0 and at most "
+            f"{MOST_BUDGET:g}x.",
+            hint=f"{MOST_BUDGET:g}x is the bound of attnport check; a form beyond it would fail there.",
+        )
+    return found
+
+
+def require_fused(table: FusionTable) -> None:
+    """Checks that every attention of the source is covered by a fused kernel.
+
+    Raises:
+        FusionMissing: one is not; names each with its reason.
+    """
+    missing = [item for item in table.items if not item.fused]
+    if missing or table.fused != table.attentions or len(table.items) != table.attentions:
+        reasons = "; ".join(f"{item.attention}: {item.reason}" for item in missing[:3])
+        more = f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise FusionMissing(
+            f"{table.fused} of {table.attentions} attentions are fused in {table.proved_by}. {reasons}{more}",
+            hint=f"{fusing.FILE} has every attention; half precision and head sizes of 16 to 256 fuse.",
+        )
+
+
+def fusion_table(
+    manifest: Manifest, form: Form, record: EngineRecord, engine: Path, earlier: FusionTable | None = None
+) -> FusionTable:
+    """What the engine's own text says about every attention that was counted at export.
+
+    Args:
+        engine: Where the engine is now; `record.file` is where it will be.
+        earlier: The table that lowering wrote; it knows the form's name, and why an attention was not recognised.
+    """
+    known = {item.attention: item for item in earlier.items} if earlier else {}
+    try:
+        plan: PlanText | str = read_plan(engine)
+    except ArtifactError as err:
+        plan = portable(err.message, engine.parent)
+    items = tuple(
+        _item(attention.name, form, record, plan, known.get(attention.name)) for attention in manifest.attentions
+    )
+    return FusionTable(
+        attentions=len(items),
+        fused=sum(item.fused for item in items),
+        items=items,
+        file=form.file,
+        plan=form.plan,
+        proved_by=record.file,
+    )
+
+
+def _item(
+    attention: str, form: Form, record: EngineRecord, plan: PlanText | str, known: FusionItem | None
+) -> FusionItem:
+    anchors = form.anchors.get(attention)
+    spelling = known.form if known else ""
+    mask = form.mask.get(attention, known.mask if known else "")
+    if not anchors:
+        reason = known.reason if known and known.reason else "it was not recognised in the graph"
+        return FusionItem(attention, spelling, mask, None, False, reason)
+    spelling = spelling or ("Attention" if len(anchors) == 1 else "decomposed")
+    if isinstance(plan, str):
+        return FusionItem(attention, spelling, mask, None, False, plan)
+    proof = prove(plan, anchors, len(record.profiles))
+    if isinstance(proof, Evidence):
+        return FusionItem(attention, spelling, mask, proof.kernel, True, "", proof.text, known.cost if known else "")
+    return FusionItem(attention, spelling, mask, None, False, proof.reason)
+
+
+def _inputs_digest(folder: Path, manifest: Manifest, key: str, profiles: Sequence[Profile], sm: Sequence[int]) -> str:
+    """Everything that an engine is made from. Raises IntegrityError when the form is not what was written."""
+    form = manifest.forms[key]
+    check_files(folder, manifest, form.file)  # before it is read for the names of its weights
+    used = (form.file, *external_files(folder / form.file))
+    check_files(folder, manifest, *used)
+    return digest_text(
+        toolchain(form.target),
+        key,
+        *(f"{name}={manifest.files[name]}" for name in used),
+        *map(str, profiles),
+        *(f"sm{capability}" for capability in sm),
+    )
+
+
+def _engine_name(target: str, plan: str, sm: Sequence[int], profiles: Sequence[Profile]) -> str:
+    targets = "-".join(f"sm{capability}" for capability in sm) or "default"
+    return f"{target}-{plan}-{targets}-{profiles_digest(profiles)}.engine"
+
+
+def _earlier(folder: Path, manifest: Manifest, name: str, table_key: str) -> tuple[EngineRecord, FusionTable] | None:
+    """The engine and table of an earlier run; None when another engine's table stands there by now."""
+    record, table = manifest.engines.get(name), fusing.earlier_tables(folder, manifest).get(table_key)
+    return (record, table) if record and table and table.proved_by == record.file else None

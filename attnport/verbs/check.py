@@ -1,0 +1,177 @@
+"""`attnport check`: every runtime and every lowered form against a float64 run of the module."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from attnport.artifacts import Capabilities, Manifest, ParityReport
+from attnport.cases.feeds import read_feeds
+from attnport.cases.inputs import Case, cases
+from attnport.cases.inputs import case as given_case
+from attnport.cases.text import read_sentences, text_cases
+from attnport.errors import (
+    ArtifactError,
+    ParityFailed,
+    UnavailableError,
+    UsageError,
+)
+from attnport.folder.openings import MODEL_SUFFIXES, bundle_digest, of_runtime
+from attnport.folder.trust import require
+from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
+from attnport.jsonfile import digest_file, digest_text, read, to_json
+from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
+from attnport.parity.eager import EAGER
+from attnport.parity.evaluate import Progress, References
+from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed
+from attnport.runtimes import base
+from attnport.runtimes.base import Runtime
+
+STAGE = "check"
+FILE = "parity.json"
+
+_PACKAGES = ("numpy", "onnx", "onnxruntime", "openvino", "tokenizers", "torch", "transformers")
+
+
+def check(
+    folder: Path,
+    runtimes: Sequence[str] | None = None,
+    text: Path | None = None,
+    inputs: Path | None = None,
+    *,
+    force: bool = False,
+    seed: int = 0,
+    batch: int = 8,
+    threads: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    isolate: bool = False,
+    bundle: Path | None = None,
+    trust_source: bool = False,
+    progress: Progress = lambda message: None,
+) -> ParityReport:
+    """Checks an artifact folder and writes `parity.json`; returns the earlier report when nothing changed.
+
+    Args:
+        folder: An artifact folder.
+        runtimes: Names; None = every runtime there is. Lowered forms are always checked.
+        text: A file of sentences, one a line, for models that read text.
+        inputs: An `.npz` with an array for each input, as a further case.
+        force: Run even when the same was run before.
+        batch: Sentences a batch.
+        threads: Compute threads; None = the physical cores.
+        timeout_s: Seconds for each answer of a runtime that has a process of its own.
+        isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`);
+            PyTorch eager, by which the others are judged, stays in this one.
+        bundle: A bundle made of this folder: its forms are checked through its own reader, as the runtime `bundle`.
+        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
+
+    Raises:
+        ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
+        SpecError: to load the source would run code that was not asked for on this machine; names it.
+        UsageError: an unknown runtime, or inputs that do not fit. See `raise_for` for verdicts.
+    """
+    open_folder(folder)
+    chosen = [base.get(name) for name in (runtimes if runtimes is not None else base.names())]
+    sentences = read_sentences(text) if text else []
+    with change(folder) as edit:
+        manifest = edit.manifest
+        if manifest is None:
+            raise ArtifactError(f"{folder} is no artifact.")
+        check_files(folder, manifest, *_model_files(manifest))
+        require(manifest.source, given=trust_source)
+        progress("loading the model")
+        spec = load_spec(manifest)
+        limits = Limits(timeout_s, every=isolate)
+        progress("probing the runtimes")
+        probed = probe_all([base.get(name) for name in _needed(chosen)], limits)
+        given = digest_file(inputs) if inputs and inputs.is_file() else ""
+        wanted = [runtime.name for runtime in chosen]
+        numbers = (seed, batch, threads or 0, timeout_s, isolate)
+        digest = _inputs_digest(manifest, probed, wanted, [*sentences, given, bundle_digest(bundle)], numbers)
+        if not force and fresh(folder, manifest, STAGE, digest):
+            return read(ParityReport, folder / FILE)
+        tried = cases_of(folder, manifest, sentences, inputs, seed, batch)
+        with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
+            store = References(Path(scratch))
+            run = Comparison(folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle)
+            if not sentences and manifest.tokenizer:
+                run.notes.append("no sentences were given, so real text was not compared")
+            report = run.report(chosen)
+        edit.path(FILE).write_text(to_json(report), encoding="utf-8")
+        rows = (*report.runtimes.values(), *report.forms.values())
+        edit.finish(STAGE, "" if any(process_failed(row.reason) for row in rows) else digest)
+    return report
+
+
+def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
+    """Turns a report into the exception that its verdict calls for.
+
+    Args:
+        named: Runtimes that the user asked for by name: one that is NOT_RUN is an error.
+
+    Raises:
+        ParityFailed: a runtime or a lowered form failed.
+        UnavailableError: a named runtime was not run.
+    """
+    found = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
+    hint = f"{FILE} has every case."
+    if EAGER in found and found[EAGER].verdict == "FAIL":
+        hint += " The module fails by itself: does each mask input mean what it was declared to, :hide for one?"
+    for name, result in found.items():
+        if result.verdict == "FAIL":
+            raise ParityFailed(f"{name} fails: {result.reason}.", hint=hint)
+    for name in (name.replace("-", "_") for name in named):
+        rows = [row for key, row in report.runtimes.items() if of_runtime(key, name)]
+        if all(row.verdict == "NOT_RUN" for row in rows):
+            reason = rows[0].reason if rows else "it is not in the report"
+            raise UnavailableError(f"{name} was not run: {reason}.")
+
+
+def _needed(chosen: Sequence[Runtime]) -> list[str]:
+    """The runtimes whose probe matters: the chosen ones and the evaluators of forms."""
+    return sorted({runtime.name for runtime in chosen} | {EAGER, FAST_EVALUATOR, TYPED_EVALUATOR})
+
+
+def _model_files(manifest: Manifest) -> list[str]:
+    """What `check` reads of a folder: models, weights, engines, the tokenizer; not the reports beside them."""
+    return [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer]
+
+
+def cases_of(
+    folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None, seed: int, batch: int
+) -> list[Case]:
+    """The cases of a check: the contract's, given inputs, sentences. Raises UsageError for text without a tokenizer."""
+    found = cases(manifest.io, seed)
+    if inputs:
+        found.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
+    if sentences:
+        if not manifest.tokenizer:
+            raise UsageError(
+                f"{folder} has no tokenizer, so it cannot read text.",
+                hint="Leave --text out, or give tensors with --inputs.",
+            )
+        found += text_cases(manifest.io, sentences, folder / manifest.tokenizer, batch)
+    return found
+
+
+def _inputs_digest(
+    manifest: Manifest,
+    probed: dict[str, Capabilities],
+    wanted: Sequence[str],
+    texts: Sequence[str],
+    numbers: tuple[float, ...],
+) -> str:
+    """Everything that could change the report."""
+    files = {name: manifest.files[name] for name in _model_files(manifest)}
+    parts = [
+        asdict(manifest.source),
+        asdict(manifest.io),
+        files,
+        {key: asdict(form) for key, form in manifest.forms.items()},
+    ]
+    parts += [{name: asdict(found) for name, found in sorted(probed.items())}]
+    text = json.dumps([toolchain(*_PACKAGES), parts, list(wanted), list(numbers)], sort_keys=True, default=str)
+    return digest_text(text, *texts)

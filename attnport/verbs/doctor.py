@@ -1,0 +1,164 @@
+"""`attnport doctor`: what is installed, what it can do here, and the commands that mend what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnport import __version__
+from attnport.artifacts import Capabilities
+from attnport.dims import STRICT
+from attnport.folder.machine import Machine, machine, version
+from attnport.processes import isolated
+
+_TIMEOUT_S = 300.0
+PACKAGES = (
+    "torch",
+    "onnx",
+    "onnx-ir",
+    "onnxscript",
+    "numpy",
+    "ml-dtypes",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "tensorrt-cu13",
+    "tensorrt-rtx",
+    "onnxruntime-ep-nv-tensorrt-rtx",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "pydantic",
+    "click",
+    "rich",
+)
+# Every one of these wheels installs the folder `onnxruntime`: the last one installed wins, file by file.
+ONNX_RUNTIMES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-rocm",
+    "onnxruntime-migraphx",
+    "onnxruntime-qnn",
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong with the installation, and the commands that mend it, in order."""
+
+    what: str
+    mend: tuple[str, ...]
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What `attnport doctor` prints, and gives with `--json`.
+
+    Attributes:
+        packages: Version by distribution name; None = not installed.
+        runtimes: Each runtime's probe; a runtime that is not available has its reason and the command that brings it.
+        targets: The lowering targets there are.
+    """
+
+    attnport: str
+    machine: Machine
+    packages: Mapping[str, str | None]
+    runtimes: tuple[Capabilities, ...]
+    targets: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+    __pydantic_config__ = STRICT
+
+
+def doctor(folder: Path | None = None) -> DoctorReport:
+    """Looks at this installation and this machine.
+
+    Args:
+        folder: Where free disk space is looked at; default: the current folder.
+    """
+    from attnport.exporter.lowering import base as lowering
+
+    installed = {name: version(name) for name in (*PACKAGES, *ONNX_RUNTIMES)}
+    return DoctorReport(
+        attnport=__version__,
+        machine=machine(folder),
+        packages={name: installed[name] for name in PACKAGES},
+        runtimes=probe_all(),
+        targets=tuple(lowering.names()),
+        problems=(*onnxruntime_problems(installed), *version_problems(installed, requirements())),
+    )
+
+
+def probe_all() -> tuple[Capabilities, ...]:
+    """Every runtime's probe, with what becomes of each attention form.
+
+    A runtime that crashes, hangs or breaks while it is asked is listed as not available, with what it said.
+    """
+    from attnport.runtimes import base
+
+    found = isolated.probe_all([base.get(name) for name in base.names()], isolated.Limits(_TIMEOUT_S), forms=True)
+    return tuple(found.values())
+
+
+def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, ...]:
+    """Two ONNX Runtime wheels at once, or one whose files went away with another that was uninstalled."""
+    wheels = [name for name in ONNX_RUNTIMES if installed.get(name)]
+    extra = "gpu" if "onnxruntime-gpu" in wheels else "cpu"
+    mend = (f"pip uninstall -y {' '.join(wheels)}", f'pip install "attnport[{extra}]"')
+    if len(wheels) > 1:
+        versions = " and ".join(f"{name} {installed[name]}" for name in wheels)
+        return (Problem(f"{versions} are both installed and overwrite each other's files.", mend),)
+    if wheels:
+        found = importlib.util.find_spec("onnxruntime")
+        # What an uninstalled sister leaves behind is a folder without __init__.py, which imports as an empty namespace.
+        if found is None or found.origin is None:
+            return (Problem(f"{wheels[0]} {installed[wheels[0]]} is installed, but its files are gone.", mend),)
+    return ()
+
+
+def requirements() -> list[str]:
+    """What the installed attnport asks for, extras included, as its metadata has it."""
+    try:
+        return importlib.metadata.requires("attnport") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def version_problems(installed: Mapping[str, str | None], wanted: Sequence[str]) -> tuple[Problem, ...]:
+    """Packages that are installed but older than attnport accepts; one that is not installed is no problem here.
+
+    Args:
+        installed: Version by distribution name.
+        wanted: Requirements such as `torch>=2.11` or `onnxruntime>=1.26; extra == "cpu"`.
+    """
+    found = []
+    for requirement in wanted:
+        match = re.match(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9][0-9.]*)", requirement)
+        if not match:
+            continue
+        name, least = re.sub(r"[._-]+", "-", match[1]).lower(), match[2]
+        got = installed.get(name)
+        if got and _release(got) < _release(least):
+            found.append(
+                Problem(
+                    f"{name} {got} is too old; attnport needs {least} or later.", (f'pip install "{name}>={least}"',)
+                )
+            )
+    return tuple(found)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The release numbers of a version, `2.13.0+cpu` -> (2, 13); trailing zeros do not count."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(number) for number in match[0].split(".")] if match else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)

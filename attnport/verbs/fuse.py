@@ -1,0 +1,271 @@
+"""`attnport fuse`: lowers the attentions for each target and proves, on what is installed, that they are fused."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from attnport.artifacts import (
+    AUTO,
+    Evidence,
+    Form,
+    FusionItem,
+    FusionReport,
+    FusionTable,
+    Manifest,
+    PrecisionPlan,
+)
+from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
+from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.lowering.base import Lowered, Lowering
+from attnport.folder.portable import portable
+from attnport.folder.workspace import Change, change, check_files, fresh, open_folder, read_report, toolchain
+from attnport.jsonfile import digest_text, read, to_json
+from attnport.runtimes import base as runtimes
+from attnport.verbs.export import MODEL, WEIGHTS
+
+FILE = "fusion.json"
+ENGINE = "engine"
+"""The prover that is a TensorRT engine, not a runtime."""
+Progress = Callable[[str], None]
+
+
+def fuse(
+    folder: Path,
+    *,
+    targets: Sequence[str] | None = None,
+    plans: Mapping[str, str] | None = None,
+    force: bool = False,
+    progress: Progress = lambda message: None,
+) -> FusionReport:
+    """Writes one lowered form a target and `fusion.json`.
+
+    Args:
+        folder: An artifact folder.
+        targets: Names; None = all there are.
+        plans: Precision plan by target; a target's default where none is given.
+        force: Do it again even when nothing changed.
+
+    Raises:
+        UsageError: an unknown target, or a plan that it does not take.
+        ArtifactError, IntegrityError: the folder is not one, or its model was changed.
+        ExportError: an operator has no form at a target's opset.
+    """
+    chosen = [lowerings.get(name) for name in targets or lowerings.names()]
+    manifest = open_folder(folder)
+    for lowering in chosen:
+        plan = (plans or {}).get(lowering.name, lowering.plans[0])
+        manifest = _fuse_one(folder, manifest, lowering, plan, force, progress)
+    return read(FusionReport, folder / FILE)
+
+
+def plans_of(chosen: Sequence[Lowering], plan: str | None, *, named: bool) -> dict[str, str]:
+    """The plan of each target that is to have another than its default.
+
+    Args:
+        named: The targets were asked for by name, so that each has to take the plan; else those get it that do.
+
+    Raises:
+        UsageError: no target takes the plan; `fuse` refuses it for one that was named.
+    """
+    if plan is None:
+        return {}
+    found = {lowering.name: plan for lowering in chosen if named or plan in lowering.plans}
+    if not found:
+        known = sorted({each for lowering in chosen for each in lowering.plans})
+        raise UsageError(
+            f"no target takes the plan {plan!r}; expected one of {', '.join(known)}.",
+            hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --dtype {AUTO}",
+        )
+    return found
+
+
+def require(report: FusionReport, keys: Sequence[str]) -> None:
+    """Checks that every attention is fused in the tables called `keys`.
+
+    Raises:
+        FusionMissing: one is not; lists the first of them with its reason.
+    """
+    missing = [
+        f"{key}: {item.attention}: {item.reason}"
+        for key in keys
+        for item in report.targets[key].items
+        if not item.fused
+    ]
+    if missing:
+        raise FusionMissing(
+            f"{len(missing)} attentions are not fused: {missing[0]}", hint="attnport fuse FOLDER --explain lists all."
+        )
+
+
+def fuse_searched(
+    folder: Path, lowering: Lowering, found: PrecisionPlan, *, force: bool = False, progress: Progress
+) -> Manifest:
+    """Writes the form of the plan `auto` with the islands that were found; raises as `fuse`."""
+    return _fuse_one(folder, open_folder(folder), lowering, AUTO, force, progress, found)
+
+
+def _fuse_one(
+    folder: Path,
+    manifest: Manifest,
+    lowering: Lowering,
+    plan: str,
+    force: bool,
+    progress: Progress,
+    searched: PrecisionPlan | None = None,
+) -> Manifest:
+    began_s = time.monotonic()
+    key = lowering.form_key(plan)
+    stage = f"fuse:{key}"
+    digest = digest_text(
+        toolchain("onnx_ir", "onnxscript", "onnxruntime", "openvino", "tensorrt_rtx", "tensorrt"),
+        key,
+        manifest.files.get(MODEL, ""),
+        manifest.files.get(WEIGHTS, ""),
+        *([to_json(searched)] if searched else []),
+    )
+    table_key = lowering.table_key(plan)
+    if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
+        return manifest
+    check_files(folder, manifest, *(name for name in (MODEL, WEIGHTS) if name in manifest.files))
+    progress(f"{key}: lowering")
+    lowered, form = _write_form(folder, lowering, plan, searched)
+    progress(f"{key}: proving")
+    table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
+    with change(folder) as changing:
+        assert changing.manifest is not None
+        changing.began(began_s)
+        tables = _tables(folder, changing.manifest)
+        changing.path(FILE).write_text(to_json(FusionReport({**tables, table_key: table})))
+        return changing.finish(stage, digest, extra=_files_of(form, changing.manifest))
+
+
+def _files_of(form: Form, manifest: Manifest | None) -> tuple[str, ...]:
+    names = (form.file, form.file.removesuffix(".onnx") + ".bin")
+    return tuple(name for name in names if manifest is not None and name in manifest.files)
+
+
+def earlier_tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
+    """The tables that a folder has; raises as `read_report`."""
+    report = read_report(FusionReport, folder, manifest, FILE)
+    return report.targets if report else {}
+
+
+def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
+    """As `earlier_tables`; none where they are not what was written, since they are this verb's own to make again."""
+    try:
+        return earlier_tables(folder, manifest)
+    except (IntegrityError, ArtifactError):
+        return {}
+
+
+def _write_form(folder: Path, lowering: Lowering, plan: str, searched: PrecisionPlan | None) -> tuple[Lowered, Form]:
+    """Lowers and saves the form; the table that spoke of the form before goes in the same change."""
+    from attnport.exporter import storage
+
+    key = lowering.form_key(plan)
+    name = f"model.{key}.onnx"
+    with change(folder) as changing:
+        assert changing.manifest is not None
+        model = storage.load(folder / MODEL)
+        usual = changing.manifest.io.profile().sizes("opt")
+        lowered = lowering.lower(
+            model,
+            changing.manifest.attentions,
+            plan=plan,
+            masks=changing.manifest.io.masks,
+            sizes=usual,
+            islands=searched.nodes if searched else None,
+        )
+        weights = f"model.{key}.bin"
+        written = storage.save_form(lowered.model, changing.path(name), weights)
+        if not written and weights in changing.manifest.files:
+            changing.remove(weights)
+        form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks, searched)
+        _drop_engines(changing, key)
+        changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
+        tables = _tables(folder, changing.manifest)
+        left = {key: table for key, table in tables.items() if key != lowering.table_key(plan)}
+        changing.path(FILE).write_text(to_json(FusionReport(left)))
+        changing.finish(f"lower:{key}", "")
+    return lowered, form
+
+
+def _drop_engines(changing: Change, form: str) -> None:
+    """Engines that were built from the form as it was before go with it."""
+    assert changing.manifest is not None
+    stale = {name: record for name, record in changing.manifest.engines.items() if record.form == form}
+    for record in stale.values():
+        changing.remove(record.file)
+        changing.remove(str(Path(record.file).with_suffix(".json")))
+    left = {name: record for name, record in changing.manifest.engines.items() if name not in stale}
+    changing.manifest = dataclasses.replace(changing.manifest, engines=left)
+
+
+def _table(
+    folder: Path, manifest: Manifest, lowering: Lowering, plan: str, form: Form, lowered: Lowered
+) -> FusionTable:
+    """The form's table, proved by the first of its provers that is there."""
+    problem = "no runtime on this machine can prove it"
+    for prover in lowering.proved_by:
+        try:
+            if prover == ENGINE:
+                unproved = _items(manifest, lowered, {}, "")
+                return _engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
+            runtime = runtimes.get(prover)
+            runtimes.available(runtime)
+            evidence = runtime.fusion_evidence(folder / form.file, form.anchors, plan)
+            items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
+            return _made_of(items, form, plan, prover)
+        except UsageError:  # a full disk, which says nothing of the form
+            raise
+        except AttnportError as err:
+            problem = portable(f"not proven: {err.message}", folder)
+    return _made_of(_items(manifest, lowered, {}, problem), form, plan, None)
+
+
+def _made_of(items: tuple[FusionItem, ...], form: Form, plan: str, proved_by: str | None) -> FusionTable:
+    return FusionTable(len(items), sum(item.fused for item in items), items, form.file, plan, proved_by)
+
+
+def _items(
+    manifest: Manifest, lowered: Lowered, evidence: Mapping[str, Evidence], problem: str
+) -> tuple[FusionItem, ...]:
+    """One row for each attention counted at export; `problem` is the reason of one that was lowered, not proved."""
+    items = []
+    for name in (attention.name for attention in manifest.attentions):
+        proof = evidence.get(name)
+        if proof is not None:
+            reason = ""
+        elif name not in lowered.forms:
+            reason = f"not recognised: {lowered.notes.get(name, 'no reason was recorded')}"
+        else:
+            reason = lowered.notes.get(name) or problem
+        items.append(
+            FusionItem(
+                attention=name,
+                form=lowered.forms.get(name, "as exported"),
+                mask=lowered.masks.get(name, "unknown"),
+                kernel=proof.kernel if proof else None,
+                fused=proof is not None,
+                reason=reason,
+                evidence=proof.text if proof else "",
+                cost=lowered.costs.get(name, ""),
+            )
+        )
+    return tuple(items)
+
+
+def _engine_table(folder: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
+    """The proof of a throw-away engine over everything the model takes; `build` makes the one that is shipped."""
+    from attnport.exporter.engine import build_engine
+    from attnport.verbs.build import fusion_table
+
+    with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
+        engine = Path(scratch) / "proof.engine"
+        record = build_engine(form.target, folder / form.file, manifest.io, engine, plan=form.plan)
+        table = fusion_table(manifest, form, record, engine, unproved)
+    return dataclasses.replace(table, proved_by=f"{form.target} engine")

@@ -1,0 +1,95 @@
+"""What `attnport gpu-check` measures: two models of usual sizes with random weights, and the shapes of their calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnport.dims import Dim
+from attnport.verbs.gpu.costs import Shape, Work, bert, llama
+
+if TYPE_CHECKING:
+    from attnport.artifacts import ModelSpec
+
+BERT = Shape(width=768, heads=12, groups=12, layers=12, hidden=3072, vocabulary=30522)
+LLAMA = Shape(width=2048, heads=32, groups=4, layers=8, hidden=5632, vocabulary=8192)
+LONGEST = 2048
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the calls that are timed, and the profiles of its engines.
+
+    Attributes:
+        spec: Its SPEC, which child processes load again.
+        about: Its sizes in words.
+        grids: The calls, as `bench --shape` takes them.
+        profiles: Optimization profiles, one for each group of calls that want the same kernels.
+        work: What a call of given sizes has to compute and to move, elements having so many bytes.
+    """
+
+    name: str
+    spec: str
+    about: str
+    grids: tuple[str, ...]
+    profiles: tuple[str, ...]
+    work: Callable[[Mapping[str, int], int], Work]
+
+
+def bert_base() -> ModelSpec:
+    """BERT base (12 layers, width 768) with positions up to 2048."""
+    from attnport.models.bert_encoder import BertConfig, spec
+
+    sizes = BertConfig(
+        vocabulary=BERT.vocabulary,
+        width=BERT.width,
+        heads=BERT.heads,
+        layers=BERT.layers,
+        hidden=BERT.hidden,
+        positions=LONGEST,
+    )
+    return spec(sizes)
+
+
+def llama_part() -> ModelSpec:
+    """8 of the 22 layers of TinyLlama 1.1B (width 2048, 32 heads in 4 groups), with a vocabulary of 8192.
+
+    Layers are as wide as a model that is used; fewer of them keep the files small enough to build and load in minutes.
+    """
+    from attnport.models.llama_decoder import LlamaConfig, spec
+
+    made = spec(
+        LlamaConfig(
+            vocabulary=LLAMA.vocabulary,
+            width=LLAMA.width,
+            heads=LLAMA.heads,
+            groups=LLAMA.groups,
+            layers=LLAMA.layers,
+            hidden=LLAMA.hidden,
+        )
+    )
+    dims = (Dim("batch", 1, 1, 8), Dim("seq", 1, 512, 1024), Dim("past", 1, 1024, LONGEST))
+    return dataclasses.replace(made, io=dataclasses.replace(made.io, dims=dims))
+
+
+SUBJECTS = (
+    Subject(
+        name="bert_encoder",
+        spec=f"{__name__}:bert_base",
+        about="BERT base: 12 layers, width 768, 12 heads, 85 million weights beside the embedding tables",
+        grids=("batch=1/8/32,seq=128/512/2048",),
+        profiles=("batch=1:8:32,seq=1:128:128", "batch=1:8:32,seq=129:512:512", "batch=1:8:32,seq=513:2048:2048"),
+        work=lambda sizes, element_bytes: bert(BERT, sizes, element_bytes),
+    ),
+    Subject(
+        name="llama_decoder",
+        spec=f"{__name__}:llama_part",
+        about="8 of TinyLlama's 22 layers: width 2048, 32 heads in 4 groups, 369 million weights beside the table",
+        # Prefill behind one cached token, the least that the contract takes; then decode, one token behind 2048.
+        grids=("batch=1,seq=512/1024,past=1", "batch=8,seq=512,past=1", "batch=1/8,seq=1,past=2048"),
+        profiles=("batch=1:1:8,seq=2:512:1024,past=1:1:2048", "batch=1:1:8,seq=1,past=1:2048:2048"),
+        work=lambda sizes, element_bytes: llama(LLAMA, sizes, element_bytes),
+    ),
+)

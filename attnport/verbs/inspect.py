@@ -1,0 +1,171 @@
+"""`attnport inspect`: what a folder, an ONNX file, an engine or a bundle is, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from attnport.artifacts import MANIFEST, EngineRecord, FusionReport, IOContract, ParityReport
+from attnport.dims import STRICT
+from attnport.errors import ArtifactError, IntegrityError
+from attnport.exporter.inspect_graph import GraphFacts, graph_facts
+from attnport.folder.workspace import check_files, open_folder
+from attnport.jsonfile import digest_file, read
+from attnport_bundle import files as bundle_files
+from attnport_bundle import manifest as bundle_manifest
+from attnport_bundle.errors import BundleError
+from attnport_bundle.errors import IntegrityError as BundleIntegrityError
+from attnport_bundle.manifest import MANIFEST as BUNDLE
+
+ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """A TensorRT engine, from its header; `record` is what was written beside it, if it was built here."""
+
+    version: str
+    sm: tuple[int, ...]
+    record: EngineRecord | None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `attnport inspect` found.
+
+    Attributes:
+        digest: SHA-256 of the file; of a folder or bundle, that of its manifest, which holds those of its files.
+        size_bytes: Of the file, or of all files of the folder.
+        io: The contract, where there is one.
+        graph: Of the ONNX file; of a folder, the model as exported.
+        files: SHA-256 by name, of a folder or bundle.
+        verdicts: Parity by runtime and by form, and fused attentions by target, as far as they are known.
+        precision: By form or engine whose precision was searched: its half type, and what stays in float32.
+    """
+
+    path: str
+    kind: Literal["folder", "onnx", "engine", "bundle"]
+    name: str
+    digest: str
+    size_bytes: int
+    source: str = ""
+    io: IOContract | None = None
+    graph: GraphFacts | None = None
+    engine: EngineFacts | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    precision: Mapping[str, str] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+def inspect(path: Path) -> Inspection:
+    """Says what `path` is, and reads it.
+
+    Raises:
+        ArtifactError: there is nothing, nothing that attnport knows, or it is malformed or cut short.
+        IntegrityError: a file is not the one that its manifest or record names.
+    """
+    if not path.exists():
+        raise ArtifactError(f"{path} does not exist.", hint="Give a folder, a bundle, an .onnx file or an engine.")
+    if path.is_dir():
+        return _bundle(path) if (path / BUNDLE).exists() else _folder(path)
+    if path.suffix in ENGINE_SUFFIXES:
+        return _engine(path)
+    if path.suffix == ".onnx":
+        return _onnx(path)
+    raise ArtifactError(
+        f"{path} is none of the files that attnport reads: got suffix {path.suffix!r}; "
+        f"expected .onnx or one of {', '.join(ENGINE_SUFFIXES)}.",
+        hint="Give a folder, a bundle, an .onnx file or an engine.",
+    )
+
+
+def _onnx(path: Path) -> Inspection:
+    graph = graph_facts(path)
+    sizes = [file.stat().st_size for file in (path, *(path.parent / name for name in graph.external))]
+    return Inspection(
+        path=str(path), kind="onnx", name=path.stem, digest=digest_file(path), size_bytes=sum(sizes), graph=graph
+    )
+
+
+def _engine(path: Path) -> Inspection:
+    from attnport.exporter.engine.header import read_header
+
+    header = read_header(path)
+    digest, beside = digest_file(path), path.with_suffix(".json")
+    record = read(EngineRecord, beside) if beside.is_file() else None
+    if record is not None and record.digest != digest:
+        raise IntegrityError(
+            f"{path} is not the engine that {beside.name} describes: its digest differs.", hint="Build it again."
+        )
+    return Inspection(
+        path=str(path),
+        kind="engine",
+        name=path.stem,
+        digest=digest,
+        size_bytes=header.size_bytes,
+        engine=EngineFacts(header.version, header.sm, record),
+        precision={path.stem: str(record.precision)} if record and record.precision else {},
+    )
+
+
+def _folder(folder: Path) -> Inspection:
+    manifest = open_folder(folder)
+    check_files(folder, manifest)
+    model = folder / "model.onnx"
+    return Inspection(
+        path=str(folder),
+        kind="folder",
+        name=manifest.name,
+        digest=digest_file(folder / MANIFEST),
+        size_bytes=sum((folder / name).stat().st_size for name in manifest.files),
+        source=manifest.source.text,
+        io=manifest.io,
+        graph=graph_facts(model, manifest.io.masks) if model.is_file() else None,
+        files=manifest.files,
+        verdicts=_verdicts(folder, manifest.files),
+        precision={name: str(form.precision) for name, form in manifest.forms.items() if form.precision},
+        versions=manifest.versions,
+    )
+
+
+def _verdicts(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """Parity and fusion in a word each, from the reports that the folder holds."""
+    found: dict[str, str] = {}
+    if "parity.json" in files:
+        parity = read(ParityReport, folder / "parity.json")
+        found |= {f"parity of {name}": item.verdict for name, item in parity.runtimes.items()}
+        found |= {f"parity of the graph of {name}": item.verdict for name, item in parity.forms.items()}
+    if "fusion.json" in files:
+        fusion = read(FusionReport, folder / "fusion.json")
+        found |= {f"fusion for {name}": str(table) for name, table in fusion.targets.items()}
+    return found
+
+
+def _bundle(folder: Path) -> Inspection:
+    try:
+        found = bundle_manifest.read(folder)
+        bundle_files.require(folder, found)
+    except BundleIntegrityError as err:
+        raise IntegrityError(str(err)) from err
+    except BundleError as err:
+        raise ArtifactError(str(err)) from err
+    preferred = found.forms[found.order[0]]
+    return Inspection(
+        path=str(folder),
+        kind="bundle",
+        name=found.name,
+        digest=digest_file(folder / BUNDLE),
+        size_bytes=sum(file.bytes for file in found.files.values()),
+        source=found.provenance.source,
+        graph=graph_facts(folder / preferred.file) if preferred.file.endswith(".onnx") else None,
+        files={name: file.sha256 for name, file in found.files.items()},
+        verdicts={f"parity of {name}": form.parity.verdict for name, form in found.forms.items()},
+        versions=found.provenance.versions,
+    )

@@ -1,0 +1,271 @@
+"""`attnport ship`: every stage in order; a stage that fails does not keep the others from reporting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from attnport import optional
+from attnport.artifacts import FusionReport, LatencyReport, ParityReport, Stage
+from attnport.dims import STRICT
+from attnport.errors import AttnportError, MissingDependency, ParityFailed
+from attnport.folder.refusals import as_usage_error
+from attnport.folder.workspace import open_folder, open_if_there
+from attnport.jsonfile import read
+from attnport.reporting.recommendation import Recommendation
+from attnport.verbs._advice import advise
+
+# The order in which exit codes win: our bug, integrity, parity, fusion, availability, bad input.
+PRECEDENCE = (1, 6, 4, 5, 3, 2)
+BUNDLE = "bundle"
+ENGINE_TARGET, ENGINE_PLAN = "tensorrt_rtx", "fp16"
+T = TypeVar("T")
+Status = Literal["done", "up to date", "failed", "not run"]
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """How one stage ended."""
+
+    stage: str
+    status: Status
+    seconds: float
+    detail: str
+    exit_code: int = 0
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class ShipResult:
+    """What `ship` did; the reports are those of the folder, None where a stage did not get that far."""
+
+    folder: str
+    exit_code: int
+    stages: tuple[StageResult, ...]
+    fusion: FusionReport | None
+    parity: ParityReport | None
+    latency: LatencyReport | None
+    recommendation: Recommendation | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass
+class _Ship:
+    """One run: keeps what each stage gave, so that a stage that fails keeps no other from reporting."""
+
+    folder: Path
+    force: bool
+    progress: Callable[[str], None]
+    on_bug: Callable[[Exception], None]
+    stages: list[StageResult] = field(default_factory=list)
+
+    def run(self, stage: str, work: Callable[[], str]) -> None:
+        """Runs a stage; `work` returns one line about its result."""
+        began = time.monotonic()
+        status: Status = "failed"
+        code = 0
+        before = self.done(stage)
+        try:
+            detail = work()
+            status = "up to date" if before and self.done(stage) == before and not self.force else "done"
+        except MissingDependency as err:
+            status, detail = "not run", f"{err.message} {err.hint}".strip()
+        except AttnportError as err:
+            detail, code = f"{err.message} {err.hint}".strip(), err.exit_code
+        except Exception as err:  # a bug of ours must not keep the other stages from reporting
+            told = as_usage_error(err) if isinstance(err, OSError) else None
+            detail, code = (told.message, told.exit_code) if told else (f"{type(err).__name__}: {err}", 1)
+            if told is None:
+                self.on_bug(err)
+        self.add(stage, status, began, detail, code)
+
+    def add(self, stage: str, status: Status, began: float, detail: str, code: int = 0) -> None:
+        """Keeps how a stage ended."""
+        self.stages.append(StageResult(stage, status, round(time.monotonic() - began, 1), detail, code))
+
+    def reported(self, stage: str, *verdicts: type[AttnportError]) -> bool:
+        """Whether a stage wrote its report: it succeeded, or failed with one of `verdicts`."""
+        codes = {kind.exit_code for kind in verdicts} | {0}
+        return any(one.stage == stage and one.exit_code in codes for one in self.stages)
+
+    def done(self, verb: str) -> dict[str, Stage]:
+        """What the folder records of a verb (`fuse:ort_cpu` and `lower:ort_cpu` belong to `fuse`)."""
+        names = (verb, "lower") if verb == "fuse" else (verb,)
+        with suppress(AttnportError):  # a folder that cannot be read: the stage says so
+            manifest = open_if_there(self.folder)
+            stages = manifest.stages if manifest is not None else {}
+            return {name: stage for name, stage in stages.items() if name.partition(":")[0] in names}
+        return {}
+
+
+def ship(
+    text: str,
+    folder: Path,
+    *,
+    inputs: Sequence[str] = (),
+    dims: Sequence[str] = (),
+    sentences: Path | None = None,
+    require: bool = False,
+    with_weights: bool = False,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    budget_s: float = 60.0,
+    shapes: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] = lambda message: None,
+    on_bug: Callable[[Exception], None] = lambda error: None,
+) -> ShipResult:
+    """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
+
+    Args:
+        text: The SPEC.
+        inputs: `--input` declarations.
+        dims: `--dim` declarations.
+        sentences: A file of sentences, one a line, for models that read text.
+        require: A target whose fusion could be looked at and is not complete counts as failed.
+        with_weights: Keep outputs that are attention weights; see `export`.
+        trust_remote_code: Run an `hf:` model's own Python code; see `export`.
+        force: Do every stage again, changed or not.
+        budget_s: About how long the latency measurement may take.
+        shapes: Grids of sizes to time, as of `bench`.
+        tell: Is given one line when outputs were left out.
+        on_bug: Is given each unexpected error of a stage; the other stages go on.
+
+    Raises:
+        UsageError: the file of sentences or a shape cannot be read.
+        ProfileError: a shape does not fit the model.
+        AttnportError: the export failed, so there is nothing to go on with.
+        Exception: a bug of ours in the export.
+    """
+    from attnport.cases.text import read_sentences
+    from attnport.latency.grid import parse_grid
+    from attnport.verbs.export import export
+
+    if sentences is not None:
+        read_sentences(sentences)  # now, and not after the minutes that export and build take
+    run = _Ship(folder, force, progress, on_bug)
+    began = time.monotonic()
+    before = run.done("export")
+    manifest = export(
+        text,
+        folder,
+        inputs=inputs,
+        dims=dims,
+        with_weights=with_weights,
+        trust_remote_code=trust_remote_code,
+        force=force,
+        progress=progress,
+        tell=tell,
+    )
+    for shape in shapes or ():
+        parse_grid(shape, manifest.io.dims)  # now, and not when all is built and checked
+    status: Status = "up to date" if before and run.done("export") == before and not force else "done"
+    run.add("export", status, began, f"{count(len(manifest.attentions), 'attention')} counted, opset {manifest.opset}")
+    run.run("fuse", lambda: _fuse(run, require, force))
+    run.run("build", lambda: _build(run, force))
+    run.run("check", lambda: _check(run, sentences, force))
+    run.run("bench", lambda: _bench(run, sentences, budget_s, shapes, force))
+    run.run("bundle", lambda: _bundle(run, force))
+    run.run("report", lambda: _report(run, sentences, force))
+    codes = [stage.exit_code for stage in run.stages]
+    judged = run.reported("check", ParityFailed)
+    if not judged:  # then the bundle is refused for want of a verdict: the code is that of what kept it from being made
+        codes = [code for code in codes if code != ParityFailed.exit_code]
+    parity = _read(ParityReport, folder / "parity.json") if judged else None
+    latency = _read(LatencyReport, folder / "latency.json") if run.reported("bench") else None
+    return ShipResult(
+        folder=str(folder),
+        exit_code=next((code for code in PRECEDENCE if code in codes), 0),
+        stages=tuple(run.stages),
+        fusion=_read(FusionReport, folder / "fusion.json"),
+        parity=parity,
+        latency=latency,
+        recommendation=advise(folder, open_folder(folder), parity, latency),
+    )
+
+
+def count(number: int, what: str) -> str:
+    """`1 runtime`, `2 runtimes`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    return read(kind, path) if path.is_file() else None
+
+
+def _fuse(run: _Ship, require: bool, force: bool) -> str:
+    """Target by target, so that one that cannot take an operator does not keep the others from being written."""
+    from attnport.exporter.lowering.base import names
+    from attnport.verbs import fuse as fusing
+
+    problem: AttnportError | None = None
+    report = FusionReport({})
+    for target in names():
+        try:
+            report = fusing.fuse(run.folder, targets=[target], force=force, progress=run.progress)
+        except AttnportError as err:
+            problem = problem or err
+    if problem is not None:
+        raise problem
+    if require:
+        fusing.require(report, [key for key, table in report.targets.items() if table.proved_by is not None])
+    return ", ".join(f"{key} {table}" for key, table in report.targets.items())
+
+
+def _build(run: _Ship, force: bool) -> str:
+    from attnport.verbs.build import build, require_fused
+
+    optional.require(ENGINE_TARGET)
+    record, table = build(run.folder, ENGINE_TARGET, ENGINE_PLAN, force=force, progress=run.progress)
+    require_fused(table)
+    return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
+
+
+def _check(run: _Ship, sentences: Path | None, force: bool) -> str:
+    from attnport.parity.layers import why_no_layers
+    from attnport.verbs.check import check, raise_for
+
+    report = check(run.folder, text=sentences, force=force, progress=run.progress)
+    problem = why_no_layers(run.folder, report, text=sentences, force=force, progress=run.progress)
+    raise_for(report)
+    tables = {**report.runtimes, **report.forms}
+    counts = {
+        verdict: sum(row.verdict == verdict for row in tables.values()) for verdict in ("PASS", "FAIL", "NOT_RUN")
+    }
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + (
+        f"; {problem}" if problem else ""
+    )
+
+
+def _bench(run: _Ship, sentences: Path | None, budget_s: float, shapes: Sequence[str] | None, force: bool) -> str:
+    from attnport.verbs.bench import bench
+
+    report = bench(
+        run.folder, shapes=shapes or None, text=sentences, budget_s=budget_s, force=force, progress=run.progress
+    )
+    measured = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
+    return f"{count(len(measured), 'runtime')} on {count(len(report.shapes), 'workload')}"
+
+
+def _bundle(run: _Ship, force: bool) -> str:
+    from attnport.verbs.bundle import bundle
+    from attnport.verbs.verify import raise_for, verify
+
+    path = bundle(run.folder, run.folder / BUNDLE, force=force, progress=run.progress)
+    run.progress("verifying the bundle")
+    result = verify(path)
+    raise_for(result)
+    note = "; parity was not run" if result.unverified else ""
+    return f"{path}, verified: {count(len(result.rows), 'check')}{note}"
+
+
+def _report(run: _Ship, sentences: Path | None, force: bool) -> str:
+    from attnport.verbs.report import report
+
+    return str(report(run.folder, text=sentences, force=force, progress=run.progress))

@@ -1,0 +1,183 @@
+"""`attnport verify`: whether a bundle, or an artifact folder, is what was written; none of its code runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from attnport.artifacts import MANIFEST as ARTIFACT
+from attnport.artifacts import Manifest, Verdict
+from attnport.bundling.model_file import external_files
+from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UnavailableError, UsageError
+from attnport.folder.workspace import check_files, open_folder
+from attnport.processes.child import Died
+from attnport.processes.isolated import TIMEOUT_S, Limits
+from attnport.transaction import OWN
+from attnport_bundle.manifest import MANIFEST as BUNDLE
+from attnport_bundle.names import shown
+
+_KINDS: dict[int, type[AttnportError]] = {
+    kind.exit_code: kind for kind in (ArtifactError, UnavailableError, ParityFailed, IntegrityError)
+}
+
+
+@dataclass(frozen=True)
+class VerifyRow:
+    """One thing that was checked: the verdict and its evidence."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What `verify` found.
+
+    Attributes:
+        exit_code: 0, or that of the first thing that is wrong; see `raise_for`.
+        unverified: A bundle that was made without a parity verdict.
+    """
+
+    path: str
+    kind: Literal["bundle", "artifact"]
+    verdict: Verdict
+    exit_code: int
+    rows: tuple[VerifyRow, ...]
+    unverified: bool = False
+
+
+def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) -> VerifyResult:
+    """Checks a bundle (files, then golden cases where onnxruntime is installed) or an artifact folder (files).
+
+    No code of the folder runs: the reader is this attnport's own. A bundle is read, and its models run, in a process of
+    its own, so that a model that never ends, takes all memory or ends its runtime is an answer like others.
+
+    Args:
+        path: The folder.
+        key: The public key that a bundle must be signed with, a PEM file from outside the folder.
+        timeout_s: Seconds for the whole check of a bundle.
+
+    Raises:
+        ArtifactError: neither a bundle nor an artifact folder, or of a version that is not known; or the key is no
+            Ed25519 public key from outside the bundle.
+        IntegrityError: the manifest is malformed or, with a key, not signed with it; or the process that checked a
+            bundle took too long or too much memory, or died. Files that differ are in the result; see `raise_for`.
+        UsageError: a key for an artifact folder, which has no signature.
+        UnavailableError: there is a key and the package cryptography is not installed.
+    """
+    if not path.is_dir():
+        raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
+    if (path / BUNDLE).exists() or (path / BUNDLE).is_symlink():
+        return _bundle(path, key, timeout_s)
+    if not (path / ARTIFACT).exists() and not any((path / name).exists() for name in OWN):
+        raise ArtifactError(
+            f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
+            hint="Make one with: attnport export SPEC -o FOLDER, then attnport bundle FOLDER -o APP",
+        )
+    if key is not None:
+        raise UsageError(f"{path} is an artifact folder; bundles alone are signed.", hint="Verify it without a key.")
+    return _artifact(path)
+
+
+def raise_for(result: VerifyResult) -> None:
+    """Turns a result into the exception that it calls for.
+
+    Raises:
+        IntegrityError: a file is not the one that was written.
+        ParityFailed: a golden case is off.
+        ArtifactError: a model cannot be opened.
+        UnavailableError: the files are fine, but none of its models could run here.
+    """
+    if result.verdict == "NOT_RUN":
+        missing = [row for row in result.rows if row.verdict == "NOT_RUN" and row.check != "signature"]
+        raise UnavailableError(
+            f"{result.path} has the files that were written, but no model of it can run here: "
+            f"{missing[0].check}: {missing[0].detail.rstrip('.')}.",
+            hint="Install a runtime that it is for, and verify it again.",
+        )
+    if result.exit_code:
+        bad = [row for row in result.rows if row.verdict == "FAIL"]
+        more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
+        raise _KINDS.get(result.exit_code, IntegrityError)(
+            f"{result.path} is not what was written: {bad[0].check}: {bad[0].detail.rstrip('.')}{more}.",
+            hint="Restore it from where it was made, or make it again.",
+        )
+
+
+def _bundle(path: Path, key: Path | None, timeout_s: float) -> VerifyResult:
+    child = Limits(timeout_s).start(None)
+    try:
+        found = child.ask(
+            "selftest", timeout_s, folder=str(path), key=None if key is None else str(key), limit_s=timeout_s
+        )
+    except Died as err:
+        raise IntegrityError(
+            f"{path} was not checked to the end: the process that reads it and runs its models had {timeout_s:g} s; "
+            f"{err.message}.",
+            hint="Do not use it. Where you know that its models need so much, give more time (--timeout) or memory.",
+        ) from err
+    finally:
+        child.kill()
+    if "refused" in found:
+        raise _KINDS.get(found["exit_code"], ArtifactError)(found["refused"])
+    rows = tuple(VerifyRow(**row) for row in found["rows"])
+    failed = any(row.verdict == "FAIL" for row in rows)
+    # One form of several that cannot run here is no failure; where none could, nothing was shown of the numbers.
+    verdict: Verdict = "FAIL" if failed else "NOT_RUN" if found["exit_code"] else "PASS"
+    return VerifyResult(str(path), "bundle", verdict, found["exit_code"], rows, found["unverified"])
+
+
+def _artifact(path: Path) -> VerifyResult:
+    manifest = open_folder(path)
+    rows = [_artifact_file(path, manifest, name) for name in manifest.files]
+    if not manifest.files:
+        rows.append(_row(ARTIFACT, "FAIL", "it names no file at all"))
+    used = {form.file for form in manifest.forms.values()} | {engine.file for engine in manifest.engines.values()}
+    for name in sorted(used):
+        if name not in manifest.files:
+            rows.append(_row(name, "FAIL", "the manifest uses it and has no digest of it"))
+    if all(row.verdict == "PASS" for row in rows):
+        rows += [row for row in (_external(path, manifest, name) for name in manifest.forms) if row]
+    strangers = sorted(set(_on_disk(path)) - {*manifest.files, ARTIFACT, *OWN})
+    # Nothing reads a file that the manifest does not name, so one more in a working folder is worth a word, no failure.
+    rows += [_row(name, "NOT_RUN", "not in the manifest, so never read") for name in strangers[:20]]
+    failed = any(row.verdict == "FAIL" for row in rows)
+    verdict: Verdict = "FAIL" if failed else "PASS"
+    return VerifyResult(str(path), "artifact", verdict, IntegrityError.exit_code if failed else 0, tuple(rows))
+
+
+def _row(name: str, verdict: Verdict, detail: str) -> VerifyRow:
+    """A row about a file, whose name may hold what no terminal should see."""
+    return VerifyRow(shown(name), verdict, detail)
+
+
+def _on_disk(path: Path) -> list[str]:
+    """The names of all files, but for those of bundles in the folder, which have a manifest of their own."""
+    bundles = [found.parent for found in path.rglob(BUNDLE)]
+    return [
+        found.relative_to(path).as_posix()
+        for found in path.rglob("*")
+        if not found.is_dir() and not any(found.is_relative_to(one) for one in bundles)
+    ]
+
+
+def _artifact_file(path: Path, manifest: Manifest, name: str) -> VerifyRow:
+    try:
+        check_files(path, manifest, name)
+    except IntegrityError:
+        changed = "a link" if (path / name).is_symlink() else "changed: its SHA-256 is not that of the manifest"
+        return _row(name, "FAIL", changed if (path / name).is_file() else "missing")
+    if any((path / parent).is_symlink() for parent in list(Path(name).parents)[:-1]):
+        return _row(name, "FAIL", "reached through a link, so not a file of this folder")
+    return _row(name, "PASS", f"{(path / name).stat().st_size} bytes, as written")
+
+
+def _external(path: Path, manifest: Manifest, form: str) -> VerifyRow | None:
+    file = manifest.forms[form].file
+    try:
+        strange = [name for name in external_files(path, file) if name not in manifest.files]
+    except (ArtifactError, IntegrityError, OSError) as err:
+        return _row(file, "FAIL", str(err))
+    return _row(file, "FAIL", f"takes weights from {shown(strange[0])}, which the manifest lacks") if strange else None

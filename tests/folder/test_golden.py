@@ -1,0 +1,65 @@
+"""Golden cases as export stores them: eager at every plan, as the measure of error of that plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_attention as tiny
+
+from attnport.artifacts import AUTO, PLANS, ModelSpec, Source
+from attnport.errors import ArtifactError
+from attnport.parity.golden import CASES, bounds, read_goldens, write_golden
+from attnport.runtimes import torch_eager
+
+
+def spec() -> ModelSpec:
+    return ModelSpec("tiny", Source("tiny"), tiny.IO, tiny.module)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("golden") / "golden.npz"
+    write_golden(spec(), path)
+    return path
+
+
+def test_every_plan_has_a_bound_of_its_own_rounding(stored: Path) -> None:
+    plans = {*PLANS, AUTO}
+    goldens = read_goldens(stored, tiny.IO, plans)
+    assert {one.plan for one in goldens.bounds} == plans
+    assert {one.case for one in goldens.bounds} <= {name.replace(" ", "_") for name in CASES}
+    bound = {one.plan: one.rms_bound for one in goldens.bounds if (one.case, one.output) == ("primes", "hidden")}
+    assert bound["fp32"] < bound["fp16_islands"] < bound["fp16"] < bound["bf16"]
+    assert bound["fp32"] < bound["bf16_islands"] < bound["bf16"]
+    assert 0.5 < bound[AUTO] / bound["fp16"] < 2
+    assert {array.dtype.kind for array in np.load(stored).values()} <= set("fib"), "types that NumPy itself has"
+
+
+def test_a_plan_that_torch_cannot_compute_in_has_no_bound(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnport.errors import UnavailableError
+
+    right = torch_eager.TorchEager.open
+
+    def opened(self: Any, opening: Any) -> Any:
+        if opening.plan == "fp16":
+            raise UnavailableError("no kernel for Half")
+        return right(self, opening)
+
+    monkeypatch.setattr(torch_eager.TorchEager, "open", opened)
+    write_golden(spec(), tmp_path / "golden.npz")
+    read_goldens(tmp_path / "golden.npz", tiny.IO, {"fp32", "bf16"})
+    with pytest.raises(ArtifactError, match=r"lacks .*/eager\.fp16/"):
+        read_goldens(tmp_path / "golden.npz", tiny.IO, {"fp16"})
+
+
+def test_a_twin_that_is_not_finite_gives_no_bound(stored: Path) -> None:
+    arrays = dict(np.load(stored))
+    arrays["primes/eager.fp16/hidden"] = np.full_like(arrays["primes/eager.fp16/hidden"], np.inf)
+    with pytest.raises(ArtifactError, match="primes, output hidden, PyTorch at fp16: NaN or Inf"):
+        bounds(arrays, tiny.IO, "fp16")
+    bounds(arrays, tiny.IO, "fp32")

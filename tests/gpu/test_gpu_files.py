@@ -1,0 +1,79 @@
+"""What each runtime opens in gpu-check, made for models of few layers with the calls and profiles of the large ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from attnport.artifacts import PLANS, Capabilities
+from attnport.dims import parse_profile
+from attnport.errors import ProfileError
+from attnport.latency.grid import parse_grid
+from attnport.optional import is_installed
+from attnport.verbs.gpu.files import prepare
+from attnport.verbs.gpu.subjects import SUBJECTS, Subject, bert_base, llama_part
+
+SMALL = Path(__file__).parent.parent / "gpu_small.py"
+LARGE = {"bert_encoder": bert_base, "llama_decoder": llama_part}
+
+
+def there(name: str) -> Capabilities:
+    return Capabilities(name, True, version="1", devices=("GPU",), plans=PLANS)
+
+
+def small(subject: Subject) -> Subject:
+    return dataclasses.replace(subject, spec=f"{SMALL}:{subject.name.partition('_')[0]}")
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_every_timed_call_lies_in_a_profile_and_in_the_contract(subject: Subject) -> None:
+    io = LARGE[subject.name]().io
+    profiles = [parse_profile(text, io.dims) for text in subject.profiles]
+    calls = [sizes for grid in subject.grids for sizes in parse_grid(grid, io.dims)]
+    assert calls
+    for sizes in calls:
+        assert sum(profile.admits(sizes) for profile in profiles) == 1, sizes
+    with pytest.raises(ProfileError):
+        parse_profile("batch=1:1:1000", io.dims)
+
+
+def test_the_models_are_measured_at_the_sizes_that_are_asked_for() -> None:
+    bert, llama = SUBJECTS
+    calls = parse_grid(bert.grids[0], bert_base().io.dims)
+    assert {(one["batch"], one["seq"]) for one in calls} == {(b, s) for b in (1, 8, 32) for s in (128, 512, 2048)}
+    io = llama_part().io
+    sizes = [one for grid in llama.grids for one in parse_grid(grid, io.dims)]
+    assert {one["past"] for one in sizes if one["seq"] > 1} == {1}  # prefill
+    assert {one["past"] for one in sizes if one["seq"] == 1} == {2048}  # decode
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject: Subject, tmp_path: Path) -> None:
+    probed = {name: there(name) for name in ("torch_eager_cuda", "ort_cuda", "tensorrt_rtx")}
+    probed["ort_tensorrt"] = Capabilities("ort_tensorrt", False, "it is not there.", "pip install it")
+    probed["openvino"] = dataclasses.replace(there("openvino"), plans=("fp32",))
+    files = prepare(tmp_path / "out", small(subject), "fp16", probed, 90, lambda message: None)
+    assert files.missing == {
+        "ort_tensorrt": "it is not there; pip install it",
+        "openvino": "it computes in fp32 here, not in fp16",
+    }
+    assert list(files.openings) == ["torch_eager_cuda", "ort_cuda", "tensorrt_rtx"]
+    assert all(opening.plan == "fp16" for _, opening in files.openings.values())
+    record = files.openings["tensorrt_rtx"][1].engine
+    assert record is not None
+    assert len(record.profiles) == len(subject.profiles)
+    # SM 90 is not among the builder's targets: the engine is built for the default list, and the report says so.
+    assert record.sm == ()
+    (note,) = files.notes
+    assert "SM 90" in note
+    assert "cannot target it" in note
+    assert files.fused["tensorrt_rtx"] == "2/2"
+
+    again = prepare(tmp_path / "out", small(subject), "fp16", probed, 89, lambda message: None)
+    assert again.notes == ()
+    assert again.openings["tensorrt_rtx"][1].engine.sm == (89,)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attnport.artifacts import LatencyReport
+from attnport.cli import cli
+from attnport.errors import UnavailableError, UsageError
+from attnport.folder.workspace import open_folder
+from attnport.jsonfile import read, to_json
+from attnport.latency.workloads import workloads
+from attnport.verbs.bench import bench, raise_for
+from attnport.verbs.compare import check_target, compare, save
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["bench", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def saved(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report, saved by the command line."""
+    import shutil
+
+    folder = Path(shutil.copytree(_tiny_exported, tmp_path_factory.mktemp("options") / "tiny"))
+    path = folder.parent / "before.json"
+    (folder.parent / "lengths").write_text("3:3\n40:1\n")
+    arguments = ["--runtime", "ort_cpu", "--shape", "batch=1/2,seq=3", "--lengths", folder.parent / "lengths"]
+    done = call(folder, *arguments, "--batch", 4, "--threads", 1, "--budget", 1, "--save", path)
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def test_the_report_is_saved_with_what_names_its_model(saved: Path) -> None:
+    report = read(LatencyReport, saved)
+    assert report == read(LatencyReport, saved.parent / "tiny" / "latency.json")
+    assert report.model == "tiny"
+    assert report.weights
+    assert list(report.shapes) == ["1 of length 3", "4 of lengths 3-40", "batch=1,seq=3", "batch=2,seq=3"]
+    assert report.tokens["4 of lengths 3-40"] == 3 * 3 + 40
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["before.json", "lengths", "tiny"]
+
+
+def test_load_first_call_and_steady_state_are_told_apart(saved: Path) -> None:
+    for rows in read(LatencyReport, saved).shapes.values():
+        for row in rows.values():
+            assert row.load_ns is not None
+            assert row.first_ns is not None
+            assert row.load_ns > 0 < row.first_ns
+            assert row.warm_calls >= 3
+            assert len(row.samples_ns) % row.calls == 0
+        assert len({row.load_ns for row in rows.values()}) == len(rows)
+
+
+def test_timer_pinning_and_what_ended_a_workload_are_recorded(saved: Path) -> None:
+    settings = read(LatencyReport, saved).settings
+    assert settings["timer resolution ns"] > 0
+    assert abs(settings["timer drift ppm"]) < 100_000
+    if hasattr(os, "sched_getaffinity"):
+        assert {int(one) for one in settings["pinned to processors"].split(",")} <= os.sched_getaffinity(0)
+    assert settings["ended by batch=1,seq=3"] in ("time", "precision", "rounds")
+    assert settings["precision"] == 0.03
+
+
+def test_a_report_compared_with_itself_shows_no_regression(saved: Path) -> None:
+    done = call("--compare", saved, saved.parent / "tiny", "--fail-on-regression")
+    assert done.exit_code == 0, done.output
+    assert "no regression shown" in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_a_regression_is_said_and_fails_only_where_that_was_asked_for(saved: Path, tmp_path: Path) -> None:
+    slow = json.loads(saved.read_text())
+    row = slow["shapes"]["batch=1,seq=3"]["ort_cpu"]
+    row["samples_ns"] = [10 * one for one in row["samples_ns"]]
+    row["median_ns"] *= 10
+    (tmp_path / "after.json").write_text(json.dumps(slow))
+    said = call("--compare", saved, tmp_path / "after.json")
+    assert said.exit_code == 0
+    assert "verdict: REGRESSION" in said.output
+    failed = call("--compare", saved, tmp_path / "after.json", "--fail-on-regression")
+    assert failed.exit_code == 7
+    assert "slower than before: ort_cpu on batch=1,seq=3" in failed.output
+    as_json = call("--compare", saved, tmp_path / "after.json", "--json")
+    assert json.loads(as_json.stdout)["verdict"] == "REGRESSION"
+    assert compare(tmp_path / "after.json", saved).verdict == "no regression shown"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing argument 'FOLDER'"),
+        (["FOLDER", "--compare", "A", "A"], "takes no folder"),
+        (["--compare", "A"], "requires 2 arguments"),
+        (["--compare", "A", "A", "--shape", "batch=1"], "takes no --shape"),
+        (["--compare", "A", "A", "--budget", "60"], "takes no --budget"),
+        (["FOLDER", "--fail-on-regression"], "goes with --compare"),
+        (["FOLDER", "--precision", "0"], "0<x<=1"),
+        (["FOLDER", "--batch", "0"], "--batch"),
+        (["FOLDER", "--save", "FOLDER"], "it is a folder"),
+        (["FOLDER", "--save", "FOLDER/none/x.json"], "there is no folder"),
+        (["FOLDER", "--shape", "batch=1|2"], "between slashes"),
+        (["FOLDER", "--lengths", "A"], "line 1"),
+        (["--compare", "A", "FOLDER/none"], "cannot be read"),
+        (["--compare", "A", "FOLDER/model.onnx"], "not a valid LatencyReport"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(saved: Path, arguments: list[str], said: str) -> None:
+    folder = saved.parent / "tiny"
+    given = [one.replace("FOLDER", str(folder)) if one != "A" else str(saved) for one in arguments]
+    done = call(*given)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
+def test_a_runtime_that_was_named_and_not_run_is_an_error(saved: Path) -> None:
+    report = read(LatencyReport, saved)
+    raise_for(report, ["ort-cpu"])
+    with pytest.raises(UnavailableError, match="tensorrt was not run"):
+        raise_for(report, ["tensorrt"])
+
+
+def test_the_batch_of_lengths_is_what_the_model_takes_at_most(saved: Path) -> None:
+    folder = saved.parent / "tiny"
+    manifest = open_folder(folder)
+    made = workloads(folder, manifest, None, (), 0, {3: 100}, 64)
+    assert [workload.items for workload in made] == [1, 32]
+    assert [workload.items for workload in workloads(folder, manifest, None, (), 0, {3: 5}, 64)] == [1, 5]
+    with pytest.raises(UsageError, match="65 shapes"):
+        workloads(folder, manifest, ["batch=1/2,seq=" + "/".join(map(str, range(1, 33))), "batch=3,seq=1"], (), 0)
+
+
+@pytest.mark.slow
+def test_more_samples_can_be_asked_for(tiny_artifact: Path) -> None:
+    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=25.0, samples=1000)
+    row = report.shapes["batch=1,seq=3"]["ort_cpu"]
+    if len(row.samples_ns) < 1000:
+        assert report.settings["ended by batch=1,seq=3"] == "time"  # a machine that is busy
+    assert (row.p99_ns is not None) == (len(row.samples_ns) >= 1000)
+
+
+def test_saving_leaves_the_report_that_was_there_when_it_fails(saved: Path, tmp_path: Path) -> None:
+    report = read(LatencyReport, saved)
+    path = tmp_path / "report.json"
+    save(report, path)
+    assert path.read_text() == to_json(report)
+    assert [one.name for one in tmp_path.iterdir()] == ["report.json"]
+    check_target(path)
+    with pytest.raises(UsageError):
+        check_target(tmp_path)

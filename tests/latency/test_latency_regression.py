@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnport.artifacts import LatencyReport, LatencyRow
+from attnport.errors import UsageError
+from attnport.latency.judging import Samples, rows
+from attnport.latency.regression import regression
+from attnport.verbs.compare import raise_for
+
+SETTINGS: dict[str, Any] = {"threads": 1, "machine": "a processor", "version torch": "2.13", "version onnxruntime": "1"}
+
+
+def report(seed: int, **factors: float) -> LatencyReport:
+    """A run in which `torch_eager` takes 1 ms and every other runtime `factors` of it, with 2 % of noise."""
+    rng = np.random.default_rng(seed)
+
+    def samples(ms: float) -> Samples:
+        noise = np.exp(np.abs(rng.normal(0, 0.02, (30, 2))))
+        return Samples(tuple(tuple(int(1e6 * ms * one) for one in calls) for calls in noise))
+
+    found = {"torch_eager": samples(1.0)} | {name: samples(factor) for name, factor in factors.items()}
+    shapes = {"batch=1": rows(found, "torch_eager", 1, 8)}
+    return LatencyReport("torch_eager", SETTINGS, shapes, {"batch=1": 1}, {"batch=1": 8}, "model", "digest")
+
+
+def slowed(given: LatencyReport, factor: float) -> LatencyReport:
+    """The same run on a machine that is slower throughout."""
+    shapes = {
+        shape: {
+            name: replace(
+                row,
+                median_ns=(row.median_ns or 0) * factor,
+                samples_ns=tuple(int(one * factor) for one in row.samples_ns),
+            )
+            for name, row in found.items()
+        }
+        for shape, found in given.shapes.items()
+    }
+    return replace(given, shapes=shapes)
+
+
+def verdicts(before: LatencyReport, after: LatencyReport) -> dict[str, str]:
+    return {row.runtime: row.verdict for row in regression(before, after).rows}
+
+
+def test_what_became_slower_or_faster_is_told_and_what_did_not_is_not() -> None:
+    before, after = report(1, ort_cpu=0.5, openvino=0.4, same=0.6), report(2, ort_cpu=0.55, openvino=0.3, same=0.6)
+    found = regression(before, after)
+    assert {row.runtime: row.verdict for row in found.rows} == {
+        "torch_eager": "baseline",
+        "ort_cpu": "slower",
+        "openvino": "faster",
+        "same": "no difference shown",
+    }
+    assert found.verdict == "REGRESSION"
+    row = found.rows[1]
+    assert row.change is not None
+    assert row.change[0] < 1.1 < row.change[2]
+    assert row.before_ns == before.shapes["batch=1"]["ort_cpu"].median_ns
+
+
+def test_a_run_compared_with_itself_shows_no_regression() -> None:
+    same = report(1, ort_cpu=0.5)
+    found = regression(same, same)
+    assert found.verdict == "no regression shown"
+    assert all(row.change and row.change[1] == pytest.approx(1) for row in found.rows)
+
+
+def test_a_machine_that_was_slower_throughout_is_no_regression_of_a_runtime() -> None:
+    before, after = report(1, ort_cpu=0.5), slowed(report(2, ort_cpu=0.5), 1.3)
+    found = regression(before, after)
+    assert {row.runtime: row.verdict for row in found.rows} == {
+        "torch_eager": "baseline",
+        "ort_cpu": "no difference shown",
+    }
+    assert found.verdict == "no regression shown"
+    raise_for(found)
+    (note,) = found.notes
+    assert note.startswith("torch_eager itself took 1.31 times as long after as before on batch=1: ")
+
+
+def test_the_intervals_of_many_rows_are_those_that_hold_together() -> None:
+    names = [f"runtime{number}" for number in range(24)]
+    before = report(1, **dict.fromkeys(names, 0.5))
+    after = report(2, **{**dict.fromkeys(names, 0.5), "runtime7": 0.55})
+    many = {row.runtime: row for row in regression(before, after).rows}
+    assert {name for name, row in many.items() if row.verdict == "slower"} == {"runtime7"}
+    pair = [
+        replace(one, shapes={"batch=1": {name: one.shapes["batch=1"][name] for name in ("torch_eager", "runtime7")}})
+        for one in (before, after)
+    ]
+    alone = {row.runtime: row for row in regression(*pair).rows}
+    wide, narrow = many["runtime7"].change, alone["runtime7"].change
+    assert wide
+    assert narrow
+    assert wide[0] < narrow[0] < narrow[2] < wide[2]
+
+
+def test_with_another_torch_times_are_compared_as_they_are_and_it_is_said() -> None:
+    before, after = report(1, ort_cpu=0.5), slowed(report(2, ort_cpu=0.5), 1.3)
+    found = regression(before, replace(after, settings=SETTINGS | {"version torch": "3"}))
+    assert not found.relative
+    assert {row.verdict for row in found.rows} == {"slower"}
+    assert any("torch: 2.13 before, 3 after" in note for note in found.notes)
+    assert any("not the same before and after" in note for note in found.notes)
+
+
+def test_versions_and_weights_that_differ_are_said() -> None:
+    before = report(1, ort_cpu=0.5)
+    after = replace(before, weights="other", settings=SETTINGS | {"version onnxruntime": "2"})
+    found = regression(before, after)
+    assert found.relative
+    assert found.notes == ("onnxruntime: 1 before, 2 after", "the weights differ")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model": "other"}, "model model before, other after"),
+        ({"model": ""}, "not recorded after"),
+        ({"settings": SETTINGS | {"threads": 2}}, "threads 1 before, 2 after"),
+        ({"settings": SETTINGS | {"machine": "another"}}, "machine a processor before, another after"),
+        ({"baseline": "ort_cpu"}, "baseline torch_eager before, ort_cpu after"),
+    ],
+)
+def test_reports_that_are_not_comparable_are_refused(changed: dict[str, Any], said: str) -> None:
+    before = report(1, ort_cpu=0.5)
+    with pytest.raises(UsageError) as caught:
+        regression(before, replace(before, **changed))
+    assert said in str(caught.value)
+
+
+def test_what_one_run_lacks_is_not_compared_and_is_no_regression() -> None:
+    before, after = report(1, ort_cpu=0.5, gone=0.5), report(2, ort_cpu=0.5, new=2.0)
+    shapes = {"batch=1": {**after.shapes["batch=1"], "gone": LatencyRow("NOT_RUN", "it ended by SIGSEGV")}}
+    found = regression(before, replace(after, shapes=shapes))
+    assert {row.runtime: row.verdict for row in found.rows if row.runtime in ("gone", "new")} == {
+        "gone": "NOT_COMPARED",
+        "new": "NOT_COMPARED",
+    }
+    assert next(row.reason for row in found.rows if row.runtime == "gone") == "not measured after: it ended by SIGSEGV"
+    assert found.verdict == "no regression shown"
+
+
+def test_workloads_of_other_content_are_not_compared() -> None:
+    before = report(1, ort_cpu=0.5)
+    found = regression(before, replace(before, tokens={"batch=1": 9}))
+    assert {row.verdict for row in found.rows} == {"NOT_COMPARED"}
+    assert found.verdict == "NOT_COMPARED"
+
+
+def test_samples_that_do_not_fill_their_rounds_are_not_compared() -> None:
+    before = report(1, ort_cpu=0.5)
+    broken = {"batch=1": {name: replace(row, calls=7) for name, row in before.shapes["batch=1"].items()}}
+    found = regression(before, replace(before, shapes=broken))
+    assert {row.verdict for row in found.rows} == {"NOT_COMPARED"}
+    assert "no rounds of 7" in found.rows[0].reason
+
+
+def test_intervals_that_could_hide_a_slowdown_are_said() -> None:
+    before = report(1, ort_cpu=0.5)
+    assert regression(before, before).notes == ()
+    wild = np.random.default_rng(0).integers(500_000, 2_000_000, 60)
+    row = replace(before.shapes["batch=1"]["ort_cpu"], samples_ns=tuple(map(int, wild)))
+    after = replace(before, shapes={"batch=1": {**before.shapes["batch=1"], "ort_cpu": row}})
+    assert any("can stay unseen" in note for note in regression(before, after).notes)

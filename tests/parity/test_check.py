@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from attnport.artifacts import Capabilities, Form, ParityReport, RuntimeParity, Session
+from attnport.errors import IntegrityError, ParityFailed, UnavailableError, UsageError
+from attnport.folder.workspace import change, open_folder
+from attnport.jsonfile import read
+from attnport.runtimes import base
+from attnport.verbs.check import check, raise_for
+
+Outputs = dict[str, np.ndarray]
+Lie = Callable[[Mapping[str, np.ndarray], Outputs], Outputs]
+SENTENCES = ["the cat sat", "a dog ran on", "tree", "the slow red dog sat under the blue tree"] * 3
+
+
+class Liar(base.Runtime):
+    """ONNX Runtime, with its outputs changed on the way."""
+
+    name = "liar"
+    opens = "onnx"
+    isolated = False
+    lie: Lie
+
+    def probe(self) -> Capabilities:
+        return Capabilities(self.name, True)
+
+    def open(self, opening: base.Opening) -> Session:
+        session, lie = base.get("ort_cpu").open(opening), self.lie
+
+        class Lying:
+            ran = session.ran
+
+            def run(self, feeds: Mapping[str, np.ndarray]) -> Outputs:
+                return lie(feeds, session.run(feeds))
+
+            def close(self) -> None:
+                session.close()
+
+        return Lying()
+
+
+@pytest.fixture
+def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[Lie], None]:
+    get = base.get
+
+    def install(lie: Lie) -> None:
+        liar = Liar()
+        liar.lie = lie
+        monkeypatch.setattr(base, "get", lambda name: liar if name == "liar" else get(name))
+
+    return install
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "sentences.txt"
+    path.write_text("\n".join(SENTENCES))
+    return path
+
+
+def without_forms(folder: Path) -> None:
+    with change(folder) as edit:
+        edit.manifest = dataclasses.replace(edit.manifest, forms={})
+        edit.finish("fuse", "")
+
+
+@pytest.fixture(scope="module")
+def checked(_tiny_exported: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ParityReport, list[str]]:
+    """A folder that was checked with everything, once for the tests that only read."""
+    folder = Path(shutil.copytree(_tiny_exported, tmp_path_factory.mktemp("checked") / "tiny"))
+    sentences, messages = folder.parent / "text", []
+    sentences.write_text("\n".join(SENTENCES))
+    return folder, check(folder, text=sentences, progress=messages.append), messages
+
+
+def test_every_runtime_and_every_form_passes_on_every_case(checked: tuple[Path, ParityReport, list[str]]) -> None:
+    folder, report, _ = checked
+    assert report.verdict == "PASS"
+    for name in ("torch_eager", "ort_cpu", "onnx_reference"):
+        assert report.runtimes[name].verdict == "PASS", report.runtimes[name].reason
+    assert set(report.forms) == set(open_folder(folder).forms)
+    for name, form in report.forms.items():
+        assert form.verdict == "PASS", (name, form.reason)
+        cases = {result.case for result in form.cases}
+        assert {"no padding", "left padding", "one row fully masked", "sequence 1", "longest", "primes"} <= cases
+        assert any(case.startswith("sentences") for case in cases)
+        assert {result.output for result in form.cases} == {"last_hidden_state", "sentence_embedding"}
+    raise_for(report, ["torch-eager", "ort_cpu"])
+
+
+def test_every_runtime_shows_that_padding_changes_nothing(checked: tuple[Path, ParityReport, list[str]]) -> None:
+    _, report, _ = checked
+    for name in ("torch_eager", "ort_cpu", "onnx_reference"):
+        pairs = {(pair.comparison, pair.output) for pair in report.runtimes[name].invariance}
+        assert len(pairs) == 4  # in a batch and with more padding, two outputs
+
+
+def test_forms_are_run_without_their_target_and_half_ones_at_declared_types(
+    checked: tuple[Path, ParityReport, list[str]],
+) -> None:
+    _, report, _ = checked
+    assert report.forms["onnx"].ran.provider == "CPUExecutionProvider"
+    assert report.forms["ort_cpu"].ran.provider.startswith("onnx.reference")
+    half = report.forms["tensorrt_rtx"]
+    assert half.ran.provider.startswith("onnx.reference")
+    assert half.plan == "fp16"
+    worst = max(result.rms_error for result in half.cases)
+    assert worst > 100 * max(result.rms_error for result in report.forms["onnx"].cases)
+
+
+def test_graphs_that_are_equal_are_run_once(checked: tuple[Path, ParityReport, list[str]]) -> None:
+    _, report, messages = checked
+    assert "graphs are equal" in report.forms["openvino"].reason
+    assert not any(message.startswith("model.openvino.onnx") for message in messages)
+    assert any(message.startswith("model.onnx") for message in messages)
+
+
+def test_an_engine_that_was_not_built_is_not_run_with_the_command_that_builds_it(
+    checked: tuple[Path, ParityReport, list[str]],
+) -> None:
+    _, report, _ = checked
+    engine = report.runtimes["tensorrt_rtx"]
+    assert engine.verdict == "NOT_RUN"
+    assert engine.reason
+    with pytest.raises(UnavailableError, match="tensorrt_rtx"):
+        raise_for(report, ["tensorrt_rtx"])
+
+
+def test_the_report_is_on_disk_and_is_not_made_again(checked: tuple[Path, ParityReport, list[str]]) -> None:
+    folder, report, _ = checked
+    assert read(ParityReport, folder / "parity.json") == report
+    assert open_folder(folder).stages["check"].files == ("parity.json",)
+    messages: list[str] = []
+    assert check(folder, text=folder.parent / "text", progress=messages.append) == report
+    assert not any("reference" in message for message in messages)
+
+
+def test_other_sentences_or_another_model_are_checked_again(tiny_artifact: Path, text: Path) -> None:
+    without_forms(tiny_artifact)
+    said: list[str] = []
+
+    def runs() -> bool:
+        said.clear()
+        check(tiny_artifact, ["ort_cpu"], text=text, progress=said.append)
+        return any("float64 reference" in message for message in said)
+
+    assert runs()
+    assert not runs()
+    text.write_text(text.read_text() + "\na cat")
+    assert runs()
+    form = Form("ort_cpu", "fp32", "model.ort_cpu.onnx", 23)
+    with change(tiny_artifact) as edit:
+        edit.manifest = dataclasses.replace(edit.manifest, forms={"ort_cpu": form})
+        edit.finish("fuse", "again")
+    assert runs()
+
+
+def nan_in_padding(feeds: Mapping[str, np.ndarray], outputs: Outputs) -> Outputs:
+    hidden = outputs["last_hidden_state"].copy()
+    hidden[feeds["attention_mask"] == 0] = np.nan
+    return {**outputs, "last_hidden_state": hidden}
+
+
+def leak(feeds: Mapping[str, np.ndarray], outputs: Outputs) -> Outputs:
+    """Padding weighs in a little, as with a mask of -1e4 in a model of large scores."""
+    share = 1e-4 * (feeds["attention_mask"] == 0).sum(1)
+    return {**outputs, "last_hidden_state": outputs["last_hidden_state"] * (1 + share[:, None, None]).astype("f4")}
+
+
+LIES: dict[str, tuple[Lie, str]] = {
+    "slightly off": (lambda feeds, outputs: {name: one * np.float32(1.001) for name, one in outputs.items()}, "RMS"),
+    "one element": (
+        lambda feeds, outputs: {
+            name: np.where(np.arange(one.size).reshape(one.shape) == 3, one + np.float32(0.01), one)
+            for name, one in outputs.items()
+        },
+        "error",
+    ),
+    "frozen sequence": (lambda feeds, outputs: {name: one[:, :9] for name, one in outputs.items()}, "shape"),
+    "missing output": (lambda feeds, outputs: {"last_hidden_state": outputs["last_hidden_state"]}, "missing"),
+    "integers": (lambda feeds, outputs: {name: one.astype(np.int64) for name, one in outputs.items()}, "dtype"),
+    "nan in padding": (nan_in_padding, "padded query rows"),
+    "padding leaks": (leak, "padding"),
+    "raises": (lambda feeds, outputs: {"last_hidden_state": outputs["no such"]}, "raised KeyError"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_runtime_that_is_wrong_fails(
+    name: str, tiny_artifact: Path, lying: Callable[[Lie], None], text: Path
+) -> None:
+    lie, why = LIES[name]
+    lying(lie)
+    without_forms(tiny_artifact)
+    report = check(tiny_artifact, ["liar"], text=text)
+    assert report.verdict == report.runtimes["liar"].verdict == "FAIL"
+    assert why in report.runtimes["liar"].reason
+    with pytest.raises(ParityFailed, match="liar"):
+        raise_for(report, ["liar"])
+    assert json.loads((tiny_artifact / "parity.json").read_text())["verdict"] == "FAIL"
+
+
+def replace_form(folder: Path, key: str, edit_model: Callable[[onnx.ModelProto], None]) -> None:
+    with change(folder) as edit:
+        form = edit.manifest.forms[key]
+        model = onnx.load(folder / form.file)
+        edit_model(model)
+        edit.path(form.file).write_bytes(model.SerializeToString())
+        edit.manifest = dataclasses.replace(edit.manifest, forms={key: form})
+        edit.finish("fuse", "changed")
+
+
+def shift_weights(model: onnx.ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype.kind == "f" and array.ndim == 2:
+            tensor.CopyFrom(onnx.numpy_helper.from_array((array * 1.02).astype(array.dtype), tensor.name))
+
+
+@pytest.mark.parametrize("key", ["onnx", "tensorrt_rtx"])
+def test_a_form_with_other_numbers_fails(key: str, tiny_artifact: Path) -> None:
+    replace_form(tiny_artifact, key, shift_weights)
+    report = check(tiny_artifact, ["torch_eager"])
+    assert report.runtimes["torch_eager"].verdict == "PASS"
+    assert report.verdict == report.forms[key].verdict == "FAIL"
+    with pytest.raises(ParityFailed, match=f"form {key}"):
+        raise_for(report)
+
+
+def test_a_form_that_no_evaluator_reads_fails_with_what_they_say(tiny_artifact: Path) -> None:
+    with change(tiny_artifact) as edit:
+        form = edit.manifest.forms["onnx"]
+        edit.path(form.file + ".cut.onnx").write_bytes((tiny_artifact / form.file).read_bytes()[:2000])
+        form = dataclasses.replace(form, file=form.file + ".cut.onnx")
+        edit.manifest = dataclasses.replace(edit.manifest, forms={"onnx": form})
+        edit.finish("fuse", "cut")
+    report = check(tiny_artifact, ["torch_eager"])
+    assert report.forms["onnx"].verdict == "FAIL"
+    assert "cannot be opened" in report.forms["onnx"].reason
+
+
+def test_a_file_that_is_not_what_was_written_is_refused(tiny_artifact: Path) -> None:
+    path = tiny_artifact / "model.onnx"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(IntegrityError, match=r"model\.onnx"):
+        check(tiny_artifact, ["torch_eager"])
+    assert not (tiny_artifact / "parity.json").exists()
+
+
+def test_given_inputs_are_one_more_case(tiny_artifact: Path, tmp_path: Path) -> None:
+    without_forms(tiny_artifact)
+    ids = np.arange(10).reshape(2, 5)
+    np.savez(tmp_path / "mine.npz", input_ids=ids, attention_mask=np.ones_like(ids))
+    report = check(tiny_artifact, ["torch_eager"], inputs=tmp_path / "mine.npz")
+    assert "mine.npz" in {result.case for result in report.runtimes["torch_eager"].cases}
+    (tmp_path / "bad.npz").write_bytes(b"no")
+    with pytest.raises(UsageError, match=r"bad\.npz"):
+        check(tiny_artifact, ["ort_cpu"], inputs=tmp_path / "bad.npz")
+
+
+def test_text_for_a_folder_without_a_tokenizer_is_an_error(tiny_artifact: Path, text: Path) -> None:
+    with change(tiny_artifact) as edit:
+        edit.manifest = dataclasses.replace(edit.manifest, tokenizer=None)
+        edit.finish("export", "")
+    with pytest.raises(UsageError, match="no tokenizer"):
+        check(tiny_artifact, ["torch_eager"], text=text)
+
+
+def test_an_unknown_runtime_is_a_usage_error(tiny_artifact: Path) -> None:
+    with pytest.raises(UsageError, match="there is none"):
+        check(tiny_artifact, ["warp_drive"])
+
+
+def test_a_failure_comes_before_what_is_not_available() -> None:
+    runs = {
+        "a": RuntimeParity("NOT_RUN", "not here", "fp32"),
+        "b": RuntimeParity("FAIL", "wrong", "fp32"),
+    }
+    with pytest.raises(ParityFailed, match="b fails: wrong"):
+        raise_for(ParityReport("FAIL", runs, {}), ["a"])
+    raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}))
+    with pytest.raises(UnavailableError, match="a was not run: not here"):
+        raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}), ["a"])
+
+
+def test_a_runtime_with_several_engines_is_there_when_one_ran() -> None:
+    ran, missing = RuntimeParity("PASS", "", "fp16"), RuntimeParity("NOT_RUN", "no form", "fp32")
+    raise_for(ParityReport("PASS", {"rt.a": ran, "rt.b": missing}, {}), ["rt"])
+    with pytest.raises(UnavailableError, match="no form"):
+        raise_for(ParityReport("PASS", {"rt.b": missing, "rtx": ran}, {}), ["rt"])
+    with pytest.raises(UnavailableError, match="not in the report"):
+        raise_for(ParityReport("PASS", {"rtx": ran}, {}), ["rt"])

@@ -1,0 +1,349 @@
+"""Faults planted in known layers: the search names the layer, each time."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import layered_model
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import helper, numpy_helper
+
+from attnport.artifacts import Capabilities, Evidence, ParityReport, Session
+from attnport.cli import cli
+from attnport.errors import UnavailableError
+from attnport.exporter import capture
+from attnport.exporter.naming import SCOPES
+from attnport.folder.workspace import change
+from attnport.parity.bisect import bisect
+from attnport.parity.searching import Finding
+from attnport.runtimes import base
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+
+Edit = Callable[[onnx.ModelProto], None]
+SPEC = f"{layered_model.__file__}:spec"
+THREE = ["torch_eager", "ort_cpu", "onnx_reference"]
+
+
+@pytest.fixture(scope="session")
+def _layered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layered") / "layered"
+    export(SPEC, folder)
+    fuse(folder, targets=["ort_cpu", "tensorrt_rtx"], plans={"tensorrt_rtx": "fp16"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _traced() -> Callable[..., Any]:
+    real = capture.named_program
+    return functools.cache(lambda dtype: real(layered_model.make().to(dtype), layered_model.IO))
+
+
+@pytest.fixture
+def layered(_layered: Path, tmp_path: Path, _traced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of an exported folder of three layers that a test may change; its module is traced once for all tests."""
+    monkeypatch.setattr(capture, "named_program", lambda module, io: _traced(next(module.parameters()).dtype))
+    return Path(shutil.copytree(_layered, tmp_path / "layered"))
+
+
+def plant(folder: Path, key: str, edit_model: Edit) -> None:
+    """Changes a form, or the model as exported (key ""), as a faulty tool would have written it."""
+    with change(folder) as edit:
+        assert edit.manifest is not None
+        file = edit.manifest.forms[key].file if key else "model.onnx"
+        model = onnx.load(folder / file)
+        edit_model(model)
+        edit.path(file).write_bytes(model.SerializeToString())
+        forms = {key: edit.manifest.forms[key]} if key else {}
+        edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
+        edit.finish("fuse", "changed")
+
+
+def node_in(model: onnx.ModelProto, module: str, operator: str) -> onnx.NodeProto:
+    """The first node of an operator in a module."""
+    for node in model.graph.node:
+        scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
+        if node.op_type == operator and f"'{module}'" in scopes:
+            return node
+    raise AssertionError(f"{module} has no {operator}")
+
+
+def other_weight(module: str, amount: float = 1e-3) -> Edit:
+    """One element of a layer's weight, moved a little."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        name = node_in(model, module, "MatMul").input[1]
+        tensor = next(each for each in model.graph.initializer if each.name == name)
+        array = numpy_helper.to_array(tensor).copy()
+        array[1, 2] += amount
+        tensor.CopyFrom(numpy_helper.from_array(array, name))
+
+    return edit
+
+
+def approximate_gelu(module: str) -> Edit:
+    """GELU by its tanh formula, wrong in the fourth digit."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        node = node_in(model, module, "Gelu")
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("approximate", "tanh"))
+
+    return edit
+
+
+def no_mask(module: str) -> Edit:
+    """An attention that sees padding."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        node_in(model, module, "Attention").input[3] = ""
+
+    return edit
+
+
+def shifted_mask(module: str) -> Edit:
+    """An attention whose mask is that of the keys one to the right."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        node = node_in(model, module, "Attention")
+        place = list(model.graph.node).index(node)
+        for name, value in (("one", 1), ("none", 0), ("last", -1), ("big", 2**40)):
+            model.graph.initializer.append(numpy_helper.from_array(np.array([value]), f"fault/{name}"))
+        mask = node.input[3]
+        first = helper.make_node("Slice", [mask, "fault/one", "fault/big", "fault/last"], ["fault/tail"])
+        front = helper.make_node("Slice", [mask, "fault/none", "fault/one", "fault/last"], ["fault/head"])
+        joined = helper.make_node("Concat", ["fault/tail", "fault/head"], ["fault/mask"], axis=-1)
+        node.input[3] = "fault/mask"
+        for offset, made in enumerate((first, front, joined)):
+            model.graph.node.insert(place + offset, made)
+
+    return edit
+
+
+def searched(folder: Path, runtimes: list[str] | None = None, **options: object) -> tuple[Finding, ...]:
+    report = check(folder, runtimes or THREE)
+    assert report.verdict == "FAIL"
+    return bisect(folder, report, **options).findings
+
+
+FAULTS: dict[str, tuple[str, Callable[[str], Edit]]] = {
+    "query weight": ("attention.query", other_weight),
+    "value weight": ("attention.value", other_weight),
+    "down weight": ("down", other_weight),
+    "approximate": ("act", approximate_gelu),
+    "no mask": ("attention", no_mask),
+    "shifted mask": ("attention", shifted_mask),
+}
+
+
+# Each fault in one layer quickly, in every layer at length.
+PLACES = [
+    pytest.param(fault, layer, marks=[] if layer == place % layered_model.LAYERS else [pytest.mark.slow])
+    for place, fault in enumerate(FAULTS)
+    for layer in range(layered_model.LAYERS)
+]
+
+
+@pytest.mark.parametrize(("fault", "layer"), PLACES)
+def test_the_layer_of_a_planted_fault_is_named(fault: str, layer: int, layered: Path) -> None:
+    part, make = FAULTS[fault]
+    module = f"layers.{layer}.{part}"
+    plant(layered, "ort_cpu", make(module))
+    (found,) = searched(layered)
+    assert (found.subject, found.reason) == ("ort_cpu", "")
+    assert found.module == module
+    assert not found.elsewhere
+    assert len(found.samples) == 3
+    assert found.odd == "ort_cpu"
+    verdicts = {row.subject: row.verdict for row in found.readings}
+    assert verdicts["ort_cpu"] == verdicts["model.ort_cpu.onnx in onnx_reference"] == "FAIL"
+    assert verdicts["torch_eager"] == verdicts["onnx_reference"] == "PASS"
+    assert "itself is wrong" in found.notes[-1]
+
+
+@pytest.mark.parametrize(("plan", "amount"), [("fp32", 1e-3), pytest.param("bf16", 1.0, marks=pytest.mark.slow)])
+def test_openvino_is_searched_in_its_own_process(layered: Path, plan: str, amount: float) -> None:
+    pytest.importorskip("openvino")
+    if plan not in base.get("openvino").probe().plans:
+        pytest.skip(f"OpenVINO does not compute in {plan} on this CPU")
+    name = "openvino" if plan == "fp32" else f"openvino.{plan}"
+    fuse(layered, targets=["openvino"], plans={"openvino": plan})
+    plant(layered, name, other_weight("layers.1.attention.value", amount))
+    found = {one.subject: one for one in searched(layered, ["torch_eager", "openvino", "onnx_reference"])}
+    assert found[name].reason == ""
+    assert found[name].module == "layers.1.attention.value"
+    assert found[name].odd == (name if plan == "fp32" else "")  # of two at a plan nobody can say which is the odd one
+    verdicts = {row.subject: row.verdict for row in found[name].readings}
+    assert (verdicts[name], verdicts["torch_eager"]) == ("FAIL", "PASS")
+    assert plan != "fp32" or verdicts["onnx_reference"] == "PASS"
+
+
+def test_a_named_runtime_that_was_not_run_keeps_its_verdict_and_exit_code(layered: Path) -> None:
+    done = CliRunner().invoke(cli, ["check", str(layered), "--runtime", "tensorrt_rtx", "--bisect"])
+    assert done.exit_code == 3
+    assert "tensorrt_rtx was not run" in done.stderr
+    assert "errors by layer were not measured" in done.stderr
+    assert "graph parity of the lowered forms" in done.stdout
+
+
+def test_a_model_that_was_exported_wrong_is_held_against_torch(layered: Path) -> None:
+    plant(layered, "", other_weight("layers.1.up"))
+    (found,) = searched(layered, ["torch_eager", "onnx_reference"])
+    assert (found.subject, found.module) == ("onnx_reference", "layers.1.up")
+
+
+def test_a_half_precision_form_is_searched_at_its_own_precision(layered: Path) -> None:
+    plant(layered, "tensorrt_rtx.fp16", other_weight("layers.2.up", 0.3))
+    (found,) = searched(layered, ["torch_eager"])
+    assert (found.subject, found.module) == ("form tensorrt_rtx.fp16", "layers.2.up")
+    eager = next(row for row in found.readings if row.subject == "torch_eager")
+    assert eager.rms_error is not None
+    assert eager.rms_error > 1e-5  # fp16, not fp32
+
+
+def test_a_folder_without_a_fault_has_nothing_to_search(layered: Path) -> None:
+    report = check(layered, THREE)
+    assert bisect(layered, report).findings == ()
+
+
+def test_a_runtime_in_a_process_of_its_own_is_searched_too(layered: Path) -> None:
+    plant(layered, "ort_cpu", other_weight("layers.1.attention.out"))
+    found = searched(layered, ["ort_cpu"], isolate=True)
+    assert [one.module for one in found] == ["layers.1.attention.out"]
+
+
+def test_one_probe_a_run_and_little_memory_find_the_same(layered: Path) -> None:
+    plant(layered, "ort_cpu", other_weight("layers.1.attention.key"))
+    (found,) = searched(layered, ["ort_cpu"], probes=1, samples=1)
+    assert (found.module, len(found.samples)) == ("layers.1.attention.key", 1)
+    assert found.runs > 3
+    (found,) = searched(layered, ["ort_cpu"], cap_bytes=1)
+    assert found.tensor == "hidden"  # nothing but the output is within such a cap, and that is said
+    assert "were not probed" in found.notes[0]
+
+
+class Faulty(base.Runtime):
+    """ONNX Runtime on a model that it changes when it opens it; not with marked outputs, if `shy`."""
+
+    name = "ort_cpu"
+    opens = "onnx"
+    form = "ort_cpu"
+    isolated = False
+    edit: Edit
+    shy: bool
+
+    def probe(self) -> Capabilities:
+        return Capabilities(self.name, True)
+
+    def open(self, opening: base.Opening) -> Session:
+        assert opening.model is not None
+        model = onnx.load(opening.model)
+        if not self.shy or len(model.graph.output) == 1:
+            self.edit(model)
+        changed = opening.model.with_name("changed.onnx")
+        changed.write_bytes(model.SerializeToString())
+        return self.real.open(dataclasses.replace(opening, model=changed))
+
+    def fusion_evidence(
+        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+    ) -> dict[str, Evidence]:
+        outputs = len(onnx.load(model, load_external_data=False).graph.output)
+        return {name: Evidence("kernel", "") for name in anchors if outputs == 1 or "layers.1" not in name}
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    get = base.get
+
+    def install(edit: Edit, *, shy: bool = False) -> None:
+        runtime = Faulty()
+        runtime.edit, runtime.shy, runtime.real = edit, shy, get("ort_cpu")
+        monkeypatch.setattr(base, "get", lambda name: runtime if name == "ort_cpu" else get(name))
+
+    return install
+
+
+def test_a_wrong_runtime_is_told_from_a_wrong_graph(layered: Path, faulty: Callable[..., None]) -> None:
+    faulty(approximate_gelu("layers.2.act"))
+    found = next(one for one in searched(layered) if one.subject == "ort_cpu")
+    assert found.module == "layers.2.act"
+    assert found.odd == "ort_cpu"
+    assert "the runtime is wrong" in found.notes[-1]
+
+
+def test_a_fault_that_marking_takes_away_is_told_as_such(layered: Path, faulty: Callable[..., None]) -> None:
+    faulty(approximate_gelu("layers.1.act"), shy=True)
+    found = next(one for one in searched(layered) if one.subject == "ort_cpu")
+    assert found.tensor == "hidden"
+    assert "no longer diverges" in found.fusion
+    assert "broke the fusion of layers.1" in found.fusion
+
+
+def test_a_fusion_that_stays_is_not_told_as_broken(layered: Path) -> None:
+    plant(layered, "ort_cpu", other_weight("layers.1.up"))
+    (found,) = searched(layered, ["ort_cpu"])
+    assert "broke" not in found.fusion
+    assert "no longer diverges" not in found.fusion
+
+
+def test_what_is_no_graph_is_refused_with_the_reason(layered: Path) -> None:
+    plant(layered, "ort_cpu", other_weight("layers.1.up"))
+    report = check(layered, ["torch_eager", "ort_cpu"])
+    row = report.runtimes["ort_cpu"]
+    torch_too = ParityReport("FAIL", {"torch_eager": row}, {}, ())
+    (found,) = bisect(layered, torch_too).findings
+    assert "runs a whole module" in found.reason
+    raised = [dataclasses.replace(one, rms_error=None, nonfinite=0) for one in row.cases]
+    crashed = ParityReport("FAIL", {"ort_cpu": dataclasses.replace(row, cases=tuple(raised))}, {}, ())
+    (found,) = bisect(layered, crashed).findings
+    assert "no case failed by its numbers" in found.reason
+
+
+def test_a_failure_that_does_not_come_again_is_no_finding(layered: Path) -> None:
+    report = check(layered, ["ort_cpu"])
+    row = report.runtimes["ort_cpu"]
+    cases = tuple(dataclasses.replace(one, verdict="FAIL") for one in row.cases)
+    claimed = ParityReport("FAIL", {"ort_cpu": dataclasses.replace(row, verdict="FAIL", cases=cases)}, {}, ())
+    (found,) = bisect(layered, claimed).findings
+    assert "no output diverges" in found.reason
+
+
+def test_a_runtime_that_does_not_open_is_a_reason_and_no_end(layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(layered, "ort_cpu", other_weight("layers.1.up"))
+    report = check(layered, ["ort_cpu"])
+
+    def gone(self: base.Runtime, opening: base.Opening) -> Session:
+        raise UnavailableError("it is gone.")
+
+    monkeypatch.setattr(type(base.get("ort_cpu")), "open", gone)
+    (found,) = bisect(layered, report).findings
+    assert found.reason == "it is gone."
+
+
+def test_the_command_prints_the_layer_and_exits_as_a_check_does(layered: Path) -> None:
+    plant(layered, "ort_cpu", other_weight("layers.1.up"))
+    command = ["check", str(layered), "--bisect", *(f"--runtime={name}" for name in THREE)]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 4
+    assert "ort_cpu goes wrong in layers.1.up" in result.stdout
+    assert "odd one out: ort_cpu" in result.stdout
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    data = json.loads(CliRunner().invoke(cli, [*command, "--json"]).stdout)
+    assert data["parity"]["verdict"] == "FAIL"
+    assert data["findings"][0]["module"] == "layers.1.up"
+
+
+def test_the_command_says_that_nothing_failed(layered: Path) -> None:
+    result = CliRunner().invoke(cli, ["check", str(layered), "--bisect", "--runtime=ort_cpu"])
+    assert result.exit_code == 0
+    assert "nothing failed" in result.stdout

@@ -1,0 +1,48 @@
+"""The bound in half precision: eager's attention in one kernel or step by step, whichever is further off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnport.artifacts import RuntimeParity
+from attnport.parity import eager
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+
+FORM = "tensorrt_rtx.fp16_islands"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("half") / "out"
+    export("self_attention", made)
+    fuse(made, targets=["tensorrt_rtx"], plans={"tensorrt_rtx": "fp16_islands"})
+    return made
+
+
+@pytest.fixture(autouse=True)
+def no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "DRAWS", 0)  # which take the steps one by one as well
+
+
+def checked(folder: Path) -> RuntimeParity:
+    return check(folder, ["torch_eager"], force=True).forms[FORM]
+
+
+def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folder: Path) -> None:
+    found = checked(folder)
+    assert found.verdict == "PASS", found.reason
+    large = next(case for case in found.cases if case.case == "large values")
+    assert large.rms_error is not None
+    assert large.rms_bound is not None
+    assert large.rms_error == pytest.approx(large.rms_bound / 2, rel=0.1)  # eager's own error
+
+
+def test_by_the_kernel_alone_it_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager.Eager, "_step_by_step", lambda self, plan, todo: None)
+    found = checked(folder)
+    assert found.verdict == "FAIL"
+    assert "large values, y: RMS error" in found.reason

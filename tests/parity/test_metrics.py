@@ -1,0 +1,151 @@
+"""Each metric is fed right answers and wrong ones."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attnport.artifacts import Argmax, NonFinite
+from attnport.dims import TensorSpec
+from attnport.parity import metrics
+from attnport.parity.metrics import Errors, measure
+
+HIDDEN = TensorSpec("hidden", "float32", ("batch", "seq", 4))
+LOGITS = TensorSpec("logits", "float32", ("batch", "seq", 4))
+OVER_POSITIONS = TensorSpec("start_logits", "float32", ("batch", "seq"))
+EXPECTED = np.random.default_rng(0).standard_normal((2, 6, 4))
+VALID = np.ones((2, 6), dtype=bool)
+VALID[1, 3:] = False
+
+
+def changed(where: tuple[int, ...], value: float) -> np.ndarray:
+    got = EXPECTED.copy()
+    got[where] = value
+    return got
+
+
+def errors(got: np.ndarray, spec: TensorSpec = HIDDEN) -> Errors:
+    return measure(got, EXPECTED, VALID, spec)
+
+
+def test_valid_and_padded_rows_are_measured_apart() -> None:
+    found = errors(changed((1, 5, 0), EXPECTED[1, 5, 0] + 3.0))
+    assert (found.rms, found.max, found.relative) == (0.0, 0.0, 0.0)
+    assert found.padded is not None
+    assert (found.padded.elements, found.padded.max_error) == (12, pytest.approx(3.0))
+    assert found.padded.rms_error == pytest.approx(3.0 / math.sqrt(12))
+    found = errors(changed((0, 5, 0), EXPECTED[0, 5, 0] + 3.0))
+    assert (found.max, found.padded.max_error if found.padded else None) == (pytest.approx(3.0), 0.0)
+    assert measure(EXPECTED, EXPECTED, np.ones((2, 6), dtype=bool), HIDDEN).padded is None
+
+
+def test_the_census_tells_nan_from_inf_and_valid_rows_from_padded_ones() -> None:
+    got = EXPECTED.copy()
+    got[0, 0, :2], got[0, 1, 0], got[0, 2, :3] = np.nan, np.inf, -np.inf
+    got[1, 4, 0] = np.nan
+    found = errors(got)
+    assert found.census == NonFinite(2, 1, 3)
+    assert found.padded is not None
+    assert (found.padded.nonfinite, found.padded.rms_error) == (NonFinite(1, 0, 0), None)
+    assert found.problem == "NaN or Inf in 6 of 36 valid elements (2 NaN, 1 Inf, 3 -Inf)"
+    assert (found.rms, found.ulps, found.cosine) == (None, None, None)
+
+
+def test_padded_rows_that_are_not_finite_leave_the_errors_of_valid_ones_as_they_are() -> None:
+    got = changed((1, 5, 0), np.inf)
+    got[0, 0, 0] += 0.25
+    found = errors(got)
+    assert "padded query rows" in found.problem
+    assert found.census == NonFinite()
+    assert found.max == pytest.approx(0.25)
+
+
+def test_the_relative_norm_is_that_of_the_reference_and_none_of_a_zero_one() -> None:
+    assert errors(1.5 * EXPECTED).relative == pytest.approx(0.5)
+    zero = np.zeros_like(EXPECTED)
+    assert measure(zero + 1, zero, VALID, HIDDEN).relative is None
+
+
+def test_the_cosine_is_the_least_over_valid_rows() -> None:
+    got = EXPECTED.copy()
+    got[1, 5] *= -1
+    assert errors(got).cosine == pytest.approx(1)
+    got[0, 5] *= -1
+    assert errors(got).cosine == pytest.approx(-1)
+    got[0, 5] = 0
+    assert errors(got).cosine == 0
+    assert errors(1e200 * EXPECTED).cosine == pytest.approx(1)  # its squares overflow
+    turned = np.zeros((1, 3, 4)), np.zeros((1, 3, 4))
+    turned[0][0, 0, 0], turned[1][0, 0, 1] = 1.0, 1.0
+    assert measure(*turned, np.ones((1, 3), dtype=bool), HIDDEN).cosine == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps"), [(np.float32, 2.0**-23), (np.float16, 2.0**-10), (ml_dtypes.bfloat16, 2.0**-7), (float, 2.0**-52)]
+)
+def test_ulps_are_those_of_the_dtype_that_came_back(dtype: type, eps: float) -> None:
+    ones, valid = np.ones((2, 500)), np.ones((2, 500), dtype=bool)
+    got = ones.copy()
+    got[0, :200] += eps  # one ULP above 1
+    got[1, 0] += 8 * eps
+    found = measure(got.astype(dtype), ones, valid, TensorSpec("y", "float32", ("batch", "seq")))
+    assert found.ulps is not None
+    assert (found.ulps.p50, found.ulps.p90, found.ulps.p99, found.ulps.max) == (0, 1, 1, 8)
+
+
+def test_a_result_that_is_rounded_once_is_half_an_ulp_off_at_every_magnitude() -> None:
+    wanted = np.random.default_rng(1).standard_normal(4000) * 10.0 ** np.linspace(-44, 37, 4000)
+    wanted[:2] = 0, 1e-46
+    spec, valid = TensorSpec("y", "float32", ("n",)), np.ones(4000, dtype=bool)
+    found = measure(wanted.astype(np.float32), wanted, valid, spec)
+    assert found.ulps is not None
+    assert 0.45 < found.ulps.max <= 0.5
+    twice = measure(wanted.astype(np.float32) * np.float32(1 + 2**-20), wanted, valid, spec).ulps
+    assert twice is not None
+    assert twice.p50 > 4
+
+
+def test_an_error_beside_zero_counts_in_the_least_there_is() -> None:
+    found = metrics.ulps(np.array([1.0, -3.0, 5.0]) * 2.0**-149, np.zeros(3), "float32")
+    assert found is not None
+    assert (found.p50, found.max) == (3, 5)
+    assert metrics.ulps(np.ones(2), np.zeros(2), "int64") is None
+    huge = metrics.ulps(np.full(2, 1e300), np.zeros(2), "float64")
+    assert huge is not None
+    assert math.isfinite(huge.max)
+
+
+def test_argmax_counts_valid_rows_alone() -> None:
+    top = EXPECTED[0, 0].argmax()
+    assert errors(EXPECTED, LOGITS).argmax == Argmax(9, 9)
+    assert errors(changed((0, 0, (top + 1) % 4), 50.0), LOGITS).argmax == Argmax(9, 8)
+    assert errors(changed((1, 4, 0), 50.0), LOGITS).argmax == Argmax(9, 9)
+    assert errors(np.zeros_like(EXPECTED), LOGITS).argmax != Argmax(9, 9)
+    assert errors(EXPECTED).argmax is None  # no logits by its name
+
+
+def test_argmax_of_logits_over_positions_leaves_padded_ones_out() -> None:
+    expected = np.array([[0.0, 1.0, 2.0], [0.0, 1.0, 99.0]])
+    valid = np.array([[True, True, True], [True, True, False]])
+    got = expected.copy()
+    got[1, 2] = -99.0
+    assert measure(got, expected, valid, OVER_POSITIONS).argmax == Argmax(2, 2)
+    got[1, 0] = 5.0
+    assert measure(got, expected, valid, OVER_POSITIONS).argmax == Argmax(2, 1)
+
+
+def test_rows_whose_largest_stands_twice_agree_with_either() -> None:
+    expected = np.array([[[1.0, 1.0, 0.0]]])
+    valid, spec = np.ones((1, 1), dtype=bool), TensorSpec("logits", "float32", ("batch", "seq", 3))
+    for got, agree in (([0.9, 1.1, 0.0], 1), ([1.1, 0.9, 0.0], 1), ([0.0, 0.0, 1.0], 0)):
+        assert measure(np.array([[got]]), expected, valid, spec).argmax == Argmax(1, agree)
+    assert metrics.argmax_agreement(np.zeros((2, 1)), np.zeros((2, 1)), np.ones(2, dtype=bool)) is None
+
+
+def test_a_root_mean_square_neither_overflows_nor_vanishes() -> None:
+    assert metrics.rms(np.array([3e300, 4e300])) == pytest.approx(math.sqrt(12.5) * 1e300)
+    assert metrics.rms(np.array([3e-300, 4e-300])) == pytest.approx(math.sqrt(12.5) * 1e-300)
+    assert metrics.rms(np.zeros(3)) == 0

@@ -1,0 +1,111 @@
+"""The recommendation of a real folder: its command runs, and what was made anew since is not recommended."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from test_check_bisect import SPEC
+
+from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
+from attnport.cli import cli
+from attnport.console import cells, ship_tables
+from attnport.folder.workspace import change, open_folder
+from attnport.jsonfile import read
+from attnport.reporting.recommendation import Choice, Recommendation
+from attnport.verbs._advice import advise, embeddable, ratio
+from attnport.verbs.bench import bench
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+from attnport.verbs.ship import ShipResult
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a space in its name, checked and timed."""
+    folder = tmp_path_factory.mktemp("advice") / "my model"
+    export(SPEC, folder)
+    fuse(folder, targets=["ort_cpu"])
+    check(folder, ["torch_eager", "ort_cpu"])
+    bench(folder, ["torch_eager", "ort_cpu"], budget_s=1)
+    return folder
+
+
+def _advice(folder: Path) -> Recommendation:
+    reports = read(ParityReport, folder / "parity.json"), read(LatencyReport, folder / "latency.json")
+    return advise(folder, open_folder(folder), *reports)
+
+
+@pytest.mark.slow
+def test_the_command_of_the_recommendation_embeds_what_is_recommended(measured: Path, tmp_path: Path) -> None:
+    found = _advice(measured)
+    assert found.choice is not None
+    assert (found.choice.runtime, found.choice.form, found.choice.plan) == ("ort_cpu", "ort_cpu", "fp32")
+    assert found.others["torch_eager"] == "it runs the module in PyTorch, which no bundle carries"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for command in (found.choice.command, "attnport verify app/"):
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert shlex.split(found.choice.command)[2] == str(measured)
+
+
+@pytest.mark.slow
+def test_both_forms_of_the_report_have_it_and_each_is_a_file_of_its_own(measured: Path) -> None:
+    for arguments, file in (([], "report.html"), (["--format", "md"], "report.md")):
+        done = CliRunner().invoke(cli, ["report", str(measured), *arguments])
+        assert done.exit_code == 0, done.output
+        assert done.output.strip().endswith(file)
+        text = (measured / file).read_text(encoding="utf-8").replace("&#x27;", "'")
+        assert f"attnport bundle {shlex.quote(str(measured))} -o app/ --form ort_cpu --lang python" in text
+    assert CliRunner().invoke(cli, ["report", str(measured), "--format", "pdf"]).exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_form_that_was_made_again_since_it_was_timed_or_checked_is_not_recommended(measured: Path) -> None:
+    assert embeddable(measured, open_folder(measured))["ort_cpu"].problem == ""
+    with change(measured) as edit:
+        assert edit.manifest is not None
+        edit.path("model.ort_cpu.onnx").write_bytes((measured / "model.ort_cpu.onnx").read_bytes())
+        edit.finish("fuse:ort_cpu", "again")
+    assert "made again after parity was checked" in embeddable(measured, open_folder(measured))["ort_cpu"].problem
+    assert _advice(measured).choice is None
+    check(measured, ["torch_eager", "ort_cpu"], force=True)
+    assert "made again after it was timed" in embeddable(measured, open_folder(measured))["ort_cpu"].problem
+    assert _advice(measured).choice is None
+    bench(measured, ["torch_eager", "ort_cpu"], budget_s=1, force=True)
+    assert _advice(measured).choice is not None
+
+
+def _row(*samples: int, calls: int = 1) -> LatencyRow:
+    return LatencyRow("faster", "", float(samples[0]), samples_ns=samples, calls=calls)
+
+
+def test_two_runtimes_are_compared_over_the_rounds_that_both_were_in() -> None:
+    slow, fast = _row(*[200, 201, 199, 200] * 10), _row(*[100, 101, 99, 100] * 20, calls=2)
+    found = ratio(slow, fast)
+    assert found is not None
+    assert 1.9 < found[0] <= found[1] <= found[2] < 2.1
+    assert found[1] == pytest.approx(2)
+    alike = ratio(_row(*[100, 120, 80, 110] * 10), _row(*[110, 80, 120, 100] * 10))
+    assert alike is not None
+    assert alike[0] < 1 < alike[2]
+    assert ratio(LatencyRow("NOT_RUN", "x"), fast) is None
+
+
+def test_the_summary_of_ship_has_the_command_whole_and_says_nothing_where_nothing_is_recommended() -> None:
+    command = f"attnport bundle {'long/' * 20}out -o app/ --form ort_cpu --lang python"
+    choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, ())
+    shipped = ShipResult("out", 0, (), None, None, None, Recommendation(choice))
+    text = cells.render(ship_tables.show_ship, shipped)
+    assert "fastest within the bound: ort_cpu, fp32" in text
+    assert f"  {command}\n" in text
+    nothing = ShipResult("out", 0, (), None, None, None, Recommendation(None, "nothing was timed"))
+    assert "fastest within" not in cells.render(ship_tables.show_ship, nothing)
