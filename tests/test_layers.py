@@ -1,11 +1,12 @@
 """The order of the layers, read from the imports of every file.
 
-    bundling.python < errors, jsonfile, module_path, optional, registry, transaction < dims, masks
+    attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction < dims, masks
         < latencies, parities, precisions < artifacts
-        < {sources | models | exporter | runtimes | compare | bundling | reporting} < pipeline < console < cli
+        < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
+        < folder < processes < parity < latency < verbs < console < cli
 
-The bundle's reader, `bundling.python`, goes where nothing else is: it imports nothing of ours, and everything may
-use it. Siblings do not import each other. Imports inside functions count as well: they are where a cycle would hide.
+`attnport_bundle`, the reader of bundles, imports nothing else of ours, and everything may use it. Siblings, in braces,
+do not import each other. Imports inside functions count as well: they are where a cycle would hide.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "attnport"
-SIBLINGS = ("sources", "models", "exporter", "runtimes", "compare", "bundling", "reporting", "auditing")
+READER_FOLDER = ROOT / "attnport_bundle"
+SIBLINGS = ("sources", "models", "exporter", "runtimes", "cases", "bundling", "reporting", "auditing")
 READER_UNIT = "reader"
 INSIDE = "attnport_bundle"
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -29,7 +31,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("latencies", "parities", "precisions"),
     ("artifacts",),
     SIBLINGS,
-    ("pipeline",),
+    ("folder",),
+    ("processes",),
+    ("parity",),
+    ("latency",),
+    ("verbs",),
     ("console",),
     ("cli", "__main__", "__init__"),
 )
@@ -97,7 +103,7 @@ def violations(source: str, module: str) -> list[str]:
     """What a file imports against the order of the layers; `module` as in `attnport.runtimes.base`."""
     own, found = unit(module), []
     for line, name in imported(ast.parse(source), module):
-        if name.split(".")[0] != "attnport" or name.startswith("attnport.__"):
+        if name.split(".")[0] not in ("attnport", INSIDE) or name.startswith("attnport.__"):
             continue
         other = unit(name)
         allowed = (
@@ -170,8 +176,7 @@ def heavy_at_import(source: str) -> list[str]:
 
 def files(*, reader: bool = False) -> list[Path]:
     """The package's source files; the bundle's reader apart, which has rules of its own."""
-    inside = PACKAGE / "bundling" / "python"
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.is_relative_to(inside) == reader]
+    return sorted((READER_FOLDER if reader else PACKAGE).rglob("*.py"))
 
 
 def test_every_file_belongs_to_a_layer() -> None:
@@ -215,12 +220,12 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         ("attnport.artifacts", "def f():\n    from attnport import runtimes"),
         ("attnport.exporter.engine.build", "from attnport.runtimes.base import names"),
         ("attnport.exporter.engine.build", "from ...runtimes import base"),
-        ("attnport.parity.bound", "if TYPE_CHECKING:\n    from attnport.reporting.page import Page"),
+        ("attnport.cases.inputs", "if TYPE_CHECKING:\n    from attnport.reporting.page import Page"),
         ("attnport.runtimes.ort_cpu", "import importlib\nimportlib.import_module('attnport.exporter.capture')"),
         ("attnport.sources.hf", "import importlib\nimportlib.import_module(f'attnport.models.{name}')"),
         ("attnport.bundling.write", "def f():\n    import attnport.folder.workspace as w"),
         ("attnport.runtimes.tensorrt", "from attnport.bundling.write import write"),
-        ("attnport.runtimes.tensorrt", "from attnport.bundling import python_of_another_kind"),
+        ("attnport.verbs.ship", "from attnport.console import run"),
         ("attnport_bundle.model", "def f():\n    from attnport.errors import AttnportError"),
         ("attnport.verbs.ship", "from attnport.cli import main"),
         ("attnport.verbs.ship", "import attnport\nattnport.ship()"),
@@ -239,7 +244,7 @@ def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
         ("attnport.runtimes.ort_cpu", "from attnport.runtimes.base import Runtime\nfrom .base import names"),
         ("attnport.exporter.fusion.rules.bert", "from ..graph import walk\nfrom attnport.masks.spec import MaskSpec"),
         ("attnport.verbs.ship", "from attnport.runtimes import base\nfrom attnport import __version__"),
-        ("attnport.cli", "def f():\n    from attnport.pipeline import ship"),
+        ("attnport.cli", "def f():\n    from attnport.verbs import ship"),
         ("attnport.cli", "import torch.nn"),
         ("attnport.runtimes._cuda", "from attnport_bundle import cuda"),
         ("attnport.errors", "from attnport_bundle.errors import BundleError"),

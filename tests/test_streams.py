@@ -126,7 +126,7 @@ def test_a_current_folder_that_is_deleted_meanwhile_is_told(tmp_path: Path) -> N
     place = tmp_path / "gone"
     place.mkdir()
     (tmp_path / "run.py").write_text(
-        "from pathlib import Path\nfrom attnport.pipeline import listing\n"
+        "from pathlib import Path\nfrom attnport.verbs import listing\n"
         f"def deleting(what):\n    Path({str(place)!r}).rmdir()\n    return Path('here').resolve()\n"
         "listing.listing = deleting\nfrom attnport.cli import main\nmain()\n"
     )

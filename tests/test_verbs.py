@@ -15,7 +15,7 @@ import importlib, pkgutil, types
 import attnport
 for package in pkgutil.iter_modules(attnport.__path__):
     importlib.import_module(f"attnport.{package.name}")
-for package in pkgutil.iter_modules(importlib.import_module("attnport.pipeline").__path__):
+for package in pkgutil.iter_modules(importlib.import_module("attnport.verbs").__path__):
     importlib.import_module(f"attnport.verbs.{package.name}")
 for name in attnport.__all__:
     verb = getattr(attnport, name)

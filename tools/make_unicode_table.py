@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-FILE = Path(__file__).parents[1] / "attnport" / "bundling" / "cpp" / "src" / "unicode_table.cpp"
+FILE = Path(__file__).parents[1] / "cpp" / "src" / "unicode_table.cpp"
 HEAD = """\
 // Made by tools/make_unicode_table.py from Unicode {version}, the version of that Python. Do not edit.
 #include "unicode_table.hpp"

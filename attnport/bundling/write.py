@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import attnport_bundle
 from attnport import __version__
 from attnport.artifacts import FusionTable, IOContract, Manifest, RuntimeParity, Verdict
 from attnport.bundling import golden
@@ -279,7 +280,7 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
 
 def _copy_reader(target: Path) -> None:
     target.mkdir(parents=True)
-    for source in sorted((Path(__file__).parent / "python").glob("*.py")):
+    for source in sorted(Path(attnport_bundle.__file__).parent.glob("*.py")):
         shutil.copyfile(source, target / source.name)
     (target / "py.typed").write_text("")
     (target / "__pycache__").write_text(_NO_BYTECODE)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import attnport
+import attnport_bundle
 from attnport import __version__
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
@@ -68,9 +70,9 @@ def toolchain(*packages: str) -> str:
 
 @functools.cache
 def _own_code() -> str:
-    root = Path(__file__).parent.parent
-    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".css", ".js"))
-    return digest_text(*(f"{path.relative_to(root)} {digest_file(path)}" for path in files))
+    own, reader = (Path(str(package.__file__)).parent for package in (attnport, attnport_bundle))
+    files = sorted(path for root in (own, reader) for path in root.rglob("*") if path.suffix in (".py", ".css", ".js"))
+    return digest_text(*(f"{path.relative_to(own.parent)} {digest_file(path)}" for path in files))
 
 
 def check_files(folder: Path, manifest: Manifest, *names: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnport.artifacts import ParityReport, RuntimeParity
+from attnport.cases.choosing import cases_of
 from attnport.cases.text import read_sentences
 from attnport.errors import AttnportError
 from attnport.folder.portable import portable
@@ -21,7 +22,6 @@ from attnport.parity.bisect_search import Search
 from attnport.parity.evaluate import Progress
 from attnport.parity.searching import Budget, Finding
 from attnport.processes.isolated import TIMEOUT_S, Limits
-from attnport.verbs.check import cases_of
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import Layer, LayerError, LayerReport, LayerSeries, Manifest, ParityReport, RuntimeParity
+from attnport.cases.choosing import cases_of
 from attnport.cases.inputs import Array, Case
 from attnport.cases.text import read_sentences
 from attnport.errors import ArtifactError, AttnportError
 from attnport.folder.portable import portable
 from attnport.folder.workspace import change, fresh, open_folder, read_report
 from attnport.jsonfile import digest_text, to_json
+from attnport.parities import FILE as PARITY
 from attnport.parity.bisect_ground import Ground
 from attnport.parity.bound import Errors, Yardstick
 from attnport.parity.eager import EAGER
@@ -28,8 +30,6 @@ from attnport.parity.evaluate import Progress
 from attnport.parity.probes import Probes
 from attnport.parity.searching import Budget, Reading, errors_at, reading
 from attnport.processes.isolated import TIMEOUT_S, Limits
-from attnport.verbs.check import FILE as PARITY
-from attnport.verbs.check import cases_of
 
 STAGE = "layers"
 FILE = "layers.json"

@@ -9,20 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnport.artifacts import Capabilities, Manifest, ParityReport
-from attnport.cases.feeds import read_feeds
-from attnport.cases.inputs import Case, cases
-from attnport.cases.inputs import case as given_case
-from attnport.cases.text import read_sentences, text_cases
+from attnport.cases.choosing import cases_of
+from attnport.cases.text import read_sentences
 from attnport.errors import (
     ArtifactError,
     ParityFailed,
     UnavailableError,
-    UsageError,
 )
 from attnport.folder.openings import MODEL_SUFFIXES, bundle_digest, of_runtime
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read, to_json
+from attnport.parities import FILE
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress, References
@@ -31,7 +29,6 @@ from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
 
 STAGE = "check"
-FILE = "parity.json"
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "openvino", "tokenizers", "torch", "transformers")
 
@@ -138,23 +135,6 @@ def _needed(chosen: Sequence[Runtime]) -> list[str]:
 def _model_files(manifest: Manifest) -> list[str]:
     """What `check` reads of a folder: models, weights, engines, the tokenizer; not the reports beside them."""
     return [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer]
-
-
-def cases_of(
-    folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None, seed: int, batch: int
-) -> list[Case]:
-    """The cases of a check: the contract's, given inputs, sentences. Raises UsageError for text without a tokenizer."""
-    found = cases(manifest.io, seed)
-    if inputs:
-        found.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
-    if sentences:
-        if not manifest.tokenizer:
-            raise UsageError(
-                f"{folder} has no tokenizer, so it cannot read text.",
-                hint="Leave --text out, or give tensors with --inputs.",
-            )
-        found += text_cases(manifest.io, sentences, folder / manifest.tokenizer, batch)
-    return found
 
 
 def _inputs_digest(

@@ -15,7 +15,7 @@ from attnport_bundle import files
 from attnport_bundle.manifest import IO, Dim, Form, Mask, Parity, Profile, Requires, Tensor, read
 
 ROOT = Path(__file__).resolve().parents[2]
-READER = ROOT / "attnport" / "bundling" / "cpp"
+READER = ROOT / "cpp"
 
 
 def tree(folder: Path) -> dict[str, bytes]:

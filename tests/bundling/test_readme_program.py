@@ -53,7 +53,7 @@ def bert(lowercase: bool = True) -> dict[str, object]:
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     """A folder with the real reader, but a model that gives back what it is fed."""
-    reader = Path(__file__).parents[2] / "attnport" / "bundling" / "python"
+    reader = Path(__file__).parents[2] / "attnport_bundle"
     package = tmp_path / "app" / "python" / "attnport_bundle"
     package.mkdir(parents=True)
     for source in reader.glob("*.py"):

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "cpp"
 WORK = ROOT / ".cache" / "cpp"
-READER = ROOT / "attnport" / "bundling" / "cpp"
+READER = ROOT / "cpp"
 NEW, OLD = (WORK / "onnxruntime" / suite for suite in ("sid", "trixie"))
 """ONNX Runtime's headers as `tools/cpp_setup.py` unpacks them: with plug-in providers, and from before them."""
 TOGETHER = ("-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=10")

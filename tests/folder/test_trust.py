@@ -333,7 +333,7 @@ def test_where_nothing_can_be_recorded_this_process_and_its_children_know(
     assert "each time" in told.value.hint
     attnport.export(source.text, here / "out")
     trust.require(source)
-    code = "import sys; from attnport.pipeline import trust; from attnport.artifacts import Source;"
+    code = "import sys; from attnport.folder import trust; from attnport.artifacts import Source;"
     code += "trust.require(Source(sys.argv[1]))"
     asked = [sys.executable, "-c", code, source.text]
     assert subprocess.run(asked, check=False).returncode == 0
