@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -52,9 +53,10 @@ def bert(lowercase: bool = True) -> dict[str, object]:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    """A folder with the real reader, but a model that gives back what it is fed."""
+    """A folder beside which a reader is installed: the real one, but a model that gives back what it is fed."""
     reader = Path(__file__).parents[2] / "attnport_bundle"
-    package = tmp_path / "app" / "python" / "attnport_bundle"
+    package = tmp_path / "installed" / "attnport_bundle"
+    (tmp_path / "app" / "python").mkdir(parents=True)
     package.mkdir(parents=True)
     for source in reader.glob("*.py"):
         (package / source.name).write_text(source.read_text("utf-8"), "utf-8")
@@ -65,6 +67,13 @@ def app(tmp_path: Path) -> Path:
     contract = f"from .manifest import IO, Dim, Mask, Tensor\nio = {CONTRACT!r}\n"
     (package / "model.py").write_text(f"{contract}\n{echo}\nclass Model: pass\n")
     return tmp_path / "app"
+
+
+def run(code: str, app: Path) -> subprocess.CompletedProcess[str]:
+    installed = {**os.environ, "PYTHONPATH": str(app.parent / "installed")}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=app.parent, env=installed, capture_output=True, text=True, check=False
+    )
 
 
 def program(page: str) -> str:
@@ -78,7 +87,7 @@ def test_the_readers_own_tokenizer_is_shown_and_runs_as_it_stands(app: Path) -> 
     page = readme("m", CONTRACT, "tokenizer.json", app)
     assert "pip install tokenizers" not in page
     code = program(page)
-    done = subprocess.run([sys.executable, "-c", code], cwd=app.parent, capture_output=True, text=True, check=False)
+    done = run(code, app)
     assert done.stdout == "{'input_ids': (2, 6), 'token_type_ids': (2, 6), 'attention_mask': (2, 6)}\n", done.stderr
 
 
@@ -100,7 +109,7 @@ def test_the_packages_program_makes_the_models_dtypes_and_cuts_where_the_file_sa
     assert "longer than 6 tokens" in page
     code = program(page).replace('"A sentence.", "Another one, longer."', '"a . . . . . .", "a"')
     code += "\nfor array in outputs.values():\n    print(array.dtype, array.tolist())\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=app.parent, capture_output=True, text=True, check=False)
+    done = run(code, app)
     ids, *others = done.stdout.splitlines()[1:]
     cut = {"Left": [2, 7, 7, 7, 7, 7], "Right": [2, 4, 7, 7, 7, 7]}[direction]
     assert ids == f"int32 {[cut, [2, 4, 0, 0, 0, 0]]}", done.stderr
@@ -121,9 +130,7 @@ def test_nothing_in_a_bundle_stands_in_for_another_module(app: Path) -> None:
         (app / f"{name}.py").write_text("raise SystemExit('taken')")
     code = program(readme("m", CONTRACT, "tokenizer.json", app))
 
-    def run(code: str) -> str:
-        done = subprocess.run([sys.executable, "-c", code], cwd=app.parent, capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
-
-    assert "input_ids" in run(code)
-    assert "taken" in run(code.replace("sys.path.append(", "sys.path.insert(0, "))
+    done = run(code, app)
+    assert "input_ids" in done.stdout, done.stderr
+    done = run(code.replace("sys.path.append(", "sys.path.insert(0, "), app)
+    assert "taken" in done.stderr
