@@ -59,9 +59,7 @@ def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Pat
         with signal_stack_kept():
             made = module.Core().compile_model(graph, "CPU", settings)
     except Exception as err:  # a runtime's own exceptions share no base
-        raise BundleError(
-            f"{where}: OpenVINO cannot compile it: {escaped((str(err).splitlines() or [''])[0])}"
-        ) from err
+        raise BundleError(f"{where}: OpenVINO cannot compile it: {escaped(_reason(str(err)))}") from err
     precision = made.get_property("INFERENCE_PRECISION_HINT").get_type_name()
     devices = list(made.get_property("EXECUTION_DEVICES"))
     if precision != wanted or devices != ["CPU"]:
@@ -70,6 +68,12 @@ def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Pat
             "This CPU may lack bfloat16 instructions."
         )
     return made
+
+
+def _reason(said: str) -> str:
+    """The line that says why: those before it name the plugin's own source files."""
+    lines = said.splitlines() or [""]
+    return next((line for line in lines if line.strip() and not line.startswith("Exception from ")), lines[0])
 
 
 def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str, ...]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import PathFinder
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,19 +40,35 @@ def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequenc
     return plain_spec(text, attribute(found, factory, text), inputs, dims)
 
 
+class _CurrentFolder(MetaPathFinder):
+    """Finds the modules of a folder that nothing else finds.
+
+    Last on `sys.path`, the folder would still go before what is installed in several parts: its `google.py` would be
+    taken for `google.protobuf`. And the plug-ins of packages whose metadata lie there would be loaded.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, [self._folder]) if path is None else None
+
+
 def _imported(module: str) -> ModuleType:
     """Imports `module`: an installed one, and only where there is none one of the current folder.
 
-    The current folder then comes last on the module path, and stays there: the module may import its neighbours late.
-    First, or for every SPEC, it could put a `numpy.py` in the place of the package.
+    What that one imports, now or when it is called, may then lie beside it. For any other SPEC nothing of the current
+    folder is imported.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as err:
-        top = module.partition(".")[0]
-        if err.name != top or PathFinder.find_spec(top, [here := str(Path.cwd())]) is None:
+        finder, top = _CurrentFolder(Path.cwd()), module.partition(".")[0]
+        if err.name != top or finder.find_spec(top, None) is None:
             raise
-    sys.path.append(here)
+    sys.meta_path.append(finder)
     return importlib.import_module(module)
 
 

@@ -23,7 +23,9 @@ std::unique_ptr<Session> open_openvino(const std::filesystem::path&, const Manif
 #include <limits>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <openvino/openvino.hpp>
@@ -83,7 +85,16 @@ Shape shape_of(const ov::Tensor& tensor) {
     return found;
 }
 
-std::string first_line(const std::string& text) { return escaped(text.substr(0, text.find('\n'))); }
+/// The line that says why: those before it name the plugin's own source files.
+std::string reason(const std::string& text) {
+    constexpr std::string_view source = "Exception from ";
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        const bool blank = line.find_first_not_of(" \t\r") == std::string::npos;
+        if (!blank && line.compare(0, source.size(), source) != 0) return escaped(line);
+    }
+    return escaped(text.substr(0, text.find('\n')));
+}
 
 /// Compiles a graph for the CPU and reads back what was really set.
 ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& graph, const std::string& plan,
@@ -101,7 +112,7 @@ ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& gra
     try {
         made = core.compile_model(graph, "CPU", settings);
     } catch (const std::exception& err) {
-        throw Error(where + ": OpenVINO cannot compile it: " + first_line(err.what()));
+        throw Error(where + ": OpenVINO cannot compile it: " + reason(err.what()));
     }
     const std::string precision = made.get_property(ov::hint::inference_precision).get_type_name();
     const std::vector<std::string> devices = made.get_property(ov::execution_devices);

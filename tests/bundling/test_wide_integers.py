@@ -9,8 +9,16 @@ import pytest
 import wide_integers
 
 from attnport_bundle import FeedError, load
+from attnport_bundle.openvino_session import _reason
 
 pytest.importorskip("openvino")
+
+
+def test_why_openvino_compiles_nothing_is_said_and_not_where_in_its_source() -> None:
+    said = "Exception from src/core.cpp:117:\nException from src/plugin.cpp:54:\n\nCheck 'a' failed\nmore"
+    assert _reason(said) == "Check 'a' failed"
+    assert _reason("Exception from src/core.cpp:117:") == "Exception from src/core.cpp:117:"
+    assert _reason("") == ""
 
 
 @pytest.mark.parametrize("value", wide_integers.BEYOND.values(), ids=list(wide_integers.BEYOND))

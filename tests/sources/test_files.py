@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -123,12 +124,16 @@ def test_a_package_of_the_current_folder_is_found_with_its_neighbours(
         tmp_path, "def make():\n    import near_model\n    return near_model.Model()\nfactory = make\n", "near_package"
     )
     write(tmp_path, HELPER, "near_model")
-    before = list(sys.path)
-    monkeypatch.setattr(sys, "path", list(before))
+    # Installed in parts, as google.protobuf is: on one module path, a file goes before a folder without __init__.py.
+    write(tmp_path, "raise SystemExit('the wrong module')", "far_parts")
+    (tmp_path / "installed" / "far_parts").mkdir(parents=True)
+    write(tmp_path / "installed" / "far_parts", "", "part")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.chdir(tmp_path)
     assert load("near_package:factory", inputs=[X]).name == "near_package.factory"
-    assert sys.path == [*before, str(tmp_path)]  # last: whatever is installed goes first
-    for name in ("near_package", "near_model"):
+    importlib.import_module("far_parts.part")
+    for name in ("near_package", "near_model", "far_parts.part", "far_parts"):
         sys.modules.pop(name)
 
 
@@ -137,14 +142,13 @@ def test_a_package_of_the_current_folder_stands_in_for_no_installed_one(
 ) -> None:
     write(tmp_path, "raise SystemExit('the wrong module')", "colorsys")
     write(tmp_path, HELPER, "near_model")
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = list(sys.meta_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError, match="there is no 'factory'; it defines hls_to_rgb"):
         load("colorsys:factory")
-    assert str(tmp_path) not in sys.path
     with pytest.raises(SpecError, match="no module 'nowhere'"):
         load("nowhere:factory")
-    assert str(tmp_path) not in sys.path
+    assert sys.meta_path == before
 
 
 def test_a_model_of_ours_takes_dims_and_no_inputs() -> None:
