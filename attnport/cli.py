@@ -183,28 +183,15 @@ def check(
     Every lowered form is compared too, its graph run by ONNX Runtime or ONNX's reference evaluator. A runtime that
     crashes, hangs or takes all memory in its process is NOT_RUN, and the others are reported all the same.
     """
-    from attnport.verbs.check import check as run
-    from attnport.verbs.check import raise_for
+    from attnport.verbs import check as checking
 
-    report = run(folder, runtimes or None, text, inputs, timeout_s=timeout, progress=out.progress, **options)
-
-    found = None
-    if search:
-        from attnport.parity.bisect import bisect
-        from attnport.parity.layers import why_no_layers
-
-        same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "progress": out.progress}
-        same["isolate"] = options["isolate"]
-        found = bisect(folder, report, **same)
-        if problem := why_no_layers(folder, report, force=options["force"], **same):
-            out.tell(problem)
+    given: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "progress": out.progress, **options}
+    bisected = checking.check_and_bisect(folder, runtimes or None, tell=out.tell, **given) if search else None
+    report = bisected.parity if bisected else checking.check(folder, runtimes or None, **given)
 
     def finish() -> None:
-        if found is None:
-            out.show(report, "show_parity")
-        else:
-            out.show(found, "show_bisected")
-        raise_for(report, runtimes)
+        out.show(bisected or report, "show_bisected" if bisected else "show_parity")
+        checking.raise_for(report, runtimes)
 
     return finish
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Capabilities, Manifest, ParityReport
 from attnport.cases.choosing import cases_of
@@ -27,6 +28,9 @@ from attnport.parity.evaluate import Progress, References
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
+
+if TYPE_CHECKING:
+    from attnport.parity.bisect import Bisected
 
 STAGE = "check"
 
@@ -101,6 +105,39 @@ def check(
         rows = (*report.runtimes.values(), *report.forms.values())
         edit.finish(STAGE, "" if any(process_failed(row.reason) for row in rows) else digest)
     return report
+
+
+def check_and_bisect(
+    folder: Path,
+    runtimes: Sequence[str] | None = None,
+    text: Path | None = None,
+    inputs: Path | None = None,
+    *,
+    tell: Callable[[str], None] = lambda message: None,
+    timeout_s: float = TIMEOUT_S,
+    isolate: bool = False,
+    force: bool = False,
+    progress: Progress = lambda message: None,
+    **options: Any,
+) -> Bisected:
+    """Checks, then finds the layer from which on each that failed is wrong, and measures errors by layer.
+
+    Args:
+        tell: Is given one line where errors by layer could not be measured, which takes no verdict from the check.
+        options: The other arguments of `check`.
+
+    Raises:
+        As `check`; ExportError: torch no longer traces the module.
+    """
+    from attnport.parity.bisect import bisect
+    from attnport.parity.layers import why_no_layers
+
+    same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout_s, "isolate": isolate, "progress": progress}
+    report = check(folder, runtimes, force=force, **same, **options)
+    found = bisect(folder, report, **same)
+    if problem := why_no_layers(folder, report, force=force, **same):
+        tell(problem)
+    return found
 
 
 def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
