@@ -104,9 +104,16 @@ class Reporter:
         self.print((json.dumps({"path": str(path)}) if self.as_json else str(path)) + "\n")
 
     def print(self, text: str) -> None:
-        """Writes to stdout at once. A reader that went away is no error, and takes no verdict from the exit code."""
+        """Writes to stdout at once. A reader that went away is no error, and takes no verdict from the exit code.
+
+        Where the terminal's encoding lacks a character, a table has `?` for it and JSON its escape.
+        """
         try:
-            click.echo(text, nl=False)
+            try:
+                click.echo(text, nl=False)
+            except UnicodeEncodeError as err:
+                encoded = _json_in_ascii(text) if self.as_json else text.encode(err.encoding, "replace")
+                click.echo(encoded.decode(err.encoding), nl=False)
             sys.stdout.flush()
         except BrokenPipeError:
             # What is still buffered must not fail again when Python ends.
@@ -117,6 +124,12 @@ class Reporter:
         """Is told of an unexpected error that did not end the verb."""
         if self.traceback:
             click.echo("".join(tracebacks.format_exception(err)), err=True, nl=False)
+
+
+def _json_in_ascii(text: str) -> bytes:
+    import json
+
+    return (json.dumps(json.loads(text), indent=1) + "\n").encode("ascii")
 
 
 def shower(table: str) -> Callable[[Any, Any], None]:
