@@ -125,7 +125,9 @@ class Transaction:
             sync(self.staging / name)
         self.staging.mkdir(parents=True, exist_ok=True)
         draft = self.staging / JOURNAL
-        draft.write_text(json.dumps({"token": plan.token, "files": plan.files, "remove": plan.remove}))
+        draft.write_text(
+            json.dumps({"token": plan.token, "files": plan.files, "remove": plan.remove}), encoding="utf-8"
+        )
         sync(draft)
         for parent in _parents(self.staging, files):
             sync(parent)
@@ -179,7 +181,7 @@ def _read_journal(folder: Path) -> _Plan:
     try:
         if journal.is_symlink() or journal.stat().st_size > MAX_JOURNAL_BYTES:
             raise ValueError("a link, or far too large")
-        plan = json.loads(journal.read_text())
+        plan = json.loads(journal.read_text(encoding="utf-8"))
         token, files, remove = plan["token"], plan["files"], plan["remove"]
         if not (isinstance(token, str) and isinstance(files, dict) and isinstance(remove, list)):
             raise TypeError("wrong types")

@@ -160,7 +160,7 @@ class Change:
             files={**self.manifest.files, **written},
             stages={**self.manifest.stages, stage: done},
         )
-        self.path(MANIFEST).write_text(to_json(self.manifest))
+        self.path(MANIFEST).write_text(to_json(self.manifest), encoding="utf-8")
         return self.manifest
 
 

@@ -72,7 +72,7 @@ class Probes:
         manifest = dataclasses.replace(
             self._manifest, io=io, files={_PROBE: ""}, forms={}, engines={}, stages={}, tokenizer=None
         )
-        (self._scratch / MANIFEST).write_text(to_json(manifest))
+        (self._scratch / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
         session: Session = IsolatedSession(self.runtime, opening, self._scratch, manifest, self._limits)
         return contextlib.closing(session)
 

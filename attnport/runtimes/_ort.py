@@ -160,7 +160,7 @@ def _events(profile: Path) -> list[dict[str, Any]]:
         UsageError: it was not written, or not to its end.
     """
     try:
-        events: list[dict[str, Any]] = json.loads(profile.read_text())
+        events: list[dict[str, Any]] = json.loads(profile.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise UsageError(
             f"{profile}: ONNX Runtime's profile is missing or was cut short.",

@@ -100,6 +100,6 @@ def _mode(folder: Path, path: str) -> str:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as err:
         raise SpecError(f"{path} cannot be read: {err}", hint="Fetch the folder again.") from err

@@ -139,7 +139,7 @@ def _fuse_one(
         assert changing.manifest is not None
         changing.began(began_s)
         tables = _tables(folder, changing.manifest)
-        changing.path(FILE).write_text(to_json(FusionReport({**tables, table_key: table})))
+        changing.path(FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
         return changing.finish(stage, digest, extra=_files_of(form, changing.manifest))
 
 
@@ -189,7 +189,7 @@ def _write_form(folder: Path, lowering: Lowering, plan: str, searched: Precision
         changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
         tables = _tables(folder, changing.manifest)
         left = {key: table for key, table in tables.items() if key != lowering.table_key(plan)}
-        changing.path(FILE).write_text(to_json(FusionReport(left)))
+        changing.path(FILE).write_text(to_json(FusionReport(left)), encoding="utf-8")
         changing.finish(f"lower:{key}", "")
     return lowered, form
 

@@ -106,7 +106,7 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
         AttnportError: what the process itself raised.
     """
     answer, output = folder / "result.json", folder / "output.txt"
-    with output.open("w") as printed:
+    with output.open("wb") as printed:
         child = subprocess.Popen(
             _command(answer),
             stdin=subprocess.PIPE,
@@ -121,14 +121,16 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
             child.wait()
             raise
     log_path = Path(request.log)
-    log = log_path.read_text(errors="replace") if log_path.exists() else ""
+    log = log_path.read_text(encoding="utf-8", errors="replace") if log_path.exists() else ""
     if child.returncode == NOT_WRITTEN:
         raise UsageError(
             f"{request.module}'s builder could not write its log or its result to {folder}.",
             hint="Free some space (temporary files go to TMPDIR) and try again.",
         )
     if child.returncode != 0 or not answer.exists():
-        lines = [line for line in (log + output.read_text(errors="replace")).splitlines() if line.strip()]
+        lines = [
+            line for line in (log + output.read_text(encoding="utf-8", errors="replace")).splitlines() if line.strip()
+        ]
         ended = f"exit status {child.returncode}"
         if child.returncode < 0:
             ended = signal.Signals(-child.returncode).name

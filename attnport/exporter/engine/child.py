@@ -187,13 +187,13 @@ def main() -> None:
     request = from_json(BuildRequest, sys.stdin.buffer.read(), "the build request")
     try:
         result = _answer(request)
-        Path(sys.argv[1]).write_text(to_json(result))
+        Path(sys.argv[1]).write_text(to_json(result), encoding="utf-8")
     except OSError:  # the log or the result, or both: what is printed goes to the same disk
         sys.exit(NOT_WRITTEN)
 
 
 def _answer(request: BuildRequest) -> BuildResult:
-    with Path(request.log).open("w", buffering=1, errors="replace") as log:
+    with Path(request.log).open("w", buffering=1, encoding="utf-8", errors="replace") as log:
         try:
             return build(request, log)
         except AttnportError as err:
