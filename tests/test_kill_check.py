@@ -15,8 +15,8 @@ import pytest
 
 from attnport.artifacts import ParityReport
 from attnport.jsonfile import read
-from attnport.pipeline.verify import raise_for, verify
 from attnport.transaction import LOCK
+from attnport.verbs.verify import raise_for, verify
 
 MOMENTS = 20
 
