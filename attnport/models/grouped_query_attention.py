@@ -36,9 +36,6 @@ class GroupedQueryAttentionConfig:
     groups: int = 2
 
 
-MULTI_QUERY = GroupedQueryAttentionConfig(groups=1)
-
-
 class GroupedQueryAttention(ProjectedAttention):
     """Projections to H query heads and G key and value heads, causal attention, output projection."""
 

@@ -31,7 +31,6 @@ from attnport.verbs.gpu.report import FORMAT, GpuReport, Piece, earlier, joined,
 from attnport.verbs.gpu.subjects import SUBJECTS, Subject
 
 PLANS = ("fp16", "bf16")
-Settings = dict[str, str | int | float | bool]
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 CALL_S = 20.0
 """Seconds for each timed call of a piece, all runtimes together, where no budget is given."""
