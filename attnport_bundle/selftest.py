@@ -79,7 +79,7 @@ def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tu
             with open_form(folder, manifest, name, threads) as model:
                 opened = True
                 goldens = Goldens(folder, manifest)
-                for result in goldens.check(model):
+                for result in goldens.check(name, model.run):
                     code = OK if result.passed else NumbersOff.exit_code
                     verdict: Verdict = "PASS" if result.passed else "FAIL"
                     yield Row(f"{name} {result.case} {result.output}", verdict, _words(result)), code

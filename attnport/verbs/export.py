@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnport import __version__
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session, Source
 from attnport.cases.inputs import Case, full_case
 from attnport.errors import AttnportError, ExportError
@@ -26,6 +25,7 @@ from attnport.parity.golden import write_golden
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of, runs_code
+from attnport.version import __version__
 
 if TYPE_CHECKING:
     from attnport.exporter.capture import Capture
