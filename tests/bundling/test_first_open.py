@@ -31,9 +31,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The forms whose goldens ran."""
     found, check = [], Goldens.check
 
-    def counted(self, model):  # type: ignore[no-untyped-def]  # stands in for a method
-        found.append(model.form)
-        return check(self, model)
+    def counted(self, form, run):  # type: ignore[no-untyped-def]  # stands in for a method
+        found.append(form)
+        return check(self, form, run)
 
     monkeypatch.setattr(Goldens, "check", counted)
     return found
