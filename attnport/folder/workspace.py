@@ -104,7 +104,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
         SpecError: the source is gone or changed, which names which of the two, and the SPEC; or it would run code that
             nobody asked for here (see `trust`).
     """
-    from attnport.folder.outputs import without_outputs
+    from attnport.folder.loading import without_outputs
     from attnport.folder.trust import reload
 
     spec = reload(manifest.source)

@@ -13,9 +13,8 @@ import numpy as np
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session, Source
 from attnport.cases.inputs import Case, full_case
 from attnport.errors import AttnportError, ExportError
-from attnport.folder.loading import load
+from attnport.folder.loading import load, without_outputs
 from attnport.folder.machine import versions
-from attnport.folder.outputs import without_outputs
 from attnport.folder.refusals import refuse_stranger
 from attnport.folder.trust import remember
 from attnport.folder.workspace import change, fresh, open_if_there, toolchain
