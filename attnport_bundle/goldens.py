@@ -36,7 +36,7 @@ class Result:
     max_bound: float
 
 
-class Goldens:
+class GoldenCases:
     """The arrays of `goldens.npz`: `<case>/in/<input>`, `<case>/out/<output>` and `<case>/valid/<output>`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:

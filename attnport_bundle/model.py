@@ -15,7 +15,7 @@ from . import files, trust
 from .cache import Cache, entry, find
 from .device_tensors import described
 from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
-from .goldens import Goldens
+from .goldens import GoldenCases
 from .halves import from_file, to_file
 from .manifest import ENGINES, IO, Manifest
 from .opening import open_session
@@ -224,7 +224,7 @@ def _prove(model: Model, folder: Path, cache: Cache | None, *, record: bool) -> 
     name = entry(model.manifest, model.form, model.version, model.machine)
     if cache is not None and _passed(cache.read(_pass_file(name)), name):
         return
-    results = list(Goldens(folder, model.manifest).check(model.form, model.run))
+    results = list(GoldenCases(folder, model.manifest).check(model.form, model.run))
     failed = [result for result in results if not result.passed]
     if failed or not results:
         first = f"{failed[0].case}, {failed[0].output}: {failed[0].reason}" if failed else "there is no golden case"

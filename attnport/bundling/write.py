@@ -75,7 +75,12 @@ def needed_files(folder: Path, manifest: Manifest, backends: Iterable[Backend]) 
 
 
 def write(
-    target: Path, folder: Path, manifest: Manifest, forms: Sequence[Judged], goldens: golden.Goldens, cpp: bool = False
+    target: Path,
+    folder: Path,
+    manifest: Manifest,
+    forms: Sequence[Judged],
+    goldens: golden.GoldenSet,
+    cpp: bool = False,
 ) -> spec.Manifest:
     """Fills the empty folder `target` with a bundle of an artifact.
 

@@ -20,7 +20,7 @@ from attnport.artifacts import (
     PrecisionPlan,
 )
 from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
-from attnport.exporter.engine import PlanText, build_engine, prove, read_plan
+from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.folder.portable import portable
@@ -281,7 +281,7 @@ def engine_table(
     """
     known = {item.attention: item for item in earlier.items} if earlier else {}
     try:
-        text: PlanText | str = read_plan(engine)
+        text: EngineText | str = read_engine_text(engine)
     except ArtifactError as err:
         text = portable(err.message, engine.parent)
     items = tuple(
@@ -298,7 +298,7 @@ def engine_table(
 
 
 def _engine_item(
-    attention: str, form: Form, record: EngineRecord, text: PlanText | str, known: FusionItem | None
+    attention: str, form: Form, record: EngineRecord, text: EngineText | str, known: FusionItem | None
 ) -> FusionItem:
     anchors = form.anchors.get(attention)
     spelling = known.form if known else ""
