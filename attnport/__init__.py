@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from attnport.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from attnport.verbs.audit import audit

@@ -10,15 +10,13 @@ from typing import Any
 
 import click
 
-from attnport import __version__
 from attnport.console.arguments import FOLDER
-from attnport.console.bench_options import bench_options, check_together
-from attnport.console.gpu_options import gpu_options
+from attnport.console.options import bench_options, check_together, gpu_options, source_options
 from attnport.console.run import Reporter, Verbs, complain, verb
 from attnport.console.signals import INTERRUPTED
-from attnport.console.source_options import source_options
 from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
 from attnport.module_path import leave_current_folder
+from attnport.version import __version__
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from types import ModuleType
 
 from attnport.errors import MissingDependency
@@ -25,11 +24,6 @@ def pip_line(name: str) -> str:
     """The command that installs the optional module `name` (an import name)."""
     extra = EXTRAS.get(name)
     return f'pip install "attnport[{extra}]"' if extra else f"pip install {name}"
-
-
-def is_installed(name: str) -> bool:
-    """Whether `name` can be found, without importing it."""
-    return importlib.util.find_spec(name) is not None
 
 
 def require(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The folder where a machine keeps what it found out about bundles: see `first_open` and `runtime_cache`.
+"""The folder where a machine keeps what it found out about bundles: see `model.load` and `runtime_cache`.
 
 Nothing in it is needed, and nothing is believed that does not say itself what it belongs to. It lies outside every
 bundle: what came with a bundle must not answer whether the bundle works here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,25 +16,20 @@ from .names import shown
 from .regular import open_regular
 from .signature import BYTES, SIGNATURE
 
-MAX_FINDINGS = 20
+MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileProblem:
     """One thing that is wrong with a bundle's files; `name` is relative to the folder, and printable."""
 
     name: str
     problem: str
 
 
-def check(folder: Path, manifest: Manifest) -> list[Finding]:
-    """What is wrong with the files of a bundle, at most `MAX_FINDINGS` things; empty = all is as it was bundled."""
-    found: list[Finding] = []
-    for finding in _findings(folder, manifest):
-        found.append(finding)
-        if len(found) == MAX_FINDINGS:
-            break
-    return found
+def check(folder: Path, manifest: Manifest) -> list[FileProblem]:
+    """What is wrong with the files of a bundle, at most `MAX_PROBLEMS` things; empty = all is as it was bundled."""
+    return list(itertools.islice(_problems(folder, manifest), MAX_PROBLEMS))
 
 
 def require(folder: Path, manifest: Manifest) -> None:
@@ -44,12 +40,12 @@ def require(folder: Path, manifest: Manifest) -> None:
         raise IntegrityError(f"{folder / found[0].name}: {found[0].problem}{more}. Restore the bundle as it was made.")
 
 
-def _findings(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+def _problems(folder: Path, manifest: Manifest) -> Iterator[FileProblem]:
     problems: dict[str, str] = {}
     for name, problem in _walk(folder, manifest):
         problems[name] = problem
         if problem:
-            yield Finding(shown(name), problem)
+            yield FileProblem(shown(name), problem)
     damaged = any(problems.values())
     for name, expected in manifest.files.items():
         if problems.get(name):  # said already, and perhaps a pipe that one would wait for
@@ -57,7 +53,7 @@ def _findings(folder: Path, manifest: Manifest) -> Iterator[Finding]:
         problem = _compare(folder / name, expected.bytes, expected.sha256) if name in problems else "missing"
         if problem:
             damaged = True
-            yield Finding(name, problem)
+            yield FileProblem(name, problem)
     if not damaged:  # the models are looked into only once they are known to be the ones that were bundled
         for form in (one for one in manifest.forms.values() if one.runtime not in ENGINES):
             yield from _external(folder, manifest, form)
@@ -112,30 +108,30 @@ def _compare(path: Path, size: int, sha256: str) -> str:
     return "" if sha.hexdigest() == sha256 else "changed: its SHA-256 is not that of the manifest"
 
 
-def _external(folder: Path, manifest: Manifest, form: Form) -> Iterator[Finding]:
+def _external(folder: Path, manifest: Manifest, form: Form) -> Iterator[FileProblem]:
     """External data that a model takes from elsewhere than its own weights files, or from beyond their end."""
     ranges: dict[str, set[tuple[int, int]]] = {}
     try:
         for reference in references(folder / form.file):
             if reference.location not in form.external:
                 where = f"takes weights from {reference.location!r}"
-                yield Finding(form.file, f"{where}; its weights files are {', '.join(form.external) or 'none'}")
+                yield FileProblem(form.file, f"{where}; its weights files are {', '.join(form.external) or 'none'}")
                 return
             size = manifest.files[reference.location].bytes
             length = size - reference.offset if reference.length is None else reference.length
             if reference.offset < 0 or length < 0 or reference.offset + length > size:
                 beyond = f"bytes {reference.offset} to {reference.offset + length} of {reference.location}"
-                yield Finding(form.file, f"takes weights from {beyond}, which has {size}")
+                yield FileProblem(form.file, f"takes weights from {beyond}, which has {size}")
                 return
             if length:
                 ranges.setdefault(reference.location, set()).add((reference.offset, length))
     except ValueError as err:
-        yield Finding(form.file, f"not a model that can be read: {err}")
+        yield FileProblem(form.file, f"not a model that can be read: {err}")
         return
     for location, taken in ranges.items():
         end = 0
         for offset, length in sorted(taken):
             if offset < end:
-                yield Finding(form.file, f"takes overlapping weights from {location} at byte {offset}")
+                yield FileProblem(form.file, f"takes overlapping weights from {location} at byte {offset}")
                 return
             end = offset + length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,6 @@ from .regular import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from .model import Model
 
 MAX_FILE_BYTES = MAX_BYTES + (64 << 20)  # with room for names and headers
 
@@ -38,7 +36,7 @@ class Result:
     max_bound: float
 
 
-class Goldens:
+class GoldenCases:
     """The arrays of `goldens.npz`: `<case>/in/<input>`, `<case>/out/<output>` and `<case>/valid/<output>`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -69,23 +67,26 @@ class Goldens:
         """The inputs of a case."""
         return {spec.name: self._arrays[f"{case}/in/{spec.name}"] for spec in self.manifest.io.inputs}
 
-    def check(self, model: Model) -> Iterator[Result]:
+    def check(self, form: str, run: Callable[..., Mapping[str, np.ndarray[Any, Any]]]) -> Iterator[Result]:
         """Runs every case and compares every output; a runtime that fails is a reason not to pass.
+
+        Args:
+            form: The name of the form that is open.
+            run: Takes the inputs by name and returns the outputs by name, as `Model.run` does.
 
         Raises:
             BundleError: no profile of the form admits a case.
             IntegrityError: inputs do not fit the contract.
             RuntimeMissing: the device cannot run it just now; that says nothing about its numbers.
         """
-        form = model.manifest.forms[model.form]
-        outputs: dict[str, np.ndarray[Any, Any]] = {}
+        outputs: Mapping[str, np.ndarray[Any, Any]] = {}
         problem, last = "", None
-        for bound in self._bounds(form):
+        for bound in self._bounds(self.manifest.forms[form]):
             if bound.case != last:
                 last = bound.case
                 feeds = self._checked_inputs(bound.case)
                 try:
-                    outputs, problem = model.run(**feeds), ""
+                    outputs, problem = run(**feeds), ""
                 except RuntimeMissing:
                     raise
                 except BundleError as err:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import feeds as feeding
 from . import files, trust
-from .cache import find
+from .cache import Cache, entry, find
 from .device_tensors import described
 from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
-from .first_open import prove
+from .goldens import GoldenCases
 from .halves import from_file, to_file
 from .manifest import ENGINES, IO, Manifest
 from .opening import open_session
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parents[2]
 """The bundle that this package was copied into, as `python/attnport_bundle`."""
+_PASS_FORMAT = "attnport-first-open"
 
 
 class Model:
@@ -162,7 +165,7 @@ def load(
     def proved(name: str) -> Model:
         model = Model(manifest, name, open_session(path, manifest, name, threads, kept))
         try:
-            prove(model, path, kept, record=check_files)
+            _prove(model, path, kept, record=check_files)
         except BaseException:
             model.close()
             raise
@@ -201,6 +204,46 @@ def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None =
     """
     (name,) = _candidates(manifest, form)
     return Model(manifest, name, open_session(folder, manifest, name, threads))
+
+
+def _prove(model: Model, folder: Path, cache: Cache | None, *, record: bool) -> None:
+    """Runs the goldens on a form that is `graph-only`, unless they passed here before.
+
+    A pass is kept in the user's cache under the form's entry (see `cache.entry`), so another model, bound, runtime,
+    device or driver is another first open.
+
+    Args:
+        record: Whether a pass may be kept: only when the files were compared with their digests.
+
+    Raises:
+        NumbersOff: an output is over its bound here.
+        IntegrityError: the goldens are not what the manifest says.
+    """
+    if model.manifest.forms[model.form].proof == "device":
+        return
+    name = entry(model.manifest, model.form, model.version, model.machine)
+    if cache is not None and _passed(cache.read(_pass_file(name)), name):
+        return
+    results = list(GoldenCases(folder, model.manifest).check(model.form, model.run))
+    failed = [result for result in results if not result.passed]
+    if failed or not results:
+        first = f"{failed[0].case}, {failed[0].output}: {failed[0].reason}" if failed else "there is no golden case"
+        raise NumbersOff(f"{model.form} does not pass the goldens on {model.machine.device}: {first}.")
+    if cache is not None and record:
+        found = {"format": _PASS_FORMAT, "entry": name, "results": [dataclasses.asdict(result) for result in results]}
+        cache.write(_pass_file(name), (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+
+
+def _pass_file(name: str) -> str:
+    return f"{name}.pass.json"
+
+
+def _passed(data: bytes | None, name: str) -> bool:
+    try:
+        found = json.loads(data or b"")
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("format") == _PASS_FORMAT and found.get("entry") == name
 
 
 def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import files, trust
 from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
-from .goldens import Goldens, Result
+from .goldens import GoldenCases, Result
 from .manifest import Manifest, Verdict
 from .model import open_form
 from .signature import SIGNATURE
@@ -78,8 +78,8 @@ def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tu
         try:
             with open_form(folder, manifest, name, threads) as model:
                 opened = True
-                goldens = Goldens(folder, manifest)
-                for result in goldens.check(model):
+                goldens = GoldenCases(folder, manifest)
+                for result in goldens.check(name, model.run):
                     code = OK if result.passed else NumbersOff.exit_code
                     verdict: Verdict = "PASS" if result.passed else "FAIL"
                     yield Row(f"{name} {result.case} {result.output}", verdict, _words(result)), code

@@ -1,19 +1,21 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction < dims, masks
+    attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction, version < dims, masks
         < latencies, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < cli
 
 `attnport_bundle`, the reader of bundles, imports nothing else of ours, and everything may use it. Siblings, in braces,
-do not import each other. Imports inside functions count as well: they are where a cycle would hide.
+do not import each other, and no file imports one that, through others, imports it. Imports inside functions and those
+for types alone count as well: they are where a circle would hide.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ READER_UNIT = "reader"
 INSIDE = "attnport_bundle"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
-    ("errors", "jsonfile", "module_path", "optional", "registry", "transaction"),
+    ("errors", "jsonfile", "module_path", "optional", "registry", "transaction", "version"),
     ("dims", "masks"),
     ("latencies", "parities", "precisions"),
     ("artifacts",),
@@ -103,7 +105,7 @@ def violations(source: str, module: str) -> list[str]:
     """What a file imports against the order of the layers; `module` as in `attnport.runtimes.base`."""
     own, found = unit(module), []
     for line, name in imported(ast.parse(source), module):
-        if name.split(".")[0] not in ("attnport", INSIDE) or name.startswith("attnport.__"):
+        if name.split(".")[0] not in ("attnport", INSIDE):
             continue
         other = unit(name)
         allowed = (
@@ -112,6 +114,32 @@ def violations(source: str, module: str) -> list[str]:
         if not allowed:
             found.append(f"{module}:{line} imports {name}: {own} may not use {other}")
     return found
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """A circle of imports, as the modules along it; empty where there is none.
+
+    Args:
+        sources: The text of each module by its dotted name; a package is its `__init__`.
+    """
+    uses = {}
+    for module, source in sources.items():
+        uses[module] = {file_of(name, sources) for _, name in imported(ast.parse(source), module)} - {module, ""}
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as err:
+        return list(err.args[1])
+    return []
+
+
+def file_of(dotted: str, modules: Collection[str]) -> str:
+    """The module, of those given, that a dotted name is, or is in; "" for one of others."""
+    while dotted:
+        for module in (dotted, f"{dotted}.__init__"):
+            if module in modules:
+                return module
+        dotted = dotted.rpartition(".")[0]
+    return ""
 
 
 def reader_violations(source: str, module: str, own: set[str]) -> list[str]:
@@ -191,6 +219,12 @@ def test_no_file_imports_against_the_order_of_the_layers() -> None:
     assert not found, "\n".join(found)
 
 
+def test_there_is_no_circle_of_imports() -> None:
+    paths = [*files(), *files(reader=True)]
+    found = circle({dotted_name(path, ROOT): path.read_text() for path in paths})
+    assert not found, " is imported by ".join(found)
+
+
 def test_the_bundles_reader_imports_a_runtime_only_where_it_uses_it() -> None:
     found = [
         f"{path.name}: {names}"
@@ -230,6 +264,8 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
         ("attnport.verbs.ship", "from attnport.cli import main"),
         ("attnport.verbs.ship", "import attnport\nattnport.ship()"),
         ("attnport.verbs.ship", "from attnport import ship"),
+        ("attnport.verbs.ship", "from attnport import __version__"),
+        ("attnport.exporter.engine.build", "import attnport\nprint(attnport.__file__)"),
     ],
 )
 def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
@@ -243,16 +279,37 @@ def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
         ("attnport.masks.spec", "from attnport.dims import STRICT"),
         ("attnport.runtimes.ort_cpu", "from attnport.runtimes.base import Runtime\nfrom .base import names"),
         ("attnport.exporter.fusion.rules.bert", "from ..graph import walk\nfrom attnport.masks.spec import MaskSpec"),
-        ("attnport.verbs.ship", "from attnport.runtimes import base\nfrom attnport import __version__"),
+        ("attnport.verbs.ship", "from attnport.runtimes import base\nfrom attnport.version import __version__"),
         ("attnport.cli", "def f():\n    from attnport.verbs import ship"),
         ("attnport.cli", "import torch.nn"),
         ("attnport.runtimes._cuda", "from attnport_bundle import cuda"),
         ("attnport.errors", "from attnport_bundle.errors import BundleError"),
-        ("attnport.exporter.engine.build", "import attnport\nprint(attnport.__file__)"),
     ],
 )
 def test_an_import_along_the_order_is_fine(module: str, source: str) -> None:
     assert violations(source, module) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "def f():\n    from attnport.runtimes._first import x",
+        "if TYPE_CHECKING:\n    from ._first import x",
+        "import attnport.runtimes._first as first",
+        "import attnport\nprint(attnport.runtimes._first.x)",
+        "from attnport.runtimes import x",
+    ],
+)
+def test_a_circle_of_imports_is_found(back: str) -> None:
+    sources = {
+        "attnport.runtimes.__init__": "from attnport.runtimes._first import x",
+        "attnport.runtimes._first": "from . import _second",
+        "attnport.runtimes._second": "from attnport.runtimes._third import x\nimport os.path",
+        "attnport.runtimes._third": "import attnport.dims",
+    }
+    assert circle(sources) == []
+    along = circle({**sources, "attnport.runtimes._third": back})
+    assert {"attnport.runtimes._first", "attnport.runtimes._second", "attnport.runtimes._third"} <= set(along)
 
 
 def test_the_readers_check_finds_a_foreign_import() -> None:

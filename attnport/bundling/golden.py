@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Goldens:
+class GoldenSet:
     """What a bundle carries: inputs, references and what is valid, by name; and a bound for each output and plan."""
 
     arrays: Mapping[str, Array]

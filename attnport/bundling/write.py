@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import cast
 
 import attnport_bundle
-from attnport import __version__
 from attnport.artifacts import FusionTable, IOContract, Manifest, RuntimeParity, Verdict
 from attnport.bundling import golden
 from attnport.bundling.backends import Backend
@@ -23,6 +22,7 @@ from attnport.bundling.readme_cpp import readme_cpp
 from attnport.dims import Dim
 from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.masks.spec import MaskSpec
+from attnport.version import __version__
 from attnport_bundle import engine_header
 from attnport_bundle import manifest as spec
 from attnport_bundle.decode import MAX_TEXT
@@ -75,7 +75,12 @@ def needed_files(folder: Path, manifest: Manifest, backends: Iterable[Backend]) 
 
 
 def write(
-    target: Path, folder: Path, manifest: Manifest, forms: Sequence[Judged], goldens: golden.Goldens, cpp: bool = False
+    target: Path,
+    folder: Path,
+    manifest: Manifest,
+    forms: Sequence[Judged],
+    goldens: golden.GoldenSet,
+    cpp: bool = False,
 ) -> spec.Manifest:
     """Fills the empty folder `target` with a bundle of an artifact.
 

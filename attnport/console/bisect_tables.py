@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from attnport.parity.bisect import Bisected
-    from attnport.parity.searching import Finding
+    from attnport.parity.searching import SearchResult
 
 _MOST_NAMES = 4
 
@@ -26,7 +26,7 @@ def show_bisected(console: Console, found: Bisected) -> None:
         _finding(console, finding)
 
 
-def _finding(console: Console, found: Finding) -> None:
+def _finding(console: Console, found: SearchResult) -> None:
     from rich.padding import Padding
 
     subject = cells.plain(found.subject)
@@ -50,7 +50,7 @@ def _finding(console: Console, found: Finding) -> None:
         console.print(Padding(cells.plain(note), (0, 0, 0, 2)), style="dim")
 
 
-def _readings(console: Console, found: Finding) -> None:
+def _readings(console: Console, found: SearchResult) -> None:
     table = cells.table(
         f"errors there, case {cells.plain(found.sample)}",
         "runtime",

@@ -15,8 +15,8 @@ from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.naming import name_dims, strip
-from attnport.exporter.passes.foreign import settle_sizes
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
+from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.sdpa_rank import to_rank_4
 from attnport.exporter.tracing import quiet, trace
 

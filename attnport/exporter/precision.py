@@ -14,13 +14,11 @@ import numpy as np
 
 from attnport.artifacts import AUTO
 from attnport.errors import ExportError
+from attnport.exporter.passes.angles import keep_angles
+from attnport.exporter.passes.islands import STAYS, join_casts, keep_islands
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-
-STAYS = "attnport.float32"
-"""The mark, in a node's metadata, of what a lowering computes in float32 whatever the plan."""
 
 
 def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
@@ -39,9 +37,6 @@ def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
         ExportError: the graph has branches (`If`, `Loop`), whose types would have to change with it.
     """
     import onnx_ir as ir
-
-    from attnport.exporter.passes.angles import keep_angles
-    from attnport.exporter.passes.islands import join_casts, keep_islands
 
     half = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16, AUTO: ir.DataType.FLOAT16}.get(plan)
     if half is None:

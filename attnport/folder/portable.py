@@ -8,7 +8,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-import attnport
+from attnport.module_path import ROOT
 
 
 def portable(text: str, folder: Path) -> str:
@@ -17,7 +17,7 @@ def portable(text: str, folder: Path) -> str:
     Only these places are cut off: what else begins with a slash may well be the name of a node.
     """
     own = {folder.absolute(), folder.resolve()}
-    places = {folder, *own, Path(attnport.__file__).parent.parent, Path(tempfile.gettempdir())}
+    places = {folder, *own, Path(ROOT), Path(tempfile.gettempdir())}
     places |= {Path(path) for path in sysconfig.get_paths().values()}
     with contextlib.suppress(RuntimeError):  # a user without a home
         places.add(Path.home())

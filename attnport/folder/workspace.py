@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import attnport
 import attnport_bundle
-from attnport import __version__
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.folder.machine import version
 from attnport.jsonfile import digest_file, digest_text, read, to_json
+from attnport.module_path import ROOT
 from attnport.transaction import JOURNAL, STAGING, Transaction, settle, transaction
+from attnport.version import __version__
 
 T = TypeVar("T")
 
@@ -70,9 +70,14 @@ def toolchain(*packages: str) -> str:
 
 @functools.cache
 def _own_code() -> str:
-    own, reader = (Path(str(package.__file__)).parent for package in (attnport, attnport_bundle))
-    files = sorted(path for root in (own, reader) for path in root.rglob("*") if path.suffix in (".py", ".css", ".js"))
-    return digest_text(*(f"{path.relative_to(own.parent)} {digest_file(path)}" for path in files))
+    roots = (Path(ROOT, "attnport"), Path(attnport_bundle.__file__).parent)
+    files = sorted(
+        (str(path.relative_to(root.parent)), path)
+        for root in roots
+        for path in root.rglob("*")
+        if path.suffix in (".py", ".css", ".js")
+    )
+    return digest_text(*(f"{name} {digest_file(path)}" for name, path in files))
 
 
 def check_files(folder: Path, manifest: Manifest, *names: str) -> None:
@@ -99,7 +104,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
         SpecError: the source is gone or changed, which names which of the two, and the SPEC; or it would run code that
             nobody asked for here (see `trust`).
     """
-    from attnport.folder.outputs import without_outputs
+    from attnport.folder.loading import without_outputs
     from attnport.folder.trust import reload
 
     spec = reload(manifest.source)

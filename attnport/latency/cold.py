@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnport.latency.measured import Measured
+from attnport.latency.measured import TimedRuntime
 from attnport.latency.workloads import Workload
 from attnport.processes.child import Child
 
@@ -27,7 +27,7 @@ class Start:
     feeds: Mapping[str, str]
     dtypes: Mapping[str, str]
 
-    def cold(self, found: Measured, workloads: Sequence[Workload]) -> None:
+    def cold(self, found: TimedRuntime, workloads: Sequence[Workload]) -> None:
         """Times a fresh process, and for a runtime that keeps what it compiled a second one that finds it.
 
         The small workloads come first: a peak is the most up to the end of its workload.
@@ -45,7 +45,7 @@ class Start:
 
     def _one(
         self,
-        found: Measured,
+        found: TimedRuntime,
         workloads: Sequence[Workload],
         first_ns: dict[str, int],
         cache: str | None,

@@ -16,7 +16,7 @@ SPINNING = 0.05
 
 
 @dataclass
-class Measured:
+class TimedRuntime:
     """One row of each workload: a runtime in one of its modes, its process while it lives, and what it gave."""
 
     child: Child | None = None
@@ -42,13 +42,13 @@ class Measured:
     idle_ns: int = 0
     answered_ns: int = 0
 
-    def in_mode(self, mode: str) -> Measured:
+    def in_mode(self, mode: str) -> TimedRuntime:
         """A row of its own for the same process in another mode, with nothing measured yet."""
         more: dict[str, Any] = {"resolution_ns": self.resolution_ns, "keeps": self.keeps}
-        return Measured(self.child, self.opening, mode, self.modules, self.ran, **more)
+        return TimedRuntime(self.child, self.opening, mode, self.modules, self.ran, **more)
 
 
-def samples_of(found: Measured, workload: str, idle_share: float) -> Samples:
+def samples_of(found: TimedRuntime, workload: str, idle_share: float) -> Samples:
     """A runtime's samples; those of a workload that it did not finish are left out."""
     problem = found.problems.get(workload, "")
     rounds = () if problem else tuple(found.rounds_ns.get(workload, ()))

@@ -16,7 +16,7 @@ from attnport.folder.portable import portable
 from attnport.latency.clocks import MOST_DRIFT_PPM, DriftWatch, processors
 from attnport.latency.cold import Start
 from attnport.latency.judging import drift, next_look, orders, precise, rows, settled
-from attnport.latency.measured import SPINNING, Measured, samples_of
+from attnport.latency.measured import SPINNING, TimedRuntime, samples_of
 from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
@@ -84,7 +84,7 @@ class Measuring:
         self._watch = DriftWatch()
         self._memory_bytes = memory_limit_bytes()
         self._processors = processors(effort.threads) if effort.pin else []
-        self._found: dict[str, Measured] = {}
+        self._found: dict[str, TimedRuntime] = {}
         self._settings: dict[str, str | int | float | bool] = {}
         self._notes: list[str] = []
         self._feeds: dict[str, str] = {}
@@ -146,7 +146,7 @@ class Measuring:
     def _start(self) -> None:
         """Opens everything, all at the same time."""
         for name, (runtime, opening, why_not) in self._subjects.items():
-            found = self._found[name] = Measured(keeps=runtime.keeps)
+            found = self._found[name] = TimedRuntime(keeps=runtime.keeps)
             if opening is None:
                 found.problem = why_not
                 continue
@@ -239,7 +239,7 @@ class Measuring:
             found.warm_calls[workload.name] = made
         return per_call_s
 
-    def _turn(self, found: Measured, workload: str, calls: int, warm: int) -> None:
+    def _turn(self, found: TimedRuntime, workload: str, calls: int, warm: int) -> None:
         """What one runtime does in one round."""
         if workload in found.problems or not found.child:
             return
@@ -291,7 +291,7 @@ class Measuring:
     def _child(self) -> Child:
         return Child(self._effort.threads, COMMAND, self._memory_bytes)
 
-    def _load(self, found: Measured, workload: Workload) -> bool:
+    def _load(self, found: TimedRuntime, workload: Workload) -> bool:
         """Hands the feeds to a child."""
         assert found.child is not None
         dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
@@ -302,7 +302,7 @@ class Measuring:
             return False
         return True
 
-    def _guarded(self, found: Measured, workload: str, request: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _guarded(self, found: TimedRuntime, workload: str, request: dict[str, Any] | None) -> dict[str, Any] | None:
         """An answer of a child, or None after its failure was noted; `request` None waits for one already sent.
 
         Raises:
@@ -326,7 +326,7 @@ class Measuring:
             found.answered_ns = time.perf_counter_ns()
         return answer
 
-    def _note(self, found: Measured, workload: str, err: AttnportError) -> None:
+    def _note(self, found: TimedRuntime, workload: str, err: AttnportError) -> None:
         """Keeps why a runtime has no figures: for this workload if it lives on, else for all that are not done."""
         child = found.child
         if workload and child and child.alive:
@@ -340,7 +340,7 @@ class Measuring:
             child.kill()
         found.child = None
 
-    def _take_cold(self, name: str, found: Measured) -> None:
+    def _take_cold(self, name: str, found: TimedRuntime) -> None:
         """Load time, first calls and peak memory, in a fresh process with nothing else alive."""
         if found.problem or not found.rounds_ns:
             return

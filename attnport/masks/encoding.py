@@ -50,11 +50,6 @@ def check_value(mask: MaskSpec, *, given: bool) -> None:
         raise UsageError(f"mask {mask}: global tokens widen a window, and its width is not said.")
 
 
-def empty_rows(keep: Array) -> Array:
-    """Attention rows without an allowed key, whose output is zero: bool `[B|1,H|1,S|1]` of a keep `[B|1,H|1,S|1,T]`."""
-    return np.asarray(~keep.any(axis=-1))
-
-
 def compared_rows(keep_BT: Array) -> Array:
     """Query rows whose result is specified: tokens that are no padding, and all of an item without any key, `[B,T]`."""
     return np.asarray(keep_BT | ~keep_BT.any(axis=-1, keepdims=True))

@@ -26,13 +26,12 @@ from torch import nn
 from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
+from attnport.models.blocks.contracts import BATCH, PADDING, length
 from attnport.models.blocks.feed_forward import FeedForward
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.multi_head import MultiHeadAttention
 from attnport.models.blocks.positions import LearnedPositions
-from attnport.models.blocks.pre_norm_decoder_layer import PreNormDecoderLayer
-from attnport.models.blocks.sequence_contract import PADDING
-from attnport.models.blocks.usual_dims import BATCH, length
+from attnport.models.blocks.pre_norm import PreNormDecoderLayer
 from attnport.models.blocks.weights import build
 
 

@@ -23,8 +23,8 @@ from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.contracts import BATCH, length
 from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.usual_dims import BATCH, length
 from attnport.models.blocks.weights import build
 
 

@@ -27,8 +27,8 @@ from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
 from attnport.models.blocks.cache import Cache
-from attnport.models.blocks.cache_contract import cache_contract
 from attnport.models.blocks.cached_layers import CachedLayer, CachedLayers
+from attnport.models.blocks.contracts import cache_contract
 from attnport.models.blocks.feed_forward import FeedForward
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.weights import build

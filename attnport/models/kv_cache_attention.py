@@ -26,7 +26,7 @@ from torch import nn
 from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
 from attnport.models.blocks.cache import allowed_behind
-from attnport.models.blocks.cache_contract import cache_contract
+from attnport.models.blocks.contracts import cache_contract
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.projected_attention import ProjectedAttention
 from attnport.models.blocks.weights import build

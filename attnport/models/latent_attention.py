@@ -26,10 +26,10 @@ from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.contracts import PADDING, sequence_contract
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.norms import RMSNorm
 from attnport.models.blocks.rotary import RotaryPositions
-from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
 

@@ -28,8 +28,8 @@ from torch import nn
 from attnport.artifacts import ModelSpec
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
 from attnport.models.blocks.chunks import cut, join, with_neighbours
+from attnport.models.blocks.contracts import sequence_contract
 from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 

@@ -26,7 +26,7 @@ from attnport.artifacts import ModelSpec
 from attnport.dims import TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
-from attnport.models.blocks.alignment_contract import SOURCE_PADDING, alignment_contract
+from attnport.models.blocks.contracts import SOURCE_PADDING, alignment_contract
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.weights import build
 

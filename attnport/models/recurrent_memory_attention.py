@@ -26,10 +26,10 @@ from attnport.dims import Dim, TensorSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.attention_parts import split_heads
+from attnport.models.blocks.contracts import BATCH
 from attnport.models.blocks.model_spec import model_spec
+from attnport.models.blocks.positions import SinusoidalPositions
 from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.sinusoidal import SinusoidalPositions
-from attnport.models.blocks.usual_dims import BATCH
 from attnport.models.blocks.weights import build
 
 

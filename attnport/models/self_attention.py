@@ -18,8 +18,8 @@ from torch import nn
 
 from attnport.artifacts import IOContract, ModelSpec
 from attnport.dims import TensorSpec
+from attnport.models.blocks.contracts import BATCH, length
 from attnport.models.blocks.model_spec import model_spec
-from attnport.models.blocks.usual_dims import BATCH, length
 from attnport.models.blocks.weights import build
 
 

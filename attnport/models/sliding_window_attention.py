@@ -19,9 +19,9 @@ import torch
 from attnport.artifacts import ModelSpec
 from attnport.masks.spec import MaskSpec
 from attnport.models.blocks.chunks import cut, join, with_neighbours
+from attnport.models.blocks.contracts import PADDING, sequence_contract
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
 

@@ -23,9 +23,9 @@ from torch import nn
 from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
 from attnport.masks.spec import MaskSpec
+from attnport.models.blocks.contracts import PADDING, sequence_contract
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.projected_attention import ProjectedAttention
-from attnport.models.blocks.sequence_contract import PADDING, sequence_contract
 from attnport.models.blocks.weights import build
 
 

@@ -24,11 +24,11 @@ from torch import nn
 
 from attnport.artifacts import ModelSpec
 from attnport.masks import torch_builders as masks
+from attnport.models.blocks.contracts import source_target_contract
+from attnport.models.blocks.feed_forward import ReluFeedForward
 from attnport.models.blocks.model_spec import model_spec
 from attnport.models.blocks.multi_head import MultiHeadAttention
-from attnport.models.blocks.relu_feed_forward import ReluFeedForward
-from attnport.models.blocks.sinusoidal import SinusoidalPositions
-from attnport.models.blocks.source_target_contract import source_target_contract
+from attnport.models.blocks.positions import SinusoidalPositions
 from attnport.models.blocks.weights import build
 
 

@@ -20,7 +20,7 @@ from attnport.folder.workspace import open_folder
 from attnport.parity.bisect_ground import FORM, SAMPLES, Ground
 from attnport.parity.bisect_search import Search
 from attnport.parity.evaluate import Progress
-from attnport.parity.searching import Budget, Finding
+from attnport.parity.searching import Budget, SearchResult
 from attnport.processes.isolated import TIMEOUT_S, Limits
 
 
@@ -29,7 +29,7 @@ class Bisected:
     """What `check --bisect` gives: the report, and a finding for each runtime or form that failed."""
 
     parity: ParityReport
-    findings: tuple[Finding, ...]
+    findings: tuple[SearchResult, ...]
 
 
 def bisect(
@@ -81,9 +81,9 @@ def _failed(ground: Ground) -> Iterator[tuple[str, RuntimeParity]]:
             yield f"{FORM}{name}", row
 
 
-def _finding(ground: Ground, name: str, row: RuntimeParity) -> Finding:
+def _finding(ground: Ground, name: str, row: RuntimeParity) -> SearchResult:
     try:
         with tempfile.TemporaryDirectory(prefix="attnport-bisect-") as scratch:
             return Search(ground, name, row, Path(scratch)).finding()
     except (AttnportError, MemoryError) as err:
-        return Finding(name, reason=portable(str(err), ground.folder))
+        return SearchResult(name, reason=portable(str(err), ground.folder))

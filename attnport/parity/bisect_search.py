@@ -23,8 +23,8 @@ from attnport.parity.probes import Probes
 from attnport.parity.searching import (
     Ancestry,
     Excess,
-    Finding,
     Reading,
+    SearchResult,
     errors_at,
     excess,
     locate,
@@ -54,11 +54,11 @@ class Search:
         self._healed: set[str] = set()
         self._truths: dict[tuple[str, str], tuple[Array, Array | None]] = {}
 
-    def finding(self) -> Finding:
+    def finding(self) -> SearchResult:
         """Searches; says why where there is nothing to search."""
         run = self._run
         if not self._cases:
-            return Finding(self._name, reason=f"no case failed by its numbers ({self._row.reason})")
+            return SearchResult(self._name, reason=f"no case failed by its numbers ({self._row.reason})")
         outputs = [spec.name for spec in run.io.outputs if spec.name in self._probes.made]
         with self._probes.open(()) as session:
             self._plain = [session.run(case.feeds) for case in self._cases]
@@ -68,7 +68,7 @@ class Search:
             for place in range(len(self._cases))
         ]
         if not any(self._starts):
-            return Finding(self._name, reason="no output diverges when the failing cases are run again")
+            return SearchResult(self._name, reason="no output diverges when the failing cases are run again")
         notes: list[str] = []
         comparable = self._comparable(outputs, notes)
         graph = Ancestry(parents_among(self._probes.made, comparable))
@@ -82,7 +82,7 @@ class Search:
         fine = graph.parents[tensor]
         readings, odd = self._readings(tensor, case, notes)
         made = self._probes.made[tensor]
-        return Finding(
+        return SearchResult(
             self._name,
             tensor=tensor,
             operator=made.operator,

@@ -29,7 +29,7 @@ from attnport.folder.openings import MODEL, graph_digest, model_openings, why_no
 from attnport.folder.portable import portable
 from attnport.parity import bound as parity
 from attnport.parity.eager import EAGER, Eager
-from attnport.parity.evaluate import Measured, Progress, References, make_references, measure_session
+from attnport.parity.evaluate import Progress, References, SessionErrors, make_references, measure_session
 from attnport.parity.invariance import ON_THE_LEFT, Spreads
 from attnport.processes.child import ChildError
 from attnport.processes.isolated import IsolatedSession, Limits, reason_of_failure, unavailable
@@ -50,7 +50,7 @@ class _Tried:
     """A subject that was run, to be judged when all are."""
 
     plan: str
-    found: Measured
+    found: SessionErrors
     note: str = ""
     as_exported: bool = False
 
@@ -230,7 +230,7 @@ class Comparison:
         # What was exported does as the module does, which is not asked to follow the contract; forms are.
         return self._eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
 
-    def _moves(self, own: Measured) -> frozenset[str]:
+    def _moves(self, own: SessionErrors) -> frozenset[str]:
         """The comparisons of padding on the left in which the module's own rows change, where nothing else moves them:
         it has positions, declared or not."""
         pairs = parity.judge_invariance(own.spreads, self._eager.yardstick("fp32"), own.compared)

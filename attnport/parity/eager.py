@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from attnport.artifacts import AUTO, CaseResult, IOContract, ModelSpec, Session
 from attnport.cases.inputs import Case
 from attnport.parity import bound as parity
-from attnport.parity.evaluate import Measured, Progress, References, measure_session
+from attnport.parity.evaluate import Progress, References, SessionErrors, measure_session
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 
@@ -42,7 +42,7 @@ class Eager:
     alone: bool = True
 
     def __post_init__(self) -> None:
-        self._found: dict[str, Measured] = {}
+        self._found: dict[str, SessionErrors] = {}
         self._bounding: dict[str, dict[str, dict[str, parity.Errors]]] = {}
         self._drawn: set[tuple[str, str]] = set()
 
@@ -67,7 +67,7 @@ class Eager:
         """The cases with extreme values."""
         return [case.name for case in self.cases if case.group == "extremes"]
 
-    def measured(self, plan: str, names: Collection[str] | None = None) -> Measured:
+    def measured(self, plan: str, names: Collection[str] | None = None) -> SessionErrors:
         """Eager's errors on the named cases, or on all, and on whichever it had before; each is run once."""
         had = self._found.get(plan)
         asked = {case.name for case in self.cases} if names is None else set(names)

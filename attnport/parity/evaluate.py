@@ -47,7 +47,7 @@ class References:
 
 
 @dataclass
-class Measured:
+class SessionErrors:
     """What a session gave on the cases.
 
     Attributes:
@@ -102,7 +102,7 @@ def measure_session(
     progress: Progress,
     *,
     items: int = 0,
-) -> Measured:
+) -> SessionErrors:
     """Runs a session on cases and measures each against its reference; a case that raises is an error of that case.
 
     Args:
@@ -113,7 +113,7 @@ def measure_session(
         Died: the session's process crashed, hung or had no memory left.
         MemoryError: the runtime had no memory left, in this process.
     """
-    found = Measured(session.ran)
+    found = SessionErrors(session.ran)
     names = [spec.name for spec in io.outputs]
     pairs = invariance_cases(cases)
     for number, case in enumerate(cases, start=1):
@@ -141,7 +141,7 @@ def invariance_cases(cases: Sequence[Case]) -> list[str]:
 
 
 def _measure_items(
-    session: Session, io: IOContract, case: Case, outputs: Mapping[str, Array], found: Measured, limit: int
+    session: Session, io: IOContract, case: Case, outputs: Mapping[str, Array], found: SessionErrors, limit: int
 ) -> None:
     for count, variant in enumerate(variants(io, case)):
         if count == limit:

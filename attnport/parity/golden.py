@@ -64,14 +64,14 @@ def _plain(array: Array) -> Array:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def read_goldens(path: Path, io: IOContract, plans: Collection[str]) -> golden.Goldens:
+def read_goldens(path: Path, io: IOContract, plans: Collection[str]) -> golden.GoldenSet:
     """The golden cases of an artifact with a bound for every output and plan.
 
     Raises:
         ArtifactError: the file is damaged, or has nothing for a plan; or a result is not finite in a valid element.
     """
     arrays = golden.read(path, io, plans)
-    return golden.Goldens(arrays, tuple(bound for plan in sorted(plans) for bound in bounds(arrays, io, plan)))
+    return golden.GoldenSet(arrays, tuple(bound for plan in sorted(plans) for bound in bounds(arrays, io, plan)))
 
 
 def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str) -> tuple[Bound, ...]:

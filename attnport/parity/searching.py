@@ -39,7 +39,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SearchResult:
     """What a search for one runtime or form found.
 
     Attributes:

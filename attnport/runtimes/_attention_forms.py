@@ -27,7 +27,7 @@ _MASKED = _WRITTEN_OUT.format("b = Where(m, s, low)", "b")
 
 
 @dataclass(frozen=True)
-class Form:
+class Spelling:
     """An attention as one graph: what stands between its inputs q, k, v, perhaps a mask m, and its output y.
 
     Attributes:
@@ -61,24 +61,24 @@ class Form:
 _WITH_MASK = "[one] y = Attention(q, k, v, m)"
 _PACKED = "float[B,S,128] q, float[B,S,128] k, float[B,S,128] v"
 FORMS = {
-    "Attention": Form("[one] y = Attention(q, k, v)"),
-    "Attention, causal": Form("[one] y = Attention<is_causal=1>(q, k, v)"),
-    "Attention, grouped heads": Form(
+    "Attention": Spelling("[one] y = Attention(q, k, v)"),
+    "Attention, causal": Spelling("[one] y = Attention<is_causal=1>(q, k, v)"),
+    "Attention, grouped heads": Spelling(
         "[one] y = Attention(q, k, v)", qkv="float[B,4,S,32] q, float[B,2,T,32] k, float[B,2,T,32] v"
     ),
     **{
-        f"Attention, {word} mask {shape}": Form(_WITH_MASK, mask=f"{kind}{shape} m")
+        f"Attention, {word} mask {shape}": Spelling(_WITH_MASK, mask=f"{kind}{shape} m")
         for word, kind in (("bool", "bool"), ("float", "float"))
         for shape in ("[B,1,S,T]", "[B,1,1,T]")
     },
-    "decomposed": Form(_WRITTEN_OUT.format("", "s") + "[pv] y = MatMul(p, v)", _PARTS),
-    "decomposed, rows zeroed on the output": Form(
+    "decomposed": Spelling(_WRITTEN_OUT.format("", "s") + "[pv] y = MatMul(p, v)", _PARTS),
+    "decomposed, rows zeroed on the output": Spelling(
         _MASKED + "[pv] o = MatMul(p, v) n = IsNaN(o) y = Where(n, zero, o)", _PARTS, "bool[B,1,1,T] m"
     ),
-    "decomposed, rows zeroed on the probabilities": Form(
+    "decomposed, rows zeroed on the probabilities": Spelling(
         _MASKED + "n = IsNaN(p) z = Where(n, zero, p) [pv] y = MatMul(z, v)", _PARTS, "bool[B,1,1,T] m"
     ),
-    "MultiHeadAttention (com.microsoft)": Form(
+    "MultiHeadAttention (com.microsoft)": Spelling(
         "[one] y = com.microsoft.MultiHeadAttention<num_heads=4>(q, k, v)",
         qkv=_PACKED,
         output="float[B,S,128] y",
@@ -97,7 +97,7 @@ def tried(runtime: Runtime, plans: Collection[str]) -> dict[str, str]:
     return {name: _tried(runtime, form, plans) for name, form in FORMS.items()} if runtime.opens == "onnx" else {}
 
 
-def _tried(runtime: Runtime, form: Form, plans: Collection[str]) -> str:
+def _tried(runtime: Runtime, form: Spelling, plans: Collection[str]) -> str:
     import onnx
 
     from attnport.runtimes._onnx_file import small_feeds

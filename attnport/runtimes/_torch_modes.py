@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from attnport.artifacts import AUTO
 from attnport.errors import SpecError
+from attnport.runtimes._torch_range import HalfWithoutOverflow
 
 HIDDEN = -9e3
 """Scores and additive masks at or below this hide a key: -inf, finfo.min and -1e4, the last with a real score added."""
@@ -188,8 +189,6 @@ def modes_for(plan: str, *, contract: bool, float64: bool, step_by_step: bool = 
     elif plan in HALF_OF_ISLANDS:
         chosen.append(Islands(HALF_OF_ISLANDS[plan]))
     elif plan == AUTO:
-        from attnport.runtimes._torch_range import HalfWithoutOverflow
-
         chosen.append(HalfWithoutOverflow(step_by_step=step_by_step))
     if contract:
         chosen.append(FollowContract())

@@ -20,8 +20,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from attnport.runtimes._torch_modes import operator_name
-
 LARGEST = 65504.0
 _BITS = 11
 
@@ -39,7 +37,7 @@ class HalfWithoutOverflow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = tree_map(_no_half, kwargs or {})
         args = tree_map(_no_half, args)
-        if self._steps and operator_name(func) == "scaled_dot_product_attention":
+        if self._steps and func is torch.ops.aten.scaled_dot_product_attention.default:
             return _by_steps(*args, **kwargs)
         result = func(*args, **kwargs)
         given = {_storage(tensor) for tensor in _tensors((args, kwargs))}

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnport.artifacts import MANIFEST as ARTIFACT
-from attnport.auditing.clean import clean, replace_file
+from attnport.auditing.clean import IN_BUNDLE, clean, owner, replace_file
 from attnport.auditing.constants import audit_constants
 from attnport.auditing.findings import Finding, shown
 from attnport.auditing.onnx_file import audit_notes, load
-from attnport.auditing.strings import TEXTS, audit_bytes, audit_text
 from attnport.auditing.tensors import Range, beside, external, tensors, unread
-from attnport.auditing.text import Builder, this_builder
+from attnport.auditing.text import TEXTS, Builder, audit_bytes, audit_text, this_builder
 from attnport.auditing.unreferenced import audit_unreferenced
 from attnport.errors import ArtifactError, Disclosure, UsageError, first_line
-from attnport.folder.belonging import IN_BUNDLE, owner
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text
 from attnport.transaction import OWN

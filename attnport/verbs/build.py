@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnport import optional
-from attnport.artifacts import AUTO, EngineRecord, Evidence, Form, FusionItem, FusionReport, FusionTable, Manifest
+from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
 from attnport.dims import Profile, parse_profile, profiles_digest
 from attnport.errors import ArtifactError, FusionMissing, UsageError
 from attnport.exporter.engine import (
     FLAVOURS,
-    PlanText,
     build_engine,
     check_profiles,
     external_files,
-    prove,
-    read_plan,
 )
 from attnport.exporter.lowering import base as lowerings
-from attnport.folder.portable import portable
+from attnport.exporter.lowering.base import Lowering
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, to_json
+from attnport.parity.auto_precision import plan_precision
+from attnport.parity.evaluate import Progress
 from attnport.verbs import fuse as fusing
+from attnport.verbs.export import MODEL, WEIGHTS
 
 DEFAULT_PLAN = "fp16"
 MOST_BUDGET = 2.0
+_SEARCH_PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxscript", "torch", "transformers")
+"""Those whose versions the search of the plan `auto` depends on."""
 
 
 def build(
@@ -41,7 +44,7 @@ def build(
     budget: float | str | None = None,
     force: bool = False,
     trust_source: bool = False,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Progress = lambda message: None,
 ) -> tuple[EngineRecord, FusionTable]:
     """Builds an engine into `engines/` and writes what became of each attention into `fusion.json`.
 
@@ -83,10 +86,8 @@ def build(
     lowering = lowerings.get(target)
     key, table_key = lowering.form_key(plan), lowering.table_key(plan)
     if plan == AUTO:
-        from attnport.verbs._auto_form import write_form
-
         require(manifest.source, given=trust_source)
-        write_form(folder, lowering, allowed, force=force, progress=progress)
+        _write_searched_form(folder, lowering, allowed, force=force, progress=progress)
     elif key not in manifest.forms:
         progress(f"lowering for {key}")
         fusing.fuse(folder, targets=[target], plans={target: plan}, progress=progress)
@@ -113,7 +114,7 @@ def build(
         edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
         progress("reading the proof of fusion")
         tables = fusing.earlier_tables(folder, manifest)
-        table = fusion_table(manifest, form, record, edit.path(file), tables.get(table_key))
+        table = fusing.engine_table(manifest, form, record, edit.path(file), tables.get(table_key))
         edit.path(fusing.FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
         edit.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
         edit.finish(stage, inputs)
@@ -157,49 +158,41 @@ def require_fused(table: FusionTable) -> None:
         )
 
 
-def fusion_table(
-    manifest: Manifest, form: Form, record: EngineRecord, engine: Path, earlier: FusionTable | None = None
-) -> FusionTable:
-    """What the engine's own text says about every attention that was counted at export.
+def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, force: bool, progress: Progress) -> None:
+    """Searches what has to stay in float32 of the plan `auto` and writes the form, unless the same was done before.
 
     Args:
-        engine: Where the engine is now; `record.file` is where it will be.
-        earlier: The table that lowering wrote; it knows the form's name, and why an attention was not recognised.
+        folder: An artifact folder.
+        lowering: The target.
+        budget: As in `plan_precision`.
+        force: Search even when nothing changed.
+
+    Raises:
+        As `plan_precision` and `fuse`.
     """
-    known = {item.attention: item for item in earlier.items} if earlier else {}
-    try:
-        plan: PlanText | str = read_plan(engine)
-    except ArtifactError as err:
-        plan = portable(err.message, engine.parent)
-    items = tuple(
-        _item(attention.name, form, record, plan, known.get(attention.name)) for attention in manifest.attentions
-    )
-    return FusionTable(
-        attentions=len(items),
-        fused=sum(item.fused for item in items),
-        items=items,
-        file=form.file,
-        plan=form.plan,
-        proved_by=record.file,
-    )
+    began_s = time.monotonic()
+    manifest = open_folder(folder)
+    key = lowering.form_key(AUTO)
+    stage, digest = f"precision:{key}", _search_digest(manifest, key, budget)
+    form = manifest.forms.get(key)
+    if not force and form is not None and form.precision is not None and fresh(folder, manifest, stage, digest):
+        return
+    check_files(folder, manifest, *(name for name in (MODEL, WEIGHTS) if name in manifest.files))
+    progress(f"{key}: searching what has to stay in float32")
+    plan = plan_precision(folder, manifest, lowering, budget=budget, progress=progress)
+    fusing.fuse_searched(folder, lowering, plan, force=force, progress=progress)
+    with change(folder) as edit:
+        assert edit.manifest is not None
+        edit.began(began_s)
+        form = edit.manifest.forms[key]
+        beside = form.file.removesuffix(".onnx") + ".bin"
+        edit.finish(stage, digest, extra=tuple(name for name in (form.file, beside) if name in edit.manifest.files))
 
 
-def _item(
-    attention: str, form: Form, record: EngineRecord, plan: PlanText | str, known: FusionItem | None
-) -> FusionItem:
-    anchors = form.anchors.get(attention)
-    spelling = known.form if known else ""
-    mask = form.mask.get(attention, known.mask if known else "")
-    if not anchors:
-        reason = known.reason if known and known.reason else "it was not recognised in the graph"
-        return FusionItem(attention, spelling, mask, None, False, reason)
-    spelling = spelling or ("Attention" if len(anchors) == 1 else "decomposed")
-    if isinstance(plan, str):
-        return FusionItem(attention, spelling, mask, None, False, plan)
-    proof = prove(plan, anchors, len(record.profiles))
-    if isinstance(proof, Evidence):
-        return FusionItem(attention, spelling, mask, proof.kernel, True, "", proof.text, known.cost if known else "")
-    return FusionItem(attention, spelling, mask, None, False, proof.reason)
+def _search_digest(manifest: Manifest, key: str, budget: float) -> str:
+    """Everything that a search depends on."""
+    used = (manifest.files.get(MODEL, ""), manifest.files.get(WEIGHTS, ""))
+    return digest_text(toolchain(*_SEARCH_PACKAGES), key, str(budget), str(manifest.source), str(manifest.io), *used)
 
 
 def _inputs_digest(folder: Path, manifest: Manifest, key: str, profiles: Sequence[Profile], sm: Sequence[int]) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnport import __version__
 from attnport.artifacts import Capabilities
 from attnport.dims import STRICT
 from attnport.folder.machine import Machine, machine, version
 from attnport.processes import isolated
+from attnport.version import __version__
 
 _TIMEOUT_S = 300.0
 PACKAGES = (

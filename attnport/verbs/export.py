@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnport import __version__
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session, Source
 from attnport.cases.inputs import Case, full_case
 from attnport.errors import AttnportError, ExportError
-from attnport.folder.loading import load
+from attnport.folder.loading import load, without_outputs
 from attnport.folder.machine import versions
-from attnport.folder.outputs import without_outputs
 from attnport.folder.refusals import refuse_stranger
 from attnport.folder.trust import remember
 from attnport.folder.workspace import change, fresh, open_if_there, toolchain
@@ -26,6 +24,7 @@ from attnport.parity.golden import write_golden
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of, runs_code
+from attnport.version import __version__
 
 if TYPE_CHECKING:
     from attnport.exporter.capture import Capture

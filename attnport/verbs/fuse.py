@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attnport.artifacts import (
     AUTO,
+    EngineRecord,
     Evidence,
     Form,
     FusionItem,
@@ -19,6 +20,7 @@ from attnport.artifacts import (
     PrecisionPlan,
 )
 from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
+from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.folder.portable import portable
@@ -214,7 +216,7 @@ def _table(
         try:
             if prover == ENGINE:
                 unproved = _items(manifest, lowered, {}, "")
-                return _engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
+                return _scratch_engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
             runtime = runtimes.get(prover)
             runtimes.available(runtime)
             evidence = runtime.fusion_evidence(folder / form.file, form.anchors, plan)
@@ -259,13 +261,55 @@ def _items(
     return tuple(items)
 
 
-def _engine_table(folder: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
+def _scratch_engine_table(folder: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
     """The proof of a throw-away engine over everything the model takes; `build` makes the one that is shipped."""
-    from attnport.exporter.engine import build_engine
-    from attnport.verbs.build import fusion_table
-
     with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
         engine = Path(scratch) / "proof.engine"
         record = build_engine(form.target, folder / form.file, manifest.io, engine, plan=form.plan)
-        table = fusion_table(manifest, form, record, engine, unproved)
+        table = engine_table(manifest, form, record, engine, unproved)
     return dataclasses.replace(table, proved_by=f"{form.target} engine")
+
+
+def engine_table(
+    manifest: Manifest, form: Form, record: EngineRecord, engine: Path, earlier: FusionTable | None = None
+) -> FusionTable:
+    """What the engine's own text says about every attention that was counted at export; `build` writes it, too.
+
+    Args:
+        engine: Where the engine is now; `record.file` is where it will be.
+        earlier: The table that lowering wrote; it knows the form's name, and why an attention was not recognised.
+    """
+    known = {item.attention: item for item in earlier.items} if earlier else {}
+    try:
+        text: EngineText | str = read_engine_text(engine)
+    except ArtifactError as err:
+        text = portable(err.message, engine.parent)
+    items = tuple(
+        _engine_item(attention.name, form, record, text, known.get(attention.name)) for attention in manifest.attentions
+    )
+    return FusionTable(
+        attentions=len(items),
+        fused=sum(item.fused for item in items),
+        items=items,
+        file=form.file,
+        plan=form.plan,
+        proved_by=record.file,
+    )
+
+
+def _engine_item(
+    attention: str, form: Form, record: EngineRecord, text: EngineText | str, known: FusionItem | None
+) -> FusionItem:
+    anchors = form.anchors.get(attention)
+    spelling = known.form if known else ""
+    mask = form.mask.get(attention, known.mask if known else "")
+    if not anchors:
+        reason = known.reason if known and known.reason else "it was not recognised in the graph"
+        return FusionItem(attention, spelling, mask, None, False, reason)
+    spelling = spelling or ("Attention" if len(anchors) == 1 else "decomposed")
+    if isinstance(text, str):
+        return FusionItem(attention, spelling, mask, None, False, text)
+    proof = prove(text, anchors, len(record.profiles))
+    if isinstance(proof, Evidence):
+        return FusionItem(attention, spelling, mask, proof.kernel, True, "", proof.text, known.cost if known else "")
+    return FusionItem(attention, spelling, mask, None, False, proof.reason)

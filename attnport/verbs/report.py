@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from attnport import __version__
 from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport
 from attnport.errors import ArtifactError, AttnportError
 from attnport.folder.machine import machine
@@ -24,6 +23,7 @@ from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.markdown import render as markdown
 from attnport.reporting.page import code_digest, render
 from attnport.verbs._advice import advise
+from attnport.version import __version__
 
 FILES = {"html": "report.html", "md": "report.md"}
 """The report's forms; each is a stage of its own, so that both may lie in a folder."""

@@ -24,8 +24,8 @@ from attnport.models import (
     sliding_window_attention,
 )
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.contracts import sequence_contract
 from attnport.models.blocks.multi_head import MultiHeadAttention
-from attnport.models.blocks.sequence_contract import sequence_contract
 from attnport.models.blocks.weights import build
 
 LONGEST = 4096

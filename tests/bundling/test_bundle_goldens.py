@@ -21,7 +21,7 @@ from attnport.parity.golden import bounds as golden_bounds
 from attnport_bundle import BundleError, IntegrityError, load, npz
 from attnport_bundle.decode import MAX_DEPTH, decode, parse
 from attnport_bundle.external import Reference, references
-from attnport_bundle.goldens import Goldens, compare
+from attnport_bundle.goldens import GoldenCases, compare
 from attnport_bundle.manifest import Bound, Dim, Manifest, Profile, Requires, read
 from attnport_bundle.manifest import Goldens as GoldenRecord
 from attnport_bundle.selftest import selftest
@@ -95,7 +95,7 @@ def test_a_model_that_cannot_run_fails_the_selftest(app: Path, monkeypatch: pyte
 
 def test_every_golden_case_is_run(app: Path) -> None:
     with load(app) as model:
-        results = list(Goldens(app, read(app)).check(model))
+        results = list(GoldenCases(app, read(app)).check(model.form, model.run))
     assert [(one.case, one.output) for one in results] == [
         (f"golden-{case}", output) for case in range(3) for output in ("hidden", "pooled")
     ]
@@ -104,10 +104,8 @@ def test_every_golden_case_is_run(app: Path) -> None:
 
 @dataclass(frozen=True)
 class Answering:
-    """Stands in for a model that is open: the form, and what it answers in each case."""
+    """Stands in for a model that is open: what it answers in each case."""
 
-    manifest: Manifest
-    form: str
     answers: Mapping[str, Mapping[str, Any]]
 
     def run(self, **feeds: Any) -> Mapping[str, Any]:
@@ -140,8 +138,8 @@ def halved(app: Path, arrays: Mapping[str, Any], profiles: tuple[Profile, ...] =
 
 
 def verdicts(app: Path, manifest: Manifest, form: str, answers: Any) -> list[tuple[str, bool]]:
-    model: Any = Answering(manifest, form, answers)
-    return [(result.case, result.passed) for result in Goldens(app, manifest).check(model) if result.output == "hidden"]
+    results = GoldenCases(app, manifest).check(form, Answering(answers).run)
+    return [(result.case, result.passed) for result in results if result.output == "hidden"]
 
 
 def test_a_form_is_judged_by_the_bounds_of_its_own_plan(app: Path, arrays: dict[str, Any]) -> None:
@@ -182,7 +180,7 @@ def test_golden_arrays_of_another_type_are_refused_by_name(app: Path, name: str,
     arrays = dict(np.load(app / "goldens.npz"))
     np.savez(app / "goldens.npz", **{**arrays, name: wrong(arrays[name])})
     with pytest.raises(IntegrityError, match=f"'{name}': got dtype"):
-        Goldens(app, read(app))
+        GoldenCases(app, read(app))
 
 
 def test_golden_files_that_are_no_plain_arrays_are_refused(app: Path) -> None:
@@ -190,14 +188,14 @@ def test_golden_files_that_are_no_plain_arrays_are_refused(app: Path) -> None:
     arrays = dict(np.load(path))
     path.write_bytes(b"PK\x05\x06" + bytes(18))
     with pytest.raises(IntegrityError, match="on one side only"):
-        Goldens(app, manifest)
+        GoldenCases(app, manifest)
     np.savez(path, **{**arrays, "golden-0/in/ids": np.array([{"a": 1}], dtype=object)})
     with pytest.raises(IntegrityError, match="allow_pickle=False"):
-        Goldens(app, manifest)
+        GoldenCases(app, manifest)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("golden-0/in/ids.npy", b"not an array")
     with pytest.raises(IntegrityError, match="no array"):
-        Goldens(app, manifest)
+        GoldenCases(app, manifest)
 
 
 def test_a_golden_file_that_unpacks_to_too_much_is_refused(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +203,7 @@ def test_a_golden_file_that_unpacks_to_too_much_is_refused(app: Path, monkeypatc
         archive.writestr("a.npy", bytes(1 << 20))
     monkeypatch.setattr(npz, "MAX_BYTES", 1 << 19)
     with pytest.raises(IntegrityError, match="unpacks to more than"):
-        Goldens(app, read(app))
+        GoldenCases(app, read(app))
 
 
 def test_a_manifest_without_golden_cases_is_refused(app: Path) -> None:

@@ -17,7 +17,7 @@ import tiny_attention as tiny
 from attnport.bundling.readme import readme
 from attnport_bundle import BundleError, IntegrityError, Model, RuntimeMissing, load
 from attnport_bundle import __main__ as command
-from attnport_bundle.goldens import Goldens
+from attnport_bundle.goldens import GoldenCases
 from attnport_bundle.manifest import (
     IO,
     Dim,
@@ -144,7 +144,7 @@ def test_a_link_in_a_file_s_place_is_not_followed_even_unchecked(name: str, app:
     (path,) = (found for found in app.rglob("*") if found.name.startswith(name) and found.suffix in (".onnx", ".npz"))
     path.symlink_to(path.rename(tmp_path / "elsewhere"))
     with pytest.raises(IntegrityError, match=path.name), load(app, check_files=False) as model:
-        list(Goldens(app, model.manifest).check(model))
+        list(GoldenCases(app, model.manifest).check(model.form, model.run))
 
 
 def test_the_command_line(app: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from bundle_forms import manifest, reform, wrong_model
 from attnport_bundle import BundleError, IntegrityError, NumbersOff, RuntimeMissing, load
 from attnport_bundle.cache import entry
 from attnport_bundle.errors import BundleWarning
-from attnport_bundle.goldens import Goldens
+from attnport_bundle.goldens import GoldenCases
 from attnport_bundle.manifest import read
 from attnport_bundle.session import Machine
 
@@ -29,13 +29,13 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The forms whose goldens ran."""
-    found, check = [], Goldens.check
+    found, check = [], GoldenCases.check
 
-    def counted(self, model):  # type: ignore[no-untyped-def]  # stands in for a method
-        found.append(model.form)
-        return check(self, model)
+    def counted(self, form, run):  # type: ignore[no-untyped-def]  # stands in for a method
+        found.append(form)
+        return check(self, form, run)
 
-    monkeypatch.setattr(Goldens, "check", counted)
+    monkeypatch.setattr(GoldenCases, "check", counted)
     return found
 
 

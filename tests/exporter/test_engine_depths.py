@@ -12,7 +12,7 @@ import pytest
 from attnport.artifacts import Evidence, ModelSpec
 from attnport.exporter import storage
 from attnport.exporter.capture import capture
-from attnport.exporter.engine import build_engine, prove, read_plan
+from attnport.exporter.engine import build_engine, prove, read_engine_text
 from attnport.exporter.lowering import base
 
 pytest.importorskip("tensorrt_rtx")
@@ -55,7 +55,7 @@ def proofs(name: str, depth: int, plan: str, folder: Path) -> dict[str, object]:
     low = base.get("tensorrt_rtx").lower(found.model, found.attentions, plan=plan, masks=spec.io.masks)
     storage.save_form(low.model, folder / "form.onnx", "form.bin")
     build_engine("tensorrt_rtx", folder / "form.onnx", spec.io, folder / "form.engine", plan=plan)
-    text = read_plan(folder / "form.engine")
+    text = read_engine_text(folder / "form.engine")
     return {one.name: prove(text, low.anchors.get(one.name, ()), 1) for one in found.attentions}
 
 

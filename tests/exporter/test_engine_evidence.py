@@ -13,8 +13,8 @@ from engine_graphs import ANCHORS, contract, decomposed, operator
 from attnport.artifacts import Evidence
 from attnport.dims import Dim, Profile
 from attnport.errors import ArtifactError, IntegrityError
-from attnport.exporter.engine import Unfused, build_engine, engine_evidence, prove, read_header, read_plan
-from attnport.exporter.engine.evidence import Kernel, PlanText
+from attnport.exporter.engine import Unfused, build_engine, engine_evidence, prove, read_engine_text, read_header
+from attnport.exporter.engine.evidence import EngineText, Kernel
 
 pytest.importorskip("tensorrt_rtx")
 SMALL = Profile((Dim("batch", 1, 1, 1), Dim("seq", 1, 16, 32)))
@@ -37,7 +37,7 @@ def test_half_precision_attention_is_fused_for_every_target(tmp_path: Path, dtyp
     assert found["attn"].kernel == "_gemm_mha_v2"
     assert re.search(r"_gemm_mha_v2 covers .*attn/pv.*attn/qk.*attn/softmax", found["attn"].text)
     # One graph whatever the number of targets: what is proved of it holds for each of them.
-    assert len(read_plan(engine).graphs) == 1
+    assert len(read_engine_text(engine).graphs) == 1
 
 
 def test_tiles_that_the_mask_hides_are_told(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_causal_operator_skips_what_lies_right_of_the_diagonal(tmp_path: Path) -
 def test_single_precision_is_not_fused_and_the_reason_names_the_kernels(tmp_path: Path) -> None:
     engine = build(tmp_path, "float32")
     assert engine_evidence(engine, ANCHORS) == {}
-    verdict = prove(read_plan(engine), ANCHORS["attn"], 1)
+    verdict = prove(read_engine_text(engine), ANCHORS["attn"], 1)
     assert isinstance(verdict, Unfused)
     assert re.search(r"no single attention kernel covers it: attn/qk in .*fully_connected", verdict.reason)
     assert re.search(r"; attn/softmax in __myl_\S+; attn/pv in ", verdict.reason)
@@ -72,7 +72,7 @@ def test_head_size_without_a_kernel_is_not_fused(tmp_path: Path) -> None:
 
 def test_each_profile_has_its_own_kernel(tmp_path: Path) -> None:
     engine = build(tmp_path, profiles=(LONG, SMALL))
-    assert len(read_plan(engine).graphs) == 2
+    assert len(read_engine_text(engine).graphs) == 2
     found = engine_evidence(engine, ANCHORS, profiles=2)["attn"]
     assert found.kernel == "_gemm_mha_v2"
     assert re.match(r"profile 0: _gemm_mha_v2 covers .*\nprofile 1: _gemm_mha_v2 covers ", found.text)
@@ -80,14 +80,14 @@ def test_each_profile_has_its_own_kernel(tmp_path: Path) -> None:
 
 def test_fused_in_one_profile_alone_does_not_count(tmp_path: Path) -> None:
     engine = build(tmp_path, profiles=(LONG, ONE_TOKEN))
-    first, second = read_plan(engine).graphs
-    assert isinstance(prove(PlanText((first,)), ANCHORS["attn"], 1), Evidence)
-    assert isinstance(prove(PlanText((second,)), ANCHORS["attn"], 1), Unfused)
+    first, second = read_engine_text(engine).graphs
+    assert isinstance(prove(EngineText((first,)), ANCHORS["attn"], 1), Evidence)
+    assert isinstance(prove(EngineText((second,)), ANCHORS["attn"], 1), Unfused)
     assert engine_evidence(engine, ANCHORS, profiles=2) == {}
 
 
 def test_engine_that_lacks_a_profile_does_not_prove_it(tmp_path: Path) -> None:
-    verdict = prove(read_plan(build(tmp_path)), ANCHORS["attn"], 2)
+    verdict = prove(read_engine_text(build(tmp_path)), ANCHORS["attn"], 2)
     assert isinstance(verdict, Unfused)
     assert "in 1 of 2 graphs" in verdict.reason
 
@@ -122,13 +122,13 @@ def test_unfused_branch_beside_the_fused_kernel_does_not_count() -> None:
     move = Kernel("__myl_Move", frozenset({"qk"}))
     fallback = Kernel("__myl_Softmax", frozenset({"softmax"}))
     nodes = ("qk", "softmax", "pv")
-    assert isinstance(prove(PlanText(((move, fused),)), nodes, 1), Evidence)
-    assert isinstance(prove(PlanText(((fused, fallback),)), nodes, 1), Unfused)
+    assert isinstance(prove(EngineText(((move, fused),)), nodes, 1), Evidence)
+    assert isinstance(prove(EngineText(((fused, fallback),)), nodes, 1), Unfused)
 
 
 def test_kernel_that_is_no_attention_kernel_does_not_count_though_it_covers_everything() -> None:
     nodes = frozenset({"qk", "softmax", "pv"})
-    assert isinstance(prove(PlanText(((Kernel("_gemm_v2", nodes),),)), tuple(nodes), 1), Unfused)
+    assert isinstance(prove(EngineText(((Kernel("_gemm_v2", nodes),),)), tuple(nodes), 1), Unfused)
 
 
 @pytest.mark.parametrize("content", [b"", b"vtrt", b"not an engine" * 99])

@@ -11,7 +11,7 @@ from spellings import ALL, AXES, CASES
 from attnport.artifacts import Evidence
 from attnport.errors import EngineBuildError
 from attnport.exporter import storage
-from attnport.exporter.engine import build_engine, prove, read_plan
+from attnport.exporter.engine import build_engine, prove, read_engine_text
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -31,8 +31,8 @@ def engine(name: str, plan: str, folder: Path) -> dict[str, object]:
     low = lowered(name, "tensorrt_rtx", plan)
     storage.save_form(low.model, folder / "form.onnx", "form.bin")
     build_engine("tensorrt_rtx", folder / "form.onnx", ALL[name].io, folder / "form.engine", plan=plan)
-    plan_text = read_plan(folder / "form.engine")
-    return {attention: prove(plan_text, low.anchors.get(attention, ()), 1) for attention in low.anchors or {"module"}}
+    engine_text = read_engine_text(folder / "form.engine")
+    return {attention: prove(engine_text, low.anchors.get(attention, ()), 1) for attention in low.anchors or {"module"}}
 
 
 PLANS = ("fp16", "bf16", "fp16_islands")

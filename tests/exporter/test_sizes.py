@@ -12,8 +12,9 @@ from running import on_reference
 
 from attnport.errors import ExportError
 from attnport.exporter.naming import SCOPES, module_of
-from attnport.exporter.passes.foreign import prepare, settle_sizes
+from attnport.exporter.passes.foreign import prepare
 from attnport.exporter.passes.indexing import index_by_grid
+from attnport.exporter.passes.sizes import settle_sizes
 
 CONSTS = {
     "zero": np.int64(0), "one": np.int64(1), "two": np.int64(2), "last": np.int64([-1]), "first": np.int64([0]),

@@ -371,7 +371,7 @@ def test_the_folder_for_state_is_the_systems(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_reload_goes_by_the_one_place_that_asks() -> None:
-    folder = Path(trust.__file__).parent
-    loading = re.compile(r"pipeline\.loading import|sources(\.load)? import load|pipeline import loading")
-    users = {path.stem for path in folder.glob("*.py") if loading.search(path.read_text(encoding="utf-8"))}
-    assert users == {"loading", "export", "trust"}
+    package = Path(attnport.__file__).parent
+    loading = re.compile(r"folder\.loading import .*\bload\b|sources(\.load)? import load|folder import loading")
+    users = {path.stem for path in package.rglob("*.py") if loading.search(path.read_text(encoding="utf-8"))}
+    assert users == {"__init__", "loading", "export", "trust"}

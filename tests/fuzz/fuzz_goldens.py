@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import mutate as mutations
 import numpy as np
@@ -13,9 +12,8 @@ from scratch import scratch
 
 from attnport_bundle import feeds
 from attnport_bundle.errors import BundleError
-from attnport_bundle.goldens import Goldens
+from attnport_bundle.goldens import GoldenCases
 from attnport_bundle.manifest import from_bytes
-from attnport_bundle.model import Model
 
 mutate = mutations.zip_member
 MANIFEST = from_bytes((Path(__file__).parent / "corpus" / "manifest" / "valid").read_bytes(), "bundle.json")
@@ -26,14 +24,14 @@ def one(data: bytes) -> bool:
     """Whether `data` is accepted, and a model that answers with the references passes."""
     (_FOLDER / MANIFEST.goldens.file).write_bytes(data)
     try:
-        goldens = Goldens(_FOLDER, MANIFEST)
-        return all(result.passed for result in goldens.check(_perfect(goldens)))
+        goldens = GoldenCases(_FOLDER, MANIFEST)
+        return all(result.passed for result in goldens.check(MANIFEST.order[0], _perfect(goldens)))
     except BundleError:
         return False
 
 
-def _perfect(goldens: Goldens) -> Model:
-    """A model that takes what the contract allows and answers with the reference of the case that it is given."""
+def _perfect(goldens: GoldenCases) -> Callable[..., Mapping[str, Any]]:
+    """The `run` of a model that takes what the contract allows and answers with the reference of the case it is given."""
     cases = list(dict.fromkeys(bound.case for bound in MANIFEST.goldens.bounds))
 
     with np.load(_FOLDER / MANIFEST.goldens.file) as file:
@@ -45,4 +43,4 @@ def _perfect(goldens: Goldens) -> Model:
         with np.errstate(over="ignore"):  # a reference that is too large for the output's dtype
             return {spec.name: arrays[f"{case}/out/{spec.name}"].astype(spec.dtype) for spec in MANIFEST.io.outputs}
 
-    return cast(Model, SimpleNamespace(manifest=MANIFEST, form=MANIFEST.order[0], run=run))
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from attnport.artifacts import PLANS, Capabilities
 from attnport.dims import parse_profile
 from attnport.errors import ProfileError
 from attnport.latency.grid import parse_grid
-from attnport.optional import is_installed
 from attnport.verbs.gpu.files import prepare
 from attnport.verbs.gpu.subjects import SUBJECTS, Subject, bert_base, llama_part
 
@@ -51,7 +51,7 @@ def test_the_models_are_measured_at_the_sizes_that_are_asked_for() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+@pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject: Subject, tmp_path: Path) -> None:
     probed = {name: there(name) for name in ("torch_eager_cuda", "ort_cuda", "tensorrt_rtx")}

@@ -8,7 +8,7 @@ import pytest
 
 from attnport.latency import clocks
 from attnport.latency.clocks import DriftWatch, processors, resolution_ns
-from attnport.latency.measured import Measured, samples_of
+from attnport.latency.measured import TimedRuntime, samples_of
 
 
 def test_the_resolution_is_the_smallest_step_of_the_timer() -> None:
@@ -23,7 +23,7 @@ def test_a_timer_that_stands_still_ends_the_measurement_of_it() -> None:
 
 
 def test_a_timer_that_is_too_coarse_for_a_call_is_said_in_its_row() -> None:
-    found = Measured(rounds_ns={"w": [(1000, 1010)] * 12}, resolution_ns=20)
+    found = TimedRuntime(rounds_ns={"w": [(1000, 1010)] * 12}, resolution_ns=20)
     assert "too coarse" in samples_of(found, "w", 0.0).note
     found.resolution_ns = 9
     assert samples_of(found, "w", 0.0).note == ""

@@ -128,7 +128,7 @@ def test_grouped_heads_share_keys_and_values(groups: int, batch: int, length: in
 
 
 def test_one_group_is_multi_query_attention() -> None:
-    module = grouped_query_attention.make(grouped_query_attention.MULTI_QUERY)
+    module = grouped_query_attention.make(grouped_query_attention.GroupedQueryAttentionConfig(groups=1))
     assert module.project.key.out_features == module.project.value.out_features == E // H
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from attnport.models.blocks.attention_parts import merge_heads, split_heads
+from attnport.models.blocks.feed_forward import SwiGLU
 from attnport.models.blocks.norms import RMSNorm
+from attnport.models.blocks.positions import SinusoidalPositions
 from attnport.models.blocks.relative import RelativePositions
 from attnport.models.blocks.rotary import RotaryPositions
-from attnport.models.blocks.sinusoidal import SinusoidalPositions
-from attnport.models.blocks.swiglu import SwiGLU
 from attnport.models.blocks.weights import build, randomise
 
 

@@ -257,7 +257,7 @@ def test_an_engine_with_islands_is_built_fused_kept_and_checked(built: Path, mon
     assert check(built, ["torch_eager"]).forms["tensorrt_rtx.auto"].verdict == "PASS"
     broken = dataclasses.replace(form.precision, islands=form.precision.islands[1:])
     monkeypatch.setattr(auto_precision, "plan_precision", None)  # it is not searched again
-    monkeypatch.setattr("attnport.verbs._auto_form.plan_precision", None)
+    monkeypatch.setattr("attnport.verbs.build.plan_precision", None)
     record, table = build(built, "tensorrt_rtx", "auto")
     assert record.precision == form.precision
     assert (table.fused, table.plan) == (2, "auto")

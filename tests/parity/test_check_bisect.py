@@ -24,7 +24,7 @@ from attnport.exporter import capture
 from attnport.exporter.naming import SCOPES
 from attnport.folder.workspace import change
 from attnport.parity.bisect import bisect
-from attnport.parity.searching import Finding
+from attnport.parity.searching import SearchResult
 from attnport.runtimes import base
 from attnport.verbs.check import check
 from attnport.verbs.export import export
@@ -130,7 +130,7 @@ def shifted_mask(module: str) -> Edit:
     return edit
 
 
-def searched(folder: Path, runtimes: list[str] | None = None, **options: object) -> tuple[Finding, ...]:
+def searched(folder: Path, runtimes: list[str] | None = None, **options: object) -> tuple[SearchResult, ...]:
     report = check(folder, runtimes or THREE)
     assert report.verdict == "FAIL"
     return bisect(folder, report, **options).findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ from test_tensorrt import RUNTIME, VERSION, feeds, opening
 
 from attnport.artifacts import DEVICE_PARTS
 from attnport.errors import FeedError, UnavailableError, UsageError
-from attnport.optional import is_installed
 from attnport.runtimes import _cuda
 from attnport.runtimes import tensorrt as tensorrt_runtime
 
@@ -101,7 +101,7 @@ def test_kernels_for_the_shapes_of_a_call_are_not_made_behind_it(
     session.close()
 
 
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+@pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 def test_the_installed_tensorrt_has_the_names_for_it() -> None:
     import tensorrt_rtx
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from pretended_gpu import PROFILES, Config, Context, Engine, HostDevice, Kept, e
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Dim, Profile, TensorSpec
 from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError, UsageError
-from attnport.optional import is_installed
 from attnport.runtimes import _cuda, base
 from attnport.runtimes import tensorrt as tensorrt_runtime
 from attnport.runtimes.base import Opening
@@ -276,7 +276,7 @@ def test_an_engine_that_cannot_be_deserialised_carries_the_reason(engine: Path, 
     assert device.closed == 1
 
 
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+@pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
     import tensorrt_rtx as trt
 
@@ -295,7 +295,7 @@ def test_the_installed_tensorrt_has_every_name_that_a_session_uses() -> None:
     assert {"FLOAT", "HALF", "BF16", "INT32", "INT64", "BOOL"} <= set(trt.DataType.__members__)
 
 
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+@pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 def test_errors_of_the_installed_tensorrt_are_kept_for_our_messages() -> None:
     import tensorrt_rtx as trt
 
@@ -307,7 +307,7 @@ def test_errors_of_the_installed_tensorrt_are_kept_for_our_messages() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+@pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 def test_an_engine_runs_on_a_real_gpu(tmp_path: Path) -> None:
     """Memory, stream and profile switches on a device: y = 2 x in half precision, built here, at two profiles."""
     import onnx.parser

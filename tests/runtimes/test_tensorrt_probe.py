@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from attnport.errors import UnavailableError
-from attnport.optional import is_installed
 from attnport.runtimes import _cuda, base
 from attnport_bundle import cuda
 
@@ -19,7 +20,7 @@ def test_without_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) ->
     assert found.reason
 
 
-@pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
+@pytest.mark.skipif(not find_spec("tensorrt_rtx"), reason="tensorrt_rtx is not installed")
 def test_rtx_without_a_driver_says_that_it_builds_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnport.runtimes import tensorrt_rtx
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import engine_graphs
 import pytest
 from click.testing import CliRunner
 
-from attnport import optional
 from attnport.artifacts import (
     FORMAT,
     EngineRecord,
@@ -223,7 +223,7 @@ def test_target_without_engines_and_folder_without_artifact(tmp_path: Path) -> N
         build(tmp_path, "tensorrt_rtx")
 
 
-@pytest.mark.skipif(optional.is_installed("tensorrt"), reason="tensorrt is installed")
+@pytest.mark.skipif(find_spec("tensorrt"), reason="tensorrt is installed")
 def test_flavour_that_is_not_installed_is_said_before_lowering(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match="tensorrt is not installed"):
         build(folder_with_form(tmp_path / "a"), "tensorrt")

@@ -34,7 +34,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class PlanText:
+class EngineText:
     """The kernels of an engine, graph by graph; there is a graph for each optimization profile."""
 
     graphs: tuple[tuple[Kernel, ...], ...]
@@ -48,7 +48,7 @@ class Unfused:
     kernels: tuple[str, ...] = ()
 
 
-def read_plan(engine: Path) -> PlanText:
+def read_engine_text(engine: Path) -> EngineText:
     """Reads the kernels of an engine.
 
     The file is not deserialised. Check its digest first: this only reads text, it does not find a changed byte.
@@ -67,7 +67,7 @@ def read_plan(engine: Path) -> PlanText:
             "or one of a version that writes another format."
         )
     ends = [*starts[1:], len(data)]
-    return PlanText(tuple(_kernels(data[start:end]) for start, end in zip(starts, ends, strict=True)))
+    return EngineText(tuple(_kernels(data[start:end]) for start, end in zip(starts, ends, strict=True)))
 
 
 def _kernels(graph: bytes) -> tuple[Kernel, ...]:
@@ -102,17 +102,17 @@ def _tiles(graph: bytes, entry: bytes) -> str:
     return "; ".join(facts)
 
 
-def prove(plan: PlanText, anchors: tuple[str, ...], profiles: int) -> Evidence | Unfused:
+def prove(text: EngineText, anchors: tuple[str, ...], profiles: int) -> Evidence | Unfused:
     """Whether one attention kernel covers all `anchors`, in the graph of every optimization profile.
 
     Args:
-        plan: The engine's kernels.
+        text: The engine's kernels.
         anchors: One attention operator, or (QK^T product, softmax, PV product), by node name.
         profiles: How many optimization profiles the engine was built with.
     """
     wanted = frozenset(anchors)
     proofs: list[Kernel] = []
-    for graph in plan.graphs:
+    for graph in text.graphs:
         touching = [kernel for kernel in graph if kernel.nodes & wanted]
         fused = [kernel for kernel in touching if ATTENTION_KERNEL.fullmatch(kernel.name) and wanted <= kernel.nodes]
         # A decomposed attention whose softmax a second kernel computes too has an unfused branch. The operator's own
@@ -160,6 +160,6 @@ def engine_evidence(engine: Path, anchors: Mapping[str, tuple[str, ...]], profil
     Raises:
         ArtifactError: the engine cannot be read, or holds no graph text.
     """
-    plan = read_plan(engine)
-    proofs = {name: prove(plan, nodes, profiles) for name, nodes in anchors.items()}
+    text = read_engine_text(engine)
+    proofs = {name: prove(text, nodes, profiles) for name, nodes in anchors.items()}
     return {name: proof for name, proof in proofs.items() if isinstance(proof, Evidence)}

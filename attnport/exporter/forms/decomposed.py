@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.float_limits import lowest
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.operands import operands
@@ -52,7 +53,7 @@ def decomposed(
     may_hide = any(can_hide(each.at.value) for each in attention.mask.biases)
     if keep is not None:
         # A bias of -inf lies below the lowest number: only -inf itself hides beside it.
-        low = build.like(-np.inf if may_hide else _lowest(compute), scores)
+        low = build.like(-np.inf if may_hide else lowest(compute), scores)
         scores = build.op("Where", keep, scores, low, name="mask", dtype=compute)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
     anchors.append(weights)
@@ -65,12 +66,6 @@ def decomposed(
         output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=compute)
     names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]
     return build.cast(output, dtype, "out_cast"), names
-
-
-def _lowest(dtype: ir.DataType) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype.numpy()).min)  # type: ignore[no-untyped-call]
 
 
 def can_hide(bias: ir.Value) -> bool:

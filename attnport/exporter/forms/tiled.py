@@ -29,7 +29,7 @@ from attnport.exporter.forms.operands import operands
 from attnport.exporter.forms.sinks import sink_bias
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import ELEMENTWISE, axes_of, reads_of
-from attnport.exporter.precision import STAYS
+from attnport.exporter.passes.islands import STAYS
 
 if TYPE_CHECKING:
     import onnx_ir as ir

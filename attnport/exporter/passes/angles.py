@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnport.exporter.precision import STAYS
+from attnport.exporter.passes.islands import STAYS
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,7 +9,7 @@ from attnport.exporter.naming import SCOPES
 from attnport.exporter.passes.cleanup import inline_functions
 from attnport.exporter.passes.indexing import index_by_grid
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
-from attnport.exporter.passes.sizes import infer_sizes
+from attnport.exporter.passes.sizes import settle_sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -42,19 +42,6 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     if index_by_grid(model) + write_out_rotary(model):
         settle_sizes(model)
     return model
-
-
-def settle_sizes(model: ir.Model) -> int:
-    """Gives every value its type and shape, in place; returns how many integer tensors that made constants."""
-    import onnx_ir.passes.common as passes
-
-    shapes = {value: value.shape for node in model.graph for value in node.outputs if value.shape is not None}
-    passes.ShapeInferencePass(data_prop=False)(model)  # for the types; it puts names of its own over the exporter's
-    for value, shape in shapes.items():
-        value.shape = shape
-    made = infer_sizes(model)
-    passes.RemoveUnusedNodesPass()(model)
-    return made
 
 
 def _raised(model: ir.Model, opset: int) -> ir.Model:

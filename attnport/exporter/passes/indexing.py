@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.passes.sizes import Inference, Size
+from attnport.exporter.passes.known_sizes import KnownSizes, Size
+from attnport.exporter.passes.sizes import Inference
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -49,7 +50,7 @@ def index_by_grid(model: ir.Model) -> int:
     return changed
 
 
-def _read(node: ir.Node, known: Inference) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None:
+def _read(node: ir.Node, known: KnownSizes) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None:
     """The indexed tensor, its row and column indices, and the index that is their sum."""
     flat, at = node.inputs[:2]
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
@@ -75,7 +76,7 @@ def _read(node: ir.Node, known: Inference) -> tuple[ir.Value, ir.Value, ir.Value
     return None
 
 
-def _counts_to(value: ir.Value, known: Inference) -> Size | None:
+def _counts_to(value: ir.Value, known: KnownSizes) -> Size | None:
     """n of a tensor that is `Range(0, n, 1)` along one of its axes; None for any other."""
     node = value.producer()
     while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
@@ -88,7 +89,7 @@ def _counts_to(value: ir.Value, known: Inference) -> Size | None:
     return limit.item()
 
 
-def _join_reshapes(model: ir.Model, known: Inference) -> None:
+def _join_reshapes(model: ir.Model, known: KnownSizes) -> None:
     """A reshape to a size that copies nothing from its input may skip a reshape before it."""
     for node in model.graph:
         before = node.inputs[0].producer() if node.op_type == "Reshape" and node.inputs[0] is not None else None

@@ -6,11 +6,12 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from attnport.errors import ExportError
-from attnport.exporter.precision import STAYS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+STAYS = "attnport.float32"
+"""The mark, in a node's metadata, of what a lowering computes in float32 whatever the plan."""
 _SHARED_ELEMENTS = 1024
 """Constants of at most so many elements get a copy in float32 where an island shares them with the rest."""
 

@@ -1,6 +1,6 @@
 """What single operators do to sizes: the shapes that values decide, and the integer tensors that shapes are made of.
 
-A rule takes the inference (`sizes.Inference`) and a node; None means that it does not know.
+A rule takes what is known so far and a node; None means that it does not know.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.exporter.passes.known_sizes import MAX_CONTENT, Content, KnownSizes, Size, Sizes
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from attnport.exporter.passes.sizes import Inference
-
 FAR = 2**31 - 1
 """A bound at or above this means "to the end"."""
-Size = Any
-"""A sympy expression that is an integer."""
-Sizes = tuple[Size, ...]
-Content = np.ndarray[Any, Any]
 
 
-def _of_shape(run: Inference, node: ir.Node) -> Content | None:
+def _of_shape(run: KnownSizes, node: ir.Node) -> Content | None:
     sizes = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
     if sizes is None:
         return None
@@ -33,12 +29,12 @@ def _of_shape(run: Inference, node: ir.Node) -> Content | None:
     return _array(sizes[start:end])
 
 
-def _of_size(run: Inference, node: ir.Node) -> Content | None:
+def _of_size(run: KnownSizes, node: ir.Node) -> Content | None:
     sizes = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
     return None if sizes is None else _array(reduce(operator.mul, sizes, run.sympy.Integer(1)))
 
 
-def _of_gather(run: Inference, node: ir.Node) -> Content | None:
+def _of_gather(run: KnownSizes, node: ir.Node) -> Content | None:
     data, indices = run.content(node, 0), run.ints(node, 1)
     if data is None or indices is None or data.ndim != 1:
         return None
@@ -46,13 +42,13 @@ def _of_gather(run: Inference, node: ir.Node) -> Content | None:
     return data[np.asarray(indices, int).reshape(shape)] if shape else _array(data[indices[0]])
 
 
-def _of_concat(run: Inference, node: ir.Node) -> Content | None:
+def _of_concat(run: KnownSizes, node: ir.Node) -> Content | None:
     parts = [run.content(node, at) for at in range(len(node.inputs))]
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if len(known) == len(parts) and all(part.ndim == 1 for part in known) else None
 
 
-def _of_same(run: Inference, node: ir.Node) -> Content | None:
+def _of_same(run: KnownSizes, node: ir.Node) -> Content | None:
     """Casts, and what adds or removes axes of size 1 of a tensor of one axis at most."""
     content, kind = run.content(node, 0), node.outputs[0].dtype
     sizes = run.sizes.get(node.outputs[0]) or _shape_of(run, node)
@@ -63,14 +59,14 @@ def _of_same(run: Inference, node: ir.Node) -> Content | None:
     return content.reshape([int(size) for size in sizes]) if sizes is not None and _numbers(sizes) else None
 
 
-def _shape_of(run: Inference, node: ir.Node) -> Sizes | None:
+def _shape_of(run: KnownSizes, node: ir.Node) -> Sizes | None:
     if node.op_type == "Reshape":
         return _reshape(run, node)
     found = run.by_standard(node)
     return tuple(found[0]) if found and found[0] is not None else None
 
 
-def _of_slice(run: Inference, node: ir.Node) -> Content | None:
+def _of_slice(run: KnownSizes, node: ir.Node) -> Content | None:
     data = run.content(node, 0)
     starts, ends, steps = run.ints(node, 1), run.ints(node, 2), run.ints(node, 4)
     if data is None or data.ndim != 1 or starts is None or ends is None or (steps is None and len(node.inputs) > 4):
@@ -78,23 +74,23 @@ def _of_slice(run: Inference, node: ir.Node) -> Content | None:
     return data[slice(starts[0], ends[0], steps[0] if steps else 1)]
 
 
-def _of_constant_of_shape(run: Inference, node: ir.Node) -> Content | None:
+def _of_constant_of_shape(run: KnownSizes, node: ir.Node) -> Content | None:
     shape = run.ints(node, 0)
     fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0] if "value" in node.attributes else np.float32(0)
     if shape is None or not np.issubdtype(fill.dtype, np.integer):
         return None
-    return run.exact(np.full(shape, fill)) if np.prod(shape) <= run.MAX_CONTENT else None
+    return run.exact(np.full(shape, fill)) if np.prod(shape) <= MAX_CONTENT else None
 
 
-def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Inference, ir.Node], Content | None]:
-    def rule(run: Inference, node: ir.Node) -> Content | None:
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[KnownSizes, ir.Node], Content | None]:
+    def rule(run: KnownSizes, node: ir.Node) -> Content | None:
         left, right = run.content(node, 0), run.content(node, 1)
         return None if left is None or right is None else _array(function(left, right))
 
     return rule
 
 
-def _divided(run: Inference, node: ir.Node) -> Content | None:
+def _divided(run: KnownSizes, node: ir.Node) -> Content | None:
     """Integer division goes towards zero; sizes are not negative, so that is the floor."""
     left, right = run.content(node, 0), run.content(node, 1)
     if left is None or right is None or any(size.is_nonnegative is not True for size in (*left.flat, *right.flat)):
@@ -102,8 +98,8 @@ def _divided(run: Inference, node: ir.Node) -> Content | None:
     return _array(np.frompyfunc(lambda a, b: run.sympy.floor(a / b), 2, 1)(left, right))
 
 
-def _extreme(name: str) -> Callable[[Inference, ir.Node], Content | None]:
-    def rule(run: Inference, node: ir.Node) -> Content | None:
+def _extreme(name: str) -> Callable[[KnownSizes, ir.Node], Content | None]:
+    def rule(run: KnownSizes, node: ir.Node) -> Content | None:
         parts = [run.content(node, at) for at in range(len(node.inputs))]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
@@ -113,7 +109,7 @@ def _extreme(name: str) -> Callable[[Inference, ir.Node], Content | None]:
     return rule
 
 
-def _of_equal(run: Inference, node: ir.Node) -> Content | None:
+def _of_equal(run: KnownSizes, node: ir.Node) -> Content | None:
     left, right = run.content(node, 0), run.content(node, 1)
     if left is None or right is None:
         return None
@@ -122,7 +118,7 @@ def _of_equal(run: Inference, node: ir.Node) -> Content | None:
     return None if any(answer is None for answer in decided.flat) else decided
 
 
-def _of_where(run: Inference, node: ir.Node) -> Content | None:
+def _of_where(run: KnownSizes, node: ir.Node) -> Content | None:
     parts = [run.content(node, at) for at in range(3)]
     condition, left, right = parts
     if condition is None or left is None or right is None:
@@ -130,7 +126,7 @@ def _of_where(run: Inference, node: ir.Node) -> Content | None:
     return _array(np.where(condition.astype(bool), left, right))
 
 
-def _of_product(run: Inference, node: ir.Node) -> Content | None:
+def _of_product(run: KnownSizes, node: ir.Node) -> Content | None:
     content = run.content(node, 0)
     keeps = "keepdims" not in node.attributes or bool(node.attributes["keepdims"].as_int())
     if content is None or content.ndim != 1:
@@ -139,7 +135,7 @@ def _of_product(run: Inference, node: ir.Node) -> Content | None:
     return _array([product]) if keeps else _array(product)
 
 
-def _reshape(run: Inference, node: ir.Node) -> Sizes | None:
+def _reshape(run: KnownSizes, node: ir.Node) -> Sizes | None:
     before = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
     target = run.content(node, 1)
     if target is None:
@@ -157,13 +153,13 @@ def _reshape(run: Inference, node: ir.Node) -> Sizes | None:
     return tuple(after)
 
 
-def _expand(run: Inference, node: ir.Node) -> Sizes | None:
+def _expand(run: KnownSizes, node: ir.Node) -> Sizes | None:
     before = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
     target = run.content(node, 1)
     return None if before is None or target is None else run.broadcast([before, tuple(target)])
 
 
-def _slice(run: Inference, node: ir.Node) -> Sizes | None:
+def _slice(run: KnownSizes, node: ir.Node) -> Sizes | None:
     sizes = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None
     given = [value is not None for value in (*node.inputs[3:5], None, None)]
     axes, steps = run.ints(node, 3), run.ints(node, 4)
@@ -183,7 +179,7 @@ def _slice(run: Inference, node: ir.Node) -> Sizes | None:
     return tuple(after)
 
 
-def _slice_size(run: Inference, size: Size, start: Size, end: Size, step: int) -> Size | None:
+def _slice_size(run: KnownSizes, size: Size, start: Size, end: Size, step: int) -> Size | None:
     start, end = (_bound(run, size, bound) for bound in (start, end))
     if start is None or end is None or step < 1:
         return None
@@ -193,7 +189,7 @@ def _slice_size(run: Inference, size: Size, start: Size, end: Size, step: int) -
     return length if length.is_positive else None
 
 
-def _bound(run: Inference, size: Size, bound: Size) -> Size | None:
+def _bound(run: KnownSizes, size: Size, bound: Size) -> Size | None:
     """A bound of a slice as a count from the start, inside the axis; None where the sign is not known."""
     if bound.is_Integer and abs(int(bound)) >= FAR:
         return size if bound > 0 else run.sympy.Integer(0)
@@ -204,7 +200,7 @@ def _bound(run: Inference, size: Size, bound: Size) -> Size | None:
     return run.sympy.Min(bound, size) if bound.is_nonnegative else None
 
 
-def _range(run: Inference, node: ir.Node) -> Sizes | None:
+def _range(run: KnownSizes, node: ir.Node) -> Sizes | None:
     start, limit, delta = (run.content(node, at) for at in range(3))
     if start is None or limit is None or delta is None or not delta.item().is_positive:
         return (run.unknown(),)
@@ -212,17 +208,17 @@ def _range(run: Inference, node: ir.Node) -> Sizes | None:
     return (length,) if length.is_positive else (run.unknown(),)
 
 
-def _constant_of_shape(run: Inference, node: ir.Node) -> Sizes | None:
+def _constant_of_shape(run: KnownSizes, node: ir.Node) -> Sizes | None:
     content = run.content(node, 0)
     return None if content is None else tuple(content)
 
 
-def _tile(run: Inference, node: ir.Node) -> Sizes | None:
+def _tile(run: KnownSizes, node: ir.Node) -> Sizes | None:
     sizes, times = run.sizes.get(node.inputs[0]) if node.inputs[0] is not None else None, run.content(node, 1)
     return None if sizes is None or times is None else tuple(a * b for a, b in zip(sizes, times, strict=True))
 
 
-def _matmul(run: Inference, node: ir.Node) -> Sizes | None:
+def _matmul(run: KnownSizes, node: ir.Node) -> Sizes | None:
     left, right = (run.sizes.get(value) if value is not None else None for value in node.inputs[:2])
     if left is None or right is None or len(left) < 2 or len(right) < 2:
         return None
@@ -246,7 +242,7 @@ def _numbers(sizes: Sizes) -> bool:
     return all(size.is_Integer for size in sizes)
 
 
-CONTENTS: dict[str, Callable[[Inference, ir.Node], Content | None]] = {
+CONTENTS: dict[str, Callable[[KnownSizes, ir.Node], Content | None]] = {
     "Add": _arithmetic(operator.add),
     "Cast": _of_same,
     "Concat": _of_concat,
@@ -268,7 +264,7 @@ CONTENTS: dict[str, Callable[[Inference, ir.Node], Content | None]] = {
     "Unsqueeze": _of_same,
     "Where": _of_where,
 }
-SHAPES: dict[str, Callable[[Inference, ir.Node], Sizes | None]] = {
+SHAPES: dict[str, Callable[[KnownSizes, ir.Node], Sizes | None]] = {
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
     "MatMul": _matmul,

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnport.exporter.passes.known_sizes import MAX_CONTENT, KnownSizes, Size
 from attnport.exporter.passes.size_rules import CONTENTS, SHAPES
 
 if TYPE_CHECKING:
-    import onnx
     import onnx_ir as ir
 
-MAX_CONTENT = 64
-"""Elements of an integer tensor whose values are followed: shapes, axes and bounds are short."""
 _BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater"),
     *("GreaterOrEqual", "Min", "Max", "Sum", "Mean", "PRelu", "BitwiseAnd", "BitwiseOr"),
 )
-Size = Any
-"""A sympy expression that is a positive integer."""
 
 
 def infer_sizes(model: ir.Model) -> int:
@@ -38,24 +34,21 @@ def infer_sizes(model: ir.Model) -> int:
     return Inference(model).run()
 
 
-class Inference:
-    """The sizes of every value so far, and the contents of short integer tensors, in graph order."""
+def settle_sizes(model: ir.Model) -> int:
+    """Gives every value its type and shape, in place; returns how many integer tensors that made constants."""
+    import onnx_ir.passes.common as passes
 
-    MAX_CONTENT = MAX_CONTENT
+    shapes = {value: value.shape for node in model.graph for value in node.outputs if value.shape is not None}
+    passes.ShapeInferencePass(data_prop=False)(model)  # for the types; it puts names of its own over the exporter's
+    for value, shape in shapes.items():
+        value.shape = shape
+    made = infer_sizes(model)
+    passes.RemoveUnusedNodesPass()(model)
+    return made
 
-    def __init__(self, model: ir.Model) -> None:
-        import sympy  # type: ignore[import-untyped]  # torch brings it
 
-        self.sympy, self.graph, self.opsets = sympy, model.graph, dict(model.graph.opset_imports)
-        self.ir_version = model.ir_version
-        self.sizes: dict[ir.Value, tuple[Size, ...]] = {}
-        self.contents: dict[ir.Value, np.ndarray[Any, Any]] = {}
-        self.names: dict[Size, str] = {}
-        self.given = {
-            str(dim.value) for value in model.graph.inputs for dim in value.shape or () if hasattr(dim, "value")
-        }
-        self.meaning: dict[str, Size] = {}
-        self.fresh = (f"unknown{number}" for number in itertools.count())
+class Inference(KnownSizes):
+    """Visits the nodes in graph order, learns what is known of each, and writes it into the graph."""
 
     def run(self) -> int:
         """Visits every node in order and writes what was found; returns how many constants that made."""
@@ -68,28 +61,6 @@ class Inference:
         for node in self.graph:
             self.visit(node)
         return self.write()
-
-    def size(self, dim: Any) -> Size:
-        """A dim of the graph as a formula; what has no name gets one."""
-        if isinstance(dim, int):
-            return self.sympy.Integer(dim)
-        name = dim.value if dim is not None and dim.value else next(self.fresh)
-        return self.meaning.get(name, self.symbol(name))
-
-    def symbol(self, name: str) -> Size:
-        """A size that is known by name alone."""
-        return self.sympy.Symbol(name, integer=True, positive=True)
-
-    def unknown(self) -> Size:
-        """A size of its own."""
-        return self.symbol(next(self.fresh))
-
-    def exact(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Integers as sympy's."""
-        made = np.empty(array.shape, object)
-        for index, number in np.ndenumerate(array):
-            made[index] = self.sympy.Integer(int(number))
-        return made
 
     def visit(self, node: ir.Node) -> None:
         """Infers the contents and the shapes of one node's outputs."""
@@ -124,76 +95,6 @@ class Inference:
         if found is not None:
             self.sizes[value] = tuple(found)
 
-    @staticmethod
-    def has_name(size: Size) -> bool:
-        """Whether a size is more than a symbol made up here."""
-        return not (size.is_Symbol and size.name.startswith("unknown"))
-
-    def broadcast(self, shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
-        """The shape that several broadcast to."""
-        rank = max(map(len, shapes), default=0)
-        padded = [(*(self.sympy.Integer(1),) * (rank - len(sizes)), *sizes) for sizes in shapes]
-        return tuple(self.broadcast_size(column) for column in zip(*padded, strict=True))
-
-    def broadcast_size(self, sizes: Sequence[Size]) -> Size:
-        """One axis of it."""
-        others = {size for size in sizes if size != 1}
-        # Of several, a number wins: the others are that number or 1. So does x over Min(x, 40): equal, or refused.
-        for size in sorted(others, key=str):
-            if all(size == other or size.is_Integer or (other.func == self.sympy.Min and size in other.args)
-                   for other in others):  # fmt: skip
-                return size
-        return self.unknown() if others else self.sympy.Integer(1)
-
-    def by_standard(self, node: ir.Node) -> Sequence[Sequence[Size] | None]:
-        """What the standard's own inference of one node says, with formulas passed through it as names."""
-        import onnx
-        import onnx_ir as ir
-
-        if any(
-            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-            for attribute in node.attributes.values()
-        ):
-            return []
-        given = {value.name: value for value in node.inputs if value is not None and value.name}
-        spelt: dict[str, Size] = {}
-        types = {name: self.type_of(value, spelt) for name, value in given.items() if value.dtype is not None}
-        data = {
-            str(name): ir.serde.serialize_tensor(value.const_value)
-            for name, value in given.items()
-            if value.const_value is not None and value.const_value.size <= MAX_CONTENT
-        }
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(node.domain, 1), node.domain)
-            found = onnx.shape_inference.infer_node_outputs(
-                schema, ir.serde.serialize_node(node), types, data, ir_version=self.ir_version,
-                opset_imports=[onnx.helper.make_opsetid(*entry) for entry in self.opsets.items()],
-            )  # fmt: skip
-        except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError, KeyError):
-            return []  # another domain's operator, or an input of unknown type: the shape it has stays
-        return [self.read(found.get(str(value.name)), spelt) for value in node.outputs]
-
-    def type_of(self, value: ir.Value, spelt: dict[str, Size]) -> onnx.TypeProto:
-        """A value's type for the standard's inference; `spelt` learns what its dims stand for."""
-        import onnx
-
-        sizes = self.sizes.get(value)
-        for size in sizes or ():
-            spelt[str(size)] = size
-        dims = None if sizes is None else [int(size) if size.is_Integer else str(size) for size in sizes]
-        assert value.dtype is not None
-        return onnx.helper.make_tensor_type_proto(int(value.dtype), dims)
-
-    def read(self, found: onnx.TypeProto | None, spelt: dict[str, Size]) -> list[Size] | None:
-        """The shape in a type that the standard's inference gave."""
-        if found is None or not found.tensor_type.HasField("shape"):
-            return None
-        sizes = []
-        for dim in found.tensor_type.shape.dim:
-            name = dim.dim_param or next(self.fresh)
-            sizes.append(self.size(dim.dim_value) if dim.HasField("dim_value") else spelt.get(name, self.symbol(name)))
-        return sizes
-
     def write(self) -> int:
         """Puts the sizes into the graph, and constants in the place of integer tensors whose every element is known."""
         import onnx_ir as ir
@@ -222,17 +123,3 @@ class Inference:
             taken = self.given | set(self.names.values()) | self.meaning.keys()
             self.names[size] = next(name for number in itertools.count() if (name := f"size{number}") not in taken)
         return self.names[size]
-
-    def content(self, node: ir.Node, at: int) -> np.ndarray[Any, Any] | None:
-        """What is known of the values of an input."""
-        value = node.inputs[at] if len(node.inputs) > at else None
-        return None if value is None else self.contents.get(value)
-
-    def ints(self, node: ir.Node, at: int, attribute: str = "") -> list[int] | None:
-        """Integers that an input or, in older opsets, an attribute gives."""
-        if attribute and attribute in node.attributes:
-            return [int(number) for number in node.attributes[attribute].as_ints()]
-        content = self.content(node, at)
-        if content is None or not all(getattr(size, "is_Integer", False) for size in content.reshape(-1)):
-            return None
-        return [int(size) for size in content.reshape(-1)]

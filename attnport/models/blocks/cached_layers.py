@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from attnport.models.blocks.cache import Cache, allowed_behind
-from attnport.models.blocks.pre_norm_parts import PreNormParts
+from attnport.models.blocks.pre_norm import PreNormParts
 
 
 class CachedLayer(PreNormParts):

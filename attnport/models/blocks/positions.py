@@ -1,4 +1,4 @@
-"""Learned absolute positions: one vector a position, added to the token's."""
+"""Absolute positions added to tokens, one vector a position: learned or sinusoidal."""
 
 from __future__ import annotations
 
@@ -24,3 +24,27 @@ class LearnedPositions(nn.Module):
         positions_T = torch.arange(x_BTE.shape[1], device=x_BTE.device)
         added: torch.Tensor = x_BTE + self.table(positions_T)
         return added
+
+
+class SinusoidalPositions(nn.Module):
+    """`PE[p, 2i] = sin(p / base^(2i/E))`, `PE[p, 2i+1] = cos(p / base^(2i/E))` (Vaswani et al. 2017, section 3.5).
+
+    There is no longest sequence. The angles are computed in float32 at least: in half precision, integers above 2048
+    are not exact.
+
+    Args:
+        width: Model dim E, even.
+        base: 10000 in the paper.
+    """
+
+    def __init__(self, width: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.frequencies = [base ** (-even / width) for even in range(0, width, 2)]
+
+    def forward(self, x_BTE: torch.Tensor, offset: int = 0) -> torch.Tensor:
+        """Adds the position vectors to `x_BTE`, whose first token stands at `offset`."""
+        dtype = torch.promote_types(x_BTE.dtype, torch.float32)
+        positions_T = torch.arange(x_BTE.shape[1], device=x_BTE.device) + offset
+        angles_TF = positions_T[:, None].to(dtype) * torch.tensor(self.frequencies, dtype=dtype, device=x_BTE.device)
+        encoding_TE = torch.stack([angles_TF.sin(), angles_TF.cos()], dim=-1).flatten(-2)
+        return x_BTE + encoding_TE.to(x_BTE.dtype)

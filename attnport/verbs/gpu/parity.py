@@ -20,7 +20,7 @@ from attnport.errors import ArtifactError, AttnportError, ParityFailed, Unavaila
 from attnport.folder.portable import portable
 from attnport.parity import bound as parity
 from attnport.parity.eager import EAGER, Eager
-from attnport.parity.evaluate import Measured, Progress, References, make_references, measure_session
+from attnport.parity.evaluate import Progress, References, SessionErrors, make_references, measure_session
 from attnport.processes.child import ChildError
 from attnport.processes.isolated import IsolatedSession, Limits, reason_of_failure
 from attnport.runtimes.base import Opening, Runtime
@@ -99,7 +99,7 @@ class Judging:
     def _apart(self, runtime: Runtime, opening: Opening) -> Session:
         return IsolatedSession(runtime, opening, self.folder, self.manifest, self.limits)
 
-    def _concluded(self, measured: Measured, eager: Eager, note: str = "") -> RuntimeParity:
+    def _concluded(self, measured: SessionErrors, eager: Eager, note: str = "") -> RuntimeParity:
         results = eager.judged(self.plan, measured.errors)
         found = parity.conclude(self.plan, measured.ran, results, note=note)
         failed = [result for result in found.cases if result.verdict == "FAIL"]

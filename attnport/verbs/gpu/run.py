@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnport import __version__
 from attnport.artifacts import Capabilities, LatencyReport, Manifest, RuntimeParity
 from attnport.errors import AttnportError, UnavailableError
 from attnport.folder.machine import machine, versions
@@ -29,9 +28,9 @@ from attnport.verbs.gpu.files import Files, prepare
 from attnport.verbs.gpu.parity import Judging
 from attnport.verbs.gpu.report import FORMAT, GpuReport, Piece, earlier, joined, keep, with_achieved
 from attnport.verbs.gpu.subjects import SUBJECTS, Subject
+from attnport.version import __version__
 
 PLANS = ("fp16", "bf16")
-Settings = dict[str, str | int | float | bool]
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 CALL_S = 20.0
 """Seconds for each timed call of a piece, all runtimes together, where no budget is given."""

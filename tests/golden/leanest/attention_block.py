@@ -18,7 +18,7 @@ from graph_writer import GraphWriter
 
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Dim, TensorSpec
-from attnport.exporter.engine import build_engine, prove, read_plan
+from attnport.exporter.engine import build_engine, prove, read_engine_text
 
 MODEL_DIM = 256
 HALF, INT32, INT64, BOOL = ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL
@@ -135,6 +135,6 @@ def engine(
     block.save(write(block), folder / "block.onnx")
     io = IOContract(tuple(block.specs), (), dims(batch, sequence, block.specs))
     record = build_engine("tensorrt_rtx", folder / "block.onnx", io, folder / "block.engine")
-    plan = read_plan(folder / "block.engine")
-    tiles = "; ".join(dict.fromkeys(kernel.tiles for graph in plan.graphs for kernel in graph if kernel.tiles))
-    return record, prove(plan, block.anchors, 1), tiles
+    text = read_engine_text(folder / "block.engine")
+    tiles = "; ".join(dict.fromkeys(kernel.tiles for graph in text.graphs for kernel in graph if kernel.tiles))
+    return record, prove(text, block.anchors, 1), tiles

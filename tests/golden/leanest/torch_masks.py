@@ -197,7 +197,7 @@ def engine_of_ours(
     """The project's own engine of the module: its record, the proof that it is fused, and its form's name."""
     from attnport.exporter import storage
     from attnport.exporter.capture import capture
-    from attnport.exporter.engine import build_engine, prove, read_plan
+    from attnport.exporter.engine import build_engine, prove, read_engine_text
     from attnport.exporter.lowering import base
 
     made, specs = module(kind)
@@ -210,4 +210,4 @@ def engine_of_ours(
     storage.save_form(low.model, folder / "ours.onnx", "ours.bin")
     record = build_engine("tensorrt_rtx", folder / "ours.onnx", io, folder / "ours.engine")
     (name,) = low.anchors
-    return record, prove(read_plan(folder / "ours.engine"), low.anchors[name], 1), low.forms[name]
+    return record, prove(read_engine_text(folder / "ours.engine"), low.anchors[name], 1), low.forms[name]

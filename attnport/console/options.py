@@ -1,8 +1,8 @@
-"""The options of `attnport bench`, and which of them go together."""
+"""The options that commands share or that are many: of a module's source, of `bench` and of `gpu-check`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,34 @@ from attnport.console.arguments import FOLDER
 F = TypeVar("F", bound=Callable[..., Any])
 
 _WITH_COMPARE = ("compare", "fail_on_regression", "as_json", "verbose", "traceback")
-_OPTIONS = (
+"""The options of `bench` that go with --compare."""
+_SOURCE_OPTIONS = (
+    click.argument("spec"),
+    click.option("-o", "--output", type=FOLDER, required=True, help="The artifact folder."),
+    click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
+    ),
+    click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
+    click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
+    click.option(
+        "--trust-remote-code",
+        is_flag=True,
+        help="Run the Python code that an hf: model's config.json names, its own or another repository's. Without it "
+        "none is run, and a model that needs it is refused.",
+    ),
+    click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
+)
+
+
+def source_options(work: F) -> F:
+    """SPEC, -o, --input, --dim, --with-weights, --trust-remote-code, --force."""
+    return _with(work, _SOURCE_OPTIONS)
+
+
+_BENCH_OPTIONS = (
     click.argument("folder", type=FOLDER, required=False),
     click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other."),
     click.option("--shape", "shapes", multiple=True, help='"batch=8,seq=128"; a grid: "batch=1/8,seq=64/128".'),
@@ -69,9 +96,7 @@ _OPTIONS = (
 
 def bench_options(work: F) -> F:
     """FOLDER and every option of `bench`."""
-    for option in reversed(_OPTIONS):
-        work = option(work)
-    return work
+    return _with(work, _BENCH_OPTIONS)
 
 
 def check_together(folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool) -> None:
@@ -95,3 +120,30 @@ def check_together(folder: Path | None, compare: tuple[Path, Path] | None, fail_
         if name in _WITH_COMPARE or context.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE:
             continue
         raise click.UsageError(f"--compare measures nothing, so it takes no {parameter.opts[0]}.")
+
+
+_GPU_OPTIONS = (
+    click.option("-o", "--output", type=FOLDER, default=Path("benchmarks"), show_default=True, help="gpu-NAME.json."),
+    click.option(
+        "--work", type=FOLDER, default=Path("out/gpu-check"), show_default=True, help="Artifacts, several GB; kept."
+    ),
+    click.option("--only", multiple=True, help="A model, bert_encoder or llama_decoder; default: both."),
+    click.option("--dtype", "dtypes", multiple=True, help="A precision plan, fp16, bf16 or fp32; default: fp16, bf16."),
+    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. A piece then has no other."),
+    click.option(
+        "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds after which no further step is begun."
+    ),
+    click.option("--threads", type=click.IntRange(min=1), help="Threads on the host; default: the physical cores."),
+    click.option("--force", is_flag=True, help="Measure again what is there."),
+)
+
+
+def gpu_options(work: F) -> F:
+    """Every option of `gpu-check`."""
+    return _with(work, _GPU_OPTIONS)
+
+
+def _with(work: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
+        work = option(work)
+    return work
