@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from attnport.artifacts import (
-    CaseResult,
-    InvarianceResult,
     LatencyReport,
     LatencyRow,
     Manifest,
     ParityReport,
     Ran,
-    RuntimeParity,
-    Verdict,
 )
-from attnport.reporting.measures import NONE, share, significant, worst
+from attnport.reporting.measures import NONE, significant
 
-INVARIANCE = "padding invariance"
 UNCHECKED = "numbers not checked"
 FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 BOUND = (
@@ -28,33 +21,6 @@ BOUND = (
     "error of PyTorch eager at the same precision and four times its largest error, plus 4 eps of the reference’s RMS. "
     "The number in a cell is the larger of the two errors divided by its bound."
 )
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The worst of some results: None where there is none; `share` is the largest part of a bound."""
-
-    verdict: Verdict | None
-    share: float | None
-
-
-@dataclass(frozen=True)
-class MatrixRow:
-    """One runtime or form. `cells` is empty where no case was run; `reason` then says why."""
-
-    kind: str
-    key: str
-    verdict: Verdict
-    reason: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Runtimes and forms by cases; `columns` are the cases with the number of batches that share one."""
-
-    columns: tuple[tuple[str, int], ...]
-    rows: tuple[MatrixRow, ...]
 
 
 def count(number: int, what: str) -> str:
@@ -72,46 +38,6 @@ def times(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.2f}" if value < 10 else significant(value)
-
-
-def matrix(report: ParityReport) -> Matrix:
-    """Verdict and largest part of the bound, by runtime or form and by case; padding invariance is the last column."""
-    everything = [*report.runtimes.values(), *report.forms.values()]
-    grouped: dict[str, set[str]] = {}
-    for result in (result for found in everything for result in found.cases):
-        grouped.setdefault(_column(result.case), set()).add(result.case)
-    columns = [(case, len(members)) for case, members in grouped.items()]
-    invariance = any(found.invariance for found in everything)
-    if invariance:
-        columns.append((INVARIANCE, 1))
-
-    def row(kind: str, key: str, found: RuntimeParity) -> MatrixRow:
-        if found.verdict == "NOT_RUN" and not found.cases:
-            return MatrixRow(kind, key, found.verdict, found.reason, ())
-        by_column: dict[str, list[CaseResult]] = {}
-        for result in found.cases:
-            by_column.setdefault(_column(result.case), []).append(result)
-        cells = [_cell(by_column.get(case, ())) for case in grouped]
-        if invariance:
-            cells.append(_cell(found.invariance))
-        return MatrixRow(kind, key, found.verdict, found.reason, tuple(cells))
-
-    rows = [row("runtime", key, found) for key, found in report.runtimes.items()]
-    rows += [row("form", key, found) for key, found in report.forms.items()]
-    return Matrix(tuple(columns), tuple(rows))
-
-
-def _cell(results: Iterable[CaseResult | InvarianceResult]) -> Cell:
-    found = list(results)
-    if not found:
-        return Cell(None, None)
-    shares = [part for result in found if (part := share(result)) is not None]
-    return Cell(worst([result.verdict for result in found]), max(shares, default=None))
-
-
-def _column(case: str) -> str:
-    """The matrix column of a case: batches of one text (`sentences 1-32`, `sentences 33-64`) share one."""
-    return re.sub(r"[ _]\d+-\d+$", "", case)
 
 
 def tallies(report: ParityReport) -> list[str]:
