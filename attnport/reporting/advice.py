@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from attnport.reporting import document as doc
 from attnport.reporting.measures import milliseconds
-from attnport.reporting.recommendation import Recommendation, Timing
+from attnport.reporting.recommendation import Choice, Recommendation, Timing
 
 BASIS = (
     "Of the runtimes that passed parity here, were timed on every workload and that a bundle can carry, the fastest."
 )
 
 
-def section(found: Recommendation, baseline: str) -> tuple[doc.Block, ...]:
+def section(found: Recommendation, baseline: str) -> Iterator[doc.Block]:
     """The choice with its times and its command, and why it is not another one."""
-    others = tuple((doc.Name(key), why) for key, why in found.others.items())
-    rest = (doc.Folded("Why not the others", (doc.Pairs(others, "reasons"),)),) if others else ()
     if found.choice is None:
-        steps = (doc.Commands(found.commands),) if found.commands else ()
-        return (doc.Text(f"Nothing can be recommended: {found.reason}.", "big"), *steps, *rest)
-    choice = found.choice
-    ties = ("No difference shown to ", doc.listed(map(doc.Name, found.ties)), " on any workload.")
-    return (
-        doc.Text(
-            (
-                doc.Name(choice.runtime),
-                f", {choice.plan}, form ",
-                doc.Name(choice.form),
-                " (",
-                doc.Name(choice.file),
-                ")",
-            ),
-            "big",
-        ),
-        doc.Text(BASIS, "quiet"),
-        doc.Pairs(tuple((timing.workload, _timing(timing, baseline)) for timing in choice.timings), "tally timings"),
-        *([doc.Text(ties)] if found.ties else []),
-        *([doc.Bullets(found.notes)] if found.notes else []),
-        doc.Commands((choice.command,), ("Embed it; ", doc.Code("--lang cpp"), " adds the reader in C++")),
-        *rest,
-    )
+        yield doc.Text(f"Nothing can be recommended: {found.reason}.", "big")
+        if found.commands:
+            yield doc.Commands(found.commands)
+    else:
+        yield from _choice(found, found.choice, baseline)
+    if found.others:
+        others = tuple((doc.Name(key), why) for key, why in found.others.items())
+        yield doc.Folded("Why not the others", (doc.Pairs(others, "reasons"),))
+
+
+def _choice(found: Recommendation, choice: Choice, baseline: str) -> Iterator[doc.Block]:
+    file = (" (", doc.Name(choice.file), ")")
+    yield doc.Text((doc.Name(choice.runtime), f", {choice.plan}, form ", doc.Name(choice.form), *file), "big")
+    yield doc.Text(BASIS, "quiet")
+    yield doc.Pairs(tuple((each.workload, _timing(each, baseline)) for each in choice.timings), "tally timings")
+    if found.ties:
+        ties = doc.listed(map(doc.Name, found.ties))
+        yield doc.Text(("No difference shown to ", ties, " on any workload."))
+    if found.notes:
+        yield doc.Bullets(found.notes)
+    yield doc.Commands((choice.command,), ("Embed it; ", doc.Code("--lang cpp"), " adds the reader in C++"))
 
 
 def _timing(timing: Timing, baseline: str) -> doc.Line:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from attnport.artifacts import LatencyReport, LayerReport
 from attnport.reporting import document as doc
 from attnport.reporting.measures import megabytes, milliseconds, scientific
@@ -18,30 +20,28 @@ SIZES = (
 )
 
 
-def layers(report: LayerReport | None, folder: str) -> tuple[doc.Block, ...]:
+def layers(report: LayerReport | None, folder: str) -> Iterator[doc.Block]:
     """How errors grow along the module."""
     if report is None or not report.layers:
-        return doc.pending(f"attnport check {folder} --bisect")
-    notes = [
+        yield doc.pending(f"attnport check {folder} --bisect")
+        return
+    yield doc.Text(LAYERS)
+    yield doc.Text(f"Case: {report.case}, the one that comes nearest to its bound.")
+    notes: list[doc.Line] = [
         (doc.Name(runtime), " leaves its bound at ", doc.Name(layer)) for runtime, layer in first_beyond(report).items()
     ]
     notes += [(doc.Name(key), ": ", found.reason) for key, found in report.runtimes.items() if found.reason]
     if changed := [doc.Name(key) for key, found in report.runtimes.items() if found.changed]:
         notes.append(("Marking layers changed bits of the outputs of ", doc.listed(changed), "."))
-    chart = doc.LineChart(
-        layer_errors(report), "Relative RMS error", "Relative RMS error by layer", "Layer", scientific
-    )
-    return (
-        doc.Text(LAYERS),
-        doc.Text(f"Case: {report.case}, the one that comes nearest to its bound."),
-        *([doc.Bullets(tuple(notes))] if notes else []),
-        doc.Lines((chart,)),
-    )
+    if notes:
+        yield doc.Bullets(tuple(notes))
+    caption = "Relative RMS error by layer"
+    yield doc.Lines((doc.LineChart(layer_errors(report), "Relative RMS error", caption, "Layer", scientific),))
 
 
-def sizes(report: LatencyReport, more: str) -> tuple[doc.Block, ...]:
+def sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
     """Time and memory against each dim that was varied; `more` is the command that varies some."""
-    label = doc.Text("Time and memory against sizes", "label")
+    yield doc.Text("Time and memory against sizes", "label")
     charts = []
     for scaling in scalings(report):
         where = f"{scaling.dim} at {scaling.kept}" if scaling.kept else scaling.dim
@@ -50,5 +50,7 @@ def sizes(report: LatencyReport, more: str) -> tuple[doc.Block, ...]:
             doc.LineChart(scaling.memory, "Peak MB", f"Peak MB by {where}", scaling.dim, megabytes),
         ]
     if not charts:
-        return (label, doc.Text(("One size alone was timed. More: ", doc.Code(more)), "pending"))
-    return (label, doc.Text(SIZES), doc.Lines(tuple(charts)))
+        yield doc.Text(("One size alone was timed. More: ", doc.Code(more)), "pending")
+        return
+    yield doc.Text(SIZES)
+    yield doc.Lines(tuple(charts))

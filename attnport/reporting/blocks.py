@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from attnport.reporting import chart, heatmap, lines
 from attnport.reporting import document as doc
@@ -14,7 +15,7 @@ from attnport.reporting.series import BOUND
 _MOST_CHARTS = 12
 
 
-def html(blocks: tuple[doc.Block, ...]) -> Html:
+def html(blocks: Iterable[doc.Block]) -> Html:
     """Blocks one after the other."""
     return join(map(_block, blocks))
 

@@ -6,7 +6,7 @@ escapes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,10 +122,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Bullets:
-    """A list; with `anchor`, its items are numbered and can be linked to."""
+    """A list; with `anchor`, its items are numbered and can be linked to. `level` is how far it is indented."""
 
     items: tuple[Line, ...]
     anchor: str = ""
+    level: int = 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Folded:
     """A part that the page opens on demand."""
 
     summary: Line
-    blocks: tuple[Block, ...]
+    blocks: Iterable[Block]
     id_: str | None = None
 
 
@@ -173,8 +174,8 @@ class LineChart:
     def table(self) -> Table:
         """The values, a row for each place."""
         found = self.series
-        cells = (
-            (Name(place), *map(self.show, (line[index] for line in found.lines.values())))
+        cells: Iterator[tuple[Line, ...]] = (
+            (Name(place), *(self.show(line[index]) for line in found.lines.values()))
             for index, place in enumerate(found.places)
         )
         return Table(self.caption, (Column(self.heading), *numbers(*found.lines)), rows(cells))
@@ -213,7 +214,7 @@ class Section:
 
     key: str
     title: str
-    blocks: tuple[Block, ...]
+    blocks: Iterable[Block]
 
 
 def numbers(*headings: Line) -> tuple[Column, ...]:
@@ -244,6 +245,6 @@ def pairs(found: Mapping[str, str], style: str) -> Pairs:
     return Pairs(tuple(found.items()), style)
 
 
-def pending(command: str) -> tuple[Block, ...]:
+def pending(command: str) -> Text:
     """What stands where a stage has not run."""
-    return (Text(("Not run yet: ", Code(command)), "pending"),)
+    return Text(("Not run yet: ", Code(command)), "pending")

@@ -118,19 +118,14 @@ def _unproved(name: str, parity: ParityReport) -> str:
     return {"PASS": "", "FAIL": "parity failed", "NOT_RUN": "parity was not run"}[judged.verdict]
 
 
-def never_timed(report: LatencyReport) -> dict[str, LatencyRow]:
-    """The runtimes that no workload was measured on, for one and the same reason."""
-    found: dict[str, list[LatencyRow]] = {}
+def never_timed(report: LatencyReport) -> dict[str, str]:
+    """The runtimes that gave no figure for any workload, and why, where the reason is one and the same."""
+    reasons: dict[str, set[str]] = {}
+    ran = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
     for rows in report.shapes.values():
-        for runtime, row in rows.items():
-            found.setdefault(runtime, []).append(row)
-    return {
-        runtime: rows[0]
-        for runtime, rows in found.items()
-        if len(report.shapes) > 1
-        and len(rows) == len(report.shapes)
-        and all(row.median_ns is None and row.reason == rows[0].reason for row in rows)
-    }
+        for name, row in rows.items():
+            reasons.setdefault(name, set()).add(row.reason)
+    return {name: found.pop() for name, found in reasons.items() if name not in ran and len(found) == 1}
 
 
 def by_median(rows: Mapping[str, LatencyRow]) -> list[tuple[str, LatencyRow]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
 from attnport.reporting import document as doc
@@ -87,13 +87,15 @@ def _heading(target: str, found: FusionTable) -> doc.Line:
     return (doc.Name(target), *(doc.Span(line, "sub") for line in lines if line))
 
 
-def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> tuple[doc.Block, ...]:
+def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Iterator[doc.Block]:
     """The table of attentions by targets, the reasons, and the evidence on demand."""
     if report is None:
-        return doc.pending(f"attnport fuse {folder}")
-    lead = doc.Text(f"{count(len(attentions), 'attention')} counted in the torch graph at export. {FUSED}")
+        yield doc.pending(f"attnport fuse {folder}")
+        return
+    yield doc.Text(f"{count(len(attentions), 'attention')} counted in the torch graph at export. {FUSED}")
     if not report.targets:
-        return (lead, doc.Text("No target was lowered.", "pending"))
+        yield doc.Text("No target was lowered.", "pending")
+        return
     # Attentions that a table names but the manifest does not still get a row: nothing is dropped silently.
     counted = [attention.name for attention in attentions]
     extra = {item.attention for found in report.targets.values() for item in found.items} - set(counted)
@@ -112,10 +114,9 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
     )
     columns = doc.words("Attention", "Mask", *(_heading(target, found) for target, found in report.targets.items()))
     evidence = filter(None, (_evidence(target, found) for target, found in report.targets.items()))
-    return (
-        lead,
-        doc.Table("Attentions by target", columns, doc.rows(cells), style="fusion", alike=True),
-        *([doc.Text("Notes", "label"), doc.Bullets(tuple(notes), anchor="fusion-note")] if notes else []),
-        doc.Only("page", tuple(evidence)),
-        doc.Only("markdown", (doc.Text(("The evidence is in ", doc.Name("fusion.json"), ".")),)),
-    )
+    yield doc.Table("Attentions by target", columns, doc.rows(cells), style="fusion", alike=True)
+    if notes:
+        yield doc.Text("Notes", "label")
+        yield doc.Bullets(tuple(notes), anchor="fusion-note")
+    yield doc.Only("page", tuple(evidence))
+    yield doc.Only("markdown", (doc.Text(("The evidence is in ", doc.Name("fusion.json"), ".")),))

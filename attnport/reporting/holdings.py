@@ -10,19 +10,19 @@ from attnport.reporting.facts import again, embed
 from attnport.reporting.measures import NONE, count, megabytes
 
 
-def forms(manifest: Manifest) -> tuple[doc.Block, ...]:
+def forms(manifest: Manifest) -> doc.Block:
     """The ONNX files, one a target."""
     if not manifest.forms:
-        return (doc.Text("Only the model as exported.", "pending"),)
+        return doc.Text("Only the model as exported.", "pending")
     found = doc.rows(
         (doc.Name(form.file), doc.Name(form.target), form.plan, str(form.opset), str(len(form.anchors)))
         for form in manifest.forms.values()
     )
     columns = (*doc.words("File", "Target", "Precision plan"), *doc.numbers("Opset", "Attentions recognised"))
-    return (doc.Table("Lowered forms", columns, found),)
+    return doc.Table("Lowered forms", columns, found)
 
 
-def engines(manifest: Manifest, folder: str) -> tuple[doc.Block, ...]:
+def engines(manifest: Manifest, folder: str) -> doc.Block:
     """The TensorRT engines: for what, how large, and how much device memory they want."""
     if not manifest.engines:
         return doc.pending(f"attnport build {folder} --target tensorrt_rtx --dtype fp16")
@@ -40,9 +40,8 @@ def engines(manifest: Manifest, folder: str) -> tuple[doc.Block, ...]:
         for engine in manifest.engines.values()
     )
     columns = doc.words("File", "Built by", "Precision plan", "Optimization profiles", "Compute capability")
-    return (
-        doc.Table("TensorRT engines", (*columns, *doc.numbers("Scratch MB", "Size MB"), *doc.words("SHA-256")), found),
-    )
+    columns += (*doc.numbers("Scratch MB", "Size MB"), *doc.words("SHA-256"))
+    return doc.Table("TensorRT engines", columns, found)
 
 
 def contract(manifest: Manifest) -> tuple[doc.Block, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 from attnport.reporting import document as doc
@@ -19,7 +19,7 @@ _COLUMNS = (
 _STYLES = {"faster": "pass", "slower": "miss"}
 
 
-def _row(runtime: str, found: LatencyRow, best: bool = False) -> doc.Row:
+def _row(runtime: str, found: LatencyRow, best: bool) -> doc.Row:
     if found.median_ns is None:
         return doc.Row((doc.Name(runtime), doc.Verdict(found.verdict)), found.reason)
     verdict = doc.Verdict(found.verdict, _STYLES.get(found.verdict, "plain"))
@@ -64,11 +64,11 @@ def _cold(report: LatencyReport) -> tuple[doc.Block, ...]:
     return (doc.Text(KEPT), table) if cached else (table,)
 
 
-def _device(report: LatencyReport) -> tuple[doc.Block, ...]:
+def _device(report: LatencyReport) -> Iterator[doc.Block]:
     """What events on a device timed; nothing where none did."""
     found = on_device(report)
     if not found:
-        return ()
+        return
     compared = any(item.device_ratio for rows in found.values() for _, item in rows)
     columns = doc.numbers(*PARTS.values(), *(("Ratio", "Interval") if compared else ()))
     groups = tuple(
@@ -88,7 +88,8 @@ def _device(report: LatencyReport) -> tuple[doc.Block, ...]:
         for workload, rows in found.items()
     )
     caption = "Parts of a call on the device, medians by workload"
-    return (doc.Text(DEVICE), doc.Table(caption, (*doc.words("Runtime"), *columns), groups, "Workload"))
+    yield doc.Text(DEVICE)
+    yield doc.Table(caption, (*doc.words("Runtime"), *columns), groups, "Workload")
 
 
 def _group(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow], best: str) -> doc.Group:
@@ -99,12 +100,11 @@ def _group(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow],
         size.append(f"{count(items)} item{'' if items == 1 else 's'}")
     if tokens is not None:
         size.append(f"{count(tokens)} real tokens")
-    never = never_timed(report)
-    lines = (_row(runtime, found, runtime == best) for runtime, found in by_median(rows) if runtime not in never)
+    lines = (_row(runtime, found, runtime == best) for runtime, found in by_median(rows))
     return doc.Group(tuple(lines), (workload, doc.Span(f" {', '.join(size)}", "quiet")) if size else workload, workload)
 
 
-def section(report: LatencyReport | None, parity: ParityReport | None, folder: str, more: str) -> tuple[doc.Block, ...]:
+def section(report: LatencyReport | None, parity: ParityReport | None, folder: str, more: str) -> Iterator[doc.Block]:
     """The charts, the table and how it was measured.
 
     Args:
@@ -113,23 +113,32 @@ def section(report: LatencyReport | None, parity: ParityReport | None, folder: s
         more: The command that times further sizes.
     """
     if report is None:
-        return doc.pending(f"attnport bench {folder}")
+        yield doc.pending(f"attnport bench {folder}")
+        return
+    yield doc.Text(("Time relative to ", doc.Name(report.baseline), " in the same run; below 1 is faster."))
+    yield doc.Ratios(report)
     right = {workload: runtime for workload, (runtime, _) in fastest_right(report, parity).items() if parity}
-    groups = [_group(report, workload, rows, right.get(workload, "")) for workload, rows in report.shapes.items()]
-    if never := never_timed(report):
-        groups.append(doc.Group(tuple(_row(runtime, found) for runtime, found in never.items()), "On no workload", "–"))
-    settings: list[tuple[str, str]] = []
-    for key, value in report.settings.items():
-        settings.append((key, ("yes" if value else "no") if isinstance(value, bool) else str(value)))
-    measured = any(found.median_ns for rows in report.shapes.values() for found in rows.values())
-    return (
-        doc.Text(("Time relative to ", doc.Name(report.baseline), " in the same run; below 1 is faster.")),
-        doc.Ratios(report),
-        doc.Table("Latency, throughput and memory by workload", _COLUMNS, tuple(groups), "Workload", "latency"),
-        *([doc.Text(MEMORY, "quiet")] if has_memory(report) else []),
-        *_device(report),
-        *([doc.Folded("Load, first call, tail", _cold(report))] if measured else []),
-        *sizes(report, more),
-        *([doc.Bullets(report.notes)] if report.notes else []),
-        *([doc.Text("How it was measured", "label"), doc.Pairs(tuple(settings), "settings")] if settings else []),
-    )
+    never = never_timed(report) if len(report.shapes) > 1 else {}
+    groups = []
+    for workload, rows in report.shapes.items():
+        shown = {runtime: row for runtime, row in rows.items() if runtime not in never}
+        groups.append(_group(report, workload, shown, right.get(workload, "")))
+    if never:
+        skipped = (doc.Row((doc.Name(runtime), doc.Verdict("NOT_RUN")), why) for runtime, why in never.items())
+        groups.append(doc.Group(tuple(skipped), "On no workload", "–"))
+    yield doc.Table("Latency, throughput and memory by workload", _COLUMNS, tuple(groups), "Workload", "latency")
+    if has_memory(report):
+        yield doc.Text(MEMORY, "quiet")
+    yield from _device(report)
+    if any(found.median_ns for rows in report.shapes.values() for found in rows.values()):
+        yield doc.Folded("Load, first call, tail", _cold(report))
+    yield from sizes(report, more)
+    if report.notes:
+        yield doc.Bullets(report.notes)
+    settings = {
+        key: ("yes" if value else "no") if isinstance(value, bool) else str(value)
+        for key, value in report.settings.items()
+    }
+    if settings:
+        yield doc.Text("How it was measured", "label")
+        yield doc.pairs(settings, "settings")

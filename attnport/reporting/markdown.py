@@ -85,7 +85,7 @@ def _paragraph(value: doc.Line) -> str:
     return _AT_START.sub(r"\\\1", line(value).strip())
 
 
-def _blocks(blocks: Sequence[doc.Block]) -> Iterator[str]:
+def _blocks(blocks: Iterable[doc.Block]) -> Iterator[str]:
     """Blocks as paragraphs; charts as tables of their numbers, and nothing for what is a picture alone."""
     for found in blocks:
         if isinstance(found, doc.Text):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, RuntimeParity
 from attnport.reporting import document as doc
 from attnport.reporting.facts import BOUND, ran, times
-from attnport.reporting.measures import NONE, count, largest_share, scientific, share, worst
+from attnport.reporting.measures import NONE, count, largest, scientific, worst
 from attnport.reporting.metrics import (
     ARGMAX,
     CENSUS,
@@ -49,7 +49,7 @@ def _matrix(report: ParityReport) -> doc.Table:
         (case, doc.Span(f"{len(members)} batches", "sub")) if len(members) > 1 else case
         for case, members in batches.items()
     )
-    columns = doc.words("Runtime or form", "Verdict", *cases, *["padding invariance"] * invariance)
+    columns = doc.words("Runtime or form", "Verdict", *cases, *(["padding invariance"] if invariance else []))
     caption = "Largest error as a part of its bound, by case (1 is the limit)"
     return doc.Table(caption, columns, tuple(groups), "Kind", "matrix")
 
@@ -67,8 +67,7 @@ def _column(case: str) -> str:
 
 
 def _share(results: Sequence[CaseResult | InvarianceResult]) -> doc.Share:
-    shares = [part for result in results if (part := share(result)) is not None]
-    return doc.Share(worst([result.verdict for result in results]) if results else "", max(shares, default=None))
+    return doc.Share(worst([result.verdict for result in results]) if results else "", largest(results))
 
 
 def _judged(title: str, cases: Sequence[CaseResult]) -> doc.Table:
@@ -131,10 +130,10 @@ def _beside(title: str, cases: Sequence[CaseResult]) -> doc.Table | None:
 
 def _details(title: str, id_: str, found: RuntimeParity) -> doc.Folded:
     """All metrics of one runtime or form."""
-    largest = largest_share(found)
-    summary: doc.Line = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(found.verdict))
-    if largest is not None:
-        summary = (*summary, " ", doc.Span(f"at most {times(largest)} of a bound", "quiet"))
+    most = largest((*found.cases, *found.invariance))
+    summary: tuple[doc.Line, ...] = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(found.verdict))
+    if most is not None:
+        summary = (*summary, " ", doc.Span(f"at most {times(most)} of a bound", "quiet"))
     facts = f"Precision plan {found.plan or NONE}. Ran: {ran(found.ran)}."
     blocks: list[doc.Block] = [doc.Text(f"{facts} {found.reason}" if found.reason else facts)]
     if found.cases:
@@ -157,7 +156,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> doc.Folded:
     return doc.Folded(summary, tuple(blocks), id_)
 
 
-def _worst(report: ParityReport) -> tuple[doc.Block, ...]:
+def _worst(report: ParityReport) -> Iterator[doc.Block]:
     """The worst of each metric by runtime and form, where there is no room for all."""
     named: list[tuple[doc.Line, Sequence[CaseResult]]] = [
         (doc.Name(key) if kind == "runtime" else (f"{kind} ", doc.Name(key)), found.cases)
@@ -166,7 +165,7 @@ def _worst(report: ParityReport) -> tuple[doc.Block, ...]:
         if found.cases
     ]
     if not named:
-        return ()
+        return
     shown = has(case for _, cases in named for case in cases)
     columns = (*doc.words("Runtime or form"), *doc.numbers("Relative", "Least cosine"), *_further(shown))
     worst = [(label, worst_metrics(cases)) for label, cases in named]
@@ -175,24 +174,25 @@ def _worst(report: ParityReport) -> tuple[doc.Block, ...]:
     )
     lead = f"The worst of each metric over all cases and outputs that could be compared; counts are sums. {LEGEND} "
     where = (doc.Name("parity.json"), " has each case and output; so has the page, ", doc.Name("report.html"))
-    return (doc.Text((lead, *where, ", where it folds out.")), doc.Table("The worst of each metric", columns, found))
+    yield doc.Text((lead, *where, ", where it folds out."))
+    yield doc.Table("The worst of each metric", columns, found)
 
 
-def section(report: ParityReport | None, folder: str) -> tuple[doc.Block, ...]:
+def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
     """The matrix, the notes, and every metric on demand."""
     if report is None:
-        return doc.pending(f"attnport check {folder}")
+        yield doc.pending(f"attnport check {folder}")
+        return
+    yield doc.Text(BOUND)
+    yield _matrix(report)
+    if report.notes:
+        yield doc.Bullets(report.notes)
     members = [(kind, *member) for kind, _, members in _members(report) for member in enumerate(members.items())]
     everything = [
         _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{place}", found)
         for kind, place, (key, found) in members
     ]
-    failed = [(doc.Name(key), f": {found.reason}") for _, _, (key, found) in members if found.verdict == "FAIL"]
     legend = [doc.Text(LEGEND, "quiet")] if everything else []
-    return (
-        doc.Text(BOUND),
-        _matrix(report),
-        *([doc.Bullets(report.notes)] if report.notes else []),
-        doc.Only("page", (doc.Text("All metrics", "label"), *legend, *everything)),
-        doc.Only("markdown", (*([doc.Bullets(tuple(failed))] if failed else []), *_worst(report))),
-    )
+    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *everything))
+    failed = [(doc.Name(key), f": {found.reason}") for _, _, (key, found) in members if found.verdict == "FAIL"]
+    yield doc.Only("markdown", (*([doc.Bullets(tuple(failed))] if failed else []), *_worst(report)))

@@ -15,7 +15,7 @@ def sections(found: Findings) -> tuple[doc.Section, ...]:
     more = again(manifest, folder)[-1]
     advised = found.recommendation
     maps = doc.Maps(found.heatmaps, found.sentence, found.heatmap_note)
-    files = (*holdings.contract(manifest), *holdings.forms(manifest), *holdings.engines(manifest, folder))
+    files = (*holdings.contract(manifest), holdings.forms(manifest), holdings.engines(manifest, folder))
     return (
         *([doc.Section("recommendation", "Recommendation", advice.section(advised, baseline))] if advised else []),
         doc.Section("fusion", "Fusion", fusion.section(manifest.attentions, found.fusion, folder)),
