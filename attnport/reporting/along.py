@@ -35,8 +35,7 @@ def layers(report: LayerReport | None, folder: str) -> Iterator[doc.Block]:
         notes.append(("Marking layers changed bits of the outputs of ", doc.listed(changed), "."))
     if notes:
         yield doc.Bullets(tuple(notes))
-    caption = "Relative RMS error by layer"
-    yield doc.Lines((doc.LineChart(layer_errors(report), "Relative RMS error", caption, "Layer", scientific),))
+    yield doc.Lines((doc.LineChart(layer_errors(report), "Relative RMS error", scientific),))
 
 
 def sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
@@ -44,11 +43,8 @@ def sizes(report: LatencyReport, more: str) -> Iterator[doc.Block]:
     yield doc.Text("Time and memory against sizes", "label")
     charts = []
     for scaling in scalings(report):
-        where = f"{scaling.dim} at {scaling.kept}" if scaling.kept else scaling.dim
-        charts += [
-            doc.LineChart(scaling.times, "Median ms", f"Median ms by {where}", scaling.dim, milliseconds),
-            doc.LineChart(scaling.memory, "Peak MB", f"Peak MB by {where}", scaling.dim, megabytes),
-        ]
+        charts.append(doc.LineChart(scaling.times, "Median ms", milliseconds))
+        charts.append(doc.LineChart(scaling.memory, "Peak MB", megabytes))
     if not charts:
         yield doc.Text(("One size alone was timed. More: ", doc.Code(more)), "pending")
         return

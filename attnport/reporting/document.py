@@ -163,12 +163,10 @@ class Lines:
 
 @dataclass(frozen=True)
 class LineChart:
-    """One of `Lines`: what its values are, how one is written, and the caption and first heading of its table."""
+    """One of `Lines`: what its values are, and how one is written."""
 
     series: Series
     what: str
-    caption: str
-    heading: str
     show: Callable[[float | None], str]
 
     def table(self) -> Table:
@@ -178,7 +176,10 @@ class LineChart:
             (Name(place), *(self.show(line[index]) for line in found.lines.values()))
             for index, place in enumerate(found.places)
         )
-        return Table(self.caption, (Column(self.heading), *numbers(*found.lines)), rows(cells))
+        kept = f" at {found.title}" if found.sizes and found.title else ""
+        heading = found.axis if found.sizes else found.axis.capitalize()
+        caption = f"{self.what} by {found.axis}{kept}"
+        return Table(caption, (Column(heading), *numbers(*found.lines)), rows(cells))
 
 
 @dataclass(frozen=True)
