@@ -59,6 +59,8 @@ def _print(console: Console, block: doc.Block) -> None:
     elif isinstance(block, doc.Commands):
         for line in block.lines:
             console.print(text(line), soft_wrap=True)
+    else:
+        raise TypeError(f"A terminal cannot show {type(block).__name__}; expected text, a table, a list or commands.")
 
 
 def _table(found: doc.Table) -> Table:

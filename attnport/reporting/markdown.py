@@ -57,7 +57,7 @@ def render(found: Findings) -> str:
     facts = [code(manifest.source.text), f"opset {manifest.opset}", count(len(manifest.attentions), "attention")]
     parts = [f"# {escaped(manifest.name)}", " · ".join([*facts, *map(escaped, dims)]), _verdict(found)]
     for section in sections(found):
-        blocks = list(_blocks(section.blocks))
+        blocks = list(paragraphs(section.blocks))
         parts += [f"## {section.title}", *blocks] if blocks else []
     parts.append(f"Made by attnport {escaped(manifest.attnport)}.")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -85,7 +85,7 @@ def _paragraph(value: doc.Line) -> str:
     return _AT_START.sub(r"\\\1", line(value).strip())
 
 
-def _blocks(blocks: Iterable[doc.Block]) -> Iterator[str]:
+def paragraphs(blocks: Iterable[doc.Block]) -> Iterator[str]:
     """Blocks as paragraphs; charts as tables of their numbers, and nothing for what is a picture alone."""
     for found in blocks:
         if isinstance(found, doc.Text):
@@ -103,11 +103,11 @@ def _blocks(blocks: Iterable[doc.Block]) -> Iterator[str]:
             yield block(found.lines)
         elif isinstance(found, doc.Folded):
             yield f"{_paragraph(found.summary)}:"
-            yield from _blocks(found.blocks)
+            yield from paragraphs(found.blocks)
         elif isinstance(found, doc.Lines):
-            yield from _blocks([chart.table() for chart in found.charts])
+            yield from paragraphs([chart.table() for chart in found.charts])
         elif isinstance(found, doc.Only) and found.where == "markdown":
-            yield from _blocks(found.blocks)
+            yield from paragraphs(found.blocks)
 
 
 def table(found: doc.Table) -> str:
