@@ -1,55 +1,97 @@
-"""What tables are made of: a table that fits 80 columns, text that is no markup, verdicts in colour."""
+"""A report's document in a terminal: tables that fit 80 columns, notes below them, verdicts in colour."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from attnport.reporting import document as doc
+from attnport.reporting.facts import times
 from attnport.reporting.markup import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 WIDTH = 80
-_COLOURS = {"PASS": "green", "FAIL": "bold red", "NOT_RUN": "yellow", "done": "green", "failed": "bold red"}
+Show = Callable[[Any], Iterable[doc.Block]]
+"""What a verb prints for its result."""
+_STYLES = {
+    "PASS": "green",
+    "FAIL": "bold red",
+    "NOT_RUN": "yellow",
+    "done": "green",
+    "failed": "bold red",
+    "pass": "green",
+    "fail": "bold red",
+    "miss": "yellow",
+    "strong": "bold",
+    "quiet": "dim",
+}
+"""Colours of verdicts, and of the document's styles."""
 _MOST_IN_A_CELL = 150
 
 
-def render(show: Callable[[Console, Any], None], value: Any, *, colour: bool = False, width: int = WIDTH) -> str:
-    """What a function of `tables` prints for `value`, in lines of at most `width` columns."""
+def render(show: Show, value: Any, *, colour: bool = False, width: int = WIDTH) -> str:
+    """What a verb prints for `value`, in lines of at most `width` columns."""
     import io
 
     from rich.console import Console
 
     text = io.StringIO()
-    show(Console(file=text, width=width, highlight=False, force_terminal=colour), value)
+    console = Console(file=text, width=width, highlight=False, force_terminal=colour)
+    for block in show(value):
+        _print(console, block)
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-def table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
-    """A table; columns of `whole` are never broken into lines."""
+def _print(console: Console, block: doc.Block) -> None:
+    from rich.padding import Padding
+
+    if isinstance(block, doc.Table):
+        console.print(_table(block))
+    elif isinstance(block, doc.Text):
+        console.print(text(block.line, block.style))
+    elif isinstance(block, doc.Bullets):
+        for item in block.items:
+            console.print(Padding(text(item), (0, 0, 0, 2 * block.level)))
+    elif isinstance(block, doc.Commands):
+        for line in block.lines:
+            console.print(text(line), soft_wrap=True)
+    else:
+        raise TypeError(f"A terminal cannot show {type(block).__name__}; expected text, a table, a list or commands.")
+
+
+def _table(found: doc.Table) -> Table:
     from rich import box
     from rich.table import Table
 
+    title = text(found.caption, "strong") if found.caption else None
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
+    for column in found.columns:
+        justify: Any = "right" if column.number else "left"
+        table.add_column(text(column.heading), justify=justify, overflow="fold", no_wrap=column.whole)
+    for group in found.groups:
+        for row in group.rows:
+            table.add_row(*map(text, row.cells))
     return table
 
 
-def plain(text: object) -> str:
-    """Text whose brackets are its own, not markup, and that says nothing to the terminal."""
-    from rich.markup import escape
+def text(line: doc.Line, style: str | None = None) -> Text:
+    """A line with its colours, none of which reach into the space around it; nothing in it is markup."""
+    from rich.text import Text
 
-    return escape(printable(str(text)))
-
-
-def verdict(text: str) -> str:
-    """A verdict or status in its colour."""
-    colour = _COLOURS.get(text)
-    return f"[{colour}]{text}[/]" if colour else text
+    colour = _STYLES.get(style or "", "")
+    if isinstance(line, tuple):
+        return Text.assemble(*map(text, line), style=colour)
+    if isinstance(line, doc.Verdict):
+        return Text.assemble((printable(line.text), _STYLES.get(line.style or line.text, "")))
+    if isinstance(line, doc.Span):
+        return text(line.line, line.style)
+    if isinstance(line, doc.Share):
+        return Text.assemble(text(doc.Verdict(line.verdict)), f" {times(line.share)}")
+    return Text.assemble((printable(line if isinstance(line, str) else line.text), colour))
 
 
 def short(text: str) -> str:
@@ -57,12 +99,25 @@ def short(text: str) -> str:
     return text if len(text) <= _MOST_IN_A_CELL else f"{text[: _MOST_IN_A_CELL - 1].rstrip()}…"
 
 
-def notes(console: Console, texts: Mapping[str, str]) -> None:
-    """What does not fit a cell: `name: text`, indented below its table; names that share a text share a line."""
-    from rich.padding import Padding
+def columns(*headings: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> tuple[doc.Column, ...]:
+    """Columns of a table; those of `right` are numbers, and those of `whole` are never broken into lines."""
+    numbers, unbroken = set(right), set(whole)
+    return tuple(doc.Column(heading, heading in numbers, heading in unbroken) for heading in headings)
 
+
+def notes(texts: Mapping[str, str]) -> doc.Bullets:
+    """What does not fit a cell: `name: text`, indented below its table; names that share a text share a line."""
     names: dict[str, list[str]] = {}
     for name, text in texts.items():
         names.setdefault(text, []).append(name)
-    for text, those in names.items():
-        console.print(Padding(f"[bold]{plain(', '.join(those))}[/]: {plain(text)}", (0, 0, 0, 2)))
+    return doc.Bullets(tuple((doc.Span(", ".join(those), "strong"), f": {text}") for text, those in names.items()))
+
+
+def warnings(texts: Iterable[str], label: str = "note") -> Iterable[doc.Text]:
+    """What a reader must know, a line each."""
+    return (doc.Text(f"{label}: {text}", "miss") for text in texts)
+
+
+def quiet(*lines: str) -> Iterable[doc.Text]:
+    """What columns mean, a line each."""
+    return (doc.Text(line, "quiet") for line in lines)

@@ -2,57 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
+from attnport.reporting import document as doc
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from attnport.artifacts import FusionReport, FusionTable
 
 
-def fused(fusion: FusionReport | None, key: str) -> str:
+def fused(fusion: FusionReport | None, key: str) -> doc.Line:
     """How many attentions are fused, of how many, in colour; "" where that was not asked."""
     table = fusion.targets.get(key) if fusion else None
     if table is None:
         return ""
-    return f"[{'green' if table.fused == table.attentions else 'yellow'}]{table}[/]"
+    return doc.Verdict(str(table), "pass" if table.fused == table.attentions else "miss")
 
 
-def show_fusion(console: Console, report: FusionReport) -> None:
+def show_fusion(report: FusionReport) -> Iterator[doc.Block]:
     """One row a target; reasons stand below."""
-    table = cells.table("fusion", "target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
-    notes: dict[str, str] = {}
+    columns = cells.columns("target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
+    rows = (
+        (key, fused(report, key), _kernels(found) or "-", found.proved_by or "-")
+        for key, found in report.targets.items()
+    )
+    yield doc.Table("fusion", columns, doc.rows(rows))
+    notes = {}
     for key, found in report.targets.items():
         reasons = dict.fromkeys(item.cost if item.fused else item.reason for item in found.items)
         reasons.pop("", None)
-        table.add_row(key, fused(report, key), cells.plain(_kernels(found) or "-"), cells.plain(found.proved_by or "-"))
         if reasons:
             notes[key] = "; ".join(reasons)
-    console.print(table)
-    cells.notes(console, notes)
+    yield cells.notes(notes)
 
 
 def _kernels(table: FusionTable) -> str:
     return ", ".join(sorted({item.kernel for item in table.items if item.kernel}))
 
 
-def show_engine_fusion(console: Console, table: FusionTable) -> None:
+def show_engine_fusion(table: FusionTable) -> Iterator[doc.Block]:
     """One line: how many attentions an engine fuses, and in which kernels."""
     kernels = _kernels(table)
-    console.print(f"{table} attentions fused{f': {cells.plain(kernels)}' if kernels else ''}")
+    yield doc.Text(f"{table} attentions fused{f': {kernels}' if kernels else ''}")
 
 
-def show_fusion_explained(console: Console, report: FusionReport) -> None:
+def show_fusion_explained(report: FusionReport) -> Iterator[doc.Block]:
     """What happened to each attention on each target, and why."""
-    from rich.padding import Padding
-
     for key, found in report.targets.items():
-        console.print(f"[bold]{cells.plain(key)}[/] ({found.plan}, {cells.plain(found.file)}): {found}")
+        yield doc.Text((doc.Span(key, "strong"), f" ({found.plan}, {found.file}): {found}"))
         for item in found.items:
-            unfused = "[yellow]not proven[/]" if found.proved_by is None else "[yellow]not fused[/]"
-            state = f"[green]fused[/] in {cells.plain(item.kernel)}" if item.fused else unfused
-            console.print(f"  {cells.plain(item.attention)}: {state}")
-            for line in filter(None, (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)):
-                console.print(Padding(cells.plain(line), (0, 0, 0, 4)), style="dim")
+            unfused = doc.Verdict("not proven" if found.proved_by is None else "not fused", "miss")
+            state = (doc.Verdict("fused", "pass"), f" in {item.kernel}") if item.fused else (unfused,)
+            yield doc.Text((f"  {item.attention}: ", *state))
+            details = (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)
+            yield doc.Bullets(tuple(doc.Span(line, "quiet") for line in details if line), level=2)

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import sys
 import traceback as tracebacks
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from attnport.console.arguments import check_arguments
 from attnport.console.signals import INTERRUPTED, exit_code, interrupts
 from attnport.console.streams import LOST, SEND_ELSEWHERE, why_lost
 from attnport.errors import AttnportError, MissingDependency
+from attnport.reporting.document import Block
 from attnport.reporting.markup import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -126,8 +127,8 @@ class Reporter:
             click.echo("".join(tracebacks.format_exception(err)), err=True, nl=False)
 
 
-def shower(table: str) -> Callable[[Any, Any], None]:
-    """The function `table` of one of this package's modules of tables: it prints a kind of value to a console."""
+def shower(table: str) -> Callable[[Any], Iterable[Block]]:
+    """The function `table` of one of this package's modules of tables: it says what is printed for a kind of value."""
     import importlib
     import pkgutil
 
@@ -135,7 +136,7 @@ def shower(table: str) -> Callable[[Any, Any], None]:
 
     names = [found.name for found in pkgutil.iter_modules(console.__path__) if found.name.endswith("tables")]
     modules = (importlib.import_module(f"{console.__name__}.{name}") for name in names)
-    show: Callable[[Any, Any], None] = next(getattr(each, table) for each in modules if hasattr(each, table))
+    show: Callable[[Any], Iterable[Block]] = next(getattr(each, table) for each in modules if hasattr(each, table))
     return show
 
 

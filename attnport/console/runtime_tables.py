@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attnport.console import cells
+from attnport.reporting import document as doc
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from attnport.artifacts import Capabilities
 
-_SHORT = {"fused": "[green]fused[/]", "runs, not fused": "runs"}
+_SHORT: dict[str, doc.Line] = {
+    "fused": doc.Verdict("fused", "pass"),
+    "runs, not fused": "runs",
+    "refused": doc.Verdict("refused", "miss"),
+}
 
 
 def able(runtime: Capabilities) -> str:
@@ -21,30 +23,30 @@ def able(runtime: Capabilities) -> str:
     return "; ".join(filter(None, (", ".join(runtime.devices), ", ".join(runtime.plans), opset)))
 
 
-def show_libraries(console: Console, runtimes: Sequence[Capabilities]) -> None:
+def show_libraries(runtimes: Sequence[Capabilities]) -> Iterator[doc.Block]:
     """One line a library that a runtime asks for by name."""
     for runtime in runtimes:
-        for name, path in runtime.libraries.items():
-            where = cells.plain(path) if path else "[yellow]not found[/]"
-            console.print(f"{runtime.runtime} wants {cells.plain(name)}: {where}", soft_wrap=True)
+        found = (f"{runtime.runtime} wants {name}: {path or 'not found'}" for name, path in runtime.libraries.items())
+        yield doc.Commands(tuple(found))
 
 
-def show_attention_forms(console: Console, runtimes: Sequence[Capabilities]) -> None:
+def show_attention_forms(runtimes: Sequence[Capabilities]) -> Iterator[doc.Block]:
     """A row for each way to write an attention, a column for each runtime that was asked; then why some are refused."""
     asked = [runtime for runtime in runtimes if runtime.attention_forms]
     if not asked:
         return
-    table = cells.table("attention, as written in ONNX", "form", *(runtime.runtime for runtime in asked))
-    refusals: dict[str, list[str]] = {}
+    rows: list[tuple[doc.Line, ...]] = []
+    refusals: dict[str, None] = {}
     for form in dict.fromkeys(form for runtime in asked for form in runtime.attention_forms):
-        row = []
+        row: list[doc.Line] = [form]
         for runtime in asked:
             answer = runtime.attention_forms.get(form, "-")
             if answer.startswith("refused: "):
-                refusals.setdefault(f"{runtime.runtime}: {answer.removeprefix('refused: ')}", []).append(form)
+                refusals[f"{runtime.runtime}: {answer.removeprefix('refused: ')}"] = None
                 answer = "refused"
-            row.append(_SHORT.get(answer, f"[yellow]{answer}[/]" if answer == "refused" else cells.plain(answer)))
-        table.add_row(cells.plain(form), *row)
-    console.print(table)
+            row.append(_SHORT.get(answer, answer))
+        rows.append(tuple(row))
+    columns = doc.words("form", *(runtime.runtime for runtime in asked))
+    yield doc.Table("attention, as written in ONNX", columns, doc.rows(rows))
     for reason in refusals:
-        console.print(f"refused by {cells.plain(reason)}")
+        yield doc.Text(f"refused by {reason}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
 from attnport.console.fusion_tables import fused
+from attnport.reporting import document as doc
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from attnport.artifacts import LatencyRow, ParityReport
     from attnport.verbs.ship import ShipResult
 
@@ -21,38 +21,33 @@ _MOST_WORKLOADS = 3
 _UNPROVEN = "-"  # a table with three workloads has no room for more
 
 
-def show_ship(console: Console, result: ShipResult) -> None:
+def show_ship(result: ShipResult) -> Iterator[doc.Block]:
     """Stages, one row a runtime with everything that was found about it, and where to read on."""
-    table = cells.table("stages", "stage", "status", "s", "result", right=("s",), whole=("stage", "status", "s"))
-    for stage in result.stages:
-        table.add_row(
-            stage.stage, cells.verdict(stage.status), f"{stage.seconds:.1f}", cells.plain(cells.short(stage.detail))
-        )
-    console.print(table)
+    columns = cells.columns("stage", "status", "s", "result", right=("s",), whole=("stage", "status", "s"))
+    rows = (
+        (stage.stage, doc.Verdict(stage.status), f"{stage.seconds:.1f}", cells.short(stage.detail))
+        for stage in result.stages
+    )
+    yield doc.Table("stages", columns, doc.rows(rows))
     if result.parity is not None:
-        _show_verdicts(console, result, result.parity)
+        yield from _verdicts(result, result.parity)
     choice = result.recommendation.choice if result.recommendation else None
     if choice is not None:
-        console.print(f"fastest within the bound: {cells.plain(f'{choice.runtime}, {choice.plan}')}; to embed it:")
-        console.print(f"  {cells.plain(choice.command)}", soft_wrap=True)
-    end = "[green]shipped[/]" if not result.exit_code else f"[bold red]not shipped[/] (exit {result.exit_code})"
-    console.print(f"{end}: {cells.plain(result.folder)}; read {cells.plain(result.folder)}/report.html")
+        yield doc.Text(f"fastest within the bound: {choice.runtime}, {choice.plan}; to embed it:")
+        yield doc.Commands((f"  {choice.command}",))
+    end: doc.Line = doc.Verdict("shipped", "pass")
+    if result.exit_code:
+        end = (doc.Verdict("not shipped", "fail"), f" (exit {result.exit_code})")
+    yield doc.Text((end, f": {result.folder}; read {result.folder}/report.html"))
 
 
-def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -> None:
+def _verdicts(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
     """The verdict table: numbers, fusion and speed of each runtime side by side."""
     latency = result.latency
     shapes = list(latency.shapes)[:_MOST_WORKLOADS] if latency else []
-    columns = [re.sub(r"(^|,)\w+=", lambda found: "x" if found[1] else "", shape) + " ms" for shape in shapes]  # 8x128
-    table = cells.table(
-        f"verdict: {cells.verdict(parity.verdict)}",
-        "runtime",
-        "parity",
-        "fused",
-        *columns,
-        right=("fused", *columns),
-        whole=("runtime", "parity", "fused"),
-    )
+    timed = [re.sub(r"(^|,)\w+=", lambda found: "x" if found[1] else "", shape) + " ms" for shape in shapes]  # 8x128
+    whole = ("runtime", "parity", "fused")
+    rows: list[tuple[doc.Line, ...]] = []
     left_out = []
     for name, row in parity.runtimes.items():
         proof = result.fusion.targets.get(name) if result.fusion else None
@@ -61,32 +56,31 @@ def _show_verdicts(console: Console, result: ShipResult, parity: ParityReport) -
         if row.verdict == "NOT_RUN" and proved in ("", _UNPROVEN) and not any(times):
             left_out.append(name)
         else:
-            table.add_row(name, cells.verdict(row.verdict), proved, *times)
-    console.print(table)
-    about = ["parity: errors against a float64 run of the module, within its bound or not"]
+            rows.append((name, doc.Verdict(row.verdict), proved, *times))
+    columns = cells.columns(*whole, *timed, right=("fused", *timed), whole=whole)
+    yield doc.Table(("verdict: ", doc.Verdict(parity.verdict)), columns, doc.rows(rows))
+    yield from cells.quiet("parity: errors against a float64 run of the module, within its bound or not")
     if result.fusion is not None:
         what = "fused: attentions that one kernel of the runtime covers, proved, of those counted at export"
-        about.append(f"{what}; {_UNPROVEN} where nothing here could prove it")
+        yield from cells.quiet(f"{what}; {_UNPROVEN} where nothing here could prove it")
     if latency is not None:
-        about.append(f"ms: median, and its ratio to {latency.baseline}; ~ where no difference was shown")
-    for line in about:
-        console.print(line, style="dim")
+        yield from cells.quiet(f"ms: median, and its ratio to {latency.baseline}; ~ where no difference was shown")
     reasons = {name: row.reason for name, row in parity.runtimes.items() if row.verdict != "PASS" and row.reason}
     notes = {name: reason for name, reason in reasons.items() if name not in left_out}
     for name, row in parity.forms.items():
         if row.verdict != "PASS":
             notes[f"graph of {name}"] = f"{row.verdict}: {row.reason}"
-    cells.notes(console, notes)
+    yield cells.notes(notes)
     if BUNDLE in reasons and any(stage.stage == BUNDLE and not stage.exit_code for stage in result.stages):
         folder = shlex.quote(result.folder)  # parity was checked before there was a bundle
         reasons[BUNDLE] = f"made after the others ran, and verified; attnport check {folder} --bundle {folder}/{BUNDLE}"
     not_run = {name: reasons[name] for name in left_out if name in reasons}
     if not_run:
-        console.print(f"{cells.verdict('NOT_RUN')}, so nothing was shown of these:")
-        cells.notes(console, not_run)
+        yield doc.Text((doc.Verdict("NOT_RUN"), ", so nothing was shown of these:"))
+        yield cells.notes(not_run)
     passed = [name for name, row in parity.forms.items() if row.verdict == "PASS"]
     if passed:
-        console.print(f"graphs of the lowered forms that pass: {cells.plain(', '.join(passed))}")
+        yield doc.Text(f"graphs of the lowered forms that pass: {', '.join(passed)}")
 
 
 def _short_latency(row: LatencyRow | None) -> str:

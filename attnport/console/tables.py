@@ -1,21 +1,17 @@
-"""What the verbs print that have no file of their own here: each function prints one value to a console."""
+"""What the verbs print that have no file of their own here: each function makes the blocks of one value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from attnport.console import cells
 from attnport.console.precision_tables import show_precision
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
+from attnport.reporting import document as doc
+from attnport.reporting.facts import count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from attnport.artifacts import (
-        EngineRecord,
-        Manifest,
-    )
+    from attnport.artifacts import EngineRecord, Manifest
     from attnport.verbs.doctor import DoctorReport
     from attnport.verbs.inspect import Inspection
     from attnport.verbs.listing import Listing
@@ -23,76 +19,67 @@ if TYPE_CHECKING:
 _GRAPH_WORDS = {"elements": "weights", "weights_bytes": "bytes of weights", "external": "weights are in"}
 
 
-def show_manifest(console: Console, manifest: Manifest) -> None:
+def show_manifest(manifest: Manifest) -> Iterator[doc.Block]:
     """What was exported."""
-    table = cells.table(f"{cells.plain(manifest.name)}: opset {manifest.opset}", "tensor", "dtype", "dims")
-    for spec in manifest.io.inputs:
-        table.add_row(f"{spec.name} (in)", spec.dtype, ", ".join(map(str, spec.dims)))
-    for spec in manifest.io.outputs:
-        table.add_row(f"{spec.name} (out)", spec.dtype, ", ".join(map(str, spec.dims)))
-    console.print(table)
-    console.print(f"dims: {cells.plain('  '.join(map(str, manifest.io.dims)))}")
-    count = len(manifest.attentions)
-    console.print(f"{count} attention{'' if count == 1 else 's'} counted")
+    rows = (
+        (f"{spec.name} ({side})", spec.dtype, ", ".join(map(str, spec.dims)))
+        for side, specs in (("in", manifest.io.inputs), ("out", manifest.io.outputs))
+        for spec in specs
+    )
+    yield doc.Table(f"{manifest.name}: opset {manifest.opset}", doc.words("tensor", "dtype", "dims"), doc.rows(rows))
+    yield doc.Text(f"dims: {'  '.join(map(str, manifest.io.dims))}")
+    yield doc.Text(f"{count(len(manifest.attentions), 'attention')} counted")
 
 
-def show_engine(console: Console, record: EngineRecord) -> None:
+def show_engine(record: EngineRecord) -> Iterator[doc.Block]:
     """One engine."""
-    table = cells.table(cells.plain(record.file), "what", "value")
-    table.add_row("target", f"{record.target} {record.version}, {record.plan}")
-    table.add_row("compute capabilities", ", ".join(map(str, record.sm)) or "the builder's default")
-    for profile in record.profiles:
-        table.add_row("profile", cells.plain(profile))
-    table.add_row("size", f"{record.size_bytes / 2**20:.1f} MiB")
-    table.add_row("scratch memory", f"{record.scratch_bytes / 2**20:.1f} MiB")
-    console.print(table)
+    rows = [
+        ("target", f"{record.target} {record.version}, {record.plan}"),
+        ("compute capabilities", ", ".join(map(str, record.sm)) or "the builder's default"),
+        *(("profile", str(profile)) for profile in record.profiles),
+        ("size", f"{record.size_bytes / 2**20:.1f} MiB"),
+        ("scratch memory", f"{record.scratch_bytes / 2**20:.1f} MiB"),
+    ]
+    yield doc.Table(record.file, doc.words("what", "value"), doc.rows(rows))
     if record.precision is not None:
-        show_precision(console, record.precision)
+        yield from show_precision(record.precision)
 
 
-def show_listing(console: Console, found: Listing) -> None:
+def show_listing(found: Listing) -> Iterator[doc.Block]:
     """Names and descriptions."""
-    table = cells.table(found.what, "name", "what it is")
-    for name, text in found.items.items():
-        table.add_row(name, cells.plain(text))
-    console.print(table)
+    yield doc.Table(found.what, doc.words("name", "what it is"), doc.rows(found.items.items()))
 
 
-def show_doctor(console: Console, found: DoctorReport) -> None:
+def show_doctor(found: DoctorReport) -> Iterator[doc.Block]:
     """The machine, versions, runtimes, and what would mend what is wrong."""
     machine = found.machine
-    console.print(f"attnport {found.attnport}, Python {machine.python}, {cells.plain(machine.platform)}")
-    console.print(f"{cells.plain(machine.cpu)}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
+    yield doc.Text(f"attnport {found.attnport}, Python {machine.python}, {machine.platform}")
+    yield doc.Text(f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
     gpus = ", ".join(f"{gpu.name} (SM {gpu.sm})" for gpu in machine.gpus) or f"none: {machine.gpu_note}"
-    console.print(f"GPU: {cells.plain(gpus)}")
-    table = cells.table(
-        "runtimes", "runtime", "there", "version", "what it can do, or why it is not there and what brings it"
-    )
+    yield doc.Text(f"GPU: {gpus}")
+    rows: list[tuple[doc.Line, ...]] = []
     for runtime in found.runtimes:
-        state = "[green]yes[/]" if runtime.available else "[yellow]no[/]"
+        state = doc.Verdict("yes", "pass") if runtime.available else doc.Verdict("no", "miss")
         why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
-        table.add_row(runtime.runtime, state, runtime.version, cells.plain(why or able(runtime)))
-    console.print(table)
-    show_libraries(console, found.runtimes)
-    show_attention_forms(console, found.runtimes)
-    packages = cells.table("packages", "package", "version")
-    for name, version in found.packages.items():
-        packages.add_row(name, version or "[yellow]not installed[/]")
-    console.print(packages)
+        rows.append((runtime.runtime, state, runtime.version, why or able(runtime)))
+    can = "what it can do, or why it is not there and what brings it"
+    yield doc.Table("runtimes", doc.words("runtime", "there", "version", can), doc.rows(rows))
+    yield from show_libraries(found.runtimes)
+    yield from show_attention_forms(found.runtimes)
+    packages = ((name, version or doc.Verdict("not installed", "miss")) for name, version in found.packages.items())
+    yield doc.Table("packages", doc.words("package", "version"), doc.rows(packages))
     for problem in found.problems:
-        console.print(f"[bold red]problem[/]: {cells.plain(problem.what)}")
+        yield doc.Text((doc.Span("problem", "fail"), f": {problem.what}"))
         for line in problem.mend:
-            console.print(f"  {cells.plain(line)}")
+            yield doc.Text(f"  {line}")
     if not found.problems:
-        console.print("No problem found.")
+        yield doc.Text("No problem found.")
 
 
-def show_inspection(console: Console, found: Inspection) -> None:
+def show_inspection(found: Inspection) -> Iterator[doc.Block]:
     """What a file or folder is."""
-    table = cells.table(f"{found.kind} {cells.plain(found.path)}", "what", "value")
-    for what, value in _facts(found):
-        table.add_row(what, cells.plain(value))
-    console.print(table)
+    rows = ((what, str(value)) for what, value in _facts(found))
+    yield doc.Table(f"{found.kind} {found.path}", doc.words("what", "value"), doc.rows(rows))
 
 
 def _facts(found: Inspection) -> list[tuple[str, Any]]:

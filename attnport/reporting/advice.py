@@ -1,45 +1,47 @@
-"""The recommendation as the head of the page has it."""
+"""The recommendation: what to embed and how; else why nothing is recommended and what would change that."""
 
 from __future__ import annotations
 
-from attnport.reporting.markup import Html, details, el, join, name
+from collections.abc import Iterator
+
+from attnport.reporting import document as doc
 from attnport.reporting.measures import milliseconds
-from attnport.reporting.recommendation import Recommendation, Timing
+from attnport.reporting.recommendation import Choice, Recommendation, Timing
 
 BASIS = (
     "Of the runtimes that passed parity here, were timed on every workload and that a bundle can carry, the fastest."
 )
 
 
-def section(found: Recommendation, baseline: str) -> Html:
-    """What to embed and how; else why nothing is recommended and what would change that."""
-    others = [el("div", el("dt", name(key)), el("dd", why)) for key, why in found.others.items()]
-    rest = details("Why not the others", el("dl", *others, class_="reasons")) if others else None
+def section(found: Recommendation, baseline: str) -> Iterator[doc.Block]:
+    """The choice with its times and its command, and why it is not another one."""
     if found.choice is None:
-        steps = [el("pre", "\n".join(found.commands), tabindex="0")] if found.commands else []
-        return join((el("p", "Nothing can be recommended: ", found.reason, ".", class_="big"), *steps, rest))
-    choice = found.choice
-    facts = join((name(choice.runtime), f", {choice.plan}, form ", name(choice.form), " (", name(choice.file), ")"))
-    timings = [el("div", el("dt", timing.workload), el("dd", *_timing(timing, baseline))) for timing in choice.timings]
-    ties = join((name(tie) for tie in found.ties), ", ")
-    return join(
-        (
-            el("p", facts, class_="big"),
-            el("p", BASIS, class_="quiet"),
-            el("dl", *timings, class_="tally timings"),
-            el("p", "No difference shown to ", ties, " on any workload.") if found.ties else None,
-            el("ul", *(el("li", note) for note in found.notes), class_="notes") if found.notes else None,
-            el("p", "Embed it; ", el("code", "--lang cpp"), " adds the reader in C++", class_="label"),
-            el("pre", choice.command, tabindex="0"),
-            rest,
-        )
-    )
+        yield doc.Text(f"Nothing can be recommended: {found.reason}.", "big")
+        if found.commands:
+            yield doc.Commands(found.commands)
+    else:
+        yield from _choice(found, found.choice, baseline)
+    if found.others:
+        others = tuple((doc.Name(key), why) for key, why in found.others.items())
+        yield doc.Folded("Why not the others", (doc.Pairs(others, "reasons"),))
 
 
-def _timing(timing: Timing, baseline: str) -> list[object]:
+def _choice(found: Recommendation, choice: Choice, baseline: str) -> Iterator[doc.Block]:
+    file = (" (", doc.Name(choice.file), ")")
+    yield doc.Text((doc.Name(choice.runtime), f", {choice.plan}, form ", doc.Name(choice.form), *file), "big")
+    yield doc.Text(BASIS, "quiet")
+    yield doc.Pairs(tuple((each.workload, _timing(each, baseline)) for each in choice.timings), "tally timings")
+    if found.ties:
+        ties = doc.listed(map(doc.Name, found.ties))
+        yield doc.Text(("No difference shown to ", ties, " on any workload."))
+    if found.notes:
+        yield doc.Bullets(found.notes)
+    yield doc.Commands((choice.command,), ("Embed it; ", doc.Code("--lang cpp"), " adds the reader in C++"))
+
+
+def _timing(timing: Timing, baseline: str) -> doc.Line:
     shown = f"{milliseconds(timing.median_ns)} ms"
     if timing.ratio is None:
-        return [shown]
+        return shown
     low, mid, high = timing.ratio
-    sub = f"{mid:.2f}× {baseline} [{low:.2f}, {high:.2f}], {timing.verdict}"
-    return [shown, el("span", sub, class_="sub")]
+    return shown, doc.Span(f"{mid:.2f}× {baseline} [{low:.2f}, {high:.2f}], {timing.verdict}", "sub")

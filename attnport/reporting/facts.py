@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from attnport.artifacts import (
-    CaseResult,
-    InvarianceResult,
     LatencyReport,
     LatencyRow,
     Manifest,
     ParityReport,
     Ran,
-    RuntimeParity,
-    Verdict,
 )
-from attnport.reporting.measures import NONE, share, significant, worst
+from attnport.reporting.measures import NONE, significant
 
-INVARIANCE = "padding invariance"
 UNCHECKED = "numbers not checked"
 FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 BOUND = (
@@ -28,33 +21,6 @@ BOUND = (
     "error of PyTorch eager at the same precision and four times its largest error, plus 4 eps of the reference’s RMS. "
     "The number in a cell is the larger of the two errors divided by its bound."
 )
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The worst of some results: None where there is none; `share` is the largest part of a bound."""
-
-    verdict: Verdict | None
-    share: float | None
-
-
-@dataclass(frozen=True)
-class MatrixRow:
-    """One runtime or form. `cells` is empty where no case was run; `reason` then says why."""
-
-    kind: str
-    key: str
-    verdict: Verdict
-    reason: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Runtimes and forms by cases; `columns` are the cases with the number of batches that share one."""
-
-    columns: tuple[tuple[str, int], ...]
-    rows: tuple[MatrixRow, ...]
 
 
 def count(number: int, what: str) -> str:
@@ -72,46 +38,6 @@ def times(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.2f}" if value < 10 else significant(value)
-
-
-def matrix(report: ParityReport) -> Matrix:
-    """Verdict and largest part of the bound, by runtime or form and by case; padding invariance is the last column."""
-    everything = [*report.runtimes.values(), *report.forms.values()]
-    grouped: dict[str, set[str]] = {}
-    for result in (result for found in everything for result in found.cases):
-        grouped.setdefault(_column(result.case), set()).add(result.case)
-    columns = [(case, len(members)) for case, members in grouped.items()]
-    invariance = any(found.invariance for found in everything)
-    if invariance:
-        columns.append((INVARIANCE, 1))
-
-    def row(kind: str, key: str, found: RuntimeParity) -> MatrixRow:
-        if found.verdict == "NOT_RUN" and not found.cases:
-            return MatrixRow(kind, key, found.verdict, found.reason, ())
-        by_column: dict[str, list[CaseResult]] = {}
-        for result in found.cases:
-            by_column.setdefault(_column(result.case), []).append(result)
-        cells = [_cell(by_column.get(case, ())) for case in grouped]
-        if invariance:
-            cells.append(_cell(found.invariance))
-        return MatrixRow(kind, key, found.verdict, found.reason, tuple(cells))
-
-    rows = [row("runtime", key, found) for key, found in report.runtimes.items()]
-    rows += [row("form", key, found) for key, found in report.forms.items()]
-    return Matrix(tuple(columns), tuple(rows))
-
-
-def _cell(results: Iterable[CaseResult | InvarianceResult]) -> Cell:
-    found = list(results)
-    if not found:
-        return Cell(None, None)
-    shares = [part for result in found if (part := share(result)) is not None]
-    return Cell(worst([result.verdict for result in found]), max(shares, default=None))
-
-
-def _column(case: str) -> str:
-    """The matrix column of a case: batches of one text (`sentences 1-32`, `sentences 33-64`) share one."""
-    return re.sub(r"[ _]\d+-\d+$", "", case)
 
 
 def tallies(report: ParityReport) -> list[str]:
@@ -192,19 +118,14 @@ def _unproved(name: str, parity: ParityReport) -> str:
     return {"PASS": "", "FAIL": "parity failed", "NOT_RUN": "parity was not run"}[judged.verdict]
 
 
-def never_timed(report: LatencyReport) -> dict[str, LatencyRow]:
-    """The runtimes that no workload was measured on, for one and the same reason."""
-    found: dict[str, list[LatencyRow]] = {}
+def never_timed(report: LatencyReport) -> dict[str, str]:
+    """The runtimes that gave no figure for any workload, and why, where the reason is one and the same."""
+    reasons: dict[str, set[str]] = {}
+    ran = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
     for rows in report.shapes.values():
-        for runtime, row in rows.items():
-            found.setdefault(runtime, []).append(row)
-    return {
-        runtime: rows[0]
-        for runtime, rows in found.items()
-        if len(report.shapes) > 1
-        and len(rows) == len(report.shapes)
-        and all(row.median_ns is None and row.reason == rows[0].reason for row in rows)
-    }
+        for name, row in rows.items():
+            reasons.setdefault(name, set()).add(row.reason)
+    return {name: found.pop() for name, found in reasons.items() if name not in ran and len(found) == 1}
 
 
 def by_median(rows: Mapping[str, LatencyRow]) -> list[tuple[str, LatencyRow]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attnport.artifacts import FusionItem, FusionReport, FusionTable, SourceAttention
+from attnport.reporting import document as doc
 from attnport.reporting.facts import FUSED, count
-from attnport.reporting.markup import Html, details, el, join, name, pending, row, table
 from attnport.reporting.measures import NONE
 
 EVIDENCE_CHARS = 6000
@@ -30,38 +30,34 @@ def _shared(found: FusionTable) -> str:
     return forms.pop() if len(forms) == 1 else ""
 
 
-def _masks(attention: str, report: FusionReport) -> Html:
+def _masks(attention: str, report: FusionReport) -> doc.Line:
     """The mask of an attention; targets that see different ones are named."""
     found: dict[str, list[str]] = {}
-    for target, table_ in report.targets.items():
-        for item in table_.items:
+    for target, table in report.targets.items():
+        for item in table.items:
             if item.attention == attention and item.mask:
                 found.setdefault(item.mask, []).append(target)
     if len(found) < 2:
-        return el("td", name(next(iter(found), NONE)))
-    return el("td", *(el("span", f"{mask} ({', '.join(targets)})", class_="sub") for mask, targets in found.items()))
+        return doc.Name(next(iter(found), NONE))
+    return tuple(doc.Span(f"{mask} ({', '.join(targets)})", "sub") for mask, targets in found.items())
 
 
-def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str, *, proved: bool) -> Html:
+def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str, *, proved: bool) -> doc.Line:
     """What one target made of one attention."""
     if item is None:
-        return el("td", el("span", "not in this form", class_="quiet"))
-    how = None if item.form == shared else el("span", item.form, class_="how")
+        return doc.Span("not in this form", "quiet")
+    how = () if item.form == shared else (doc.Span(item.form, "how"),)
     if item.fused:
-        cost = el("span", item.cost, class_="how") if item.cost else None
-        kernel = el("span", name(item.kernel or NONE), class_="kernel")
-        return el("td", el("span", "FUSED", class_="v pass"), kernel, how, cost)
-    why: Html
+        cost = (doc.Span(item.cost, "how"),) if item.cost else ()
+        return (doc.Verdict("FUSED", "pass"), " ", doc.Span(doc.Name(item.kernel or NONE), "kernel"), *how, *cost)
+    why: doc.Line = doc.Span(item.reason or "no reason was given: please report this", "why")
     if item.reason in notes:
         number = notes[item.reason]
-        why = el("a", f"note {number}", href=f"#fusion-note-{number}")
-    else:
-        why = el("span", item.reason or "no reason was given: please report this", class_="why")
-    state = el("span", "NOT FUSED", class_="v miss") if proved else el("span", "NOT PROVEN", class_="v skip")
-    return el("td", state, " ", why, how)
+        why = doc.Span(f"note {number}", link=f"#fusion-note-{number}")
+    return (doc.Verdict("NOT FUSED", "miss") if proved else doc.Verdict("NOT PROVEN", "skip"), " ", why, *how)
 
 
-def _evidence(target: str, found: FusionTable) -> Html | None:
+def _evidence(target: str, found: FusionTable) -> doc.Folded | None:
     """The proofs of one target, equal ones together."""
     grouped: dict[str, list[FusionItem]] = {}
     for item in found.items:
@@ -69,65 +65,58 @@ def _evidence(target: str, found: FusionTable) -> Html | None:
             grouped.setdefault(item.evidence, []).append(item)
     if not grouped:
         return None
-    blocks = []
+    blocks: list[doc.Block] = []
     for proof, items in grouped.items():
         shown = proof[:EVIDENCE_CHARS]
         cut = len(proof) - len(shown)
-        blocks.append(el("p", join((name(item.attention) for item in items), ", "), class_="quiet"))
-        blocks.append(el("pre", shown, f"\n… {cut} more characters in fusion.json" if cut else None, tabindex="0"))
-    summary = join(("Evidence for ", name(target), ", from ", name(found.proved_by or NONE)))
-    return details(summary, *blocks)
+        more = f"\n… {cut} more characters in fusion.json" if cut else ""
+        blocks += [
+            doc.Text(doc.listed(doc.Name(item.attention) for item in items), "quiet"),
+            doc.Commands((shown + more,)),
+        ]
+    return doc.Folded(("Evidence for ", doc.Name(target), ", from ", doc.Name(found.proved_by or NONE)), tuple(blocks))
 
 
-def _heading(target: str, found: FusionTable) -> Html:
+def _heading(target: str, found: FusionTable) -> doc.Line:
     by = found.proved_by
-    lines: list[object] = [
+    lines: tuple[doc.Line, ...] = (
         "not proven here" if by is None else f"{found.fused} of {found.attentions} fused",
         _shared(found),
-        found.plan if by is None else join((f"{found.plan}, proved by ", name(by))),
-    ]
-    return join((name(target), *(el("span", line, class_="sub") for line in lines if line)))
+        found.plan if by is None else (f"{found.plan}, proved by ", doc.Name(by)),
+    )
+    return (doc.Name(target), *(doc.Span(line, "sub") for line in lines if line))
 
 
-def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Html:
+def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Iterator[doc.Block]:
     """The table of attentions by targets, the reasons, and the evidence on demand."""
     if report is None:
-        return pending(f"attnport fuse {folder}")
-    lead = el(
-        "p",
-        f"{count(len(attentions), 'attention')} counted in the torch graph at export. {FUSED}",
-    )
+        yield doc.pending(f"attnport fuse {folder}")
+        return
+    yield doc.Text(f"{count(len(attentions), 'attention')} counted in the torch graph at export. {FUSED}")
     if not report.targets:
-        return join((lead, el("p", "No target was lowered.", class_="pending")))
+        yield doc.Text("No target was lowered.", "pending")
+        return
     # Attentions that a table names but the manifest does not still get a row: nothing is dropped silently.
     counted = [attention.name for attention in attentions]
     extra = {item.attention for found in report.targets.values() for item in found.items} - set(counted)
     notes = _notes(report)
-    columns = [
+    targets = [
         ({item.attention: item for item in found.items}, _shared(found), found.proved_by is not None)
         for found in report.targets.values()
     ]
-    rows = [
-        row(
-            name(attention),
+    cells = (
+        (
+            doc.Name(attention),
             _masks(attention, report),
-            *(_cell(items.get(attention), notes, shared, proved=proved) for items, shared, proved in columns),
+            *(_cell(items.get(attention), notes, shared, proved=proved) for items, shared, proved in targets),
         )
         for attention in (*counted, *sorted(extra))
-    ]
-    head = ["Attention", "Mask", *(_heading(target, found) for target, found in report.targets.items())]
-    reasons = [el("li", reason, id_=f"fusion-note-{number}") for reason, number in notes.items()]
-    return join(
-        (
-            lead,
-            table("Attentions by target", head, [el("tbody", *rows)], class_="fusion"),
-            join((el("p", "Notes", class_="label"), el("ol", *reasons, class_="notes"))) if reasons else None,
-            *(_evidence(target, found) for target, found in report.targets.items()),
-        )
     )
-
-
-def total(found: FusionTable) -> Html:
-    """`6/6`, marked as met, missed or not proven."""
-    met = found.fused == found.attentions
-    return el("span", str(found), class_="v skip" if found.proved_by is None else "v pass" if met else "v miss")
+    columns = doc.words("Attention", "Mask", *(_heading(target, found) for target, found in report.targets.items()))
+    evidence = filter(None, (_evidence(target, found) for target, found in report.targets.items()))
+    yield doc.Table("Attentions by target", columns, doc.rows(cells), style="fusion", alike=True)
+    if notes:
+        yield doc.Text("Notes", "label")
+        yield doc.Bullets(tuple(notes), anchor="fusion-note")
+    yield doc.Only("page", tuple(evidence))
+    yield doc.Only("markdown", (doc.Text(("The evidence is in ", doc.Name("fusion.json"), ".")),))

@@ -2,102 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
+from attnport.reporting import document as doc
 from attnport.reporting.along import sizes
-from attnport.reporting.chart import chart, domain, legend
 from attnport.reporting.facts import by_median, fastest_right, never_timed, ran
-from attnport.reporting.markup import Html, details, el, join, name, number, over_numbers, pending, row, table, verdict
 from attnport.reporting.measures import count, megabytes, milliseconds, significant
 from attnport.reporting.timings import CACHED, DEVICE, KEPT, MEMORY, PARTS, has_cached, has_memory, on_device, ratio
 
-_NUMBERS = ("Median ms", "p90 ms", "Ratio", "Interval", "Items/s", "Tokens/s", "Peak MB")
-_COLD = ("Load ms", "First call ms", "p99 ms", "Warm-up calls", "Samples")
-_MOST_CHARTS = 12
-_HEAD = ("Runtime", "Verdict", *over_numbers(*_NUMBERS), "Ran")
+_COLUMNS = (
+    *doc.words("Runtime", "Verdict"),
+    *doc.numbers("Median ms", "p90 ms", "Ratio", "Interval", "Items/s", "Tokens/s", "Peak MB"),
+    *doc.words("Ran"),
+)
+_STYLES = {"faster": "pass", "slower": "miss"}
 
 
-def _row(runtime: str, found: LatencyRow, best: bool) -> Html:
+def _row(runtime: str, found: LatencyRow, best: bool) -> doc.Row:
     if found.median_ns is None:
-        why = el("td", el("span", found.reason, class_="why"), colspan=len(_HEAD) - 2)
-        return row(name(runtime), verdict(found.verdict), why, class_="skipped")
-    kind = {"faster": "v pass", "slower": "v miss"}.get(found.verdict, "v plain")
-    return row(
-        name(runtime),
-        join(
-            (el("span", found.verdict, class_=kind), el("span", found.reason, class_="why") if found.reason else None)
-        ),
-        number(milliseconds(found.median_ns), data_best=best and found.verdict in ("faster", "baseline")),
-        number(milliseconds(found.p90_ns)),
-        *map(number, ratio(found.ratio, found.verdict)),
-        number(significant(found.items_per_s)),
-        number(significant(found.tokens_per_s)),
-        number(megabytes(found.peak_bytes)),
+        return doc.Row((doc.Name(runtime), doc.Verdict(found.verdict)), found.reason)
+    verdict = doc.Verdict(found.verdict, _STYLES.get(found.verdict, "plain"))
+    median = milliseconds(found.median_ns)
+    cells: tuple[doc.Line, ...] = (
+        doc.Name(runtime),
+        (verdict, doc.Span(found.reason, "why")) if found.reason else verdict,
+        doc.Best(median) if best and found.verdict in ("faster", "baseline") else median,
+        milliseconds(found.p90_ns),
+        *ratio(found.ratio, found.verdict),
+        significant(found.items_per_s),
+        significant(found.tokens_per_s),
+        megabytes(found.peak_bytes),
         ran(found.ran),
     )
+    return doc.Row(cells)
 
 
-def _cold(report: LatencyReport) -> Html:
+def _cold(report: LatencyReport) -> tuple[doc.Block, ...]:
     """What a fresh process takes, and how the median was come by; starts from a cache where any runtime has one."""
     cached = has_cached(report)
-    head = [*_COLD[:2], *(CACHED if cached else ()), *_COLD[2:]]
-    bodies = []
+    columns = doc.numbers("Load ms", "First call ms", *(CACHED if cached else ()), "p99 ms", "Warm-up calls", "Samples")
+    groups = []
     for workload, rows in report.shapes.items():
-        lines = [
-            row(
-                name(runtime),
-                number(milliseconds(found.load_ns)),
-                number(milliseconds(found.first_ns)),
-                *(number(milliseconds(again)) for again in (found.cached_load_ns, found.cached_first_ns) if cached),
-                number(milliseconds(found.p99_ns)),
-                number(found.warm_calls),
-                number(len(found.samples_ns)),
+        lines = tuple(
+            doc.Row(
+                (
+                    doc.Name(runtime),
+                    *map(milliseconds, (found.load_ns, found.first_ns)),
+                    *(milliseconds(again) for again in (found.cached_load_ns, found.cached_first_ns) if cached),
+                    milliseconds(found.p99_ns),
+                    str(found.warm_calls),
+                    str(len(found.samples_ns)),
+                )
             )
             for runtime, found in by_median(rows)
             if found.median_ns is not None
-        ]
-        bodies += [_group(workload, lines, len(head) + 1)] if lines else []
-    caption = "Load and first call of a fresh process, packages imported; p99, warm-up and samples of the warm one"
-    return join(
-        (
-            el("p", KEPT) if cached else None,
-            table(caption, ["Runtime", *over_numbers(*head)], bodies),
         )
-    )
+        groups += [doc.Group(lines, workload)] if lines else []
+    caption = "Load and first call of a fresh process, packages imported; p99, warm-up and samples of the warm one"
+    table = doc.Table(caption, (*doc.words("Runtime"), *columns), tuple(groups), "Workload")
+    return (doc.Text(KEPT), table) if cached else (table,)
 
 
-def _device(report: LatencyReport) -> Html | None:
-    """What events on a device timed; None where none did."""
+def _device(report: LatencyReport) -> Iterator[doc.Block]:
+    """What events on a device timed; nothing where none did."""
     found = on_device(report)
     if not found:
-        return None
+        return
     compared = any(item.device_ratio for rows in found.values() for _, item in rows)
-    head = ["Runtime", *over_numbers(*PARTS.values(), *(("Ratio", "Interval") if compared else ()))]
-    bodies = [
-        _group(
-            workload,
-            (
-                row(
-                    name(runtime),
-                    *(number(milliseconds(item.parts_ns.get(part))) for part in PARTS),
-                    *(map(number, ratio(item.device_ratio, item.verdict)) if compared else ()),
+    columns = doc.numbers(*PARTS.values(), *(("Ratio", "Interval") if compared else ()))
+    groups = tuple(
+        doc.Group(
+            tuple(
+                doc.Row(
+                    (
+                        doc.Name(runtime),
+                        *(milliseconds(item.parts_ns.get(part)) for part in PARTS),
+                        *(ratio(item.device_ratio, item.verdict) if compared else ()),
+                    )
                 )
                 for runtime, item in rows
             ),
-            len(head),
+            workload,
         )
         for workload, rows in found.items()
-    ]
-    return join((el("p", DEVICE), table("Parts of a call on the device, medians by workload", head, bodies)))
+    )
+    caption = "Parts of a call on the device, medians by workload"
+    yield doc.Text(DEVICE)
+    yield doc.Table(caption, (*doc.words("Runtime"), *columns), groups, "Workload")
 
 
-def _group(title: object, lines: Iterable[Html], columns: int = len(_HEAD)) -> Html:
-    heading = el("th", title, scope="rowgroup", colspan=columns)
-    return el("tbody", el("tr", heading, class_="group"), *lines)
-
-
-def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow], best: str) -> Html:
+def _group(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow], best: str) -> doc.Group:
     """The rows of one workload: measured ones by their median, then the others with their reason."""
     items, tokens = report.items.get(workload), report.tokens.get(workload)
     size = []
@@ -105,15 +100,11 @@ def _body(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow], 
         size.append(f"{count(items)} item{'' if items == 1 else 's'}")
     if tokens is not None:
         size.append(f"{count(tokens)} real tokens")
-    title = join((workload, el("span", f" {', '.join(size)}", class_="quiet") if size else None))
-    never = never_timed(report)
-    return _group(
-        title,
-        (_row(runtime, found, runtime == best) for runtime, found in by_median(rows) if runtime not in never),
-    )
+    lines = (_row(runtime, found, runtime == best) for runtime, found in by_median(rows))
+    return doc.Group(tuple(lines), (workload, doc.Span(f" {', '.join(size)}", "quiet")) if size else workload, workload)
 
 
-def section(report: LatencyReport | None, parity: ParityReport | None, folder: str, more: str) -> Html:
+def section(report: LatencyReport | None, parity: ParityReport | None, folder: str, more: str) -> Iterator[doc.Block]:
     """The charts, the table and how it was measured.
 
     Args:
@@ -122,41 +113,32 @@ def section(report: LatencyReport | None, parity: ParityReport | None, folder: s
         more: The command that times further sizes.
     """
     if report is None:
-        return pending(f"attnport bench {folder}")
-    everything = [found for rows in report.shapes.values() for found in rows.values()]
-    within = domain(everything)
-    charts = [
-        chart(workload, report.baseline, rows, within)
-        for workload, rows in report.shapes.items()
-        if any(found.ratio for found in rows.values())
-    ]
-    left_out = len(charts) - _MOST_CHARTS
+        yield doc.pending(f"attnport bench {folder}")
+        return
+    yield doc.Text(("Time relative to ", doc.Name(report.baseline), " in the same run; below 1 is faster."))
+    yield doc.Ratios(report)
     right = {workload: runtime for workload, (runtime, _) in fastest_right(report, parity).items() if parity}
-    bodies = [_body(report, workload, rows, right.get(workload, "")) for workload, rows in report.shapes.items()]
-    if never := never_timed(report):
-        bodies.append(_group("On no workload", (_row(runtime, found, best=False) for runtime, found in never.items())))
-    settings = []
-    for key, value in report.settings.items():
-        said = ("yes" if value else "no") if isinstance(value, bool) else value
-        settings.append(el("div", el("dt", key), el("dd", said)))
-    return join(
-        (
-            el("p", "Time relative to ", name(report.baseline), " in the same run; left of 1 is faster."),
-            el("div", *charts[:_MOST_CHARTS], class_="charts") if charts else None,
-            el("p", f"{left_out} more workloads are in the table alone.", class_="quiet") if left_out > 0 else None,
-            legend(report.baseline, [found.verdict for found in everything]) if charts else None,
-            table(
-                "Latency, throughput and memory by workload",
-                _HEAD,
-                bodies,
-                class_="latency",
-            ),
-            el("p", MEMORY, class_="quiet") if has_memory(report) else None,
-            _device(report),
-            details("Load, first call, tail", _cold(report)) if any(found.median_ns for found in everything) else None,
-            sizes(report, more),
-            el("ul", *(el("li", note) for note in report.notes), class_="notes") if report.notes else None,
-            el("p", "How it was measured", class_="label") if settings else None,
-            el("dl", *settings, class_="settings") if settings else None,
-        )
-    )
+    never = never_timed(report) if len(report.shapes) > 1 else {}
+    groups = []
+    for workload, rows in report.shapes.items():
+        shown = {runtime: row for runtime, row in rows.items() if runtime not in never}
+        groups.append(_group(report, workload, shown, right.get(workload, "")))
+    if never:
+        skipped = (doc.Row((doc.Name(runtime), doc.Verdict("NOT_RUN")), why) for runtime, why in never.items())
+        groups.append(doc.Group(tuple(skipped), "On no workload", "–"))
+    yield doc.Table("Latency, throughput and memory by workload", _COLUMNS, tuple(groups), "Workload", "latency")
+    if has_memory(report):
+        yield doc.Text(MEMORY, "quiet")
+    yield from _device(report)
+    if any(found.median_ns for rows in report.shapes.values() for found in rows.values()):
+        yield doc.Folded("Load, first call, tail", _cold(report))
+    yield from sizes(report, more)
+    if report.notes:
+        yield doc.Bullets(report.notes)
+    settings = {
+        key: ("yes" if value else "no") if isinstance(value, bool) else str(value)
+        for key, value in report.settings.items()
+    }
+    if settings:
+        yield doc.Text("How it was measured", "label")
+        yield doc.pairs(settings, "settings")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 VOID = frozenset({"br", "img", "link", "meta"})
 # Control characters, halves of surrogate pairs and bidirectional overrides: they break the file, or what is read of it.
@@ -63,50 +63,6 @@ def name(value: str) -> Html:
     return el("code", Html("<wbr>".join(text(part) for part in parts if part)))
 
 
-def table(
-    caption: object,
-    head: Sequence[object],
-    rows: Iterable[Html],
-    *,
-    class_: str | None = None,
-    label: str | None = None,
-) -> Html:
-    """A table in its own scrolling container.
-
-    Args:
-        caption: What it shows.
-        head: Column headings, markup or text, or from `over_numbers`.
-        rows: `tr` or `tbody` elements.
-        class_: The table's class.
-        label: The container's name for screen readers; the caption when that is text.
-    """
-    columns = el("tr", *(_heading(heading) for heading in head))
-    body = el("table", el("caption", caption), el("thead", columns), *rows, class_=class_)
-    # Focusable, so that the keyboard can scroll it too.
-    return el("div", body, class_="scroll", tabindex="0", role="region", aria_label=label or caption)
-
-
-def _heading(heading: object) -> Html:
-    made = isinstance(heading, Html) and heading.startswith("<th")
-    return text(heading) if made else el("th", heading, scope="col")
-
-
-def over_numbers(*headings: object) -> list[object]:
-    """Column headings that stand over numbers, aligned as they are."""
-    return [el("th", heading, scope="col", class_="n") for heading in headings]
-
-
-def row(first: object, *cells: object, class_: str | None = None) -> Html:
-    """A table row whose first cell is its heading; cells that are no `td` yet become one."""
-    wrapped = (cell if isinstance(cell, Html) and cell.startswith("<td") else el("td", cell) for cell in cells)
-    return el("tr", el("th", first, scope="row"), *wrapped, class_=class_)
-
-
-def number(value: object, **attributes: object) -> Html:
-    """A table cell with a number, aligned to the right."""
-    return el("td", value, class_="n", **attributes)
-
-
 def verdict(value: str) -> Html:
     """A verdict in words, with a mark whose shape differs too."""
     shown = value.replace("_", " ")
@@ -117,8 +73,3 @@ def verdict(value: str) -> Html:
 def details(summary: object, *children: object, id_: str | None = None) -> Html:
     """A part that opens on demand."""
     return el("details", el("summary", summary), *children, id_=id_)
-
-
-def pending(command: str) -> Html:
-    """The note that stands where a stage has not run."""
-    return el("p", "Not run yet: ", el("code", command), class_="pending")

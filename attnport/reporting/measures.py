@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from attnport.artifacts import CaseResult, InvarianceResult, RuntimeParity, Verdict
+from attnport.artifacts import CaseResult, InvarianceResult, Verdict
 
 NONE = "–"
 
@@ -73,8 +74,6 @@ def worst(verdicts: list[Verdict]) -> Verdict:
     return "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
 
 
-def largest_share(parity: RuntimeParity) -> float | None:
-    """The largest part of any bound that a runtime takes, over all its cases and comparisons."""
-    results: list[CaseResult | InvarianceResult] = [*parity.cases, *parity.invariance]
-    known = [part for result in results if (part := share(result)) is not None]
-    return max(known) if known else None
+def largest(results: Iterable[CaseResult | InvarianceResult]) -> float | None:
+    """The largest part of any bound that some results take."""
+    return max((part for result in results if (part := share(result)) is not None), default=None)

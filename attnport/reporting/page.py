@@ -6,15 +6,11 @@ import base64
 import hashlib
 from pathlib import Path
 
-from attnport.reporting import advice as advice_part
-from attnport.reporting import along, holdings, summary
-from attnport.reporting import fusion as fusion_part
-from attnport.reporting import heatmap as heatmap_part
-from attnport.reporting import latency as latency_part
-from attnport.reporting import parity as parity_part
-from attnport.reporting.facts import again
+from attnport.reporting import summary
+from attnport.reporting.blocks import html
 from attnport.reporting.findings import Findings
 from attnport.reporting.markup import Html, el, join
+from attnport.reporting.sections import sections
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("page.js", "sort.js")
@@ -41,28 +37,10 @@ def render(found: Findings) -> str:
         HTML without any reference to another file or host. Its content security policy lets nothing run but the
         page's own script, whatever the names in it contain.
     """
-    manifest, folder = found.manifest, found.quoted
-    baseline = found.latency.baseline if found.latency else ""
-    more = again(manifest, folder)[-1]
-    advice = found.recommendation
-    parts: tuple[tuple[str, str, Html | None], ...] = (
-        ("recommendation", "Recommendation", advice_part.section(advice, baseline) if advice else None),
-        ("fusion", "Fusion", fusion_part.section(manifest.attentions, found.fusion, folder)),
-        ("parity", "Parity", parity_part.section(found.parity, folder)),
-        ("layers", "Error by layer", along.layers(found.layers, folder)),
-        ("latency", "Latency", latency_part.section(found.latency, found.parity, folder, more)),
-        ("attention", "Attention maps", heatmap_part.section(found.heatmaps, found.sentence, found.heatmap_note)),
-        (
-            "files",
-            "Model and files",
-            join((holdings.contract(manifest), holdings.forms(manifest), holdings.engines(manifest, folder))),
-        ),
-        ("environment", "Environment", holdings.environment(found.environment, manifest)),
-        ("next", "Run again, embed", holdings.commands(manifest, folder)),
-    )
-    shown = [(key, title, body) for key, title, body in parts if body is not None]
+    manifest = found.manifest
+    shown = [(part.key, part.title, html(part.blocks)) for part in sections(found)]
     contents = el("nav", *(el("a", title, href=f"#{key}") for key, title, _ in shown), aria_label="Sections")
-    sections = (
+    parts = (
         el("section", el("h2", title, id_=f"{key}-title"), body, id_=key, aria_labelledby=f"{key}-title")
         for key, title, body in shown
     )
@@ -82,9 +60,9 @@ def render(found: Findings) -> str:
     body = el(
         "body",
         el("a", "Skip to the findings", href="#main", class_="skip-link"),
-        summary.header(manifest, found.fusion, found.parity, found.latency, advice, folder),
+        summary.header(manifest, found.fusion, found.parity, found.latency, found.recommendation, found.quoted),
         contents,
-        el("main", *sections, id_="main", tabindex="-1"),
+        el("main", *parts, id_="main", tabindex="-1"),
         el("footer", f"Made by attnport {manifest.attnport}."),
         el("script", script),
     )

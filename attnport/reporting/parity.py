@@ -2,164 +2,197 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
-from attnport.artifacts import CaseResult, ParityReport, RuntimeParity
-from attnport.reporting.facts import BOUND, Cell, matrix, ran, times
-from attnport.reporting.markup import (
-    Html,
-    details,
-    el,
-    join,
-    name,
-    number,
-    over_numbers,
-    pending,
-    row,
-    table,
-    text,
-    verdict,
+from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, RuntimeParity
+from attnport.reporting import document as doc
+from attnport.reporting.facts import BOUND, ran, times
+from attnport.reporting.measures import NONE, count, largest, scientific, worst
+from attnport.reporting.metrics import (
+    ARGMAX,
+    CENSUS,
+    LEGEND,
+    PADDED,
+    ULPS,
+    Has,
+    Worst,
+    argmax,
+    has,
+    nonfinite,
+    padded,
+    ulps,
+    worst_metrics,
 )
-from attnport.reporting.measures import NONE, count, largest_share, scientific
-from attnport.reporting.metrics import ARGMAX, CENSUS, LEGEND, PADDED, ULPS, argmax, has, nonfinite, padded, ulps
 
 
-def _cell(cell: Cell) -> Html:
-    """The worst of some results: its verdict, and how much of the bound it takes."""
-    if cell.verdict is None:
-        return el("td", NONE, class_="m")
-    largest = cell.share
-    full = 100 if largest is None or not math.isfinite(largest) else min(100, round(100 * largest))
-    kind = {"PASS": "pass", "FAIL": "fail"}.get(cell.verdict, "skip")
-    bar = el("span", el("i", style=f"width:{full}%"), class_="bar", aria_hidden="true")
-    value = None if largest is None else f"{largest:.6g}"
-    return el(
-        "td", verdict(cell.verdict), el("span", times(largest), class_="r"), bar, class_=f"m {kind}", data_v=value
+def _matrix(report: ParityReport) -> doc.Table:
+    """Verdict and largest part of the bound, by runtime or form and by case; padding invariance is the last column."""
+    everything = [*report.runtimes.values(), *report.forms.values()]
+    batches: dict[str, set[str]] = {}
+    for result in (result for found in everything for result in found.cases):
+        batches.setdefault(_column(result.case), set()).add(result.case)
+    invariance = any(found.invariance for found in everything)
+
+    def row(link: str, key: str, found: RuntimeParity) -> doc.Row:
+        first = (doc.Span(doc.Name(key), link=link), doc.Verdict(found.verdict))
+        if found.verdict == "NOT_RUN" and not found.cases:
+            return doc.Row(first, found.reason)
+        cells = [_share([result for result in found.cases if _column(result.case) == case]) for case in batches]
+        return doc.Row((*first, *cells, *([_share(found.invariance)] if invariance else [])))
+
+    groups = []
+    for kind, title, members in _members(report):
+        rows = (row(f"#parity-{kind}-{place}", *member) for place, member in enumerate(members.items()))
+        groups += [doc.Group(tuple(rows), title, kind)] if members else []
+    cases = (
+        (case, doc.Span(f"{len(members)} batches", "sub")) if len(members) > 1 else case
+        for case, members in batches.items()
     )
-
-
-def _matrix(report: ParityReport) -> Html:
-    """Verdict and largest part of the bound, by runtime or form and by case."""
-    found = matrix(report)
-    columns = [
-        join((case, el("span", f"{batches} batches", class_="sub") if batches > 1 else None))
-        for case, batches in found.columns
-    ]
-
-    def group(title: str, kind: str) -> Html | None:
-        members = [each for each in found.rows if each.kind == kind]
-        if not members:
-            return None
-        rows = [el("tr", el("th", title, scope="rowgroup", colspan=len(columns) + 2), class_="group")]
-        for index, each in enumerate(members):
-            heading = el("a", name(each.key), href=f"#parity-{kind}-{index}")
-            if each.cells:
-                rows.append(row(heading, verdict(each.verdict), *map(_cell, each.cells)))
-            else:
-                why = el("td", el("span", each.reason, class_="why"), colspan=len(columns) or None)
-                rows.append(row(heading, verdict(each.verdict), *([why] if columns else []), class_="skipped"))
-        return el("tbody", *rows)
-
-    bodies = (
-        group("Runtimes, each on its own form", "runtime"),
-        group("Lowered forms, run numerically without their target", "form"),
-    )
+    columns = doc.words("Runtime or form", "Verdict", *cases, *(["padding invariance"] if invariance else []))
     caption = "Largest error as a part of its bound, by case (1 is the limit)"
-    return table(caption, ["Runtime or form", "Verdict", *columns], [body for body in bodies if body], class_="matrix")
+    return doc.Table(caption, columns, tuple(groups), "Kind", "matrix")
 
 
-def _errors(error: float | None, bound: float) -> tuple[Html, Html]:
-    return number(scientific(error)), number(scientific(bound))
+def _members(report: ParityReport) -> tuple[tuple[str, str, Mapping[str, RuntimeParity]], ...]:
+    return (
+        ("runtime", "Runtimes, each on its own form", report.runtimes),
+        ("form", "Lowered forms, run numerically without their target", report.forms),
+    )
 
 
-def _judged(title: str, cases: Sequence[CaseResult]) -> Html:
+def _column(case: str) -> str:
+    """The matrix column of a case: batches of one text (`sentences 1-32`, `sentences 33-64`) share one."""
+    return re.sub(r"[ _]\d+-\d+$", "", case)
+
+
+def _share(results: Sequence[CaseResult | InvarianceResult]) -> doc.Share:
+    return doc.Share(worst([result.verdict for result in results]) if results else "", largest(results))
+
+
+def _judged(title: str, cases: Sequence[CaseResult]) -> doc.Table:
     """What the verdicts follow from, by case and output, and the errors in relation to the values."""
-    head = ["Case", "Output", "Verdict", *over_numbers("RMS error", "RMS bound", "Max error", "Max bound")]
-    head += over_numbers("Relative", "Least cosine", "Elements", "Not finite")
-    rows = (
-        row(
+    columns = doc.words("Case", "Output", "Verdict")
+    columns += doc.numbers("RMS error", "RMS bound", "Max error", "Max bound")
+    columns += doc.numbers("Relative", "Least cosine", "Elements", "Not finite")
+    found = doc.rows(
+        (
             result.case,
-            name(result.output),
-            join((verdict(result.verdict), text(f" {result.reason}") if result.reason else None)),
-            *_errors(result.rms_error, result.rms_bound),
-            *_errors(result.max_error, result.max_bound),
-            number(scientific(result.relative)),
-            number(NONE if result.cosine is None else f"{result.cosine:.8f}"),
-            number(count(result.elements)),
-            number(result.nonfinite),
+            doc.Name(result.output),
+            (doc.Verdict(result.verdict), f" {result.reason}" if result.reason else ""),
+            *map(scientific, (result.rms_error, result.rms_bound, result.max_error, result.max_bound)),
+            scientific(result.relative),
+            _cosine(result.cosine),
+            count(result.elements),
+            str(result.nonfinite),
         )
         for result in cases
     )
-    return table(f"Errors of {title} against float64", head, [el("tbody", *rows)], class_="metrics")
+    return doc.Table(f"Errors of {title} against float64", columns, found, style="metrics")
 
 
-def _beside(title: str, cases: Sequence[CaseResult]) -> Html | None:
-    """What no verdict follows from; what no case has is no column. None where the report is older than these."""
+def _cosine(value: float | None) -> str:
+    return NONE if value is None else f"{value:.8f}"
+
+
+def _further(shown: Has) -> tuple[doc.Column, ...]:
+    """The columns of what no verdict follows from; what no case has is no column."""
+    columns = doc.numbers(*(ULPS if shown.ulps else ()), CENSUS, *[ARGMAX] * shown.argmax)
+    return (*columns, *doc.words(*[PADDED] * shown.padded))
+
+
+def _further_cells(found: CaseResult | Worst, shown: Has) -> tuple[str, ...]:
+    return (
+        *(ulps(found.ulps) if shown.ulps else ()),
+        nonfinite(found.census) if found.census else NONE,
+        *[argmax(found.argmax)] * shown.argmax,
+        *[padded(found.padded)] * shown.padded,
+    )
+
+
+def _beside(title: str, cases: Sequence[CaseResult]) -> doc.Table | None:
+    """What no verdict follows from. None where the report is older than these."""
     shown = has(cases)
     if not any((shown.ulps, shown.census, shown.argmax, shown.padded)):
         return None
-    head = ["Case", "Output", *over_numbers(*(ULPS if shown.ulps else ()), CENSUS, *[ARGMAX] * shown.argmax)]
-    head += [PADDED] * shown.padded
-    rows = (
-        row(
+    found = doc.rows(
+        (
             result.case,
-            name(result.output),
-            *(map(number, ulps(result.ulps)) if shown.ulps else ()),
-            number(NONE if result.census is None else nonfinite(result.census)),
-            *[number(argmax(result.argmax))] * shown.argmax,
-            *[padded(result.padded)] * shown.padded,
+            doc.Name(result.output),
+            *_further_cells(result, shown),
         )
         for result in cases
     )
-    return table(f"Further metrics of {title}", head, [el("tbody", *rows)], class_="metrics")
-
-
-def _details(title: str, id_: str, found: RuntimeParity) -> Html:
-    """All metrics of one runtime or form."""
-    largest = largest_share(found)
-    summary = join(
-        (
-            el("span", name(title), class_="what"),
-            verdict(found.verdict),
-            el("span", f"at most {times(largest)} of a bound", class_="quiet") if largest is not None else None,
-        ),
-        " ",
+    return doc.Table(
+        f"Further metrics of {title}", (*doc.words("Case", "Output"), *_further(shown)), found, style="metrics"
     )
-    facts = [f"Precision plan {found.plan or NONE}. Ran: {ran(found.ran)}."]
-    if found.reason:
-        facts.append(found.reason)
-    parts: list[Html] = [el("p", " ".join(facts))]
+
+
+def _details(title: str, id_: str, found: RuntimeParity) -> doc.Folded:
+    """All metrics of one runtime or form."""
+    most = largest((*found.cases, *found.invariance))
+    summary: tuple[doc.Line, ...] = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(found.verdict))
+    if most is not None:
+        summary = (*summary, " ", doc.Span(f"at most {times(most)} of a bound", "quiet"))
+    facts = f"Precision plan {found.plan or NONE}. Ran: {ran(found.ran)}."
+    blocks: list[doc.Block] = [doc.Text(f"{facts} {found.reason}" if found.reason else facts)]
     if found.cases:
-        parts += [part for part in (_judged(title, found.cases), _beside(title, found.cases)) if part]
+        blocks += filter(None, (_judged(title, found.cases), _beside(title, found.cases)))
     if found.invariance:
-        rows = [
-            row(
+        pairs = doc.rows(
+            (
                 result.comparison,
-                name(result.output),
-                verdict(result.verdict),
-                *_errors(result.rms_difference, result.rms_bound),
-                *_errors(result.max_difference, result.max_bound),
+                doc.Name(result.output),
+                doc.Verdict(result.verdict),
+                *map(scientific, (result.rms_difference, result.rms_bound)),
+                *map(scientific, (result.max_difference, result.max_bound)),
             )
             for result in found.invariance
-        ]
-        head: list[object] = ["Comparison", "Output", "Verdict"]
-        head += over_numbers("RMS difference", "RMS bound", "Max difference", "Max bound")
+        )
+        columns = doc.words("Comparison", "Output", "Verdict")
+        columns += doc.numbers("RMS difference", "RMS bound", "Max difference", "Max bound")
         caption = f"Padding invariance of {title}: what differs when padding alone differs"
-        parts.append(table(caption, head, [el("tbody", *rows)], class_="metrics"))
-    return details(summary, *parts, id_=id_)
+        blocks.append(doc.Table(caption, columns, pairs, style="metrics"))
+    return doc.Folded(summary, tuple(blocks), id_)
 
 
-def section(report: ParityReport | None, folder: str) -> Html:
+def _worst(report: ParityReport) -> Iterator[doc.Block]:
+    """The worst of each metric by runtime and form, where there is no room for all."""
+    named: list[tuple[doc.Line, Sequence[CaseResult]]] = [
+        (doc.Name(key) if kind == "runtime" else (f"{kind} ", doc.Name(key)), found.cases)
+        for kind, _, members in _members(report)
+        for key, found in members.items()
+        if found.cases
+    ]
+    if not named:
+        return
+    shown = has(case for _, cases in named for case in cases)
+    columns = (*doc.words("Runtime or form"), *doc.numbers("Relative", "Least cosine"), *_further(shown))
+    worst = [(label, worst_metrics(cases)) for label, cases in named]
+    found = doc.rows(
+        (label, scientific(each.relative), _cosine(each.cosine), *_further_cells(each, shown)) for label, each in worst
+    )
+    lead = f"The worst of each metric over all cases and outputs that could be compared; counts are sums. {LEGEND} "
+    where = (doc.Name("parity.json"), " has each case and output; so has the page, ", doc.Name("report.html"))
+    yield doc.Text((lead, *where, ", where it folds out."))
+    yield doc.Table("The worst of each metric", columns, found)
+
+
+def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
     """The matrix, the notes, and every metric on demand."""
     if report is None:
-        return pending(f"attnport check {folder}")
-    lead = el("p", BOUND)
-    notes = el("ul", *(el("li", note) for note in report.notes), class_="notes") if report.notes else None
+        yield doc.pending(f"attnport check {folder}")
+        return
+    yield doc.Text(BOUND)
+    yield _matrix(report)
+    if report.notes:
+        yield doc.Bullets(report.notes)
+    members = [(kind, *member) for kind, _, members in _members(report) for member in enumerate(members.items())]
     everything = [
-        _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{index}", found)
-        for kind, members in (("runtime", report.runtimes), ("form", report.forms))
-        for index, (key, found) in enumerate(members.items())
+        _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{place}", found)
+        for kind, place, (key, found) in members
     ]
-    legend = el("p", LEGEND, class_="quiet") if everything else None
-    return join((lead, _matrix(report), notes, el("p", "All metrics", class_="label"), legend, *everything))
+    legend = [doc.Text(LEGEND, "quiet")] if everything else []
+    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *everything))
+    failed = [(doc.Name(key), f": {found.reason}") for _, _, (key, found) in members if found.verdict == "FAIL"]
+    yield doc.Only("markdown", (*([doc.Bullets(tuple(failed))] if failed else []), *_worst(report)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport
+from attnport.artifacts import FusionReport, FusionTable, LatencyReport, Manifest, ParityReport
 from attnport.reporting.facts import UNCHECKED, count, failed, fastest_right, not_counted, not_run, tallies
-from attnport.reporting.fusion import total
 from attnport.reporting.markup import Html, el, join, name, text, verdict
 from attnport.reporting.measures import milliseconds
 from attnport.reporting.recommendation import Recommendation
@@ -39,6 +38,12 @@ def _fusion(report: FusionReport | None, folder: str) -> Html:
         return _card("Attention fused", el("p", "no target", class_="big quiet"))
     rows = [el("div", el("dt", name(target)), el("dd", total(found))) for target, found in report.targets.items()]
     return _card("Attention fused", el("dl", *rows, class_="tally"))
+
+
+def total(found: FusionTable) -> Html:
+    """`6/6`, marked as met, missed or not proven."""
+    met = found.fused == found.attentions
+    return el("span", str(found), class_="v skip" if found.proved_by is None else "v pass" if met else "v miss")
 
 
 def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: str) -> Html:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from attnport.artifacts import Capabilities
+from attnport.console.cells import render
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
 from attnport.processes import isolated
 from attnport.processes.form_cache import read_forms, write_forms
@@ -61,18 +60,15 @@ def test_forms_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tables_fit_a_terminal_of_80_columns_and_say_why_a_form_is_refused() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=80)
     found = dataclasses.replace(
         FOUND, attention_forms=FORMS, libraries={"libnvinfer.so.10": "", "libcudart.so.13": "/lib/c"}
     )
-    show_libraries(console, [found])
-    show_attention_forms(console, [found, dataclasses.replace(FOUND, runtime="torch_eager")])
-    text = out.getvalue()
+    both = [found, dataclasses.replace(FOUND, runtime="torch_eager")]
+    text = render(show_libraries, [found]) + render(show_attention_forms, both)
     assert max(map(len, text.splitlines())) <= 80
     assert "ort_cpu wants libnvinfer.so.10: not found" in text
     assert "ort_cpu wants libcudart.so.13: /lib/c" in text
     assert "refused by ort_cpu: inconsistent" in text
     assert "torch_eager" not in text
     assert able(found) == "CPU; fp32; opset 26"
-    show_attention_forms(console, [])  # no table without anything to show
+    assert render(show_attention_forms, []) == ""  # no table without anything to show

@@ -76,11 +76,13 @@ def test_every_section_of_the_page_is_there_and_every_table_is_one() -> None:
 def test_the_facts_are_those_of_the_page() -> None:
     text = _full()
     assert "Parity: **PASS**, 4 of 4 runtimes within the bound" in text
-    assert "**`openvino`**, fp32, form `openvino` (`model.openvino.onnx`)" in text
+    assert "**`openvino`, fp32, form `openvino` (`model.openvino.onnx`)**" in text
     assert "attnport bundle out/minilm -o app/ --form openvino --lang python" in text
-    fused = next(rows for rows in _tables(text) if rows[0][0] == "Target")
-    assert [fused[2][0], fused[2][3]] == ["openvino", "ScaledDotProductAttention"]
-    assert fused[2][1] == f"6: {sample.ATTENTIONS[0]} to {sample.ATTENTIONS[-1]}"
+    (head, fused) = next(rows for rows in _tables(text) if rows[0][0] == "Attention")
+    assert head[3] == "openvino; 6 of 6 fused; Attention, bool mask; fp32, proved by openvino"
+    assert fused[0] == f"6: {sample.ATTENTIONS[0]} to {sample.ATTENTIONS[-1]}"
+    assert [fused[3], fused[5]] == ["FUSED ScaledDotProductAttention", "NOT FUSED note 1"]
+    assert "1. opset 18 has no Attention operator" in text
     layers = next(rows for rows in _tables(text) if rows[0][0] == "Layer")
     assert layers[0][1:] == ["torch_eager", "ort_cpu", "openvino", "bound"]
     assert layers[1] == ["model.embeddings", "2.00e-7", "2.20e-7", "2.60e-7", "4.40e-7"]
@@ -97,7 +99,7 @@ def test_a_failure_is_told_with_its_reason_and_its_layer() -> None:
     assert "Parity: **FAIL**" in text
     assert "- `openvino`: left padding: maximum error outside the bound" in text
     assert "`openvino` leaves its bound at `model.encoder.layer.3`" in text
-    assert "**`ort_cpu`**, fp32" in text
+    assert "**`ort_cpu`, fp32" in text
 
 
 def test_the_worst_of_each_metric_stands_by_runtime_and_what_none_has_is_no_column() -> None:
@@ -130,11 +132,11 @@ def test_the_worst_of_each_metric_stands_by_runtime_and_what_none_has_is_no_colu
 
 def test_starts_from_a_cache_and_parts_on_a_device_are_columns_where_a_row_has_them_and_none_elsewhere() -> None:
     text = render(sample.findings(latency=sample.device_latency()))
-    timed = next(rows for rows in _tables(text) if "p90 ms" in rows[0])
-    assert timed[0][9:13] == ["Load ms", "First call ms", "Load cached ms", "First call cached ms"]
-    openvino, eager = (next(cells for cells in timed if cells[1] == name) for name in ("openvino", "torch_eager"))
-    assert openvino[9:13] == ["900", "–", "4.40", "5.50"]
-    assert eager[9:13] == ["–"] * 4
+    cold = next(rows for rows in _tables(text) if "Load ms" in rows[0])
+    assert cold[0][2:6] == ["Load ms", "First call ms", "Load cached ms", "First call cached ms"]
+    openvino, eager = (next(cells for cells in cold if cells[1] == name) for name in ("openvino", "torch_eager"))
+    assert openvino[2:6] == ["900", "–", "4.40", "5.50"]
+    assert eager[2:6] == ["–"] * 4
     parts = next(rows for rows in _tables(text) if "To device ms" in rows[0])
     assert parts[0] == ["Workload", "Runtime", "To device ms", "On device ms", "From device ms", "Ratio", "Interval"]
     assert ["1 sentence", "openvino", "0.0110", "1.23", "0.0330", "0.211", "0.201 to 0.222"] in parts
@@ -150,10 +152,10 @@ def test_a_row_says_what_ran_and_what_to_know_of_its_figures_or_why_there_are_no
     shapes = {"1 sentence": {**rows, "ort_cpu": dataclasses.replace(rows["ort_cpu"], reason="not settled")}}
     text = render(sample.findings(latency=dataclasses.replace(report, shapes=shapes)))
     timed = next(cells for cells in _tables(text) if "p90 ms" in cells[0])
-    said = {cells[1]: cells[-1] for cells in timed}
-    assert said["ort_cpu"] == "CPUExecutionProvider, cpu, fp32; not settled"
-    assert said["openvino"] == "openvino, cpu, fp32"
-    assert said["tensorrt_rtx"] == sample.NO_GPU
+    said = {cells[1]: (cells[2], cells[-1]) for cells in timed}
+    assert said["ort_cpu"] == ("faster; not settled", "CPUExecutionProvider, cpu, fp32")
+    assert said["openvino"] == ("faster", "openvino, cpu, fp32")
+    assert said["tensorrt_rtx"] == ("NOT_RUN", sample.NO_GPU)
 
 
 def test_what_a_peak_of_memory_is_stands_below_it() -> None:
@@ -235,8 +237,8 @@ def test_names_reasons_and_evidence_are_text_wherever_they_stand() -> None:
     assert "\u202e" not in text
     for rows in _tables(text):
         assert len({len(cells) for cells in rows}) == 1
-    fused = next(rows for rows in _tables(text) if rows[0][0] == "Target")
-    assert fused[1][0].startswith("a|b <img")
+    fused = next(rows for rows in _tables(text) if rows[0][0] == "Attention")
+    assert fused[0][2].startswith("a|b <img")
 
 
 @pytest.mark.parametrize(

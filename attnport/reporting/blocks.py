@@ -1,0 +1,145 @@
+"""The blocks of a report's document as HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from attnport.reporting import chart, heatmap, lines
+from attnport.reporting import document as doc
+from attnport.reporting.facts import times
+from attnport.reporting.markup import Html, details, el, join, name, text, verdict
+from attnport.reporting.measures import NONE
+from attnport.reporting.series import BOUND
+
+_MOST_CHARTS = 12
+
+
+def html(blocks: Iterable[doc.Block]) -> Html:
+    """Blocks one after the other."""
+    return join(map(_block, blocks))
+
+
+def line(value: doc.Line) -> Html:
+    """What a line or a cell says."""
+    if isinstance(value, tuple):
+        return join(map(line, value))
+    if isinstance(value, doc.Name):
+        return name(value.text)
+    if isinstance(value, doc.Code):
+        return el("code", value.text, title=value.title)
+    if isinstance(value, doc.Verdict):
+        return el("span", value.text, class_=f"v {value.style}") if value.style else verdict(value.text)
+    if isinstance(value, doc.Span):
+        inner = line(value.line)
+        return el("a", inner, href=value.link) if value.link else el("span", inner, class_=value.style)
+    return text(value)
+
+
+def _block(block: doc.Block) -> Html:
+    if isinstance(block, doc.Text):
+        return el("p", line(block.line), class_=block.style)
+    if isinstance(block, doc.Table):
+        return _table(block)
+    if isinstance(block, doc.Bullets):
+        ids = (f"{block.anchor}-{place}" if block.anchor else None for place in range(1, len(block.items) + 1))
+        items = (el("li", line(item), id_=id_) for item, id_ in zip(block.items, ids, strict=True))
+        return el("ol" if block.anchor else "ul", *items, class_="notes")
+    if isinstance(block, doc.Pairs):
+        items = (el("div", el("dt", line(term)), el("dd", line(said))) for term, said in block.items)
+        return el("dl", *items, class_=block.style)
+    if isinstance(block, doc.Commands):
+        label = el("p", line(block.label), class_="label") if block.label else None
+        return join((label, el("pre", "\n".join(block.lines), tabindex="0")))
+    if isinstance(block, doc.Folded):
+        return details(line(block.summary), html(block.blocks), id_=block.id_)
+    if isinstance(block, doc.Only):
+        return html(block.blocks) if block.where == "page" else text("")
+    if isinstance(block, doc.Lines):
+        return _lines(block)
+    if isinstance(block, doc.Maps):
+        return heatmap.section(block.heatmaps, block.sentence, block.note)
+    return _ratios(block)
+
+
+def _table(block: doc.Table) -> Html:
+    width = len(block.columns)
+    bodies = []
+    for group in block.groups:
+        title = el("th", line(group.title), scope="rowgroup", colspan=width) if group.title else None
+        heading = el("tr", title, class_="group") if title else None
+        bodies.append(el("tbody", heading, *(_row(row, block.columns) for row in group.rows)))
+    head = (
+        el("th", line(column.heading), scope="col", class_="n" if column.number else None) for column in block.columns
+    )
+    caption = line(block.caption)
+    body = el("table", el("caption", caption), el("thead", el("tr", *head)), *bodies, class_=block.style)
+    # Focusable, so that the keyboard can scroll it too.
+    return el("div", body, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def _row(row: doc.Row, columns: tuple[doc.Column, ...]) -> Html:
+    cells = [_cell(cell, column) for cell, column in zip(row.cells[1:], columns[1:], strict=False)]
+    left = len(columns) - len(row.cells)
+    if row.reason is not None and left:
+        cells.append(el("td", el("span", row.reason, class_="why"), colspan=left))
+    skipped = None if row.reason is None else "skipped"
+    return el("tr", el("th", line(row.cells[0]), scope="row"), *cells, class_=skipped)
+
+
+def _cell(value: doc.Line, column: doc.Column) -> Html:
+    if isinstance(value, doc.Share):
+        return _share(value)
+    if isinstance(value, doc.Best):
+        return el("td", value.text, class_="n", data_best=True)
+    return el("td", line(value), class_="n" if column.number else None)
+
+
+def _share(cell: doc.Share) -> Html:
+    """The worst of some results: its verdict, and how much of the bound it takes, as a number and as a bar."""
+    if not cell.verdict:
+        return el("td", NONE, class_="m")
+    largest = cell.share
+    full = 100 if largest is None or not math.isfinite(largest) else min(100, round(100 * largest))
+    kind = {"PASS": "pass", "FAIL": "fail"}.get(cell.verdict, "skip")
+    bar = el("span", el("i", style=f"width:{full}%"), class_="bar", aria_hidden="true")
+    value = None if largest is None else f"{largest:.6g}"
+    shown = el("span", times(largest), class_="r")
+    return el("td", verdict(cell.verdict), shown, bar, class_=f"m {kind}", data_v=value)
+
+
+def _lines(block: doc.Lines) -> Html:
+    """The charts with their legend; their numbers fold out."""
+    styles = lines.kinds([each.series for each in block.charts])
+    charts = [lines.chart(each.series, each.what, each.show, styles) for each in block.charts]
+    drawn = [figure for figure in charts if figure]
+    bounds = dict.fromkeys(key for each in block.charts for key in each.series.lines if key.startswith(BOUND))
+    shown = drawn[0] if len(charts) == 1 and drawn else el("div", *drawn, class_="charts pairs")
+    return join(
+        (
+            shown if drawn else None,
+            lines.legend(styles, list(bounds)) if drawn else None,
+            details("The numbers", *(_table(each.table()) for each in block.charts)),
+        )
+    )
+
+
+def _ratios(block: doc.Ratios) -> Html:
+    report = block.report
+    everything = [found for rows in report.shapes.values() for found in rows.values()]
+    within = chart.domain(everything)
+    charts = [
+        chart.chart(workload, report.baseline, rows, within)
+        for workload, rows in report.shapes.items()
+        if any(found.ratio for found in rows.values())
+    ]
+    if not charts:
+        return text("")
+    left_out = len(charts) - _MOST_CHARTS
+    return join(
+        (
+            el("div", *charts[:_MOST_CHARTS], class_="charts"),
+            el("p", f"{left_out} more workloads are in the table alone.", class_="quiet") if left_out > 0 else None,
+            chart.legend(report.baseline, [found.verdict for found in everything]),
+        )
+    )
