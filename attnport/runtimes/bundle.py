@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, UnavailableError, UsageError
-from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 from attnport_bundle.manifest import VERSION
@@ -33,15 +32,17 @@ class Bundle(Runtime):
 
         Raises:
             UsageError: no bundle was given.
-            ArtifactError: it is no bundle, its contract is not the opening's, or its form has another plan.
+            BundleError: it is no bundle.
+            ArtifactError: its contract is not the opening's.
             IntegrityError: a file is not the one that was packed.
-            UnavailableError: the form's runtime or device is not here.
+            NumbersOff: the form was never run on its device, and computes something else here.
+            UnavailableError: the form's runtime or device is not here, or it has another plan.
         """
         from attnport_bundle.model import load
 
         if opening.model is None:
             raise UsageError("bundle opens a bundle's folder; got none.")
-        with own_errors(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # Forms that were passed over are the reader's to mention where it chooses; here one was asked for.
             warnings.simplefilter("ignore")
             model = load(opening.model, form=opening.form or None, threads=opening.threads or physical_cores())
@@ -64,7 +65,7 @@ class _BundleSession(CheckedSession):
         check_contract(opening.io, model.io, str(opening.model))
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        with refused("the bundle's reader", feeds), own_errors():
+        with refused("the bundle's reader", feeds):
             found: Mapping[str, Array] = self._model.run(**feeds)
         return found
 
