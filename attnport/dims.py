@@ -1,4 +1,4 @@
-"""Named dimensions, tensor declarations and optimization profiles.
+"""Optimization profiles and sizes as users write them. `Dim`, `TensorSpec` and `Profile` are the reader's own.
 
 Shape legend, used in names, docstrings and ONNX dims: B batch, H heads, G key/value heads, S query length,
 T key length, D head dim, E model dim.
@@ -10,86 +10,14 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from attnport.errors import FeedError, ProfileError, UsageError
+from attnport.errors import FeedError, ProfileError
+from attnport_bundle.contract import STRICT as STRICT
+from attnport_bundle.contract import Dim as Dim
+from attnport_bundle.contract import Profile as Profile
+from attnport_bundle.contract import TensorSpec as TensorSpec
 from attnport_bundle.feeds import not_an_array
-
-STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""pydantic's configuration of every value that is read from disk (a plain dict: nothing is imported)."""
-
-DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "bool")
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True)
-class Dim:
-    """A named dimension that stays dynamic: its smallest, usual and largest size."""
-
-    name: str
-    min: int
-    opt: int
-    max: int
-
-    __pydantic_config__ = STRICT
-
-    def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.name):
-            raise ProfileError(f"dim name {self.name!r} is not an identifier.")
-        if not 1 <= self.min <= self.opt <= self.max:
-            raise ProfileError(
-                f"dim {self.name}: got min={self.min}, opt={self.opt}, max={self.max}; expected 1 <= min <= opt <= max."
-            )
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.min}:{self.opt}:{self.max}"
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A declared input or output: name, dtype and dims (names of dynamic dims, or fixed sizes).
-
-    `high` bounds an integer input's values (exclusive), as a vocabulary bounds token ids.
-    """
-
-    name: str
-    dtype: str
-    dims: tuple[str | int, ...]
-    high: int | None = None
-
-    __pydantic_config__ = STRICT
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise UsageError(f"{self.name}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}.")
-
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The concrete shape for `sizes`, a size for each named dim."""
-        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.dtype}[{','.join(map(str, self.dims))}]"
-
-
-@dataclass(frozen=True)
-class Profile:
-    """An optimization profile: a range for every named dim of a model."""
-
-    dims: tuple[Dim, ...]
-
-    __pydantic_config__ = STRICT
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.dims))
-
-    def sizes(self, which: str) -> dict[str, int]:
-        """The sizes at `which` of `min`, `opt`, `max`."""
-        return {dim.name: getattr(dim, which) for dim in self.dims}
-
-    def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every size lies in its dim's range."""
-        return all(dim.min <= sizes[dim.name] <= dim.max for dim in self.dims)
 
 
 def profiles_digest(profiles: Sequence[Profile]) -> str:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from . import feeds as feeding
 from . import files, trust
 from .cache import find
+from .contract import IO
 from .device_tensors import described
 from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
 from .first_open import prove
 from .halves import from_file, to_file
-from .manifest import ENGINES, IO, Manifest
+from .manifest import ENGINES, Manifest
 from .opening import open_session
 from .printable import escaped
 from .session import Session

@@ -13,6 +13,7 @@ from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, UnavailableError, UsageError
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport_bundle.contract import IO
 from attnport_bundle.manifest import VERSION
 from attnport_bundle.session import Machine
 
@@ -73,11 +74,11 @@ class _BundleSession(CheckedSession):
         self._model.close()
 
 
-def check_contract(io: IOContract, packed: Any, where: str) -> None:
+def check_contract(io: IOContract, packed: IO, where: str) -> None:
     """Compares a bundle's contract with an artifact's.
 
     Args:
-        packed: The manifest's `IO`.
+        packed: The manifest's own.
 
     Raises:
         ArtifactError: other names, dtypes or dims; the bundle was made of another model.
@@ -87,7 +88,7 @@ def check_contract(io: IOContract, packed: Any, where: str) -> None:
         known = {spec.name: spec for spec in theirs}
         for spec in ours:
             got = known[spec.name]
-            if (got.dtype, tuple(got.dims)) != (spec.dtype, spec.dims):
+            if (got.dtype, got.dims) != (spec.dtype, spec.dims):
                 raise ArtifactError(
                     f"{where}: tensor {spec.name!r} is {got.dtype}{list(got.dims)}; the contract says {spec}.",
                     hint="The bundle was made of another model; make it again.",
