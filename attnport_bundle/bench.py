@@ -64,7 +64,7 @@ def bench(
         BundleError: the runtime failed.
     """
     feeds = sample_feeds(model.io, sizes or {})
-    found = feeding.check(model.io, feeds)
+    found = feeding.check_feeds(model.io, feeds)
 
     def call() -> int:
         start = clock()

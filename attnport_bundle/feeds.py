@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
+def check_feeds(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
     """Checks arrays against the declared inputs and returns the size of each named dim.
 
     Raises:
@@ -27,7 +27,7 @@ def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
 
 
 def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] | None = None) -> dict[str, int]:
-    """As `check`, of names, dtypes and shapes alone; `dtypes`: of inputs, where they are not the contract's."""
+    """As `check_feeds`, of names, dtypes and shapes alone; `dtypes`: of inputs, where they are not the contract's."""
     declared = {spec.name: spec for spec in io.inputs}
     for name in feeds:
         if name not in declared:
@@ -43,7 +43,7 @@ def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] 
 
 
 def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
-    """The values of those feeds that are arrays; raises as `check`. Other tensors may be on a device."""
+    """The values of those feeds that are arrays; raises as `check_feeds`. Other tensors may be on a device."""
     import numpy as np
 
     for spec in io.inputs:

@@ -65,7 +65,7 @@ class Model:
             FeedError: a missing or unknown name, a wrong dtype, rank, size or value; names tensor, got and expected.
             BundleError: the model is closed, the runtime failed, or an output has another shape than the contract's.
         """
-        sizes = feeding.check(self.io, feeds)
+        sizes = feeding.check_feeds(self.io, feeds)
         found = self._ran(False, {name: to_file(array, self.dtypes[name]) for name, array in feeds.items()})
         feeding.check_outputs(self.io, sizes, {name: array.shape for name, array in found.items()})
         specs = self.io.outputs

@@ -19,7 +19,7 @@ from attnport_bundle import FeedError, Model, load
 from attnport_bundle import __main__ as command
 from attnport_bundle.bench import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
 from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
-from attnport_bundle.feeds import check
+from attnport_bundle.feeds import check_feeds
 
 DIMS = (Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 16))
 
@@ -97,7 +97,7 @@ def test_a_tenth_of_the_calls_needs_as_many_samples_as_elsewhere() -> None:
 )
 def test_no_position_is_padded_or_hidden(io: IO, expected: object) -> None:
     feeds = sample_feeds(io, {"seq": 9})
-    assert check(io, feeds) == {"batch": 2, "seq": 9}
+    assert check_feeds(io, feeds) == {"batch": 2, "seq": 9}
     assert (feeds["m"] == expected).all()
 
 
@@ -105,7 +105,7 @@ def test_ids_keep_to_the_vocabulary_and_every_call_has_the_same() -> None:
     io = contract(TensorSpec("ids", "int64", ("batch", "seq"), 7))
     io = dataclasses.replace(io, masks=())
     feeds, again = sample_feeds(io, {}), sample_feeds(io, {})
-    assert check(io, feeds) == {"batch": 2, "seq": 5}
+    assert check_feeds(io, feeds) == {"batch": 2, "seq": 5}
     assert len(set(feeds["ids"].ravel().tolist())) > 2
     for name, array in feeds.items():
         np.testing.assert_array_equal(array, again[name])

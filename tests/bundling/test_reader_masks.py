@@ -15,7 +15,7 @@ from attnport.bundling.readme import readme
 from attnport_bundle import FeedError, IntegrityError, Model, load
 from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import UsageError
-from attnport_bundle.feeds import check, padding_masks
+from attnport_bundle.feeds import check_feeds, padding_masks
 from attnport_bundle.manifest import check_contract, read
 
 
@@ -65,7 +65,7 @@ def test_padding_masks_of_other_meanings_and_shapes(polarity: Any, dtype: str, d
     )
     mask = padding_masks(contract, [1], 2)["m"]
     assert mask.tolist() == expected
-    assert check(contract, {"m": mask}) == {"b": 1, "t": 2}
+    assert check_feeds(contract, {"m": mask}) == {"b": 1, "t": 2}
 
 
 def carried(tensor: TensorSpec, mask: MaskSpec) -> IO:

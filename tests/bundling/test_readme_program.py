@@ -64,7 +64,7 @@ def app(tmp_path: Path) -> Path:
         "class load:\n    def __init__(self, folder): self.io = io\n    def __enter__(self): return self\n"
         "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
     )
-    contract = f"from .manifest import IO, Dim, MaskSpec, Tensor\nio = {CONTRACT!r}\n"
+    contract = f"from .contract import IO, Dim, MaskSpec, TensorSpec\nio = {CONTRACT!r}\n"
     (package / "model.py").write_text(f"{contract}\n{echo}\nclass Model: pass\n")
     return tmp_path / "app"
 
