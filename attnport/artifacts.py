@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from attnport.dims import STRICT, Dim, Profile, TensorSpec
+from attnport.dims import STRICT, Dim, Profile
 from attnport.latencies import DEVICE_PARTS as DEVICE_PARTS
 from attnport.latencies import LatencyReport as LatencyReport
 from attnport.latencies import LatencyRow as LatencyRow
-from attnport.latencies import Ran as Ran
-from attnport.masks.spec import MaskSpec
 from attnport.parities import Argmax as Argmax
 from attnport.parities import CaseResult as CaseResult
 from attnport.parities import InvarianceResult as InvarianceResult
@@ -29,9 +27,11 @@ from attnport.parities import PaddedRows as PaddedRows
 from attnport.parities import ParityReport as ParityReport
 from attnport.parities import RuntimeParity as RuntimeParity
 from attnport.parities import Ulps as Ulps
-from attnport.parities import Verdict as Verdict
 from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan
+from attnport_bundle.contract import IO
+from attnport_bundle.contract import Ran as Ran
+from attnport_bundle.contract import Verdict as Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,13 +71,9 @@ class Source:
 
 
 @dataclass(frozen=True)
-class IOContract:
-    """What goes in and out: the only place where shapes are declared."""
+class IOContract(IO):
+    """What goes in and out, the only place where shapes are declared; and whether the module has positions."""
 
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    dims: tuple[Dim, ...]
-    masks: tuple[MaskSpec, ...] = ()
     positions: Literal["absolute", "none"] = "absolute"
 
     __pydantic_config__ = STRICT
@@ -89,10 +85,6 @@ class IOContract:
     def dim(self, name: str) -> Dim:
         """The dim called `name`."""
         return next(dim for dim in self.dims if dim.name == name)
-
-    def padding_masks(self) -> tuple[MaskSpec, ...]:
-        """The masks that an input carries and that hide padding."""
-        return tuple(mask for mask in self.masks if mask.input and "padding" in mask.kinds)
 
 
 @dataclass(frozen=True)

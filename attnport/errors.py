@@ -1,4 +1,6 @@
-"""One tree of errors; each class owns its exit code and carries a hint that says how to fix it.
+"""One tree of errors, whose root and common classes are those of the bundle reader.
+
+Each class owns its exit code and carries a hint that says how to fix it.
 
 Exit codes: 0 fine, 1 our bug, 2 usage or bad input, 3 a runtime or dependency is not available,
 4 parity failed, 5 a required fusion is missing, 6 integrity or a disclosure, 7 slower than before;
@@ -7,7 +9,15 @@ Exit codes: 0 fine, 1 our bug, 2 usage or bad input, 3 a runtime or dependency i
 
 from __future__ import annotations
 
-from typing import ClassVar
+from attnport_bundle.errors import AttnportError as AttnportError
+from attnport_bundle.errors import BundleError as BundleError
+from attnport_bundle.errors import FeedError as FeedError
+from attnport_bundle.errors import IntegrityError as IntegrityError
+from attnport_bundle.errors import NumbersOff as NumbersOff
+from attnport_bundle.errors import ProfileError as ProfileError
+from attnport_bundle.errors import RuntimeMissing as RuntimeMissing
+from attnport_bundle.errors import UnavailableError as UnavailableError
+from attnport_bundle.errors import UsageError as UsageError
 
 
 def first_line(err: BaseException) -> str:
@@ -16,38 +26,8 @@ def first_line(err: BaseException) -> str:
     return lines[0][:300] if lines else type(err).__name__
 
 
-class AttnportError(Exception):
-    """Base of every error that a user can cause or meet.
-
-    Args:
-        message: What happened, with the evidence (tensor, got, expected).
-        hint: How to fix it, one sentence; empty when the message says it.
-    """
-
-    exit_code: ClassVar[int] = 1
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
-class UsageError(AttnportError):
-    """The arguments do not fit: an unknown name, a bad number, a missing option."""
-
-    exit_code = 2
-
-
 class SpecError(UsageError):
     """A SPEC cannot be turned into a module, or the module no longer is what was exported."""
-
-
-class FeedError(UsageError):
-    """Inputs do not fit the model: a wrong name, dtype, rank or size."""
-
-
-class ProfileError(UsageError):
-    """An optimization profile is contradictory or beyond what the model can take."""
 
 
 class ArtifactError(UsageError):
@@ -60,12 +40,6 @@ class ExportError(UsageError):
 
 class EngineBuildError(UsageError):
     """TensorRT refused the network, or its builder died; the last log lines are in the message."""
-
-
-class UnavailableError(AttnportError):
-    """A runtime that was asked for is not available on this machine."""
-
-    exit_code = 3
 
 
 class MissingDependency(UnavailableError):
@@ -82,12 +56,6 @@ class FusionMissing(AttnportError):
     """An attention that had to be fused is not."""
 
     exit_code = 5
-
-
-class IntegrityError(AttnportError):
-    """A file is not the one that was written: digest, version, target or signature differ."""
-
-    exit_code = 6
 
 
 class Disclosure(AttnportError):

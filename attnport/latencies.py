@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attnport.dims import STRICT
+from attnport_bundle.contract import STRICT, Ran
 
 DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
 """What events on a device's stream tell apart: copying inputs there, computing, copying outputs back."""
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What really ran, as the runtime itself tells."""
-
-    device: str
-    provider: str
-    precision: str
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from attnport.dims import STRICT
-from attnport.latencies import Ran
+from attnport_bundle.contract import STRICT, Ran, Verdict
 
 FILE = "parity.json"
-
-Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 
 
 @dataclass(frozen=True)

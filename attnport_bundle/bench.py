@@ -9,8 +9,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from . import feeds as feeding
+from .contract import IO, MaskSpec, TensorSpec
 from .errors import FeedError
-from .manifest import IO, Mask, Tensor
 from .model import Model
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def bench(
         BundleError: the runtime failed.
     """
     feeds = sample_feeds(model.io, sizes or {})
-    found = feeding.check(model.io, feeds)
+    found = feeding.check_feeds(model.io, feeds)
 
     def call() -> int:
         start = clock()
@@ -146,7 +146,7 @@ def _size(dim: str | int, sizes: Mapping[str, int]) -> int:
 
 
 def _open_mask(
-    mask: Mask, spec: Tensor, shape: tuple[int, ...], sizes: Mapping[str, int]
+    mask: MaskSpec, spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """A mask that hides nothing, lengths that are full, one document, or every position global."""
     import numpy as np
@@ -155,7 +155,7 @@ def _open_mask(
     return np.full(shape, value, dtype=spec.dtype)
 
 
-def _drawn(spec: Tensor, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
+def _drawn(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
     if spec.dtype.startswith("float"):
         return random.standard_normal(shape).astype(spec.dtype)
     # Without a limit, what an integer may be is not known; 0 and 1 are what the model was tried with.

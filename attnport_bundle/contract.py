@@ -1,4 +1,29 @@
-"""The contract of a bundled model: what goes in and out, named dims with their ranges, masks, profiles."""
+"""The contract of a model: what goes in and out, named dims with their ranges, masks, profiles.
+
+Three classes of rows, the same on every runtime:
+
+- *valid* rows equal the module's and never depend on how much padding stands beside them;
+- an *attention row with no allowed key* gives zero as the attention's own output (the ONNX standard's answer);
+- *padded query rows* are unspecified but finite.
+
+What each kind of mask allows, for query i of S, at position p(i), and key j of T, of batch item b. p(i) is i with
+alignment `upper_left`, and i + T - S with `lower_right`, where the last query stands at the last key (a cache came
+before it).
+
+==========  ====================================================================================================
+none        every key
+padding     the keys that item b has: `keep[b, j]`, or `j < lengths[b]`
+causal      j <= p(i)
+window      |p(i) - j| <= window; with `causal` that leaves the last window + 1 keys
+prefix      j <= p(i) or j < prefix[b] (prefix-LM, Raffel et al. 2020): widens `causal`, which need not be named
+documents   ids[b, p(i)] == ids[b, j]; with `padding` from the same ids, those of 0 are padding
+global      widens `window`: keys and queries marked global see and are seen by all (Beltagy et al. 2020)
+bias        every key; finite numbers are added to the scores
+explicit    any other pattern over queries and keys
+==========  ====================================================================================================
+
+Kinds combine: a key is allowed where all of them allow it, after `prefix` has widened `causal` and `global` `window`.
+"""
 
 from __future__ import annotations
 
@@ -7,150 +32,241 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-DTYPES = ("float32", "float16", "float64", "int32", "int64", "bool")
+from .errors import ProfileError, UsageError
+
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+"""The configuration by which pydantic reads these values from JSON, where attnport does (a plain dict)."""
+
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "bool")
 KINDS = ("none", "padding", "causal", "window", "prefix", "documents", "global", "bias", "explicit")
+POLARITIES = ("keep", "hide", "additive")
+ALIGNMENTS = ("upper_left", "lower_right")
 CARRIES = {"mask": KINDS, "lengths": ("padding", "prefix"), "ids": ("documents",), "marks": ("global",)}
 """What an input may hold, and the kinds that it can say by that."""
+
+Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 
 _INTEGERS = ("int32", "int64")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-Polarity = Literal["keep", "hide", "additive"]
-Alignment = Literal["upper_left", "lower_right"]
-Content = Literal["mask", "lengths", "ids", "marks"]
-
 
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension: the model takes sizes from `min` to `max`."""
+    """A named dimension that stays dynamic: its smallest, usual and largest size."""
 
     name: str
     min: int
     opt: int
     max: int
 
+    __pydantic_config__ = STRICT
+
     def __post_init__(self) -> None:
-        if not _IDENTIFIER.fullmatch(self.name) or not 1 <= self.min <= self.opt <= self.max:
-            raise ValueError(f"dim {self.name!r}: expected a name and 1 <= min <= opt <= max")
+        if not _IDENTIFIER.fullmatch(self.name):
+            raise ProfileError(
+                f"dim name {self.name!r} is not an identifier; expected a name of ASCII letters, digits and _."
+            )
+        if not 1 <= self.min <= self.opt <= self.max:
+            raise ProfileError(
+                f"dim {self.name}: got min={self.min}, opt={self.opt}, max={self.max}; expected 1 <= min <= opt <= max."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.min}:{self.opt}:{self.max}"
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """An input or output. `dims`: names of dims, or fixed sizes. `high` bounds an integer input's values, exclusive."""
+class TensorSpec:
+    """A declared input or output: name, dtype and dims (names of dynamic dims, or fixed sizes).
+
+    `high` bounds an integer input's values (exclusive), as a vocabulary bounds token ids.
+    """
 
     name: str
     dtype: str
     dims: tuple[str | int, ...]
-    high: int | None
+    high: int | None = None
+
+    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+            raise UsageError(f"{self.name}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}.")
         if self.high is not None and (self.dtype not in _INTEGERS or self.high < 1):
-            raise ValueError(f"tensor {self.name!r}: got high {self.high} for {self.dtype}; expected 1 up, of integers")
+            raise UsageError(f"{self.name}: got high {self.high} for {self.dtype}; expected 1 up, of integers.")
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The concrete shape for `sizes`, a size for each named dim."""
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
 
     def __str__(self) -> str:
         return f"{self.name}={self.dtype}[{','.join(map(str, self.dims))}]"
 
 
 @dataclass(frozen=True)
-class Mask:
-    """What a mask means.
+class MaskSpec:
+    """The meaning of one mask: of an input tensor, or of the mask that an attention was found to have.
 
     Attributes:
-        polarity: Of a `mask`: `keep` (nonzero may be attended), `hide` (nonzero is hidden) or `additive`.
-        carries: What the input holds: a `mask`, `lengths` [B], `ids` of documents [B,T] or `marks` of global tokens.
-        keys: The dim whose positions `lengths` count; None for everything else.
+        kinds: What it combines, of `KINDS`; the module's text says what each allows.
+        input: The input that carries it; None when the model computes it, or when several inputs carry it.
+        polarity: Of a `mask`: `keep` (nonzero or True may be attended), `hide` (nonzero is hidden) or `additive`.
+        alignment: Where queries stand among the keys: `upper_left` (query i at i) or `lower_right` (the last query
+            at the last key).
+        window: For `window`: the largest distance of an allowed key; 0 elsewhere.
+        carries: What the input holds: `mask` (an element for each key, `[B,T]`, or pair, `[B,1|H,1|S,T]`), `lengths`
+            (integers `[B]`: of the items for `padding`, of the prefixes for `prefix`), `ids` (integers `[B,T]`, equal
+            within a document) or `marks` (`[B,T]`, nonzero for global tokens).
+        keys: For `lengths`: the dim that they count, where the inputs have several beside the batch. A bundle always
+            says it.
+
+    Raises:
+        UsageError: an unknown kind, polarity, alignment or content, or parts that do not go together.
     """
 
-    kinds: tuple[str, ...]
-    input: str | None
-    polarity: Polarity
-    alignment: Alignment
-    window: int
-    carries: Content = "mask"
+    kinds: tuple[str, ...] = ("none",)
+    input: str | None = None
+    polarity: str = "keep"
+    alignment: str = "upper_left"
+    window: int = 0
+    carries: str = "mask"
     keys: str | None = None
+
+    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
-            raise ValueError(f"mask kind {', '.join(unknown) or 'missing'} is not one of {', '.join(KINDS)}")
-        if len(set(self.kinds)) != len(self.kinds) or ("none" in self.kinds and len(self.kinds) > 1):
-            raise ValueError(f"mask kinds {', '.join(self.kinds)}: each is there once, and none is alone")
-        if self.window < 0 or (self.window and "window" not in self.kinds):
-            raise ValueError(f"got window {self.window}; expected 0, or more with the kind window")
-        if (self.keys is None) is (self.carries == "lengths"):
-            raise ValueError(f"a mask that carries {self.carries} has keys {self.keys!r}; lengths alone count a dim")
-        if self.carries != "mask":
-            self._check_said()
+            raise UsageError(f"mask kind {', '.join(unknown) or 'missing'}; expected one of {', '.join(KINDS)}.")
+        for what, got, known in (
+            ("polarity", self.polarity, POLARITIES),
+            ("alignment", self.alignment, ALIGNMENTS),
+            ("content", self.carries, tuple(CARRIES)),
+        ):
+            if got not in known:
+                raise UsageError(f"mask {what} {got!r}; expected one of {', '.join(known)}.")
+        problem = self._problem()
+        if problem:
+            raise UsageError(f"mask {self}: {problem}.")
 
-    def _check_said(self) -> None:
-        """Raises ValueError unless the kinds are what lengths, ids or marks can say."""
+    def _problem(self) -> str:
+        """Why the parts do not go together, or ""."""
+        if len(set(self.kinds)) != len(self.kinds):
+            return "a kind is named twice; each is there once"
+        if "none" in self.kinds and len(self.kinds) > 1:
+            return "none hides nothing and does not combine with other kinds; none is alone"
+        if self.window < 0:
+            return f"got window {self.window}; expected 0 or more"
+        if self.window and "window" not in self.kinds:
+            return f"got window {self.window} without the kind window"
+        if self.carries == "mask":
+            return "" if self.keys is None else f"got keys={self.keys!r}; only lengths count the keys of a dim"
+        if self.input is None:
+            return f"got {self.carries} without the input that holds them"
         said = [kind for kind in self.kinds if kind in CARRIES[self.carries]]
-        beside = {"causal", "window", "bias", *["padding"] * (self.carries == "ids")}
-        if len(said) != 1 or not set(self.kinds) <= {*said, *beside}:
-            raise ValueError(f"{self.carries} cannot say {', '.join(self.kinds)}")
+        if len(said) != 1:
+            expected = ", ".join(CARRIES[self.carries])
+            return f"{self.carries} cannot say {', '.join(self.kinds)}; expected exactly one of {expected}"
+        others = set(self.kinds) - {*said, "causal", "window", "bias", *["padding"] * (self.carries == "ids")}
+        if others:
+            return (
+                f"{self.carries} of {said[0]} cannot say {', '.join(sorted(others))} as well; another input carries it"
+            )
         if self.polarity != "keep":
-            raise ValueError(f"got polarity {self.polarity} for {self.carries}; only a mask has one")
+            return f"got polarity {self.polarity} for {self.carries}; only a mask has one"
+        if self.keys is not None and self.carries != "lengths":
+            return f"got keys={self.keys!r}; only lengths count the keys of a dim"
+        return ""
+
+    def __str__(self) -> str:
+        text = "+".join(self.kinds)
+        return f"{text}({self.input})" if self.input else text
 
 
 @dataclass(frozen=True)
 class IO:
     """The contract of inputs and outputs."""
 
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
-    masks: tuple[Mask, ...]
+    masks: tuple[MaskSpec, ...] = ()
 
-    def __post_init__(self) -> None:
+    __pydantic_config__ = STRICT
+
+    def padding_masks(self) -> tuple[MaskSpec, ...]:
+        """The masks that an input carries and that hide padding."""
+        return tuple(mask for mask in self.masks if mask.input and "padding" in mask.kinds)
+
+    def check(self) -> None:
+        """Raises UsageError where names, dims, masks and dtypes do not go together."""
         for names in ([x.name for x in self.inputs], [x.name for x in self.outputs], [dim.name for dim in self.dims]):
             if len(set(names)) != len(names):
-                raise ValueError(f"a name is there twice among {', '.join(names)}")
+                raise UsageError(f"a name is there twice among {', '.join(names)}.")
         known = {dim.name for dim in self.dims}
         for tensor in (*self.inputs, *self.outputs):
             for dim in tensor.dims:
                 if dim not in known if isinstance(dim, str) else dim < 0:
-                    raise ValueError(f"tensor {tensor.name!r}: got dim {dim!r}; known are {', '.join(sorted(known))}")
+                    raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r}; known are {', '.join(sorted(known))}.")
         for tensor in self.outputs:
             if tensor.high is not None:
-                raise ValueError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one")
+                raise UsageError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one.")
         inputs = {tensor.name: tensor for tensor in self.inputs}
         for mask in self.masks:
             _check_carried(mask, None if mask.input is None else inputs.get(mask.input), known)
         if not self.inputs or not self.outputs:
-            raise ValueError("a model has at least one input and one output")
+            raise UsageError("a model has at least one input and one output.")
 
 
-def _check_carried(mask: Mask, carrier: Tensor | None, dims: set[str]) -> None:
-    """Raises ValueError unless the input that carries a mask, and the dims, are what the mask says."""
-    if carrier is None and (mask.input is not None or mask.carries != "mask"):
-        raise ValueError(f"a mask is carried by {mask.input!r}, which is no input")
+def _check_carried(mask: MaskSpec, carrier: TensorSpec | None, dims: set[str]) -> None:
+    """Raises UsageError unless the input that carries a mask, and the dims, are what the mask says."""
+    if carrier is None and mask.input is not None:
+        raise UsageError(f"a mask is carried by {mask.input!r}, which is no input.")
     rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
     if carrier is not None and rank is not None and len(carrier.dims) != rank:
-        raise ValueError(f"{carrier} carries {mask.carries}, which have rank {rank}")
+        raise UsageError(f"{carrier} carries {mask.carries}, which have rank {rank}.")
     if carrier is not None and mask.carries in ("lengths", "ids") and carrier.dtype not in _INTEGERS:
-        raise ValueError(f"{carrier} carries {mask.carries}, which are integers")
-    if carrier is not None and mask.polarity == "additive" and not carrier.dtype.startswith("float"):
-        raise ValueError(f"{carrier} carries an additive mask, which is of floats")
+        raise UsageError(f"{carrier} carries {mask.carries}, which are integers.")
+    if carrier is not None and mask.polarity == "additive" and "float" not in carrier.dtype:
+        raise UsageError(f"{carrier} carries an additive mask, which is of floats.")
     if mask.keys is not None and mask.keys not in dims:
-        raise ValueError(f"{mask.input!r} counts {mask.keys!r}, which is no dim")
+        raise UsageError(f"{mask.input!r} counts {mask.keys!r}, which is no dim.")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """An optimization profile of an engine: a range, inside the model's own, for every named dim."""
+    """An optimization profile: a range for every named dim of a model."""
 
     dims: tuple[Dim, ...]
+
+    __pydantic_config__ = STRICT
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.dims))
+
+    def sizes(self, which: str) -> dict[str, int]:
+        """The sizes at `which` of `min`, `opt`, `max`."""
+        return {dim.name: getattr(dim, which) for dim in self.dims}
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
         """Whether every size lies in its dim's range; a dim without a size does not matter."""
         return all(dim.min <= sizes.get(dim.name, dim.min) <= dim.max for dim in self.dims)
 
     def check(self, io: IO) -> None:
-        """Raises ValueError unless it has the model's dims, in order, each inside its range."""
+        """Raises ProfileError unless it has the model's dims, in order, each inside its range."""
         if [dim.name for dim in self.dims] != [dim.name for dim in io.dims]:
-            raise ValueError(f"a profile has dims {[dim.name for dim in self.dims]}; the model's are others")
+            raise ProfileError(f"a profile has dims {[dim.name for dim in self.dims]}; the model's are others.")
         for own, limit in zip(self.dims, io.dims, strict=True):
             if own.min < limit.min or own.max > limit.max:
-                raise ValueError(f"a profile has {own.name} from {own.min} to {own.max}, beyond the model's range")
+                raise ProfileError(f"a profile has {own.name} from {own.min} to {own.max}, beyond the model's range.")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What really ran, as the runtime itself tells."""
+
+    device: str
+    provider: str
+    precision: str
+
+    __pydantic_config__ = STRICT

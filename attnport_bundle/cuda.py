@@ -15,6 +15,7 @@ from .errors import RuntimeMissing
 _LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 _MANAGEMENT = ("libnvidia-ml.so.1", "nvml.dll")
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
+_HINT = "Run on a machine with an NVIDIA GPU and driver."
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no hidden wait for the default stream
 
 
@@ -26,7 +27,7 @@ def load_driver() -> Any:
     """
     found = _library(_LIBRARIES)
     if found is None:
-        raise RuntimeMissing(f"no NVIDIA driver: {_LIBRARIES[0]} cannot be loaded.")
+        raise RuntimeMissing(f"no NVIDIA driver: {_LIBRARIES[0]} cannot be loaded.", hint=_HINT)
     return found
 
 
@@ -67,7 +68,7 @@ class Device:
         self._call("cuInit", ctypes.c_uint(0))
         self._call("cuDeviceGetCount", ctypes.byref(count))
         if count.value == 0:
-            raise RuntimeMissing("the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it.")
+            raise RuntimeMissing("the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it.", hint=_HINT)
         device, text = ctypes.c_int(), ctypes.create_string_buffer(256)
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
         self._call("cuDeviceGetName", text, ctypes.c_int(len(text)), device)
@@ -153,4 +154,4 @@ class Device:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
             name = text.value.decode() if text.value else f"error {status}"
-            raise RuntimeMissing(f"the NVIDIA driver answers {function} with {name}.")
+            raise RuntimeMissing(f"the NVIDIA driver answers {function} with {name}.", hint=_HINT)

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from .errors import IntegrityError
+from .errors import IntegrityError, UsageError
 from .printable import is_printable
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     fields = {key: _decode(hints[key], given, f"{where}.{key}" if where else key) for key, given in value.items()}
     try:
         return kind(**fields)
-    except ValueError as err:
+    except (UsageError, ValueError) as err:
         raise IntegrityError(f"{where}: {err}") from err
 
 

@@ -6,15 +6,15 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .contract import IO, MaskSpec, TensorSpec
 from .device_tensors import Described
 from .errors import BundleError, FeedError
-from .manifest import IO, Mask, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
+def check_feeds(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
     """Checks arrays against the declared inputs and returns the size of each named dim.
 
     Raises:
@@ -27,7 +27,7 @@ def check(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
 
 
 def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] | None = None) -> dict[str, int]:
-    """As `check`, of names, dtypes and shapes alone; `dtypes`: of inputs, where they are not the contract's."""
+    """As `check_feeds`, of names, dtypes and shapes alone; `dtypes`: of inputs, where they are not the contract's."""
     declared = {spec.name: spec for spec in io.inputs}
     for name in feeds:
         if name not in declared:
@@ -43,7 +43,7 @@ def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] 
 
 
 def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
-    """The values of those feeds that are arrays; raises as `check`. Other tensors may be on a device."""
+    """The values of those feeds that are arrays; raises as `check_feeds`. Other tensors may be on a device."""
     import numpy as np
 
     for spec in io.inputs:
@@ -71,7 +71,7 @@ def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequenc
             raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {said or 'any size'}.")
 
 
-def _check_values(spec: Tensor, array: Any) -> None:
+def _check_values(spec: TensorSpec, array: Any) -> None:
     # ONNX takes a negative index from the end, so an id below zero would give a wrong answer and no error.
     if spec.high is not None and array.size and not (int(array.min()) >= 0 and int(array.max()) < spec.high):
         raise FeedError(
@@ -95,7 +95,7 @@ def not_an_array(value: object, dtype: str) -> str:
     return f"got {name}; expected numpy.ndarray of {dtype}; {'.filled(value)' if masked else 'numpy.asarray'} makes one"
 
 
-def _plain(spec: Tensor, value: Any, wanted: str) -> np.ndarray[Any, Any]:
+def _plain(spec: TensorSpec, value: Any, wanted: str) -> np.ndarray[Any, Any]:
     """The elements as the runtime sees them, whatever a subclass says of itself. Raises FeedError for no array."""
     import numpy as np
 
@@ -105,7 +105,7 @@ def _plain(spec: Tensor, value: Any, wanted: str) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def _shape(spec: Tensor, given: object, wanted: str) -> tuple[int, ...]:
+def _shape(spec: TensorSpec, given: object, wanted: str) -> tuple[int, ...]:
     array = given if isinstance(given, Described) else _plain(spec, given, wanted)
     shape, dtype = array.shape, str(array.dtype)
     if dtype != wanted:
@@ -117,7 +117,9 @@ def _shape(spec: Tensor, given: object, wanted: str) -> tuple[int, ...]:
     return tuple(int(size) for size in shape)
 
 
-def _check_size(io: IO, spec: Tensor, axis: int, got: int, dim: str | int, sizes: dict[str, tuple[int, str]]) -> None:
+def _check_size(
+    io: IO, spec: TensorSpec, axis: int, got: int, dim: str | int, sizes: dict[str, tuple[int, str]]
+) -> None:
     if isinstance(dim, int):
         if got != dim:
             raise FeedError(f"input {spec.name!r}: got size {got} on axis {axis}; expected {dim}.")
@@ -145,7 +147,7 @@ def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> di
         FeedError: the model takes no padding mask, lengths or a size that are no integers, lengths beyond the size, or
             a mask without a rule, by its rank or because it is to say more than padding.
     """
-    masks = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
+    masks = io.padding_masks()
     if not masks:
         raise FeedError("the model takes no padding mask; give every item its full length.")
     lengths = _integers("lengths", lengths)
@@ -165,7 +167,7 @@ def _integers(name: str, values: Sequence[int]) -> list[int]:
         raise FeedError(f"{name}: got {values!r:.60}; expected integers.") from err
 
 
-def _padding_mask(mask: Mask, spec: Tensor, lengths: Sequence[int], size: int) -> np.ndarray[Any, Any]:
+def _padding_mask(mask: MaskSpec, spec: TensorSpec, lengths: Sequence[int], size: int) -> np.ndarray[Any, Any]:
     import numpy as np
 
     if mask.carries == "lengths":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .contract import IO, TensorSpec
 from .errors import IntegrityError
-from .manifest import IO, Form, Tensor
+from .manifest import Form
 from .names import shown
 from .session import Port, Session
 
@@ -24,7 +25,7 @@ def check_ports(io: IO, form: Form, session: Session, where: str) -> None:
             _check_port(io, spec, form.dtypes.get(spec.name, spec.dtype), found[spec.name], where)
 
 
-def _check_port(io: IO, spec: Tensor, dtype: str, port: Port, where: str) -> None:
+def _check_port(io: IO, spec: TensorSpec, dtype: str, port: Port, where: str) -> None:
     if port.dtype != dtype:
         raise IntegrityError(f"{where}: tensor {spec.name!r} is {shown(port.dtype)}; the manifest says {dtype}.")
     if port.shape is None:

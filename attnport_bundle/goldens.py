@@ -97,7 +97,7 @@ class GoldenCases:
         """The inputs of a case. Raises IntegrityError where the contract does not allow them."""
         feeds = self.inputs(case)
         try:
-            feeding.check(self.manifest.io, feeds)
+            feeding.check_feeds(self.manifest.io, feeds)
         except FeedError as err:
             raise IntegrityError(f"{self._path}: case {case}: {err}") from err
         return feeds

@@ -9,51 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .contract import DTYPES, IO, KINDS, Alignment, Content, Dim, Mask, Polarity, Profile, Tensor
+from .contract import DTYPES, IO, Profile, Ran, TensorSpec, Verdict
 from .decode import decode, parse
-from .errors import BundleError, IntegrityError
-from .names import MANIFEST, check_names, check_reader
-
-__all__ = [
-    "DTYPES",
-    "FORMAT",
-    "IO",
-    "KINDS",
-    "MANIFEST",
-    "VERSION",
-    "Alignment",
-    "Bound",
-    "Content",
-    "Dim",
-    "File",
-    "Form",
-    "Fusion",
-    "FusionItem",
-    "Goldens",
-    "Manifest",
-    "Mask",
-    "Measured",
-    "Parity",
-    "Polarity",
-    "Profile",
-    "Proof",
-    "Provenance",
-    "Ran",
-    "Requires",
-    "Runtime",
-    "Tensor",
-    "Verdict",
-    "check_names",
-    "from_bytes",
-    "read",
-    "read_bytes",
-]
+from .errors import BundleError, IntegrityError, UsageError
+from .names import MANIFEST as MANIFEST
+from .names import check_names, check_reader
 
 FORMAT = "attnport-bundle"
 VERSION = 2
 MAX_BYTES = 4 << 20
 MODEL = ".onnx"
 """What the name of every model file ends in that is no engine."""
+ARRAYS = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")
+"""The dtypes of a bundle's inputs and outputs: those that NumPy has."""
 ENGINES = ("tensorrt", "tensorrt_rtx")
 """Runtimes that open an engine: a file for one version and certain devices. The others open an ONNX file."""
 
@@ -61,7 +29,6 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}", re.ASCII)
 
-Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 Runtime = Literal["onnxruntime", "openvino", "tensorrt", "tensorrt_rtx"]
 Proof = Literal["device", "graph-only"]
 
@@ -100,15 +67,6 @@ class Requires:
             raise ValueError(f"got opset {self.opset}; expected 1 or more")
         if list(self.sm) != sorted(set(self.sm)) or (self.sm and self.sm[0] < 1):
             raise ValueError(f"got compute capabilities {list(self.sm)}; expected increasing numbers above 0")
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What really ran, as the runtime itself told."""
-
-    device: str
-    provider: str
-    precision: str
 
 
 @dataclass(frozen=True)
@@ -263,7 +221,7 @@ class Goldens:
     file: str
     bounds: tuple[Bound, ...]
 
-    def check(self, outputs: tuple[Tensor, ...], plans: set[str]) -> None:
+    def check(self, outputs: tuple[TensorSpec, ...], plans: set[str]) -> None:
         """Raises ValueError unless there is one bound for every case, output and plan, and none for anything else."""
         found = [(bound.plan, bound.case, bound.output) for bound in self.bounds]
         cases = {bound.case for bound in self.bounds}
@@ -310,6 +268,17 @@ class Provenance:
             raise ValueError(f"got opset {self.opset}; expected 1 or more")
 
 
+def check_contract(io: IO) -> None:
+    """Raises UsageError for a contract that does not go together, or that a bundle cannot have."""
+    io.check()
+    for tensor in (*io.inputs, *io.outputs):
+        if tensor.dtype not in ARRAYS:
+            raise UsageError(f"{tensor.name}: got dtype {tensor.dtype}; a bundle takes and gives {', '.join(ARRAYS)}.")
+    for mask in io.masks:
+        if mask.carries == "lengths" and mask.keys is None:
+            raise UsageError(f"{mask.input!r} holds lengths of no dim; a bundle says of which.")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The whole of `bundle.json`. `order`: the forms, the one to be preferred first; `tokenizer`: of text models."""
@@ -327,6 +296,7 @@ class Manifest:
     files: Mapping[str, File]
 
     def __post_init__(self) -> None:
+        check_contract(self.io)
         check_names(self.files)
         check_reader(self.files)
         used = [self.goldens.file, *([] if self.tokenizer is None else [self.tokenizer])]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from . import feeds as feeding
 from . import files, trust
 from .cache import Cache, entry, find
+from .contract import IO
 from .device_tensors import described
 from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
 from .goldens import GoldenCases
 from .halves import from_file, to_file
-from .manifest import ENGINES, IO, Manifest
+from .manifest import ENGINES, Manifest
 from .opening import open_session
 from .printable import escaped
 from .session import Session
@@ -67,7 +68,7 @@ class Model:
             FeedError: a missing or unknown name, a wrong dtype, rank, size or value; names tensor, got and expected.
             BundleError: the model is closed, the runtime failed, or an output has another shape than the contract's.
         """
-        sizes = feeding.check(self.io, feeds)
+        sizes = feeding.check_feeds(self.io, feeds)
         found = self._ran(False, {name: to_file(array, self.dtypes[name]) for name, array in feeds.items()})
         feeding.check_outputs(self.io, sizes, {name: array.shape for name, array in found.items()})
         specs = self.io.outputs

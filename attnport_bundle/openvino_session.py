@@ -65,7 +65,8 @@ def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Pat
     if precision != wanted or devices != ["CPU"]:
         raise RuntimeMissing(
             f"OpenVINO was asked for {wanted} on CPU; it runs {precision} on {', '.join(devices)}. "
-            "This CPU may lack bfloat16 instructions."
+            "This CPU may lack bfloat16 instructions.",
+            hint="Where bfloat16 was asked for and this CPU lacks it, use the plan fp32.",
         )
     return made
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import files, trust
+from .contract import Verdict
 from .errors import BundleError, IntegrityError, NumbersOff, RuntimeMissing
 from .goldens import GoldenCases, Result
-from .manifest import Manifest, Verdict
+from .manifest import Manifest
 from .model import open_form
 from .signature import SIGNATURE
 

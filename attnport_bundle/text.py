@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .contract import IO
 from .errors import BundleError, FeedError
 from .feeds import padding_masks
-from .manifest import IO
 from .wordpiece import WordPiece
 
 if TYPE_CHECKING:

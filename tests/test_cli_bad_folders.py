@@ -139,7 +139,7 @@ FEEDS = {
     ),
     "ids beyond the vocabulary": (
         {"input_ids": np.full((2, 3), 40), "attention_mask": np.ones((2, 3), np.int64)},
-        ("'input_ids'", "got values from 40 to 40", "expected 0 to 39"),
+        ("'input_ids'", "got values 40 to 40", "expected 0 to 39"),
     ),
     "objects": ({"input_ids": np.array([{}]), "attention_mask": np.array([{}])}, ("feeds.npz", "pickle")),
 }

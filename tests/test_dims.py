@@ -8,12 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnport.dims import Dim, Profile, TensorSpec, check_feeds, parse_profile, parse_sizes, profiles_digest
+from attnport.dims import Dim, Profile, TensorSpec, parse_profile, parse_sizes, profiles_digest
 from attnport.errors import FeedError, ProfileError, UsageError
+from attnport_bundle.contract import IO
+from attnport_bundle.feeds import check_feeds
 
 BATCH, SEQ = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)
 DIMS = (BATCH, SEQ)
@@ -126,15 +127,20 @@ def test_the_digest_of_profiles_tells_them_and_their_order_apart() -> None:
     assert profiles_digest([one]) == profiles_digest([Profile((Dim("batch", 1, 8, 64),))])
 
 
+@pytest.mark.parametrize(("dtype", "high"), [("int64", 0), ("int32", -4), ("float32", 2)])
+def test_a_bound_of_values_is_above_zero_and_of_integers(dtype: str, high: int) -> None:
+    with pytest.raises(UsageError, match=f"x: got high {high} for {dtype}"):
+        TensorSpec("x", dtype, ("batch",), high)
+
+
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), (2, 5), (64, 512)])
 def test_feeds_that_fit_give_their_sizes(batch: int, seq: int) -> None:
-    assert check_feeds(INPUTS, DIMS, feeds(batch, seq)) == {"batch": batch, "seq": seq}
+    assert check_feeds(IO(INPUTS, (), DIMS), feeds(batch, seq)) == {"batch": batch, "seq": seq}
 
 
-def test_arrays_of_torch_and_of_half_precision_are_understood() -> None:
+def test_arrays_of_half_precision_are_understood() -> None:
     inputs = (TensorSpec("x", "bfloat16", ("batch",)),)
-    assert check_feeds(inputs, DIMS, {"x": torch.zeros(3, dtype=torch.bfloat16)}) == {"batch": 3}
-    assert check_feeds(inputs, DIMS, {"x": np.zeros(3, ml_dtypes.bfloat16)}) == {"batch": 3}
+    assert check_feeds(IO(inputs, (), DIMS), {"x": np.zeros(3, ml_dtypes.bfloat16)}) == {"batch": 3}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,7 @@ def test_feeds_that_do_not_fit_name_the_tensor_what_came_and_what_was_expected(
     change: Mapping[str, Any], said: str
 ) -> None:
     with pytest.raises(FeedError) as raised:
-        check_feeds(INPUTS, DIMS, {**feeds(), **change})
+        check_feeds(IO(INPUTS, (), DIMS), {**feeds(), **change})
     assert said in str(raised.value)
 
 
@@ -167,11 +173,11 @@ def test_a_missing_input_is_named_with_its_declaration() -> None:
     given = feeds()
     del given["x"]
     with pytest.raises(FeedError, match=r"input 'x' is missing; expected x=float32\[batch,seq,16\]"):
-        check_feeds(INPUTS, DIMS, given)
+        check_feeds(IO(INPUTS, (), DIMS), given)
 
 
 def test_a_dim_that_one_input_has_twice_must_agree_with_itself() -> None:
     square = (TensorSpec("bias", "float32", ("seq", "seq")),)
-    assert check_feeds(square, DIMS, {"bias": np.zeros((4, 4), np.float32)}) == {"seq": 4}
+    assert check_feeds(IO(square, (), DIMS), {"bias": np.zeros((4, 4), np.float32)}) == {"seq": 4}
     with pytest.raises(FeedError, match="got seq=5 on axis 1; expected seq=4 as in input 'bias'"):
-        check_feeds(square, DIMS, {"bias": np.zeros((4, 5), np.float32)})
+        check_feeds(IO(square, (), DIMS), {"bias": np.zeros((4, 5), np.float32)})

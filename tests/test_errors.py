@@ -7,21 +7,26 @@ import inspect
 import pytest
 
 from attnport import errors
-from attnport.errors import AttnportError
+from attnport.errors import AttnportError, BundleError
 
-CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+BASES = (AttnportError, BundleError)
+"""What every error is, and what every error of a bundle's reader is."""
 EXIT_CODES = {
     "AttnportError": 1,
     "UsageError": 2,
     "SpecError": 2,
+    "BundleError": 2,
     "FeedError": 2,
     "ProfileError": 2,
     "ArtifactError": 2,
     "ExportError": 2,
     "EngineBuildError": 2,
     "UnavailableError": 3,
+    "RuntimeMissing": 3,
     "MissingDependency": 3,
     "ParityFailed": 4,
+    "NumbersOff": 4,
     "FusionMissing": 5,
     "IntegrityError": 6,
     "Disclosure": 6,
@@ -49,5 +54,5 @@ def test_the_hint_is_kept_apart_from_what_happened() -> None:
 def test_catching_one_exit_code_never_catches_another() -> None:
     for kind in CLASSES:
         for other in CLASSES:
-            if issubclass(kind, other) and other is not AttnportError:
+            if issubclass(kind, other) and other not in BASES:
                 assert kind.exit_code == other.exit_code

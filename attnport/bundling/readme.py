@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnport_bundle.contract import IO, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError
-from attnport_bundle.manifest import IO, Mask, Tensor
 from attnport_bundle.text import Tokenizer
 
 TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -119,7 +119,7 @@ def filled_with_zeros(io: IO) -> set[str]:
     return {mask.input for mask in io.masks if mask.input and mask.polarity != "keep"}
 
 
-def usual_shape(spec: Tensor, io: IO) -> tuple[int, ...]:
+def usual_shape(spec: TensorSpec, io: IO) -> tuple[int, ...]:
     """An input's shape where every named dim has the size that the model is mostly used with."""
     sizes = {dim.name: dim.opt for dim in io.dims}
     return tuple(_size(dim, sizes) for dim in spec.dims)
@@ -201,7 +201,7 @@ def _package_program(io: IO, tokenizer: str) -> str:
     )
 
 
-def _has_rule(mask: Mask, spec: Tensor) -> bool:
+def _has_rule(mask: MaskSpec, spec: TensorSpec) -> bool:
     """Whether `Model.masks` makes the input from the lengths of items."""
     if mask.carries != "mask":
         return True
@@ -237,7 +237,7 @@ def _carried(io: IO) -> bool:
     return any(mask.input for mask in io.masks)
 
 
-def _words(mask: Mask) -> str:
+def _words(mask: MaskSpec) -> str:
     meaning = {
         "keep": "nonzero may be attended",
         "hide": "nonzero is hidden",

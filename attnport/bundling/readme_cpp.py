@@ -15,8 +15,9 @@ from attnport.bundling.readme import (
     made_by_masks,
     usual_shape,
 )
+from attnport_bundle.contract import IO, TensorSpec
 from attnport_bundle.errors import BundleError
-from attnport_bundle.manifest import IO, Form, Tensor
+from attnport_bundle.manifest import Form
 from attnport_bundle.text import Tokenizer
 
 _TYPES = {
@@ -83,7 +84,7 @@ def program_cpp(io: IO) -> str:
     return _whole(lines)
 
 
-def _input(spec: Tensor, shape: tuple[int, ...], number: int, *, zero: bool) -> list[str]:
+def _input(spec: TensorSpec, shape: tuple[int, ...], number: int, *, zero: bool) -> list[str]:
     plain = re.fullmatch(r"[A-Za-z](_?[A-Za-z0-9])*", spec.name)
     variable = f"{spec.name}_values" if plain else f"input_{number}"  # no word of C++ is like either
     count = " * ".join(map(str, shape)) or "1"

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import attnport_bundle
 from attnport.artifacts import FusionTable, IOContract, Manifest, RuntimeParity, Verdict
@@ -19,12 +18,12 @@ from attnport.bundling.commands import commands, without_folders
 from attnport.bundling.model_file import dtypes, external_files, oldest_onnxruntime
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
-from attnport.dims import Dim
 from attnport.errors import ArtifactError, IntegrityError, UsageError
 from attnport.masks.spec import MaskSpec
 from attnport.version import __version__
 from attnport_bundle import engine_header
 from attnport_bundle import manifest as spec
+from attnport_bundle.contract import IO
 from attnport_bundle.decode import MAX_TEXT
 
 PACKAGE = "python/attnport_bundle"
@@ -145,42 +144,23 @@ def _provenance(manifest: Manifest, backends: Sequence[Backend]) -> spec.Provena
     )
 
 
-def _contract(manifest: Manifest) -> spec.IO:
-    """The contract as the bundle states it."""
-    for tensor in (*manifest.io.inputs, *manifest.io.outputs):
-        if tensor.dtype not in spec.DTYPES:
+def _contract(manifest: Manifest) -> IO:
+    """The contract as the bundle states it. Raises UsageError where no bundle can have it."""
+    io = manifest.io
+    masks = tuple(dataclasses.replace(mask, keys=_counted(io, mask)) for mask in io.masks)
+    outputs = tuple(dataclasses.replace(tensor, high=None) for tensor in io.outputs)
+    contract = IO(io.inputs, outputs, io.dims, masks)
+    for tensor in (*io.inputs, *io.outputs):
+        if tensor.dtype not in spec.ARRAYS:
             raise UsageError(
-                f"{tensor.name}: got dtype {tensor.dtype}; a bundle's inputs and outputs are {', '.join(spec.DTYPES)}.",
+                f"{tensor.name}: got dtype {tensor.dtype}; a bundle's inputs and outputs are {', '.join(spec.ARRAYS)}.",
                 hint="Cast inside the module, so that its inputs and outputs are arrays that NumPy has.",
             )
     try:
-        return _io(manifest)
-    except ValueError as err:  # a factory makes its ModelSpec itself, and may declare what makes no sense
-        raise UsageError(f"{manifest.name}: {err}.", hint="Mend the ModelSpec, and export again.") from err
-
-
-def _io(manifest: Manifest) -> spec.IO:
-    return spec.IO(
-        inputs=tuple(spec.Tensor(one.name, one.dtype, one.dims, one.high) for one in manifest.io.inputs),
-        outputs=tuple(spec.Tensor(one.name, one.dtype, one.dims, None) for one in manifest.io.outputs),
-        dims=_dims(manifest.io.dims),
-        masks=tuple(
-            spec.Mask(
-                one.kinds,
-                one.input,
-                cast(spec.Polarity, one.polarity),
-                cast(spec.Alignment, one.alignment),
-                one.window,
-                cast(spec.Content, one.carries),
-                _counted(manifest.io, one),
-            )
-            for one in manifest.io.masks
-        ),
-    )
-
-
-def _dims(dims: Iterable[Dim]) -> tuple[spec.Dim, ...]:
-    return tuple(spec.Dim(one.name, one.min, one.opt, one.max) for one in dims)
+        spec.check_contract(contract)
+    except UsageError as err:  # a factory makes its ModelSpec itself, and may declare what makes no sense
+        raise UsageError(f"{manifest.name}: {err}", hint="Mend the ModelSpec, and export again.") from err
+    return contract
 
 
 def _counted(io: IOContract, mask: MaskSpec) -> str | None:
@@ -206,7 +186,7 @@ def _form(folder: Path, judged: Judged) -> spec.Form:
         runtime=backend.runtime,
         provider=backend.provider,
         dtypes=dict(sorted(dtypes(folder / backend.form.file).items())),
-        profiles=tuple(spec.Profile(_dims(profile.dims)) for profile in engine.profiles) if engine else (),
+        profiles=engine.profiles if engine else (),
         requires=_requires(folder, backend),
         proof="device" if judged.runtime == "PASS" else "graph-only",
         parity=_parity(judged),
@@ -251,7 +231,7 @@ def _parity(judged: Judged) -> spec.Parity:
         for one in (found.cases if found else ())
         if one.rms_error is not None and one.max_error is not None
     ]
-    ran = spec.Ran(found.ran.device, found.ran.provider, found.ran.precision) if found and found.ran else None
+    ran = found.ran if found else None
     return spec.Parity(judged.verdict, judged.runtime, judged.graph, _line(judged.reason), tuple(results), ran)
 
 

@@ -14,8 +14,9 @@ from attnport.cases import sizes as plans
 from attnport.cases.extremes import EXTREMES, extreme_feeds
 from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
 from attnport.cases.sizes import batch_dim as batch_dim
-from attnport.dims import TensorSpec, check_feeds
+from attnport.dims import TensorSpec
 from attnport.masks.encoding import compared_rows, numpy_dtype
+from attnport_bundle.feeds import check_feeds
 
 Array = np.ndarray[Any, Any]
 
@@ -104,7 +105,7 @@ def case(io: IOContract, name: str, group: str, feeds: Mapping[str, Array]) -> C
 
 def keeps(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """For each padding mask input, which keys each batch item has: bool [B, T] (or [T])."""
-    sizes = check_feeds(io.inputs, io.dims, feeds)
+    sizes = check_feeds(io, feeds)
     return {str(mask.input): keep_of(io, mask, feeds[str(mask.input)], sizes) for mask in io.padding_masks()}
 
 
@@ -114,7 +115,7 @@ def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
     Rows of tokens that the padding mask keeps are; so are the rows of a batch item with no key at all, since the mask
     contract says what attention gives there. An output without the key dim is compared everywhere.
     """
-    sizes = check_feeds(io.inputs, io.dims, feeds)
+    sizes = check_feeds(io, feeds)
     kept = keeps(io, feeds)
     valid = {}
     for output in io.outputs:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from attnport.dims import STRICT
 from attnport.errors import UnavailableError
-from attnport.runtimes._cuda import load_driver
 from attnport.runtimes.base import physical_cores
+from attnport_bundle.cuda import load_driver
 
 # What decides which kernels a runtime picks; the rest of a processor's flags says nothing here.
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")

@@ -35,7 +35,7 @@ def model_openings(
         folder holds nothing for it, see `why_none`.
 
     Raises:
-        ArtifactError, IntegrityError: `bundle` is no bundle.
+        BundleError, IntegrityError: `bundle` is no bundle.
     """
     if runtime.opens == "bundle":
         return {} if bundle is None else _bundle_openings(runtime, bundle, manifest, threads)
@@ -64,11 +64,9 @@ def of_runtime(name: str, runtime: str) -> bool:
 
 
 def _bundle_openings(runtime: Runtime, bundle: Path, manifest: Manifest, threads: int | None) -> dict[str, Opening]:
-    from attnport.runtimes._reader import own_errors
     from attnport_bundle.manifest import read
 
-    with own_errors():
-        packed = read(bundle)
+    packed = read(bundle)
     return {
         f"{runtime.name}.{name}": Opening(
             manifest.io, plan=form.plan, model=bundle.resolve(), threads=threads, form=name

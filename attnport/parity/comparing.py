@@ -23,7 +23,7 @@ from attnport.artifacts import (
     Session,
 )
 from attnport.cases.inputs import Case
-from attnport.errors import ArtifactError, IntegrityError, UnavailableError
+from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import MODEL, graph_digest, model_openings, why_none
 from attnport.folder.portable import portable
@@ -207,7 +207,7 @@ class Comparison:
             return self._not_run(reason_of_failure(err), opening.plan)
         except UnavailableError as err:
             return self._not_run(err.message, opening.plan)
-        except ArtifactError as err:
+        except (ArtifactError, BundleError) as err:
             return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
         return _Tried(opening.plan, found, "; ".join(notes), opening.model == self.folder / MODEL)
 

@@ -14,7 +14,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, SpecError, UnavailableError
+from attnport.errors import (
+    ArtifactError,
+    AttnportError,
+    BundleError,
+    FeedError,
+    IntegrityError,
+    NumbersOff,
+    RuntimeMissing,
+    SpecError,
+    UnavailableError,
+)
 from attnport.module_path import child_command, child_environment
 from attnport.processes.worker import MAX_FRAME_BYTES, read_frame, write_frame
 
@@ -23,7 +33,11 @@ _LAST_LINES = 5
 _LOOK_S = 0.1
 # What a child's own error means to the parent as well; any other is that child's alone.
 _KINDS: dict[str, type[AttnportError]] = {
-    kind.__name__: kind for kind in (ArtifactError, FeedError, IntegrityError, SpecError, UnavailableError)
+    kind.__name__: kind
+    for kind in (
+        *(ArtifactError, BundleError, FeedError, IntegrityError),
+        *(NumbersOff, RuntimeMissing, SpecError, UnavailableError),
+    )
 }
 
 

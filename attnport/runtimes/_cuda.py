@@ -1,4 +1,4 @@
-"""The GPU as the bundle's reader drives it, with errors of this package, and with events and graphs for timing."""
+"""The GPU as the bundle's reader drives it, with events and graphs for timing."""
 
 from __future__ import annotations
 
@@ -8,26 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from attnport.errors import UnavailableError
-from attnport.runtimes._reader import own_errors
 from attnport_bundle import cuda
 
-_HINT = "Run on a machine with an NVIDIA GPU and driver."
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads, and this one's allocations, do not end the capture
 
 
-def load_driver() -> Any:
-    """The driver's library. Raises UnavailableError where there is none."""
-    with own_errors(_HINT):
-        return cuda.load_driver()
-
-
 class Device(cuda.Device):
     """The first GPU; a call that the driver refuses raises UnavailableError, for want of memory MemoryError."""
-
-    def __init__(self) -> None:
-        with own_errors(_HINT):
-            super().__init__()
 
     @contextlib.contextmanager
     def events(self, count: int) -> Iterator[list[int]]:
@@ -85,8 +73,7 @@ class Device(cuda.Device):
 
     def _call(self, function: str, *args: Any) -> None:
         try:
-            with own_errors(_HINT):
-                super()._call(function, *args)
+            super()._call(function, *args)
         except UnavailableError as err:
             if _NO_MEMORY in err.message:
                 raise MemoryError(err.message) from err

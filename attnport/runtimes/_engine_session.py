@@ -1,4 +1,4 @@
-"""A TensorRT engine on a device: the bundle reader's session, with this package's checks and errors."""
+"""A TensorRT engine on a device: the bundle reader's session, with this package's checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from attnport.artifacts import EngineRecord, IOContract, Ran
 from attnport.errors import ArtifactError, UsageError
 from attnport.runtimes import _cuda
 from attnport.runtimes._engine_timing import GRAPH, STREAM, TimedSession
-from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
 from attnport_bundle.halves import BFLOAT16, storage
 from attnport_bundle.runtime_cache import RuntimeCache
@@ -37,8 +36,7 @@ class EngineSession(CheckedSession):
     ) -> None:
         """`cache`: where what TensorRT-RTX compiles on the device is kept, at the latest by `close`; None = nowhere."""
         super().__init__(io, Ran(f"{device.name} (SM {device.sm})", f"{module} {trt.__version__}", record.plan))
-        with own_errors():
-            self._session = TimedSession(trt, device, path.read_bytes(), str(path), cache)
+        self._session = TimedSession(trt, device, path.read_bytes(), str(path), cache)
         ports = {port.name: port.dtype for port in (*self._session.inputs, *self._session.outputs)}
         check_names(
             io, [port.name for port in self._session.inputs], [port.name for port in self._session.outputs], str(path)
@@ -51,7 +49,7 @@ class EngineSession(CheckedSession):
         self._dtypes = ports
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        with refused(self.ran.provider, feeds), own_errors():
+        with refused(self.ran.provider, feeds):
             found = self._session.run(self._given(feeds))
         return {name: array.view(_dtype(self._dtypes[name])) for name, array in found.items()}
 
@@ -66,7 +64,7 @@ class EngineSession(CheckedSession):
         if mode not in self.modes:
             raise UsageError(f"mode {mode!r}; expected one of {', '.join(self.modes)}.")
         self._check(feeds)
-        with self._open(), refused(self.ran.provider, feeds), own_errors():
+        with self._open(), refused(self.ran.provider, feeds):
             return self._session.run_timed(self._given(feeds), mode)
 
     def _given(self, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract, Ran
-from attnport.dims import check_feeds
 from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, first_line
+from attnport_bundle.feeds import check_feeds
 
 Array = np.ndarray[Any, Any]
 
@@ -58,15 +58,7 @@ class CheckedSession(abc.ABC):
 
     def _check(self, feeds: Mapping[str, Array]) -> None:
         """Raises FeedError for feeds that do not fit."""
-        check_feeds(self._io.inputs, self._io.dims, feeds)
-        for spec in self._io.inputs:
-            given = np.asarray(feeds[spec.name])  # what a subclass says of itself need not be so
-            if spec.high is not None and given.size:
-                low, high = int(given.min()), int(given.max())
-                if low < 0 or high >= spec.high:
-                    raise FeedError(
-                        f"input {spec.name!r}: got values from {low} to {high}; expected 0 to {spec.high - 1}."
-                    )
+        check_feeds(self._io, feeds)
 
     @contextmanager
     def _open(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
-from attnport.runtimes._cuda import load_driver
+from attnport_bundle.cuda import load_driver
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, UnavailableError, UsageError
-from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, check_names, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport_bundle.contract import IO
 from attnport_bundle.manifest import VERSION
 from attnport_bundle.session import Machine
 
@@ -33,15 +33,17 @@ class Bundle(Runtime):
 
         Raises:
             UsageError: no bundle was given.
-            ArtifactError: it is no bundle, its contract is not the opening's, or its form has another plan.
+            BundleError: it is no bundle.
+            ArtifactError: its contract is not the opening's.
             IntegrityError: a file is not the one that was packed.
-            UnavailableError: the form's runtime or device is not here.
+            NumbersOff: the form was never run on its device, and computes something else here.
+            UnavailableError: the form's runtime or device is not here, or it has another plan.
         """
         from attnport_bundle.model import load
 
         if opening.model is None:
             raise UsageError("bundle opens a bundle's folder; got none.")
-        with own_errors(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # Forms that were passed over are the reader's to mention where it chooses; here one was asked for.
             warnings.simplefilter("ignore")
             model = load(opening.model, form=opening.form or None, threads=opening.threads or physical_cores())
@@ -64,7 +66,7 @@ class _BundleSession(CheckedSession):
         check_contract(opening.io, model.io, str(opening.model))
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        with refused("the bundle's reader", feeds), own_errors():
+        with refused("the bundle's reader", feeds):
             found: Mapping[str, Array] = self._model.run(**feeds)
         return found
 
@@ -72,11 +74,11 @@ class _BundleSession(CheckedSession):
         self._model.close()
 
 
-def check_contract(io: IOContract, packed: Any, where: str) -> None:
+def check_contract(io: IOContract, packed: IO, where: str) -> None:
     """Compares a bundle's contract with an artifact's.
 
     Args:
-        packed: The manifest's `IO`.
+        packed: The manifest's own.
 
     Raises:
         ArtifactError: other names, dtypes or dims; the bundle was made of another model.
@@ -86,7 +88,7 @@ def check_contract(io: IOContract, packed: Any, where: str) -> None:
         known = {spec.name: spec for spec in theirs}
         for spec in ours:
             got = known[spec.name]
-            if (got.dtype, tuple(got.dims)) != (spec.dtype, spec.dims):
+            if (got.dtype, got.dims) != (spec.dtype, spec.dims):
                 raise ArtifactError(
                     f"{where}: tensor {spec.name!r} is {got.dtype}{list(got.dims)}; the contract says {spec}.",
                     hint="The bundle was made of another model; make it again.",

@@ -10,7 +10,6 @@ from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
-from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 from attnport_bundle.openvino_session import PRECISIONS, compiled, infer
@@ -95,11 +94,10 @@ def _read(path: Path) -> Any:
 
 
 def _compiled(path: Path, graph: Any, plan: str, threads: int | None) -> Any:
-    """Compiles for CPU and reads back what was really set. Raises ArtifactError or UnavailableError."""
+    """Compiles for CPU and reads back what was really set. Raises BundleError or RuntimeMissing."""
     import openvino
 
-    with own_errors("Where bfloat16 was asked for and this CPU lacks it, use the plan fp32."):
-        return compiled(openvino, graph, plan, threads or physical_cores(), path)
+    return compiled(openvino, graph, plan, threads or physical_cores(), path)
 
 
 class _OpenVinoSession(CheckedSession):

@@ -10,9 +10,9 @@ from attnport.artifacts import Capabilities, Evidence, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes import _libraries, _ort
-from attnport.runtimes._cuda import load_driver
 from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes.base import Kind, Opening, Runtime, available
+from attnport_bundle.cuda import load_driver
 
 PROVIDER = "CUDAExecutionProvider"
 # TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.

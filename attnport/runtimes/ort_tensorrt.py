@@ -12,10 +12,10 @@ from attnport.artifacts import Capabilities, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes import _libraries, _ort
-from attnport.runtimes._cuda import load_driver
 from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
+from attnport_bundle.cuda import load_driver
 
 PROVIDER = "TensorrtExecutionProvider"
 # fp32 is not among them: TensorRT computes it in TF32 where it likes, and this provider has no option against that.

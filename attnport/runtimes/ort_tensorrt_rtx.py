@@ -16,7 +16,6 @@ from attnport.jsonfile import digest_file
 from attnport.optional import require
 from attnport.runtimes import _libraries, _ort
 from attnport.runtimes._onnx_file import broken, checked_model, external_files
-from attnport.runtimes._reader import own_errors
 from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport.runtimes.ort_tensorrt import PLANS, profile_options, refuse_plan
@@ -145,8 +144,7 @@ def _context_file(
     """Where the context of this model is kept, for this release, device and profile; None where nowhere."""
     import onnxruntime as ort
 
-    with own_errors():
-        cache = find(model.parent)
+    cache = find(model.parent)
     if cache is None:
         return None
     facts = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from attnport.artifacts import Capabilities, Session
-from attnport.errors import ArtifactError, IntegrityError, UnavailableError
+from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError
 from attnport.runtimes import _cuda
 from attnport.runtimes.base import Opening
 from attnport.runtimes.tensorrt import TensorRT
@@ -39,7 +39,9 @@ class TensorRTRTX(TensorRT):
         """
         try:
             return super().open(opening)
-        except ArtifactError as err:
+        except (ArtifactError, BundleError) as err:
+            if err.exit_code != ArtifactError.exit_code:  # a device or a header that is wrong says so itself
+                raise
             try:
                 targets, device = read_header(opening.model or Path()).sm, _cuda.Device()
             except (OSError, ValueError):  # then it is the file that is wrong

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import AUTO, PLANS, Capabilities, IOContract, ModelSpec, Ran, Session
-from attnport.dims import check_feeds
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes._torch_nudge import draw, nudge_parameters, nudged
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
+from attnport_bundle.feeds import check_feeds
 
 if TYPE_CHECKING:
     import torch
@@ -211,7 +211,7 @@ def attention_weights(spec: ModelSpec, feeds: Mapping[str, Array]) -> dict[str, 
     from attnport.runtimes._torch_modes import active
     from attnport.runtimes._torch_watch import Watch, module_paths, numbered
 
-    check_feeds(spec.io.inputs, spec.io.dims, feeds)
+    check_feeds(spec.io, feeds)
     module = spec.make().eval()
     tensors = {each.name: to_tensor(feeds[each.name]) for each in spec.io.inputs}
     with module_paths(module) as path:

@@ -222,9 +222,9 @@ def _table(
             evidence = runtime.fusion_evidence(folder / form.file, form.anchors, plan)
             items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
             return _made_of(items, form, plan, prover)
-        except UsageError:  # a full disk, which says nothing of the form
-            raise
         except AttnportError as err:
+            if err.exit_code == UsageError.exit_code:  # a full disk, which says nothing of the form
+                raise
             problem = portable(f"not proven: {err.message}", folder)
     return _made_of(_items(manifest, lowered, {}, problem), form, plan, None)
 

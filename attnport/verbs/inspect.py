@@ -15,8 +15,6 @@ from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import digest_file, read
 from attnport_bundle import files as bundle_files
 from attnport_bundle import manifest as bundle_manifest
-from attnport_bundle.errors import BundleError
-from attnport_bundle.errors import IntegrityError as BundleIntegrityError
 from attnport_bundle.manifest import MANIFEST as BUNDLE
 
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
@@ -69,6 +67,7 @@ def inspect(path: Path) -> Inspection:
 
     Raises:
         ArtifactError: there is nothing, nothing that attnport knows, or it is malformed or cut short.
+        BundleError: a bundle of a version that is not known.
         IntegrityError: a file is not the one that its manifest or record names.
     """
     if not path.exists():
@@ -149,13 +148,8 @@ def _verdicts(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bundle(folder: Path) -> Inspection:
-    try:
-        found = bundle_manifest.read(folder)
-        bundle_files.require(folder, found)
-    except BundleIntegrityError as err:
-        raise IntegrityError(str(err)) from err
-    except BundleError as err:
-        raise ArtifactError(str(err)) from err
+    found = bundle_manifest.read(folder)
+    bundle_files.require(folder, found)
     preferred = found.forms[found.order[0]]
     return Inspection(
         path=str(folder),

@@ -18,16 +18,16 @@ from attnport.latency import statistics
 from attnport_bundle import FeedError, Model, load
 from attnport_bundle import __main__ as command
 from attnport_bundle.bench import P90_SAMPLES, WINDOW, Report, bench, sample_feeds
-from attnport_bundle.feeds import check
-from attnport_bundle.manifest import IO, Content, Dim, Mask, Polarity, Tensor
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.feeds import check_feeds
 
 DIMS = (Dim("batch", 1, 2, 8), Dim("seq", 1, 5, 16))
 
 
-def contract(spec: Tensor, polarity: Polarity = "keep", carries: Content = "mask") -> IO:
+def contract(spec: TensorSpec, polarity: str = "keep", carries: str = "mask") -> IO:
     kinds = {"ids": ("documents",), "marks": ("global",)}.get(carries, ("padding",))
-    mask = Mask(kinds, spec.name, polarity, "upper_left", 0, carries, "seq" if carries == "lengths" else None)
-    hidden = Tensor("x", "float16", ("batch", "seq", 3), None)
+    mask = MaskSpec(kinds, spec.name, polarity, "upper_left", 0, carries, "seq" if carries == "lengths" else None)
+    hidden = TensorSpec("x", "float16", ("batch", "seq", 3), None)
     return IO((spec, hidden), (hidden,), DIMS, (mask,))
 
 
@@ -35,7 +35,7 @@ class Clocked:
     """A model whose calls take the times that it is told, by a clock of its own."""
 
     def __init__(self, times_ns: Iterable[int]) -> None:
-        self.io = contract(Tensor("ids", "int64", ("batch", "seq"), 7))
+        self.io = contract(TensorSpec("ids", "int64", ("batch", "seq"), 7))
         self.form, self.provider, self.version = "ort_cpu", "CPUExecutionProvider", "1.31.1"
         self.manifest = SimpleNamespace(forms={"ort_cpu": SimpleNamespace(runtime="onnxruntime")})
         self.fed: list[dict[str, Any]] = []
@@ -87,25 +87,25 @@ def test_a_tenth_of_the_calls_needs_as_many_samples_as_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("io", "expected"),
     [
-        (contract(Tensor("m", "bool", ("batch", "seq"), None)), True),
-        (contract(Tensor("m", "int64", ("batch", "seq"), None), "hide"), 0),
-        (contract(Tensor("m", "float32", ("batch", 1, "seq", "seq"), None), "additive"), 0.0),
-        (contract(Tensor("m", "int32", ("batch",), None), carries="lengths"), 9),
-        (contract(Tensor("m", "int64", ("batch", "seq"), None), carries="ids"), 1),
-        (contract(Tensor("m", "int64", ("batch", "seq"), None), carries="marks"), 1),
+        (contract(TensorSpec("m", "bool", ("batch", "seq"), None)), True),
+        (contract(TensorSpec("m", "int64", ("batch", "seq"), None), "hide"), 0),
+        (contract(TensorSpec("m", "float32", ("batch", 1, "seq", "seq"), None), "additive"), 0.0),
+        (contract(TensorSpec("m", "int32", ("batch",), None), carries="lengths"), 9),
+        (contract(TensorSpec("m", "int64", ("batch", "seq"), None), carries="ids"), 1),
+        (contract(TensorSpec("m", "int64", ("batch", "seq"), None), carries="marks"), 1),
     ],
 )
 def test_no_position_is_padded_or_hidden(io: IO, expected: object) -> None:
     feeds = sample_feeds(io, {"seq": 9})
-    assert check(io, feeds) == {"batch": 2, "seq": 9}
+    assert check_feeds(io, feeds) == {"batch": 2, "seq": 9}
     assert (feeds["m"] == expected).all()
 
 
 def test_ids_keep_to_the_vocabulary_and_every_call_has_the_same() -> None:
-    io = contract(Tensor("ids", "int64", ("batch", "seq"), 7))
+    io = contract(TensorSpec("ids", "int64", ("batch", "seq"), 7))
     io = dataclasses.replace(io, masks=())
     feeds, again = sample_feeds(io, {}), sample_feeds(io, {})
-    assert check(io, feeds) == {"batch": 2, "seq": 5}
+    assert check_feeds(io, feeds) == {"batch": 2, "seq": 5}
     assert len(set(feeds["ids"].ravel().tolist())) > 2
     for name, array in feeds.items():
         np.testing.assert_array_equal(array, again[name])

@@ -12,7 +12,8 @@ from attnport.bundling.readme_cpp import program_cpp, readme_cpp
 from attnport.bundling.write import CPP
 from attnport.verbs.bundle import bundle
 from attnport_bundle import files
-from attnport_bundle.manifest import IO, Dim, Form, Mask, Parity, Profile, Requires, Tensor, read
+from attnport_bundle.contract import IO, Dim, MaskSpec, Profile, TensorSpec
+from attnport_bundle.manifest import Form, Parity, Requires, read
 
 ROOT = Path(__file__).resolve().parents[2]
 READER = ROOT / "cpp"
@@ -47,13 +48,13 @@ def test_every_source_is_compiled_and_packaged() -> None:
     assert {path for pattern in CPP for path in READER.glob(pattern)} <= packaged
 
 
-def contract(*inputs: Tensor, masks: tuple[Mask, ...] = ()) -> IO:
-    return IO(inputs, (Tensor("y", "float32", ("b",), None),), (Dim("b", 1, 2, 4), Dim("t", 1, 3, 6)), masks)
+def contract(*inputs: TensorSpec, masks: tuple[MaskSpec, ...] = ()) -> IO:
+    return IO(inputs, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 2, 4), Dim("t", 1, 3, 6)), masks)
 
 
 def test_the_program_has_a_variable_for_each_input_whatever_its_name_is() -> None:
     names = ("x", "class", "a.b", 'q"\\', "_x", "a__b", "model")
-    code = program_cpp(contract(*(Tensor(name, "int32", ("b", "t"), None) for name in names)))
+    code = program_cpp(contract(*(TensorSpec(name, "int32", ("b", "t"), None) for name in names)))
     variables = re.findall(r"std::vector<std::int32_t> (\w+)\(2 \* 3, 1\);", code)
     assert variables == ["x_values", "class_values", "input_2", "input_3", "input_4", "input_5", "model_values"]
     assert r'inputs.emplace_back("q\"\\", input_3, attnport::Shape{2, 3});' in code
@@ -68,15 +69,15 @@ def test_the_program_has_a_variable_for_each_input_whatever_its_name_is() -> Non
     ],
 )
 def test_the_program_makes_the_inputs_dtype(dtype: str, made: str) -> None:
-    assert made in program_cpp(contract(Tensor("x", dtype, ("b", "t"), None)))
+    assert made in program_cpp(contract(TensorSpec("x", dtype, ("b", "t"), None)))
 
 
 def test_what_hides_is_zero_and_what_says_padding_is_made_by_the_reader() -> None:
-    hides = Mask(("explicit",), "x", "hide", "upper_left", 0, "mask", None)
-    code = program_cpp(contract(Tensor("x", "bool", ("b", "t"), None), masks=(hides,)))
+    hides = MaskSpec(("explicit",), "x", "hide", "upper_left", 0, "mask", None)
+    code = program_cpp(contract(TensorSpec("x", "bool", ("b", "t"), None), masks=(hides,)))
     assert "x_values(2 * 3, 0);" in code
-    padding = Mask(("padding",), "m", "keep", "upper_left", 0, "mask", None)
-    code = program_cpp(contract(Tensor("m", "bool", ("b", "t"), None), masks=(padding,)))
+    padding = MaskSpec(("padding",), "m", "keep", "upper_left", 0, "mask", None)
+    code = program_cpp(contract(TensorSpec("m", "bool", ("b", "t"), None), masks=(padding,)))
     assert "model.masks({3, 3});" in code
     assert "m_values" not in code
 
@@ -105,7 +106,7 @@ def test_the_page_names_what_the_bundles_own_forms_need(runtime: str, told: str,
         parity=parity,
         fusion=None,
     )
-    page = readme_cpp("m", contract(Tensor("x", "int32", ("b",), None)), None, tmp_path, {"one": form})
+    page = readme_cpp("m", contract(TensorSpec("x", "int32", ("b",), None)), None, tmp_path, {"one": form})
     assert told in page
     assert untold not in page
     assert "1.2.3" in page

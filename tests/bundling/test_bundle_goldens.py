@@ -19,10 +19,11 @@ from onnx import TensorProto, helper
 
 from attnport.parity.golden import bounds as golden_bounds
 from attnport_bundle import BundleError, IntegrityError, load, npz
+from attnport_bundle.contract import Dim, Profile
 from attnport_bundle.decode import MAX_DEPTH, decode, parse
 from attnport_bundle.external import Reference, references
 from attnport_bundle.goldens import GoldenCases, compare
-from attnport_bundle.manifest import Bound, Dim, Manifest, Profile, Requires, read
+from attnport_bundle.manifest import Bound, Manifest, Requires, read
 from attnport_bundle.manifest import Goldens as GoldenRecord
 from attnport_bundle.selftest import selftest
 

@@ -17,13 +17,9 @@ import tiny_attention as tiny
 from attnport.bundling.readme import readme
 from attnport_bundle import BundleError, IntegrityError, Model, RuntimeMissing, load
 from attnport_bundle import __main__ as command
+from attnport_bundle.contract import IO, Dim, TensorSpec
 from attnport_bundle.goldens import GoldenCases
-from attnport_bundle.manifest import (
-    IO,
-    Dim,
-    Tensor,
-    read,
-)
+from attnport_bundle.manifest import read
 
 
 @pytest.fixture
@@ -202,8 +198,8 @@ def test_the_readme_program_for_text_runs_as_it_stands(tmp_path: Path) -> None:
         "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
     )
     (tmp_path / "app" / "python" / "attnport_bundle.py").write_text(stand_in)
-    inputs = tuple(Tensor(name, "int64", ("b", "t"), None) for name in ("input_ids", "attention_mask"))
-    contract = IO(inputs, (Tensor("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), ())
+    inputs = tuple(TensorSpec(name, "int64", ("b", "t"), None) for name in ("input_ids", "attention_mask"))
+    contract = IO(inputs, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), ())
     text = readme("m", contract, "tokenizer.json")
     start = text.index("    import sys", text.index("From text"))
     program = "\n".join(line[4:] for line in text[start : text.index("## What goes in")].splitlines())

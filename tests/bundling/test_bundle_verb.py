@@ -305,9 +305,9 @@ def test_goldens_that_lack_an_array_are_refused_by_its_name(arrays: dict[str, An
     ("change_io", "words"),
     [
         (lambda io: {"masks": (MaskSpec(("padding",), "attention_mask", "additive"),)}, "which is of floats"),
-        (lambda io: {"inputs": (dataclasses.replace(io.inputs[0], high=0), io.inputs[1])}, "got high 0"),
+        (lambda io: {"masks": (MaskSpec(("padding",), "keep"),)}, "'keep', which is no input"),
     ],
-    ids=["additive integers", "high of 0"],
+    ids=["additive integers", "a mask of no input"],
 )
 def test_a_contract_that_no_reader_takes_is_refused(
     artifact: Path, tmp_path: Path, change_io: Callable[[IOContract], dict[str, Any]], words: str

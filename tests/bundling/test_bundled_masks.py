@@ -13,17 +13,21 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport_bundle import load
-from attnport_bundle.manifest import Mask, read
+from attnport_bundle.contract import MaskSpec
+from attnport_bundle.manifest import read
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "masked_attention.py"
 X = "x=float32[batch,seq,64]"
 CASES = {
-    "padding_lengths": ("int64[batch]:padding", Mask(("padding",), "mask", "keep", "upper_left", 0, "lengths", "seq")),
-    "prefix": ("int64[batch]:prefix", Mask(("prefix",), "mask", "keep", "upper_left", 0, "lengths", "seq")),
-    "documents": ("int64[batch,seq]:documents", Mask(("documents",), "mask", "keep", "upper_left", 0, "ids")),
+    "padding_lengths": (
+        "int64[batch]:padding",
+        MaskSpec(("padding",), "mask", "keep", "upper_left", 0, "lengths", "seq"),
+    ),
+    "prefix": ("int64[batch]:prefix", MaskSpec(("prefix",), "mask", "keep", "upper_left", 0, "lengths", "seq")),
+    "documents": ("int64[batch,seq]:documents", MaskSpec(("documents",), "mask", "keep", "upper_left", 0, "ids")),
     "local_global": (
         "bool[batch,seq]:global:window=3",
-        Mask(("global", "window"), "mask", "keep", "upper_left", 3, "marks"),
+        MaskSpec(("global", "window"), "mask", "keep", "upper_left", 3, "marks"),
     ),
 }
 

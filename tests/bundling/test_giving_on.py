@@ -15,7 +15,7 @@ from giving_on import NAME, give_on, turn
 from torch.utils.dlpack import from_dlpack
 
 from attnport_bundle import BundleError, load
-from attnport_bundle.contract import IO, Dim, Tensor
+from attnport_bundle.contract import IO, Dim, TensorSpec
 from attnport_bundle.feeds import check_outputs
 from attnport_bundle.halves import to_file
 from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
@@ -106,8 +106,8 @@ def test_outputs_of_the_contracts_shape_pass(app: Path) -> None:
 
 
 def test_a_dim_of_outputs_alone_is_one_size() -> None:
-    outputs = (Tensor("a", "float32", ("n", 2), None), Tensor("b", "float32", ("n",), None))
-    io = IO((Tensor("x", "float32", (1,), None),), outputs, (Dim("n", 1, 2, 9),), ())
+    outputs = (TensorSpec("a", "float32", ("n", 2), None), TensorSpec("b", "float32", ("n",), None))
+    io = IO((TensorSpec("x", "float32", (1,), None),), outputs, (Dim("n", 1, 2, 9),), ())
     check_outputs(io, {}, {"a": (3, 2), "b": (3,)})
     with pytest.raises(BundleError, match=r"output 'b': got shape \[4\]; expected b=float32\[n\] with n=3\."):
         check_outputs(io, {}, {"a": (3, 2), "b": (4,)})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnport.errors import ArtifactError, IntegrityError
+from attnport.errors import BundleError, IntegrityError
 from attnport.verbs.inspect import inspect
 from attnport_bundle.manifest import VERSION
 
@@ -40,5 +40,5 @@ def test_an_added_file_of_a_bundle_is_an_integrity_error(app: Path) -> None:
 def test_a_bundle_of_a_later_version_is_an_error_that_says_so(app: Path) -> None:
     manifest = app / "bundle.json"
     manifest.write_text(manifest.read_text().replace(f'"version": {VERSION}', '"version": 99', 1))
-    with pytest.raises(ArtifactError, match="version 99"):
+    with pytest.raises(BundleError, match="version 99"):
         inspect(app)

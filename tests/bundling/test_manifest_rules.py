@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from attnport_bundle import BundleError, IntegrityError
-from attnport_bundle.contract import IO, Dim, Mask, Tensor
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.manifest import Bound, Goldens, from_bytes
 from attnport_bundle.names import check_names
 
@@ -218,7 +218,7 @@ def test_bounds_are_compared_with_every_plan_case_and_output(seed: int) -> None:
     cases = {case for _, case, _ in found}
     wanted = {place for place in every if place[0] in plans and place[1] in cases and place[2] in outputs}
     goldens = Goldens("g.npz", tuple(Bound(case, output, plan, 0.0, 0.0) for plan, case, output in places))
-    tensors = tuple(Tensor(name, "float32", (), None) for name in outputs)
+    tensors = tuple(TensorSpec(name, "float32", (), None) for name in outputs)
     if wanted == found:
         goldens.check(tensors, plans)
         return
@@ -229,7 +229,7 @@ def test_bounds_are_compared_with_every_plan_case_and_output(seed: int) -> None:
 
 def test_many_plans_and_cases_are_refused_without_making_every_pair() -> None:
     goldens = Goldens("g.npz", tuple(Bound(f"{number:05}", "y", "0000", 0.0, 0.0) for number in range(10_000)))
-    outputs = (Tensor("y", "float32", (), None),)
+    outputs = (TensorSpec("y", "float32", (), None),)
     start = time.process_time()
     with pytest.raises(ValueError, match="case '00000', output 'y', plan 0001 is on one side"):
         goldens.check(outputs, {f"{number:04}" for number in range(1000)})
@@ -238,17 +238,17 @@ def test_many_plans_and_cases_are_refused_without_making_every_pair() -> None:
 
 def test_many_masks_and_inputs_are_not_compared_pair_by_pair() -> None:
     numbers = range(5000)
-    inputs = tuple(Tensor(f"lengths{number}", "int64", (f"d{number}",), None) for number in numbers)
+    inputs = tuple(TensorSpec(f"lengths{number}", "int64", (f"d{number}",), None) for number in numbers)
     dims = tuple(Dim(f"d{number}", 1, 1, 1) for number in numbers)
-    mask = Mask(("padding",), "lengths4999", "keep", "upper_left", 0, "lengths", "d4999")
+    mask = MaskSpec(("padding",), "lengths4999", "keep", "upper_left", 0, "lengths", "d4999")
     start = time.process_time()
-    IO(inputs, inputs, dims, (mask,) * 5000)
+    IO(inputs, inputs, dims, (mask,) * 5000).check()
     assert time.process_time() - start < 0.5  # pair by pair: several seconds
 
 
 def test_what_is_expected_is_said_without_the_names_of_modules(made_bundle: Path) -> None:
     for place, words in {
-        "inputs": "tuple[Tensor, ...]",
+        "inputs": "tuple[TensorSpec, ...]",
         "dims": "tuple[Dim, ...]",
     }.items():
         found = json.loads((made_bundle / "bundle.json").read_text())

@@ -6,27 +6,17 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 from attnport.bundling.readme import readme
-from attnport.masks.spec import ALIGNMENTS, CARRIES, POLARITIES, MaskSpec
-from attnport.masks.spec import KINDS as CONTRACT_KINDS
 from attnport_bundle import FeedError, IntegrityError, Model, load
-from attnport_bundle.feeds import check, padding_masks
-from attnport_bundle.manifest import (
-    IO,
-    KINDS,
-    Alignment,
-    Content,
-    Dim,
-    Mask,
-    Polarity,
-    Tensor,
-    read,
-)
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.errors import UsageError
+from attnport_bundle.feeds import check_feeds, padding_masks
+from attnport_bundle.manifest import check_contract, read
 
 
 @pytest.fixture
@@ -68,24 +58,24 @@ def test_lengths_are_integers_in_a_list_or_an_array(model: Model) -> None:
 )
 def test_padding_masks_of_other_meanings_and_shapes(polarity: Any, dtype: str, dims: Any, expected: Any) -> None:
     contract = IO(
-        (Tensor("m", dtype, dims, None),),
-        (Tensor("y", "float32", ("b",), None),),
+        (TensorSpec("m", dtype, dims, None),),
+        (TensorSpec("y", "float32", ("b",), None),),
         (Dim("b", 1, 1, 4), Dim("t", 1, 2, 9)),
-        (Mask(("padding",), "m", polarity, "upper_left", 0),),
+        (MaskSpec(("padding",), "m", polarity, "upper_left", 0),),
     )
     mask = padding_masks(contract, [1], 2)["m"]
     assert mask.tolist() == expected
-    assert check(contract, {"m": mask}) == {"b": 1, "t": 2}
+    assert check_feeds(contract, {"m": mask}) == {"b": 1, "t": 2}
 
 
-def carried(tensor: Tensor, mask: Mask) -> IO:
-    hidden = Tensor("x", "float32", ("b", "t"), None)
+def carried(tensor: TensorSpec, mask: MaskSpec) -> IO:
+    hidden = TensorSpec("x", "float32", ("b", "t"), None)
     return IO((tensor, hidden), (hidden,), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 9)), (mask,))
 
 
 def test_lengths_go_in_as_they_are() -> None:
-    mask = Mask(("padding", "causal"), "n", "keep", "upper_left", 0, "lengths", "t")
-    contract = carried(Tensor("n", "int32", ("b",), None), mask)
+    mask = MaskSpec(("padding", "causal"), "n", "keep", "upper_left", 0, "lengths", "t")
+    contract = carried(TensorSpec("n", "int32", ("b",), None), mask)
     made = padding_masks(contract, [1, 3], 4)["n"]
     assert (made.tolist(), made.dtype) == ([1, 3], np.int32)
     assert "`n` is padding and causal, a number of positions of `t` for each item" in readme("m", contract, None)
@@ -95,36 +85,39 @@ def test_lengths_go_in_as_they_are() -> None:
 
 
 def test_ids_of_documents_are_one_document_an_item_with_zero_behind_it() -> None:
-    mask = Mask(("documents", "padding"), "ids", "keep", "upper_left", 0, "ids")
-    contract = carried(Tensor("ids", "int64", ("b", "t"), None), mask)
+    mask = MaskSpec(("documents", "padding"), "ids", "keep", "upper_left", 0, "ids")
+    contract = carried(TensorSpec("ids", "int64", ("b", "t"), None), mask)
     assert padding_masks(contract, [1, 3])["ids"].tolist() == [[1, 0, 0], [1, 1, 1]]
     assert "equal within a document, 0 for padding" in readme("m", contract, None)
 
 
 def test_a_mask_that_says_more_than_padding_is_not_made_from_lengths() -> None:
-    mask = Mask(("padding", "causal"), "m", "keep", "upper_left", 0)
-    contract = carried(Tensor("m", "bool", ("b", 1, "t", "t"), None), mask)
+    mask = MaskSpec(("padding", "causal"), "m", "keep", "upper_left", 0)
+    contract = carried(TensorSpec("m", "bool", ("b", 1, "t", "t"), None), mask)
     with pytest.raises(FeedError, match="'m' is to say causal as well as padding; make it for your items"):
         padding_masks(contract, [1], 2)
     assert "model.masks" not in readme("m", contract, None)
 
 
 def test_a_mask_that_hides_is_all_zeros_in_the_readme_program() -> None:
-    mask = Mask(("explicit",), "m", "hide", "upper_left", 0)
+    mask = MaskSpec(("explicit",), "m", "hide", "upper_left", 0)
     assert 'np.zeros((1, 2, 2), dtype="bool")' in readme(
-        "m", carried(Tensor("m", "bool", ("b", "t", "t"), None), mask), None
+        "m", carried(TensorSpec("m", "bool", ("b", "t", "t"), None), mask), None
     )
 
 
 WRONG_MASKS = {
-    "kind": ({"kinds": ("padding", "magic")}, "mask kind magic is not one of none, padding"),
+    "kind": ({"kinds": ("padding", "magic")}, "mask kind magic; expected one of none, padding"),
     "no kind": ({"kinds": ()}, "mask kind missing"),
     "window": ({"window": -1}, "got window -1"),
-    "lengths of nothing": ({"carries": "lengths"}, "carries lengths has keys None"),
-    "keys of a mask": ({"keys": "t"}, "carries mask has keys 't'"),
+    "lengths of nothing": ({"carries": "lengths"}, "'n' holds lengths of no dim"),
+    "keys of a mask": ({"keys": "t"}, "got keys='t'; only lengths count the keys of a dim"),
     "an unknown dim": ({"carries": "lengths", "keys": "u"}, "'n' counts 'u', which is no dim"),
     "a rank": ({"kinds": ("documents",), "carries": "ids"}, "carries ids, which have rank 2"),
-    "no input": ({"kinds": ("global",), "carries": "marks", "input": None}, "carried by None, which is no input"),
+    "no input": (
+        {"kinds": ("global",), "carries": "marks", "input": None},
+        "got marks without the input that holds them",
+    ),
     "another input": ({"input": "y"}, "carried by 'y', which is no input"),
 }
 
@@ -133,8 +126,8 @@ WRONG_MASKS = {
 def test_masks_that_make_no_sense_are_refused(name: str) -> None:
     change, words = WRONG_MASKS[name]
     right = {"kinds": ("padding",), "input": "n", "polarity": "keep", "alignment": "upper_left", "window": 0}
-    with pytest.raises(ValueError, match=re.escape(words)):
-        carried(Tensor("n", "int64", ("b",), None), Mask(**{**right, **change}))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check_contract(carried(TensorSpec("n", "int64", ("b",), None), MaskSpec(**{**right, **change})))  # type: ignore[arg-type]
 
 
 def test_no_key_of_a_mask_may_be_left_out(app: Path) -> None:
@@ -151,11 +144,3 @@ def test_a_model_without_a_padding_mask_says_so(model: Model) -> None:
     contract = dataclasses.replace(model.io, masks=())
     with pytest.raises(FeedError, match="takes no padding mask"):
         padding_masks(contract, [1])
-
-
-def test_what_a_bundle_knows_of_masks_is_the_mask_contract() -> None:
-    assert get_args(Polarity) == POLARITIES
-    assert get_args(Alignment) == ALIGNMENTS
-    assert get_args(Content) == tuple(CARRIES)
-    assert KINDS == CONTRACT_KINDS
-    assert [field.name for field in dataclasses.fields(Mask)] == [field.name for field in dataclasses.fields(MaskSpec)]

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from attnport.bundling.readme import readme
-from attnport_bundle.manifest import IO, Dim, Mask, Tensor
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 
 IDS = "input_ids"
-INPUTS = tuple(Tensor(name, "int64", ("b", "t"), None) for name in (IDS, "attention_mask", "token_type_ids"))
-MASK = Mask(("padding",), "attention_mask", "keep", "upper_left", 0, "mask", None)
+INPUTS = tuple(TensorSpec(name, "int64", ("b", "t"), None) for name in (IDS, "attention_mask", "token_type_ids"))
+MASK = MaskSpec(("padding",), "attention_mask", "keep", "upper_left", 0, "mask", None)
 DTYPES = ("int32", "int64", "int32")
-CONTRACT = IO(INPUTS, (Tensor("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 6)), (MASK,))
+CONTRACT = IO(INPUTS, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 6)), (MASK,))
 VOCABULARY = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4, "sen": 5, "##tence": 6, ".": 7}
 
 
@@ -64,7 +64,7 @@ def app(tmp_path: Path) -> Path:
         "class load:\n    def __init__(self, folder): self.io = io\n    def __enter__(self): return self\n"
         "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
     )
-    contract = f"from .manifest import IO, Dim, Mask, Tensor\nio = {CONTRACT!r}\n"
+    contract = f"from .contract import IO, Dim, MaskSpec, TensorSpec\nio = {CONTRACT!r}\n"
     (package / "model.py").write_text(f"{contract}\n{echo}\nclass Model: pass\n")
     return tmp_path / "app"
 
@@ -104,7 +104,7 @@ def test_the_packages_program_makes_the_models_dtypes_and_cuts_where_the_file_sa
     truncation = {"direction": direction, "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     other = {"version": "1.0", **bert(), "normalizer": {"type": "Lowercase"}, "truncation": truncation}
     (app / "tokenizer.json").write_text(json.dumps(other))
-    narrow = tuple(Tensor(spec.name, dtype, spec.dims, None) for spec, dtype in zip(INPUTS, DTYPES, strict=True))
+    narrow = tuple(TensorSpec(spec.name, dtype, spec.dims, None) for spec, dtype in zip(INPUTS, DTYPES, strict=True))
     page = readme("m", IO(narrow, CONTRACT.outputs, CONTRACT.dims, CONTRACT.masks), "tokenizer.json", app)
     assert "longer than 6 tokens" in page
     code = program(page).replace('"A sentence.", "Another one, longer."', '"a . . . . . .", "a"')
@@ -118,7 +118,9 @@ def test_the_packages_program_makes_the_models_dtypes_and_cuts_where_the_file_sa
 
 def test_a_model_of_other_inputs_has_no_program_for_text(app: Path) -> None:
     (app / "tokenizer.json").write_text(json.dumps(bert()))
-    other = IO((*INPUTS, Tensor("pixels", "float32", ("b",), None)), CONTRACT.outputs, CONTRACT.dims, CONTRACT.masks)
+    other = IO(
+        (*INPUTS, TensorSpec("pixels", "float32", ("b",), None)), CONTRACT.outputs, CONTRACT.dims, CONTRACT.masks
+    )
     assert "From text" not in readme("m", other, "tokenizer.json", app)
     assert "From text" not in readme("m", CONTRACT, None, app)
 

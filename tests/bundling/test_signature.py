@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from attnport.bundling.signing import PASSWORD, private_key, sign
-from attnport.errors import ArtifactError, MissingDependency, UsageError
-from attnport.errors import IntegrityError as NotAsWritten
+from attnport.errors import MissingDependency, UsageError
 from attnport.verbs.bundle import bundle
 from attnport.verbs.verify import raise_for, verify
 from attnport_bundle import BundleError, IntegrityError, RuntimeMissing, load, signature
@@ -113,7 +112,7 @@ def test_it_is_said_when_a_signed_bundle_is_replaced_by_one_that_is_not(signed: 
 def test_a_signature_of_the_bare_manifest_is_not_taken(signed: Path, public: Path) -> None:
     # Without the prefix, whoever gets anything at all signed with the key has a signature of a manifest.
     (signed / "bundle.sig").write_bytes(KEY.sign((signed / "bundle.json").read_bytes()))
-    with pytest.raises(NotAsWritten, match="not one of this manifest"):
+    with pytest.raises(IntegrityError, match="not one of this manifest"):
         verify(signed, public)
 
 
@@ -127,7 +126,7 @@ def test_trusting_the_disk_does_not_trust_the_signature(signed: Path, public: Pa
 
 def test_a_signed_bundle_with_a_changed_file_is_refused(signed: Path, public: Path) -> None:
     (signed / "README.md").write_text("other")
-    with pytest.raises(NotAsWritten, match=r"README.md: changed"):
+    with pytest.raises(IntegrityError, match=r"README.md: changed"):
         raise_for(verify(signed, public))
 
 
@@ -171,7 +170,7 @@ def test_a_key_that_is_none_is_refused_as_bad_input(signed: Path, public: Path, 
     with pytest.raises(BundleError, match=says) as raised:
         load(signed, require_signature=public)
     assert raised.value.exit_code == 2
-    with pytest.raises(ArtifactError, match=says):
+    with pytest.raises(BundleError, match=says):
         verify(signed, public)
 
 

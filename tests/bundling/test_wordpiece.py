@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attnport_bundle import wordpiece
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.manifest import IO, Dim, Mask, Tensor
 from attnport_bundle.text import Tokenizer
 from attnport_bundle.wordpiece import WordPiece
 
@@ -205,9 +205,9 @@ BATCH, SEQ = Dim("batch", 1, 2, 8), Dim("seq", 4, 8, 12)
 
 
 def contract(*names: str, dims: tuple[str | int, ...] = ("batch", "seq"), dtype: str = "int64") -> IO:
-    inputs = tuple(Tensor(name, dtype, dims, None) for name in names)
-    masks = tuple(Mask(("padding",), one, "keep", "upper_left", 0, "mask", None) for one in names if "mask" in one)
-    return IO(inputs, (Tensor("y", "float32", ("batch",), None),), (BATCH, SEQ), masks)
+    inputs = tuple(TensorSpec(name, dtype, dims, None) for name in names)
+    masks = tuple(MaskSpec(("padding",), one, "keep", "upper_left", 0, "mask", None) for one in names if "mask" in one)
+    return IO(inputs, (TensorSpec("y", "float32", ("batch",), None),), (BATCH, SEQ), masks)
 
 
 def test_texts_become_every_input_that_the_contract_names(minilm: Path) -> None:

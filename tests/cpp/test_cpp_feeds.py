@@ -12,7 +12,7 @@ import pytest
 from cpp_builds import Build
 
 from attnport_bundle import feeds as python
-from attnport_bundle.contract import IO, Dim, Mask, Tensor
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError
 from attnport_bundle.halves import from_file, to_file
 from attnport_bundle.opening import release
@@ -20,13 +20,13 @@ from attnport_bundle.opening import release
 Say = Callable[[Sequence[str]], list[str]]
 Feeds = Sequence[tuple[str, np.ndarray[Any, Any]]]
 DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 2, 3, 1 << 40))
-OUTPUTS = (Tensor("y", "float32", ("batch",), None),)
+OUTPUTS = (TensorSpec("y", "float32", ("batch",), None),)
 LINE = IO(
     (
-        Tensor("ids", "int64", ("batch", "seq"), 50),
-        Tensor("kinds", "int32", ("batch", "seq"), 2),
-        Tensor("bias", "float32", ("batch", 1, 3), None),
-        Tensor("it's", "bool", ("seq",), None),
+        TensorSpec("ids", "int64", ("batch", "seq"), 50),
+        TensorSpec("kinds", "int32", ("batch", "seq"), 2),
+        TensorSpec("bias", "float32", ("batch", 1, 3), None),
+        TensorSpec("it's", "bool", ("seq",), None),
     ),
     OUTPUTS,
     DIMS,
@@ -61,7 +61,7 @@ def named(name: str | None) -> str:
 def contract(io: IO) -> list[str]:
     """The lines that describe a contract."""
 
-    def axes(spec: Tensor) -> str:
+    def axes(spec: TensorSpec) -> str:
         return joined([f"#{dim}" if isinstance(dim, int) else digits(dim) for dim in spec.dims])
 
     return [
@@ -94,7 +94,7 @@ def arrays(**others: np.ndarray[Any, Any] | None) -> Feeds:
 
 def answer_of_python(io: IO, feeds: Feeds) -> str:
     try:
-        python.check(io, dict(feeds))
+        python.check_feeds(io, dict(feeds))
     except BundleError as err:
         return f"{err.exit_code} {err}"
     return "fits " + " ".join(digits(spec.name) for spec in io.inputs)
@@ -144,7 +144,7 @@ def test_answers_are_those_of_python(say: Say) -> None:
 @pytest.mark.parametrize("high", [1, 2, 50, (1 << 31) - 1, 1 << 31, (1 << 53) - 1])
 def test_every_place_and_value_is_looked_at(say: Say, dtype: str, high: int) -> None:
     """One value that is off among many that fit, at every place of what a vector of the processor may hold."""
-    io = IO((Tensor("x", dtype, (37,), high),), OUTPUTS, DIMS, ())
+    io = IO((TensorSpec("x", dtype, (37,), high),), OUTPUTS, DIMS, ())
     info = np.iinfo(dtype)
     wanted, lines = [], contract(io)
     values = [info.min, -1, 0, high - 1, high, info.max]
@@ -167,7 +167,7 @@ def test_every_place_and_value_is_looked_at(say: Say, dtype: str, high: int) -> 
     ],
 )
 def test_memory_that_no_array_of_python_has(say: Say, line: str, words: str) -> None:
-    io = IO((Tensor("id", "int64", (2, 3), None),), OUTPUTS, DIMS, ())
+    io = IO((TensorSpec("id", "int64", (2, 3), None),), OUTPUTS, DIMS, ())
     assert say([*contract(io), line, "check"]) == [words]
 
 
@@ -177,7 +177,9 @@ def test_a_name_that_is_there_twice(say: Say) -> None:
 
 
 def masked(dims: tuple[str | int, ...], dtype: str, polarity: Any, kinds: Any = ("padding",), **more: Any) -> IO:
-    return IO((Tensor("m", dtype, dims, None),), OUTPUTS, DIMS, (Mask(kinds, "m", polarity, "upper_left", 0, **more),))
+    return IO(
+        (TensorSpec("m", dtype, dims, None),), OUTPUTS, DIMS, (MaskSpec(kinds, "m", polarity, "upper_left", 0, **more),)
+    )
 
 
 FLOATS, WHOLE = ("float32", "float16", "float64"), ("int32", "int64", "bool")
@@ -197,7 +199,7 @@ MASKS: dict[str, IO] = {
     "no_rule_heads": masked(("batch", 2, "seq", "seq"), "int64", "keep"),
     "no_padding": masked(FLAT, "int64", "keep", ("causal",)),
     "in_no_input": IO(
-        (Tensor("m", "int64", FLAT, None),), OUTPUTS, DIMS, (Mask(("padding",), None, "keep", "upper_left", 0),)
+        (TensorSpec("m", "int64", FLAT, None),), OUTPUTS, DIMS, (MaskSpec(("padding",), None, "keep", "upper_left", 0),)
     ),
 }
 LENGTHS: list[tuple[list[int], int | None]] = [

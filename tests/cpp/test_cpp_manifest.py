@@ -13,7 +13,7 @@ import made_up
 import pytest
 from cpp_builds import Build
 
-from attnport_bundle.contract import IO, Dim, Tensor
+from attnport_bundle.contract import IO, Dim, TensorSpec
 from attnport_bundle.errors import BundleError
 from attnport_bundle.external import opset, references
 from attnport_bundle.manifest import ENGINES, Form, Manifest, from_bytes
@@ -59,7 +59,7 @@ def ranges(dims: Iterable[Dim]) -> str:
     return row("profile") + "".join(row("dim", dim.name, dim.min, dim.opt, dim.max) for dim in dims)
 
 
-def of_tensors(kind: str, tensors: Iterable[Tensor]) -> Iterator[str]:
+def of_tensors(kind: str, tensors: Iterable[TensorSpec]) -> Iterator[str]:
     return (row(kind, spec.name, spec.dtype, spec.dims, spec.high) for spec in tensors)
 
 

@@ -17,8 +17,8 @@ from cpp_builds import Build
 from cpp_texts import TEXT, changed, run
 
 from attnport_bundle import wordpiece
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError, FeedError
-from attnport_bundle.manifest import IO, Dim, Mask, Tensor
 from attnport_bundle.text import Tokenizer
 from attnport_bundle.wordpiece import WordPiece
 
@@ -211,12 +211,12 @@ def contract(text: str) -> IO:
     """What `tokenize.cpp` makes of its second argument."""
     names, dtype, axes, least, most = text.split()
     dims = tuple(int(axis) if axis.isdigit() else axis for axis in axes.split(","))
-    inputs = tuple(Tensor(name, dtype, dims, None) for name in names.split(","))
+    inputs = tuple(TensorSpec(name, dtype, dims, None) for name in names.split(","))
     masks = tuple(
-        Mask(("padding",), one.name, "keep", "upper_left", 0, "mask", None) for one in inputs if "mask" in one.name
+        MaskSpec(("padding",), one.name, "keep", "upper_left", 0, "mask", None) for one in inputs if "mask" in one.name
     )
     named = (Dim("batch", 1, 2, 8), Dim("seq", int(least), int(least), int(most)))
-    return IO(inputs, (Tensor("y", "float32", ("batch",), None),), named, masks)
+    return IO(inputs, (TensorSpec("y", "float32", ("batch",), None),), named, masks)
 
 
 def shown(feeds: dict[str, np.ndarray[Any, Any]]) -> str:

@@ -38,7 +38,7 @@ def _perfect(goldens: GoldenCases) -> Callable[..., Mapping[str, Any]]:
         arrays = {name: file[name] for name in file.files}
 
     def run(**given: Any) -> Mapping[str, Any]:
-        feeds.check(MANIFEST.io, given)
+        feeds.check_feeds(MANIFEST.io, given)
         case = next(one for one in cases if all(given[key] is value for key, value in goldens.inputs(one).items()))
         with np.errstate(over="ignore"):  # a reference that is too large for the output's dtype
             return {spec.name: arrays[f"{case}/out/{spec.name}"].astype(spec.dtype) for spec in MANIFEST.io.outputs}

@@ -161,7 +161,7 @@ def random_inputs(random: np.random.Generator, B: int, S: int, T: int) -> dict[s
 
 
 def allowed(mask: MaskSpec, value: Array | None, b: int, i: int, j: int, S: int, T: int) -> bool:
-    """Whether query i of item b may see key j, word for word as `masks.spec` says."""
+    """Whether query i of item b may see key j, word for word as `attnport_bundle.contract` says."""
     at = i + T - S if mask.alignment == LR else i
     kinds, near = set(mask.kinds), abs(at - j) <= mask.window
     said = value if value is not None else np.zeros(0)

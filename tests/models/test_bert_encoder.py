@@ -6,9 +6,9 @@ import pytest
 import torch
 from equal_weights import filled, renamed
 
-from attnport.dims import check_feeds
 from attnport.errors import FeedError
 from attnport.models.bert_encoder import SPEC, BertConfig, BertEncoder, make, spec
+from attnport_bundle.feeds import check_feeds
 
 CONFIG = BertConfig(vocabulary=97, width=48, heads=3, layers=2, hidden=96, positions=40)
 LAYER_NAMES = {
@@ -133,7 +133,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_generator_al
 def test_the_spec_makes_a_module_that_takes_its_inputs_and_gives_its_outputs() -> None:
     module, sizes = SPEC.make(), {"batch": 2, "seq": 7}
     given = feeds(2, 7, BertConfig())
-    assert check_feeds(SPEC.io.inputs, SPEC.io.dims, given) == sizes
+    assert check_feeds(SPEC.io, {name: tensor.numpy() for name, tensor in given.items()}) == sizes
     assert not module.training
     with torch.no_grad():
         got = module(**{item.name: given[item.name] for item in SPEC.io.inputs})
@@ -146,4 +146,4 @@ def test_the_spec_makes_a_module_that_takes_its_inputs_and_gives_its_outputs() -
 def test_a_sequence_beyond_the_position_table_is_refused_by_the_contract() -> None:
     small = spec(CONFIG)
     with pytest.raises(FeedError, match="seq=41"):
-        check_feeds(small.io.inputs, small.io.dims, feeds(1, 41))
+        check_feeds(small.io, {name: tensor.numpy() for name, tensor in feeds(1, 41).items()})

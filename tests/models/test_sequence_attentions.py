@@ -10,9 +10,9 @@ import torch
 from attention_reference import inputs, run
 
 from attnport.artifacts import ModelSpec
-from attnport.dims import check_feeds
 from attnport.models.linear_attention import LinearAttentionConfig
 from attnport.models.linear_attention import spec as linear_spec
+from attnport_bundle.feeds import check_feeds
 
 NAMES = (
     "bigbird_attention",
@@ -46,7 +46,7 @@ def test_the_contract_holds(name: str) -> None:
     spec = SPECS[name]
     given = given_to(spec, 3, 9)
     given["x"] = given["x"].float()
-    assert check_feeds(spec.io.inputs, spec.io.dims, given) == {"batch": 3, "seq": 9}
+    assert check_feeds(spec.io, {name: tensor.numpy() for name, tensor in given.items()}) == {"batch": 3, "seq": 9}
     module = spec.make()
     with torch.no_grad():
         got = module(**given)

@@ -6,10 +6,11 @@ import pytest
 from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.cases.mask_cases import layouts_of
-from attnport.dims import Dim, TensorSpec, check_feeds
+from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, UsageError
 from attnport.masks.numpy_builders import build, prefix
 from attnport.masks.spec import MaskSpec
+from attnport_bundle.feeds import check_feeds
 
 BATCH, SEQ = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)
 IDS = TensorSpec("input_ids", "int64", ("batch", "seq"), 100)
@@ -79,7 +80,7 @@ def named(io: IOContract, name: str) -> inputs.Case:
 
 def test_every_case_fits_its_contract_and_says_what_is_compared(io: IOContract) -> None:
     for case in inputs.cases(io):
-        sizes = check_feeds(io.inputs, io.dims, case.feeds)
+        sizes = check_feeds(io, case.feeds)
         for output in io.outputs:
             shape, valid = output.shape(sizes), case.valid[output.name]
             assert valid.dtype == bool
@@ -132,7 +133,7 @@ def test_one_item_alone_is_a_size_of_its_own() -> None:
 
 
 def test_every_dim_is_tried_at_its_least_its_opt_and_its_largest(io: IOContract) -> None:
-    found = [check_feeds(io.inputs, io.dims, case.feeds) for case in inputs.cases(io)]
+    found = [check_feeds(io, case.feeds) for case in inputs.cases(io)]
     for dim in io.dims:
         assert {dim.min, dim.max} <= {sizes[dim.name] for sizes in found}
         assert any(sizes == {each.name: each.min for each in io.dims} for sizes in found)
@@ -141,7 +142,7 @@ def test_every_dim_is_tried_at_its_least_its_opt_and_its_largest(io: IOContract)
 
 def test_no_two_cases_of_sizes_alone_are_the_same(io: IOContract) -> None:
     plain = [case for case in inputs.cases(io) if case.group == "sizes" and case.name != "usual sizes"]
-    sizes = [tuple(check_feeds(io.inputs, io.dims, case.feeds).values()) for case in plain]
+    sizes = [tuple(check_feeds(io, case.feeds).values()) for case in plain]
     further = [
         size for case, size in zip(plain, sizes, strict=True) if case.name.split()[0] in ("all", "opt", "largest")
     ]

@@ -7,9 +7,10 @@ import pytest
 
 from attnport.artifacts import IOContract
 from attnport.cases import inputs
-from attnport.dims import Dim, TensorSpec, check_feeds
+from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
 from attnport.parity.invariance import MORE, Spread, item_masks, rows_of, variants
+from attnport_bundle.feeds import check_feeds
 
 IO = IOContract(
     (TensorSpec("ids", "int64", ("batch", "seq"), 100), TensorSpec("mask", "int64", ("batch", "seq"))),
@@ -91,7 +92,7 @@ def test_every_mask_that_tells_the_padding_of_an_item_is_tested(io: IOContract, 
         for start, feeds in one.padded.values():
             kept = [False] * start + [True] * one.length + [False] * (MORE - start)
             assert inputs.keeps(io, feeds)["mask"].tolist() == [kept]
-            check_feeds(io.inputs, io.dims, feeds)
+            check_feeds(io, feeds)
 
 
 def test_a_middle_axis_that_nobody_explains_is_not_taken_for_queries() -> None:

@@ -16,13 +16,20 @@ from pretended_gpu import PROFILES, Config, Context, Engine, HostDevice, Kept, e
 
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Dim, Profile, TensorSpec
-from attnport.errors import ArtifactError, AttnportError, FeedError, IntegrityError, UnavailableError, UsageError
+from attnport.errors import (
+    ArtifactError,
+    AttnportError,
+    BundleError,
+    FeedError,
+    IntegrityError,
+    UnavailableError,
+    UsageError,
+)
 from attnport.runtimes import _cuda, base
 from attnport.runtimes import tensorrt as tensorrt_runtime
 from attnport.runtimes.base import Opening
 from attnport_bundle.engine_session import EngineSession as ReaderSession
 from attnport_bundle.engine_session import choose_profile, logger
-from attnport_bundle.errors import FeedError as ReaderFeedError
 from attnport_bundle.errors import RuntimeMissing
 
 RUNTIME = base.get("tensorrt_rtx")
@@ -183,7 +190,7 @@ def test_of_several_fitting_profiles_the_closest_is_chosen() -> None:
     wide, close = {"x": ((1,), (64,))}, {"x": ((2,), (8,))}
     assert choose_profile([wide, close], {"x": (4,)}) == 1
     assert choose_profile([wide, close], {"x": (1,)}) == 0
-    with pytest.raises(ReaderFeedError, match="'x'"):
+    with pytest.raises(FeedError, match="'x'"):
         choose_profile([wide, close], {"x": (4, 4)})
 
 
@@ -255,7 +262,7 @@ def test_a_gpu_that_the_engine_was_not_built_for_is_refused_by_number(engine: Pa
         RUNTIME.open(opening(engine, sm=(86,)))
 
 
-@pytest.mark.parametrize(("sm", "error"), [(89, ArtifactError), (87, UnavailableError), (90, UnavailableError)])
+@pytest.mark.parametrize(("sm", "error"), [(89, BundleError), (87, UnavailableError), (90, UnavailableError)])
 def test_a_gpu_that_is_not_on_the_default_list_is_tried_and_what_refuses_it_is_said(
     sm: int, error: type[Exception], engine: Path, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +278,7 @@ def test_a_gpu_that_is_not_on_the_default_list_is_tried_and_what_refuses_it_is_s
 
 def test_an_engine_that_cannot_be_deserialised_carries_the_reason(engine: Path, device: HostDevice) -> None:
     device.engine = None
-    with pytest.raises(ArtifactError, match="pretended complaint"):
+    with pytest.raises(BundleError, match="pretended complaint"):
         RUNTIME.open(opening(engine))
     assert device.closed == 1
 

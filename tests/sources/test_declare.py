@@ -54,7 +54,7 @@ REFUSED = {
     "m=float32[batch]:padding": "got dtype float32 for lengths; expected one of int32, int64",
     "m=int64[batch,seq]:global:hide": "got polarity hide for marks; only a mask has one",
     "m=int64[batch,seq]:padding:keys=seq": "only lengths count the keys of a dim",
-    "m=int64[batch]:padding:prefix": "got lengths for 2 kinds",
+    "m=int64[batch]:padding:prefix": "lengths cannot say padding, prefix",
     "m=bool[a,b,c,d,e]:padding": "got rank 5 for a mask; expected 1 to 4",
 }
 

@@ -13,7 +13,7 @@ from bundle_fixtures import arrays, exported, made_artifact, made_bundle
 from click.testing import CliRunner
 
 from attnport.cli import cli
-from attnport.errors import ArtifactError
+from attnport.errors import BundleError
 from attnport.folder.openings import bundle_digest
 from attnport.folder.workspace import change
 from attnport.parity.golden import write_golden
@@ -95,5 +95,5 @@ def test_a_bundle_is_measured_through_its_reader(packed: tuple[Path, Path]) -> N
 
 
 def test_a_folder_that_is_no_bundle_is_an_error(packed: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError):
+    with pytest.raises(BundleError):
         check(packed[0], ["bundle"], bundle=tmp_path)

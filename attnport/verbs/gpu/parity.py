@@ -16,7 +16,7 @@ import numpy as np
 
 from attnport.artifacts import Manifest, ModelSpec, RuntimeParity, Session
 from attnport.cases.inputs import Array, Case, batch_dim, cases, full_case
-from attnport.errors import ArtifactError, AttnportError, ParityFailed, UnavailableError
+from attnport.errors import ArtifactError, AttnportError, BundleError, ParityFailed, UnavailableError
 from attnport.folder.portable import portable
 from attnport.parity import bound as parity
 from attnport.parity.eager import EAGER, Eager
@@ -81,12 +81,12 @@ class Judging:
             try:
                 with contextlib.closing(self._apart(runtime, opening)) as session:
                     ran[name] = measure_session(session, io, tried, store, self._saying(f"{name} {self.plan}"))
-            except ArtifactError as err:
-                found[name] = self._said("FAIL", f"it cannot be opened: {err.message}")
             except (ChildError, MemoryError) as err:
                 found[name] = self._said("NOT_RUN", reason_of_failure(err))
             except UnavailableError as err:
                 found[name] = self._said("NOT_RUN", err.message)
+            except (ArtifactError, BundleError) as err:
+                found[name] = self._said("FAIL", f"it cannot be opened: {err.message}")
             except AttnportError as err:
                 found[name] = self._said("FAIL", f"{type(err).__name__}: {err.message}")
         for measured in ran.values():
