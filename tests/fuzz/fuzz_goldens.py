@@ -31,7 +31,7 @@ def one(data: bytes) -> bool:
 
 
 def _perfect(goldens: GoldenCases) -> Callable[..., Mapping[str, Any]]:
-    """The `run` of a model that takes what the contract allows and answers with the reference of the case it is given."""
+    """The `run` of a model that takes what the contract allows and answers with the references of the given case."""
     cases = list(dict.fromkeys(bound.case for bound in MANIFEST.goldens.bounds))
 
     with np.load(_FOLDER / MANIFEST.goldens.file) as file:
