@@ -191,13 +191,13 @@ def test_the_readme_program_for_text_runs_as_it_stands(tmp_path: Path) -> None:
     vocabulary = {"[UNK]": 0, "a": 1, "sentence": 2, "[PAD]": 3}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    (tmp_path / "app" / "python").mkdir(parents=True)
+    (tmp_path / "app").mkdir()
     tokenizer.save(str(tmp_path / "app" / "tokenizer.json"))
     stand_in = (
         "class load:\n    def __init__(self, folder): pass\n    def __enter__(self): return self\n"
         "    def __exit__(self, *args): pass\n    def run(self, **feeds): return feeds\n"
     )
-    (tmp_path / "app" / "python" / "attnport_bundle.py").write_text(stand_in)
+    (tmp_path / "attnport_bundle.py").write_text(stand_in)  # in the current folder, which `-c` looks in first
     inputs = tuple(TensorSpec(name, "int64", ("b", "t"), None) for name in ("input_ids", "attention_mask"))
     contract = IO(inputs, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), ())
     text = readme("m", contract, "tokenizer.json")

@@ -177,20 +177,20 @@ def test_what_is_exported_is_asked_for(here: Path, mark: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{evil}/model.py:spec", "{evil}/model.py:other", "planted.inner:spec", "planted:spec"]
+    "text", ["{evil}/model.py:spec", "{evil}/model.py:other", "from_elsewhere.inner:spec", "from_elsewhere:spec"]
 )
 def test_digests_of_a_record_do_not_carry_over_to_other_code(
     text: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trust.require(open_folder(here / "out").source, given=True)
-    for file in ("evil/model.py", "evil/planted/__init__.py", "evil/planted/inner.py"):
+    for file in ("evil/model.py", "evil/from_elsewhere/__init__.py", "evil/from_elsewhere/inner.py"):
         (here / file).parent.mkdir(parents=True, exist_ok=True)
         (here / file).write_text(MODEL)
     monkeypatch.syspath_prepend(here / "evil")
     named(here / "out", text.format(evil=here / "evil"))
     refused(call("check", here / "out"), "not exported by you", str(here / "evil"))
     assert not list((here / "evil").rglob("mark"))
-    assert "planted" not in sys.modules
+    assert "from_elsewhere" not in sys.modules
 
 
 @pytest.mark.parametrize("text", ["no_package.module:f", "no_package:f", "nowhere.py:f", "a b:f", ":f", "no name"])
