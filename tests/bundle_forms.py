@@ -14,6 +14,7 @@ import numpy as np
 from pretended_gpu import PROFILES, engine_bytes
 
 from attnport_bundle import manifest as spec
+from attnport_bundle.contract import Dim, Profile
 
 UNRUN: dict[str, Any] = {
     "verdict": "PASS",
@@ -83,7 +84,7 @@ def engine_bundle(app: Path) -> Path:
         runtime="tensorrt_rtx",
         provider=None,
         dtypes={"x": "float32", "m": "bool", "y": "bfloat16"},
-        profiles=tuple(spec.Profile((spec.Dim("n", *ranges),)) for ranges in PROFILES),
+        profiles=tuple(Profile((Dim("n", *ranges),)) for ranges in PROFILES),
         requires=spec.Requires(ENGINE_VERSION, True, None, (86, 89)),
         proof="graph-only",
         parity=spec.Parity("PASS", "NOT_RUN", "PASS", "", (), None),
@@ -101,7 +102,7 @@ def engine_bundle(app: Path) -> Path:
         io=spec.IO(
             (spec.Tensor("x", "float32", ("n", 3), None), spec.Tensor("m", "bool", ("n",), None)),
             (spec.Tensor("y", "float32", ("n", 3), None),),
-            (spec.Dim("n", 1, 4, 64),),
+            (Dim("n", 1, 4, 64),),
             (),
         ),
         order=("engine",),

@@ -201,7 +201,8 @@ def test_a_signal_ends_the_children_of_a_verb_and_changes_no_folder(number: int,
     before = contents(tiny_artifact)
     arguments = ("bench", str(tiny_artifact), "--runtime", "ort_cpu", "--runtime", "openvino", "--budget", "60")
     code, said, left = ended(arguments, "opening", number, times=3)
-    assert code == CODES[number], said
+    # One that arrives when the verb has ended has its own effect, which a shell shows by the same number.
+    assert code in (CODES[number], -number), said
     assert "interrupted" in said
     assert "Traceback" not in said
     assert left == set()

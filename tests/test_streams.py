@@ -95,7 +95,7 @@ def test_json_is_json_and_tables_are_text_whatever_the_encoding(more: tuple[str,
     if more:
         assert json.loads(done.stdout)["path"] == str(there)
     else:
-        assert os.fsdecode(b"gr\xf6\xdfe ??") in done.stdout
+        assert os.fsdecode(b"gr\xf6\xdfe ??") in " ".join(done.stdout.split())  # a long path is wrapped
 
 
 def test_streams_of_somebody_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:

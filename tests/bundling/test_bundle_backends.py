@@ -27,6 +27,7 @@ from attnport.jsonfile import to_json
 from attnport.verbs.bundle import bundle
 from attnport.verbs.inspect import inspect
 from attnport_bundle import load, manifest
+from attnport_bundle.contract import Ran
 
 VERSION, SM_86 = (1, 0, 0, 9), 1 << 2
 NAME = "tensorrt_rtx-fp16-sm86-0.engine"
@@ -162,7 +163,7 @@ def test_an_engine_that_passed_on_its_device_says_so(artifact: Path, tmp_path: P
     widen(artifact, report({"tensorrt_rtx": found("PASS", ran, "fp16")}, {FORM: found("PASS", plan="fp16")}))
     form = manifest.read(bundle(artifact, tmp_path / "app", forms=[NAME])).forms[NAME]
     assert form.proof == "device"
-    assert form.parity.ran == manifest.Ran("an RTX", "tensorrt_rtx 1.0", "fp16")
+    assert form.parity.ran == Ran("an RTX", "tensorrt_rtx 1.0", "fp16")
 
 
 @pytest.mark.parametrize(("runtime", "graph"), [("FAIL", "PASS"), ("NOT_RUN", "FAIL"), ("PASS", "FAIL")])

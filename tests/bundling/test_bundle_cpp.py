@@ -16,7 +16,7 @@ from attnport_bundle.contract import IO, Dim, MaskSpec, Profile, TensorSpec
 from attnport_bundle.manifest import Form, Parity, Requires, read
 
 ROOT = Path(__file__).resolve().parents[2]
-READER = ROOT / "cpp"
+READER = ROOT / "attnport" / "bundling" / "cpp"
 
 
 def tree(folder: Path) -> dict[str, bytes]:

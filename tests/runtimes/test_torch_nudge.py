@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from attnport.artifacts import IOContract, MaskSpec, ModelSpec, Source
+from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
+from attnport.masks.spec import MaskSpec
 from attnport.runtimes._torch_nudge import draw, nudge_parameters, nudged
 from attnport.runtimes.base import Opening
 from attnport.runtimes.torch_eager import RUNTIME
