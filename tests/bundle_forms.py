@@ -14,7 +14,7 @@ import numpy as np
 from pretended_gpu import PROFILES, engine_bytes
 
 from attnport_bundle import manifest as spec
-from attnport_bundle.contract import Dim, Profile
+from attnport_bundle.contract import IO, Dim, Profile, TensorSpec
 
 UNRUN: dict[str, Any] = {
     "verdict": "PASS",
@@ -99,9 +99,9 @@ def engine_bundle(app: Path) -> Path:
         version=spec.VERSION,
         name="pretended",
         unverified=False,
-        io=spec.IO(
-            (spec.Tensor("x", "float32", ("n", 3), None), spec.Tensor("m", "bool", ("n",), None)),
-            (spec.Tensor("y", "float32", ("n", 3), None),),
+        io=IO(
+            (TensorSpec("x", "float32", ("n", 3), None), TensorSpec("m", "bool", ("n",), None)),
+            (TensorSpec("y", "float32", ("n", 3), None),),
             (Dim("n", 1, 4, 64),),
             (),
         ),

@@ -27,7 +27,6 @@ from attnport.jsonfile import to_json
 from attnport.verbs.bundle import bundle
 from attnport.verbs.inspect import inspect
 from attnport_bundle import load, manifest
-from attnport_bundle.contract import Ran
 
 VERSION, SM_86 = (1, 0, 0, 9), 1 << 2
 NAME = "tensorrt_rtx-fp16-sm86-0.engine"

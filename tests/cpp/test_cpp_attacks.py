@@ -193,7 +193,11 @@ def test_the_comparison_notices_another_answer() -> None:
     row = ("weights.bin", "FAIL", "changed: its SHA-256 is not that of the manifest")
     wanted = answer(6, [row])
     compare(attack, wanted, wanted)
-    for got in (answer(4, [row]), answer(6, [(*row[:2], "changed: weights.bin")]), answer(6, [], "weights.bin")):
+    for got in (
+        answer(4, [row]),
+        answer(6, [("goldens.npz", "FAIL", f"weights.bin: {row[2]}")]),
+        answer(6, [], "weights.bin"),
+    ):
         with pytest.raises(AssertionError):
             compare(attack, got, wanted)
 

@@ -202,10 +202,8 @@ def test_what_others_said_is_escaped_alike(cpp_build_asan: Build) -> None:
 
 
 def test_the_comparison_notices_another_answer() -> None:
-    for got in ((0, ""), (2, f"{NOT_VALID}x"), (6, "x")):
+    for got in ((0, ""), (2, f"{NOT_VALID}x"), (6, "")):
         for parser in (False, True):
             with pytest.raises(AssertionError):
                 compare(b"", got, (6, f"{NOT_VALID}y"), parser)
-    with pytest.raises(AssertionError):
-        compare(b"", (6, f"{NOT_VALID}x"), (6, f"{NOT_VALID}y"), False)
     compare(b"", (6, f"{NOT_VALID}x"), (6, f"{NOT_VALID}y"), True)
