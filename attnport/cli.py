@@ -12,7 +12,7 @@ import click
 
 from attnport.console.arguments import FOLDER
 from attnport.console.options import bench_options, check_together, gpu_options, source_options
-from attnport.console.run import Reporter, Verbs, complain, verb
+from attnport.console.run import OWN_PROCESS, Reporter, Verbs, complain, verb
 from attnport.console.signals import INTERRUPTED
 from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
 from attnport.module_path import leave_current_folder
@@ -30,7 +30,7 @@ def main() -> None:
     leave_current_folder()
     prepare_streams()
     try:
-        code = cli(standalone_mode=False)  # not None for --help and the like
+        code = cli(standalone_mode=False, obj=OWN_PROCESS)  # not None for --help and the like
         sys.stdout.flush()
         sys.exit(code or 0)
     except click.ClickException as err:

@@ -14,13 +14,15 @@ from typing import Any, TypeVar
 import click
 
 from attnport.console.arguments import check_arguments
-from attnport.console.signals import INTERRUPTED, exit_code, interrupts
+from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
 from attnport.console.streams import LOST, SEND_ELSEWHERE, why_lost
 from attnport.errors import AttnportError, MissingDependency
 from attnport.reporting.document import Block
 from attnport.reporting.markup import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
+# What click carries as the context's object when the process ends with the verb; a caller in Python goes on after it.
+OWN_PROCESS = object()
 
 
 class Verbs(click.Group):
@@ -167,6 +169,8 @@ def verb(work: F) -> F:
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 1
             except BaseException as err:
+                if interrupted and click.get_current_context().obj is OWN_PROCESS:
+                    ignore_signals()
                 code = _ended_by(err, out)
             if interrupted or code == INTERRUPTED:
                 click.echo(told, err=True)

@@ -17,6 +17,12 @@ _UNTOUCHED = {
 }
 
 
+def ignore_signals() -> None:
+    """For a process that is about to exit: a further signal must not change its exit code."""
+    for number in _UNTOUCHED:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def exit_code(seen: list[int]) -> int:
     """As a shell reports the first signal: 130, 143 or 129."""
     return 128 + seen[0] if seen else INTERRUPTED
@@ -60,4 +66,5 @@ def interrupts() -> Iterator[list[int]]:
     finally:
         sys.unraisablehook = print_ignored
         for number in mine:
-            signal.signal(number, before[number])
+            if signal.getsignal(number) is note:
+                signal.signal(number, before[number])
