@@ -12,31 +12,31 @@
 #include "feeds.hpp"
 #include "halves.hpp"
 #include "regular.hpp"
+#include "safetensors.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
 
 namespace {
 
-// Stored arrays fill the file; what an archive adds to them is far less than this.
-constexpr std::size_t max_file_bytes = max_npz_bytes + (std::size_t{64} << 20U);
-
 std::string part(const std::string& case_, const char* kind, const std::string& tensor) {
     return case_ + "/" + kind + "/" + tensor;
 }
 
-Ordered<NpyArray> read(const std::filesystem::path& path) {
+Ordered<Tensor> read(const std::filesystem::path& path) {
+    std::string data;
     try {
         RegularFile file(path);
-        if (file.size() > max_file_bytes) {
-            throw std::invalid_argument("it unpacks to more than " + std::to_string(max_npz_bytes) + " bytes");
+        if (file.size() > max_safetensors_bytes) {
+            throw std::invalid_argument("it is larger than " + std::to_string(max_safetensors_bytes) + " bytes");
         }
-        return read_npz(file.read_up_to(max_file_bytes));
+        data = file.read_up_to(max_safetensors_bytes);
     } catch (const SystemError& err) {
-        throw IntegrityError(path.string() + " is not a file of arrays: " + err.what());
+        throw IntegrityError(path.string() + ": cannot be read: " + err.what() + ".");
     } catch (const std::invalid_argument& err) {
-        throw IntegrityError(path.string() + " is not a file of arrays: " + err.what());
+        throw IntegrityError(path.string() + ": cannot be read: " + err.what() + ".");
     }
+    return read_safetensors(data, path.string());
 }
 
 /// The dtype of every array: inputs as the contract has them, references in float64.
@@ -53,7 +53,7 @@ Ordered<DType> wanted_dtypes(const Manifest& manifest) {
 }
 
 /// The first name, in order, that only one of the two has.
-std::optional<std::string> on_one_side(const Ordered<DType>& wanted, const Ordered<NpyArray>& arrays) {
+std::optional<std::string> on_one_side(const Ordered<DType>& wanted, const Ordered<Tensor>& arrays) {
     std::set<std::string> found;
     for (const auto& [name, dtype] : wanted) {
         if (!arrays.has(name)) found.insert(name);
@@ -65,10 +65,10 @@ std::optional<std::string> on_one_side(const Ordered<DType>& wanted, const Order
     return *found.begin();
 }
 
-bool admitted(const Manifest& manifest, const Form& form, const Ordered<NpyArray>& arrays, const std::string& case_) {
+bool admitted(const Manifest& manifest, const Form& form, const Ordered<Tensor>& arrays, const std::string& case_) {
     std::map<std::string, std::int64_t> sizes;
     for (const TensorSpec& spec : manifest.io.inputs) {
-        const Shape& shape = arrays.find(part(case_, "in", spec.name))->tensor.shape();
+        const Shape& shape = arrays.find(part(case_, "in", spec.name))->shape();
         for (std::size_t axis = 0; axis < std::min(shape.size(), spec.dims.size()); ++axis) {
             if (const auto* dim = std::get_if<std::string>(&spec.dims[axis])) sizes.insert_or_assign(*dim, shape[axis]);
         }
@@ -80,7 +80,7 @@ bool admitted(const Manifest& manifest, const Form& form, const Ordered<NpyArray
 }
 
 /// The bounds of a form's plan, of the cases that one of its profiles admits.
-std::vector<const Bound*> bounds_of(const Manifest& manifest, const Form& form, const Ordered<NpyArray>& arrays) {
+std::vector<const Bound*> bounds_of(const Manifest& manifest, const Form& form, const Ordered<Tensor>& arrays) {
     std::vector<const Bound*> found;
     for (const Bound& bound : manifest.goldens.bounds) {
         if (bound.plan == form.plan && admitted(manifest, form, arrays, bound.case_)) found.push_back(&bound);
@@ -151,17 +151,17 @@ Goldens::Goldens(const std::filesystem::path& folder, const Manifest& manifest)
                              " is on one side only of the manifest and the file.");
     }
     for (const auto& [key, dtype] : wanted) {
-        const NpyArray& array = *arrays_.find(key);
-        if (array.dtype == name(dtype)) continue;
-        throw IntegrityError(path_ + ": " + reader::quoted(key) + ": got dtype " + array.dtype + "; expected " +
-                             std::string(name(dtype)) + ".");
+        const DType got = arrays_.find(key)->dtype();
+        if (got == dtype) continue;
+        throw IntegrityError(path_ + ": " + reader::quoted(key) + ": got dtype " + std::string(name(got)) +
+                             "; expected " + std::string(name(dtype)) + ".");
     }
 }
 
 Inputs Goldens::checked_inputs(const std::string& case_) const {
     Inputs found;
     for (const TensorSpec& spec : manifest_.io.inputs) {
-        const Tensor& tensor = arrays_.find(part(case_, "in", spec.name))->tensor;
+        const Tensor& tensor = *arrays_.find(part(case_, "in", spec.name));
         found.emplace_back(spec.name, tensor.data(), tensor.dtype(), tensor.shape());
     }
     try {
@@ -196,8 +196,8 @@ void Goldens::check(const Form& form, const Call& call, const std::function<void
             const auto found = std::find_if(outputs->begin(), outputs->end(), is_it);
             if (found != outputs->end()) got = &*found;
         }
-        seen(compare(*bound, got, arrays_.find(part(bound->case_, "out", bound->output))->tensor,
-                     arrays_.find(part(bound->case_, "valid", bound->output))->tensor, problem));
+        seen(compare(*bound, got, *arrays_.find(part(bound->case_, "out", bound->output)),
+                     *arrays_.find(part(bound->case_, "valid", bound->output)), problem));
     }
 }
 
