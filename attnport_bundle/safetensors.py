@@ -29,7 +29,7 @@ _METADATA = "__metadata__"
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """What the header says of one array; `data_offsets`: where its data begins and ends, behind the header."""
 
     dtype: Literal["F64", "F32", "F16", "I64", "I32", "BOOL"]
@@ -75,15 +75,15 @@ def read_safetensors(data: bytes, where: str) -> dict[str, np.ndarray[Any, Any]]
     return {name: _array(data, start, entry, f"{where}: {name!r}") for name, entry in entries.items()}
 
 
-def _entries(header: bytes, where: str) -> Mapping[str, _Entry]:
+def _entries(header: bytes, where: str) -> Mapping[str, Entry]:
     if not header.startswith(b"{"):
         raise IntegrityError(f"{where}: it is no JSON object.")
     found = parse(header, where)
     decode(Mapping[str, str], found.pop(_METADATA, {}), f"{where}.{_METADATA}")
-    return decode(Mapping[str, _Entry], found, where)  # type: ignore[type-abstract]
+    return decode(Mapping[str, Entry], found, where)  # type: ignore[type-abstract]
 
 
-def _array(data: bytes, start: int, entry: _Entry, where: str) -> np.ndarray[Any, Any]:
+def _array(data: bytes, start: int, entry: Entry, where: str) -> np.ndarray[Any, Any]:
     import numpy as np
 
     begin, end = (start + offset for offset in entry.data_offsets)
