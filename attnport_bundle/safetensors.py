@@ -79,7 +79,7 @@ def _entries(header: bytes, where: str) -> Mapping[str, Entry]:
     if not header.startswith(b"{"):
         raise IntegrityError(f"{where}: it is no JSON object.")
     found = parse(header, where)
-    decode(Mapping[str, str], found.pop(_METADATA, {}), f"{where}.{_METADATA}")
+    decode(Mapping[str, str], found.pop(_METADATA, {}), f"{where}.{_METADATA}")  # type: ignore[type-abstract]
     return decode(Mapping[str, Entry], found, where)  # type: ignore[type-abstract]
 
 

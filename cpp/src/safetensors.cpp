@@ -102,8 +102,9 @@ std::vector<Entry> entries_of(std::string_view header, const std::string& where)
 
 /// Throws unless the arrays take all the data, each of them its own.
 void check_apart(std::vector<Entry> entries, std::uint64_t data_bytes, const std::string& where) {
-    const auto before = [](const Entry& a, const Entry& b) { return std::tie(a.begin, a.end) < std::tie(b.begin, b.end); };
-    std::sort(entries.begin(), entries.end(), before);
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+        return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
+    });
     std::uint64_t at = 0;
     for (const Entry& entry : entries) {
         if (entry.begin != at) {

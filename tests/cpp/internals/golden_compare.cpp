@@ -1,5 +1,5 @@
-// golden_compare FILE CASE...: compares <case>/got with <case>/out and <case>/valid of a safetensors file, and prints the
-// verdict as attnport::reader::compare gives it. The bounds are <case>/bounds: RMS, then max.
+// golden_compare FILE CASE...: compares <case>/got with <case>/out and <case>/valid of a safetensors file, and prints
+// the verdict as attnport::reader::compare gives it. The bounds are <case>/bounds: RMS, then max.
 #include <cstdio>
 #include <exception>
 #include <fstream>
