@@ -44,11 +44,11 @@ struct Precision {
 };
 constexpr std::array<Precision, 2> precisions{{{"fp32", "f32"}, {"bf16", "bf16"}}};
 
-struct ElementType {
+struct OvType {
     ov::element::Type_t type;
     DType dtype;
 };
-constexpr std::array<ElementType, 7> element_types{{
+constexpr std::array<OvType, 7> ov_types{{
     {ov::element::Type_t::f32, DType::Float32},
     {ov::element::Type_t::f16, DType::Float16},
     {ov::element::Type_t::f64, DType::Float64},
@@ -58,22 +58,22 @@ constexpr std::array<ElementType, 7> element_types{{
     {ov::element::Type_t::boolean, DType::Bool},
 }};
 
-ov::element::Type_t element_type(DType dtype) {
-    for (const auto& known : element_types) {
+ov::element::Type_t ov_type(DType dtype) {
+    for (const auto& known : ov_types) {
         if (known.dtype == dtype) return known.type;
     }
     return ov::element::Type_t::dynamic;
 }
 
 DType dtype_of(const ov::element::Type& type) {
-    for (const auto& known : element_types) {
+    for (const auto& known : ov_types) {
         if (type == known.type) return known.dtype;
     }
     throw Error("openvino gave an output of element type " + type.get_type_name() + ", which no bundle has.");
 }
 
 std::string word_of(const ov::element::Type& type) {
-    for (const auto& known : element_types) {
+    for (const auto& known : ov_types) {
         if (type == known.type) return std::string(name(known.dtype));
     }
     return type.get_type_name();
@@ -127,7 +127,7 @@ ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& gra
 std::string name_of(const ov::Output<const ov::Node>& port, const Form& form) {
     const std::set<std::string> names(port.get_names().begin(), port.get_names().end());
     for (const auto& called : names) {
-        if (form.dtypes.has(called)) return called;
+        if (form.dtypes.count(called) != 0) return called;
     }
     return names.empty() ? "" : *names.begin();
 }
@@ -215,7 +215,7 @@ OpenVinoSession::OpenVinoSession(const std::filesystem::path& path, const Manife
     for (const auto& port : made_.outputs()) outputs.push_back(described(port, form));
     taken_ = in_order(made_.inputs(), io.inputs, form);
     given_ = in_order(made_.outputs(), io.outputs, form);
-    for (const auto& spec : io.outputs) output_names_.push_back(spec.name);
+    output_names_ = names_of(io.outputs);
     request_ = made_.create_infer_request();
     for (const auto& port : taken_) own_.push_back(request_.get_tensor(port));
 }
@@ -238,7 +238,7 @@ void OpenVinoSession::take(const std::vector<Input>& given) {
         check_integers(input);
         ov::Shape shape;
         for (const auto size : input.shape()) shape.push_back(static_cast<std::size_t>(size));
-        const ov::element::Type type = element_type(input.dtype());
+        const ov::element::Type type = ov_type(input.dtype());
         // Inputs are only read; a tensor of no elements may come without memory, which OpenVINO refuses.
         auto* data = const_cast<void*>(input.data());
         request_.set_tensor(taken_[index], data == nullptr ? ov::Tensor(type, shape) : ov::Tensor(type, shape, data));

@@ -46,6 +46,13 @@ bool is_printable(std::string_view text) noexcept {
     return true;
 }
 
+bool is_utf8(std::string_view text) noexcept {
+    for (std::size_t at = 0; at < text.size();) {
+        if (next_letter(text, at) == no_letter) return false;
+    }
+    return true;
+}
+
 std::size_t letters(std::string_view text) noexcept {
     std::size_t count = 0;
     for (std::size_t at = 0; at < text.size(); ++count) next_letter(text, at);

@@ -14,6 +14,9 @@ namespace attnport::reader {
 /// Whether a text is UTF-8 of printable characters.
 [[nodiscard]] bool is_printable(std::string_view text) noexcept;
 
+/// Whether a text is UTF-8.
+[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
+
 /// The number of code points of UTF-8 text.
 [[nodiscard]] std::size_t letters(std::string_view text) noexcept;
 

@@ -139,7 +139,7 @@ Tokens WordPiece::encode(std::string_view text, std::int64_t longest) const {
     if (found.size() > limit) found.resize(limit);
     Tokens tokens;
     for (const Part& part : rules_.parts) {
-        const std::vector<std::int64_t>& here = part.special ? *rules_.specials.find(*part.special) : found;
+        const std::vector<std::int64_t>& here = part.special ? rules_.specials.at(*part.special) : found;
         tokens.ids.insert(tokens.ids.end(), here.begin(), here.end());
         tokens.type_ids.resize(tokens.ids.size(), part.type_id);
     }
@@ -150,7 +150,7 @@ Tokens WordPiece::encode(std::string_view text, std::int64_t longest) const {
 std::size_t WordPiece::added_at(std::string_view text, std::size_t at) const {
     if (!begins_added_[static_cast<unsigned char>(text[at])]) return 0;
     for (const std::size_t length : added_lengths_) {
-        if (length <= text.size() - at && rules_.added.has(std::string(text.substr(at, length)))) return length;
+        if (length <= text.size() - at && rules_.added.count(text.substr(at, length)) != 0) return length;
     }
     return 0;
 }
@@ -171,7 +171,7 @@ void WordPiece::append(std::string_view text, std::size_t limit, std::vector<std
             continue;
         }
         append_plain(text.substr(start, at - start));
-        ids.push_back(*rules_.added.find(std::string(text.substr(at, length))));
+        ids.push_back(rules_.added.find(text.substr(at, length))->second);
         at += length;
         start = at;
     }
