@@ -130,10 +130,10 @@ void check_axes(const Located& at, const TensorSpec& spec, const Names& dims) {
     }
 }
 
-using Inputs = std::map<std::string_view, const TensorSpec*>;
+using ByName = std::map<std::string_view, const TensorSpec*>;
 
 /// Checks a mask against the input that carries it.
-void check_carrier(const Located& at, const Mask& mask, const Inputs& inputs) {
+void check_carrier(const Located& at, const Mask& mask, const ByName& inputs) {
     if (!mask.input && mask.carries == "mask") return;
     const auto found = mask.input ? inputs.find(*mask.input) : inputs.end();
     if (found == inputs.end()) at.fail("a mask is carried by " + quoted_or_none(mask.input) + ", which is no input");
@@ -166,7 +166,7 @@ IO io_of(const Located& at) {
             at.fail("output " + quoted(spec.name) + ": got high " + to_string(*spec.high) + "; only inputs have one");
         }
     }
-    Inputs inputs;
+    ByName inputs;
     for (const auto& spec : io.inputs) inputs.emplace(spec.name, &spec);
     for (const auto& mask : io.masks) {
         check_carrier(at, mask, inputs);

@@ -83,13 +83,13 @@ private:
 };
 
 // From one byte of the file up to another.
-struct Span {
+struct Extent {
     std::uint64_t at;
     std::uint64_t end;
 };
 
 // A number of up to 70 bits: one that does not fit into 64 is the largest.
-std::uint64_t read_varint(Bytes& bytes, Span& span) {
+std::uint64_t read_varint(Bytes& bytes, Extent& span) {
     std::uint64_t low = 0;
     bool beyond = false;
     for (unsigned shift = 0;; shift += 7) {
@@ -106,11 +106,11 @@ std::uint64_t read_varint(Bytes& bytes, Span& span) {
 struct Field {
     std::uint64_t number = 0;
     std::uint64_t integer = 0;
-    std::optional<Span> bytes;
+    std::optional<Extent> bytes;
 };
 
 // Calls `take` with each integer and each run of bytes of a message. Numbers of fixed size are passed over.
-template <class Take> void each_field(Bytes& bytes, Span span, const Take& take) {
+template <class Take> void each_field(Bytes& bytes, Extent span, const Take& take) {
     while (span.at < span.end) {
         const std::uint64_t begin = span.at;
         const std::uint64_t tag = read_varint(bytes, span);
@@ -128,7 +128,7 @@ template <class Take> void each_field(Bytes& bytes, Span span, const Take& take)
         } else if (wire == 2) {
             const std::uint64_t length = read_varint(bytes, span);
             if (length > span.end - span.at) throw std::invalid_argument("cut short");
-            field.bytes = Span{span.at, span.at + length};
+            field.bytes = Extent{span.at, span.at + length};
             take(field);
             span.at += length;
         } else if (wire == 1 || wire == 5) {
@@ -141,7 +141,7 @@ template <class Take> void each_field(Bytes& bytes, Span span, const Take& take)
     }
 }
 
-std::string utf8(Bytes& bytes, const Span& span) {
+std::string utf8(Bytes& bytes, const Extent& span) {
     std::string text = bytes.text(span.at, span.end);
     if (!is_utf8(text)) throw std::invalid_argument("text that is no UTF-8");
     return text;
@@ -154,7 +154,7 @@ std::uint64_t integer(const std::string& text) {
 }
 
 // Key and value of an entry of a tensor's external data.
-std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, const Span& span) {
+std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, const Extent& span) {
     std::pair<std::optional<std::string>, std::string> entry;
     each_field(bytes, span, [&](const Field& field) {
         if (!field.bytes) return;
@@ -208,7 +208,7 @@ public:
 private:
     // What the message holds is counted in `body`, inside `depth` nested graphs.
     // NOLINTNEXTLINE(misc-no-recursion): bounded by the depth that a body takes
-    void visit(const Span& span, Message message, Body& body, int depth) {
+    void visit(const Extent& span, Message message, Body& body, int depth) {
         if (message == Message::Tensor) return tensor(span);
         if (message == Message::Function) return function(span);
         if (message == Message::Node) return node(span, body, depth);
@@ -219,7 +219,7 @@ private:
         });
     }
 
-    void node(const Span& span, Body& body, int depth) {  // NOLINT(misc-no-recursion)
+    void node(const Extent& span, Body& body, int depth) {  // NOLINT(misc-no-recursion)
         const auto graphs = body.graphs();
         Name name;
         each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
@@ -233,7 +233,7 @@ private:
         body.node(std::move(name), depth, body.graphs() > graphs);
     }
 
-    void function(const Span& span) {  // NOLINT(misc-no-recursion)
+    void function(const Extent& span) {  // NOLINT(misc-no-recursion)
         Body body;
         Name name;
         each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
@@ -249,9 +249,9 @@ private:
         structure_.add(std::move(name), std::move(body));
     }
 
-    [[nodiscard]] std::string text(const Span& span) { return bytes_.text(span.at, span.end); }
+    [[nodiscard]] std::string text(const Extent& span) { return bytes_.text(span.at, span.end); }
 
-    void tensor(const Span& span) {
+    void tensor(const Extent& span) {
         std::map<std::string, std::string> entries;
         bool external = false;
         each_field(bytes_, span, [&](const Field& field) {

@@ -23,7 +23,6 @@ constexpr std::array<Span, 28> not_printable = {{
     {0xE0001, 0xE0001},  {0xE0020, 0xE007F},  {0xF0000, 0x10FFFF},
 }};
 
-constexpr char32_t no_letter = 0xFFFFFFFF;
 constexpr char32_t largest_letter = 0x10FFFF;
 
 constexpr char32_t byte_at(std::string_view text, std::size_t at) noexcept {

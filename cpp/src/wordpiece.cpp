@@ -15,13 +15,11 @@
 namespace attnport::reader {
 namespace {
 
-constexpr char32_t no_letter = 0xFFFFFFFF;
-
-struct Range {
+struct Block {
     char32_t first;
     char32_t last;
 };
-constexpr std::array<Range, 8> ideographs{{{0x4E00, 0x9FFF},
+constexpr std::array<Block, 8> ideographs{{{0x4E00, 0x9FFF},
                                            {0x3400, 0x4DBF},
                                            {0x20000, 0x2A6DF},
                                            {0x2A700, 0x2B73F},
@@ -32,7 +30,7 @@ constexpr std::array<Range, 8> ideographs{{{0x4E00, 0x9FFF},
 
 bool is_ideograph(char32_t letter) noexcept {
     return std::any_of(ideographs.begin(), ideographs.end(),
-                       [letter](const Range& one) { return one.first <= letter && letter <= one.last; });
+                       [letter](const Block& one) { return one.first <= letter && letter <= one.last; });
 }
 
 bool is_white(char32_t letter) noexcept {
