@@ -15,12 +15,17 @@ from pathlib import Path
 FILE = Path(__file__).parents[1] / "cpp" / "src" / "unicode_table.cpp"
 HEAD = """\
 // Made by tools/make_unicode_table.py from Unicode {version}, the version of that Python. Do not edit.
-#include "unicode_table.hpp"
-
 #include <array>
+
+#include "unicode.hpp"
 
 namespace attnport::reader::unicode {{
 namespace {{
+
+constexpr Kind R = Kind::Removed;
+constexpr Kind P = Kind::Punctuation;
+constexpr Kind M = Kind::Mark;
+constexpr Kind F = Kind::FixedMark;
 
 """
 TAIL = "\n}  // namespace attnport::reader::unicode\n"
@@ -102,11 +107,27 @@ def several() -> Iterator[str]:
 
 
 def decomposed() -> Iterator[str]:
-    """Characters with the parts that stay of each."""
+    """Characters with the parts that stay of each, where these are none or several."""
     for code in codes():
         found = parts(code)
-        if found is not None:
+        if found is not None and len(found) != 1:
             yield row(code, found)
+
+
+def replaced() -> tuple[list[str], list[str]]:
+    """Runs of characters of which one part stays, each with the place of its first part, and these parts."""
+    runs: list[list[int]] = []  # first, count, place
+    found: list[str] = []
+    for code in codes():
+        one = parts(code)
+        if one is None or len(one) != 1:
+            continue
+        if runs and code == sum(runs[-1][:2]):
+            runs[-1][1] += 1
+        else:
+            runs.append([code, 1, len(found)])
+        found.append(f"{one[0]:#x},")
+    return [f"{{{first:#x}, {count}, {place}}}," for first, count, place in runs], found
 
 
 def row(code: int, found: Iterable[int]) -> str:
@@ -132,10 +153,13 @@ def table(name: str, of: str, rows: Iterable[str]) -> Iterator[str]:
 
 def text() -> str:
     """The whole file."""
+    runs, letters = replaced()
     whole = [
-        ("kinds", "KindRange", ranges(lambda code: f"Kind::{kind(code)}" if kind(code) else "")),
+        ("kinds", "KindRange", ranges(lambda code: kind(code)[:1])),
         ("orders", "OrderRange", ranges(order)),
         ("decompositions", "Letters", decomposed()),
+        ("replaced", "Run", runs),
+        ("replacements", "char32_t", letters),
         ("lower", "LowerRange", lowered()),
         ("lower_several", "Letters", several()),
     ]

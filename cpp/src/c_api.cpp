@@ -182,6 +182,16 @@ template <class Act> attnport_status giving(attnport_outputs** outputs, const Ac
     });
 }
 
+/// A text that lives as long as the model; "" where there is no model.
+template <class Pick> const char* text_of(const attnport_model* model, const Pick& pick) noexcept {
+    const char* found = "";
+    static_cast<void>(guarded([&] {
+        require(model, "model");
+        found = pick(model->model);
+    }));
+    return found;
+}
+
 std::vector<attnport::Tensor> tensors_of(const attnport::Outputs& outputs) { return {outputs.begin(), outputs.end()}; }
 
 }  // namespace
@@ -259,21 +269,11 @@ void attnport_outputs_free(attnport_outputs* outputs) {
 }
 
 const char* attnport_form(const attnport_model* model) {
-    const char* found = "";
-    static_cast<void>(guarded([&] {
-        require(model, "model");
-        found = model->model.form().c_str();
-    }));
-    return found;
+    return text_of(model, [](const attnport::Model& open) { return open.form().c_str(); });
 }
 
 const char* attnport_provider(const attnport_model* model) {
-    const char* found = "";
-    static_cast<void>(guarded([&] {
-        require(model, "model");
-        found = model->model.provider().c_str();
-    }));
-    return found;
+    return text_of(model, [](const attnport::Model& open) { return open.provider().c_str(); });
 }
 
 const char* attnport_last_error(void) { return last_error().c_str(); }

@@ -96,22 +96,6 @@ fs::path default_folder() {
     return own.empty() ? own : own / ".cache" / "attnport";
 }
 
-/// The absolute path with every link followed, of what need not be there.
-fs::path resolved(const fs::path& path) {
-    std::error_code error;
-    const fs::path absolute = fs::absolute(path, error);
-    const fs::path found = fs::weakly_canonical(error ? path : absolute, error);
-    return error ? absolute.lexically_normal() : found;
-}
-
-/// Whether a path lies in a folder, or is it, whatever links lead there.
-bool is_inside(const fs::path& path, const fs::path& folder) {
-    const fs::path inner = resolved(path);
-    const fs::path outer = resolved(folder);
-    const auto [at, ignored] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
-    return at == outer.end() || (std::next(at) == outer.end() && at->empty());  // empty: behind a last slash
-}
-
 /// Makes the folder, for this user alone, and says why it cannot be used; "" = it can.
 std::string problem_of(const fs::path& asked) {
     const fs::path folder = asked.has_filename() ? asked : asked.parent_path();  // without a last slash

@@ -1,4 +1,5 @@
-// The rules that a contract keeps; the values are in <attnport/contract.hpp>. Each throws std::invalid_argument.
+// The contract of a model as the manifest has it, with the rules that it keeps; the values are in
+// <attnport/contract.hpp>.
 #pragma once
 
 #include <attnport/contract.hpp>
@@ -7,12 +8,12 @@
 
 namespace attnport::reader {
 
-void check(const Dim& dim);
-void check(const TensorSpec& spec);
-void check(const Mask& mask);
-void check(const IO& io);
-/// Unless the profile has the model's dims, in order, each inside its range.
-void check(const Profile& profile, const IO& io);
+class Located;
+
+/// Throws IntegrityError.
+[[nodiscard]] IO io_of(const Located& at);
+/// Throws IntegrityError also unless the profile has the model's dims, in order, each inside its range.
+[[nodiscard]] Profile profile_of(const Located& at, const IO& io);
 
 /// Whether every size lies in its dim's range; `sizes` are by name, and a dim without one does not matter.
 [[nodiscard]] bool admits(const Profile& profile, const Ordered<std::int64_t>& sizes);

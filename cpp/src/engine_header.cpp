@@ -1,5 +1,5 @@
-#include "engine_header.hpp"
-
+// The header of a serialized TensorRT-RTX engine: magic, size, version and target mask. NVIDIA does not document it;
+// the layout was read off engines of TensorRT-RTX 1.7.1: see FORMAT.md and the Python reader's file of this name.
 #include <array>
 #include <cstddef>
 #include <stdexcept>
@@ -33,14 +33,6 @@ std::uint64_t little_endian(std::string_view data, std::size_t at, std::size_t b
 
 std::string in_hex(std::string_view data) {
     return hex(reinterpret_cast<const std::uint8_t*>(data.data()), data.size());  // bytes may be read as bytes
-}
-
-/// As Python's repr() shows a tuple of a version and capabilities: both readers say the same.
-std::string tuple(const std::string& version, const std::vector<std::int64_t>& sm) {
-    std::vector<std::string> parts;
-    parts.reserve(sm.size());
-    for (const std::int64_t number : sm) parts.push_back(std::to_string(number));
-    return "(" + reader::quoted(version) + ", (" + joined(parts) + (parts.size() == 1 ? ",))" : "))");
 }
 
 }  // namespace
@@ -80,9 +72,9 @@ void check_engine_file(const std::filesystem::path& path, const Form& form) {
     if (form.runtime != "tensorrt_rtx") return;  // nothing is known of the header of the other flavour
     const EngineHeader header = read_header(path);
     if (header.version == form.requires_.runtime && header.sm == form.requires_.sm) return;
-    throw std::invalid_argument(path.string() + ": got version and compute capabilities " +
-                                tuple(header.version, header.sm) + "; the manifest says " +
-                                tuple(form.requires_.runtime, form.requires_.sm) + ".");
+    throw std::invalid_argument(path.string() + ": got version " + header.version +
+                                " and compute capabilities " + listed(header.sm) + "; the manifest says " +
+                                form.requires_.runtime + " and " + listed(form.requires_.sm) + ".");
 }
 
 }  // namespace attnport::reader

@@ -41,8 +41,7 @@ constexpr Headers compiled_with{"tensorrt", NV_TENSORRT_MAJOR, NV_TENSORRT_MINOR
 /// are what TensorRT gets; the file is not read again.
 std::string bundled(const std::filesystem::path& path, const Manifest& manifest, const Form& form) {
     std::string data = read_regular(path);
-    const File* const expected = manifest.files.find(form.file);
-    if (expected == nullptr || sha256_hex(data) != expected->sha256) {
+    if (sha256_hex(data) != manifest.files.at(form.file).sha256) {
         throw IntegrityError(path.string() + ": changed: its SHA-256 is not that of the manifest.");
     }
     return data;
@@ -63,10 +62,7 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
     const auto device = std::make_shared<cuda::Device>();
     const std::vector<std::int64_t>& built_for = form.requires_.sm;
     if (!built_for.empty() && std::find(built_for.begin(), built_for.end(), device->sm()) == built_for.end()) {
-        std::vector<std::string> targets;
-        targets.reserve(built_for.size());
-        for (const std::int64_t sm : built_for) targets.push_back(std::to_string(sm));
-        throw RuntimeMissing("the engine was built for SM " + joined(targets) + "; " + device->name() + " is SM " +
+        throw RuntimeMissing("the engine was built for SM " + listed(built_for) + "; " + device->name() + " is SM " +
                              std::to_string(device->sm()) + ".");
     }
     std::optional<RuntimeCache> kept;
@@ -75,11 +71,8 @@ std::unique_ptr<Session> open_engine(const std::filesystem::path& path, const Ma
         kept.emplace(*cache, entry(manifest, name, provider, library.version(), cuda::machine(*device)));
     }
     device->open();
-    std::vector<std::string> outputs;
-    outputs.reserve(manifest.io.outputs.size());
-    for (const TensorSpec& spec : manifest.io.outputs) outputs.push_back(spec.name);
     auto session = std::make_unique<EngineSession>(device, library, bundled(path, manifest, form), path.string(),
-                                                   std::move(outputs), std::move(kept));
+                                                   names_of(manifest.io.outputs), std::move(kept));
     check_profiles(manifest.io, form, *session, path.string());
     return session;
 }

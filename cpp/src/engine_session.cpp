@@ -9,7 +9,6 @@
 #include <attnport/error.hpp>
 
 #include "memory.hpp"
-#include "profiles.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {

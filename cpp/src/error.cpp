@@ -2,12 +2,11 @@
 
 namespace attnport {
 
-// Out of line, so that each class has one type_info and can be caught across a shared library's border.
-Error::~Error() = default;
-FeedError::~FeedError() = default;
-RuntimeMissing::~RuntimeMissing() = default;
-NotExpected::~NotExpected() = default;
-NumbersOff::~NumbersOff() = default;
-IntegrityError::~IntegrityError() = default;
+int Error::exit_code() const noexcept { return 2; }
+int FeedError::exit_code() const noexcept { return 2; }
+int RuntimeMissing::exit_code() const noexcept { return 3; }
+int NumbersOff::exit_code() const noexcept { return 4; }
+int NotExpected::exit_code() const noexcept { return 1; }
+int IntegrityError::exit_code() const noexcept { return 6; }
 
 }  // namespace attnport

@@ -6,14 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
-#include "ordered.hpp"
 #include "printable.hpp"
 #include "regular.hpp"
 #include "structure.hpp"
@@ -82,13 +83,13 @@ private:
 };
 
 // From one byte of the file up to another.
-struct Span {
+struct Extent {
     std::uint64_t at;
     std::uint64_t end;
 };
 
 // A number of up to 70 bits: one that does not fit into 64 is the largest.
-std::uint64_t read_varint(Bytes& bytes, Span& span) {
+std::uint64_t read_varint(Bytes& bytes, Extent& span) {
     std::uint64_t low = 0;
     bool beyond = false;
     for (unsigned shift = 0;; shift += 7) {
@@ -105,11 +106,11 @@ std::uint64_t read_varint(Bytes& bytes, Span& span) {
 struct Field {
     std::uint64_t number = 0;
     std::uint64_t integer = 0;
-    std::optional<Span> bytes;
+    std::optional<Extent> bytes;
 };
 
 // Calls `take` with each integer and each run of bytes of a message. Numbers of fixed size are passed over.
-template <class Take> void each_field(Bytes& bytes, Span span, const Take& take) {
+template <class Take> void each_field(Bytes& bytes, Extent span, const Take& take) {
     while (span.at < span.end) {
         const std::uint64_t begin = span.at;
         const std::uint64_t tag = read_varint(bytes, span);
@@ -127,7 +128,7 @@ template <class Take> void each_field(Bytes& bytes, Span span, const Take& take)
         } else if (wire == 2) {
             const std::uint64_t length = read_varint(bytes, span);
             if (length > span.end - span.at) throw std::invalid_argument("cut short");
-            field.bytes = Span{span.at, span.at + length};
+            field.bytes = Extent{span.at, span.at + length};
             take(field);
             span.at += length;
         } else if (wire == 1 || wire == 5) {
@@ -140,11 +141,9 @@ template <class Take> void each_field(Bytes& bytes, Span span, const Take& take)
     }
 }
 
-std::string utf8(Bytes& bytes, const Span& span) {
+std::string utf8(Bytes& bytes, const Extent& span) {
     std::string text = bytes.text(span.at, span.end);
-    for (std::size_t at = 0; at < text.size();) {
-        if (next_letter(text, at) == 0xFFFFFFFF) throw std::invalid_argument("text that is no UTF-8");
-    }
+    if (!is_utf8(text)) throw std::invalid_argument("text that is no UTF-8");
     return text;
 }
 
@@ -155,7 +154,7 @@ std::uint64_t integer(const std::string& text) {
 }
 
 // Key and value of an entry of a tensor's external data.
-std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, const Span& span) {
+std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, const Extent& span) {
     std::pair<std::optional<std::string>, std::string> entry;
     each_field(bytes, span, [&](const Field& field) {
         if (!field.bytes) return;
@@ -171,40 +170,27 @@ std::pair<std::optional<std::string>, std::string> read_entry(Bytes& bytes, cons
 
 enum class Message { Model, Training, Function, Graph, Nested, Node, Attribute, Sparse, Tensor };
 
-// What a field of a message holds, where a tensor can stand in it.
-std::optional<Message> inside(Message message, std::uint64_t number) {
-    switch (message) {
-        case Message::Model:
-            if (number == 7) return Message::Graph;
-            if (number == 20) return Message::Training;
-            if (number == 25) return Message::Function;
-            break;
-        case Message::Training:
-            if (number == 1 || number == 2) return Message::Graph;
-            break;
-        case Message::Function:
-            if (number == 7) return Message::Node;
-            if (number == 11) return Message::Attribute;
-            break;
-        case Message::Graph:
-        case Message::Nested:
-            if (number == 1) return Message::Node;
-            if (number == 5) return Message::Tensor;
-            if (number == 15) return Message::Sparse;
-            break;
-        case Message::Node:
-            if (number == 5) return Message::Attribute;
-            break;
-        case Message::Attribute:
-            if (number == 5 || number == 10) return Message::Tensor;
-            if (number == 6 || number == 11) return Message::Nested;
-            if (number == 22 || number == 23) return Message::Sparse;
-            break;
-        case Message::Sparse:
-            if (number == 1 || number == 2) return Message::Tensor;
-            break;
-        case Message::Tensor:
-            break;
+// A field of a message in which a tensor can stand, and what it holds.
+struct Holds {
+    Message message;
+    std::uint64_t field;
+    Message what;
+};
+using M = Message;
+constexpr std::array<Holds, 22> holdings{{
+    {M::Model, 7, M::Graph},      {M::Model, 20, M::Training},    {M::Model, 25, M::Function},
+    {M::Training, 1, M::Graph},   {M::Training, 2, M::Graph},     {M::Function, 7, M::Node},
+    {M::Function, 11, M::Attribute}, {M::Graph, 1, M::Node},      {M::Graph, 5, M::Tensor},
+    {M::Graph, 15, M::Sparse},    {M::Nested, 1, M::Node},        {M::Nested, 5, M::Tensor},
+    {M::Nested, 15, M::Sparse},   {M::Node, 5, M::Attribute},     {M::Attribute, 5, M::Tensor},
+    {M::Attribute, 6, M::Nested}, {M::Attribute, 10, M::Tensor},  {M::Attribute, 11, M::Nested},
+    {M::Attribute, 22, M::Sparse}, {M::Attribute, 23, M::Sparse}, {M::Sparse, 1, M::Tensor},
+    {M::Sparse, 2, M::Tensor},
+}};
+
+std::optional<Message> inside(Message message, std::uint64_t field) {
+    for (const Holds& one : holdings) {
+        if (one.message == message && one.field == field) return one.what;
     }
     return std::nullopt;
 }
@@ -222,7 +208,7 @@ public:
 private:
     // What the message holds is counted in `body`, inside `depth` nested graphs.
     // NOLINTNEXTLINE(misc-no-recursion): bounded by the depth that a body takes
-    void visit(const Span& span, Message message, Body& body, int depth) {
+    void visit(const Extent& span, Message message, Body& body, int depth) {
         if (message == Message::Tensor) return tensor(span);
         if (message == Message::Function) return function(span);
         if (message == Message::Node) return node(span, body, depth);
@@ -233,7 +219,7 @@ private:
         });
     }
 
-    void node(const Span& span, Body& body, int depth) {  // NOLINT(misc-no-recursion)
+    void node(const Extent& span, Body& body, int depth) {  // NOLINT(misc-no-recursion)
         const auto graphs = body.graphs();
         Name name;
         each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
@@ -247,7 +233,7 @@ private:
         body.node(std::move(name), depth, body.graphs() > graphs);
     }
 
-    void function(const Span& span) {  // NOLINT(misc-no-recursion)
+    void function(const Extent& span) {  // NOLINT(misc-no-recursion)
         Body body;
         Name name;
         each_field(bytes_, span, [&](const Field& field) {  // NOLINT(misc-no-recursion)
@@ -263,10 +249,10 @@ private:
         structure_.add(std::move(name), std::move(body));
     }
 
-    [[nodiscard]] std::string text(const Span& span) { return bytes_.text(span.at, span.end); }
+    [[nodiscard]] std::string text(const Extent& span) { return bytes_.text(span.at, span.end); }
 
-    void tensor(const Span& span) {
-        Ordered<std::string> entries;
+    void tensor(const Extent& span) {
+        std::map<std::string, std::string> entries;
         bool external = false;
         each_field(bytes_, span, [&](const Field& field) {
             if (field.number == data_location) {
@@ -276,20 +262,17 @@ private:
             } else if (field.number == external_data && field.bytes) {
                 external = true;
                 auto [key, value] = read_entry(bytes_, *field.bytes);
-                if (!entries.add(key.value_or(""), std::move(value))) {
+                if (!entries.emplace(key.value_or(""), std::move(value)).second) {
                     throw std::invalid_argument("a tensor's external data has " + (key ? quoted(*key) : "None") +
                                                 " twice");
                 }
             }
         });
         if (!external) return;
-        const auto* location = entries.find("location");
-        const auto* offset = entries.find("offset");
-        const auto* length = entries.find("length");
         Reference reference;
-        if (location != nullptr) reference.location = *location;
-        if (offset != nullptr) reference.offset = integer(*offset);
-        if (length != nullptr) reference.length = integer(*length);
+        reference.location = entries["location"];
+        if (entries.count("offset") != 0) reference.offset = integer(entries["offset"]);
+        if (entries.count("length") != 0) reference.length = integer(entries["length"]);
         found_.push_back(std::move(reference));
     }
 
@@ -315,36 +298,23 @@ std::int64_t read_opset(Bytes& bytes) {
     return static_cast<std::int64_t>(std::min(*found, largest));
 }
 
-void require_some(const Bytes& bytes) {
+// What `read` makes of a file, or of bytes in memory.
+template <class Source, class Read> auto read_from(const Source& source, const Read& read) {
+    Bytes bytes(source);
     if (bytes.size() == 0) throw std::invalid_argument("the file is empty");
+    return read(bytes);
 }
+
+std::vector<Reference> all_references(Bytes& bytes) { return References(bytes).all(); }
 
 }  // namespace
 
-std::vector<Reference> references(std::string_view data) {
-    Bytes bytes(data);
-    require_some(bytes);
-    return References(bytes).all();
-}
-
+std::vector<Reference> references(std::string_view data) { return read_from(data, all_references); }
 std::vector<Reference> references(const std::filesystem::path& path) {
-    const RegularFile file(path);
-    Bytes bytes(file);
-    require_some(bytes);
-    return References(bytes).all();
+    return read_from(RegularFile(path), all_references);
 }
 
-std::int64_t opset(std::string_view data) {
-    Bytes bytes(data);
-    require_some(bytes);
-    return read_opset(bytes);
-}
-
-std::int64_t opset(const std::filesystem::path& path) {
-    const RegularFile file(path);
-    Bytes bytes(file);
-    require_some(bytes);
-    return read_opset(bytes);
-}
+std::int64_t opset(std::string_view data) { return read_from(data, read_opset); }
+std::int64_t opset(const std::filesystem::path& path) { return read_from(RegularFile(path), read_opset); }
 
 }  // namespace attnport::reader

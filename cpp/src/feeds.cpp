@@ -28,9 +28,8 @@ std::size_t declared_at(const IO& io, std::size_t likely, std::string_view name)
     for (std::size_t index = 0; index < io.inputs.size(); ++index) {
         if (io.inputs[index].name == name) return index;
     }
-    std::vector<std::string> names;
-    for (const auto& spec : io.inputs) names.push_back(spec.name);
-    throw FeedError("input " + reader::quoted(name) + ": the model has no such input; expected " + joined(names) + ".");
+    throw FeedError("input " + reader::quoted(name) + ": the model has no such input; expected " +
+                    joined(names_of(io.inputs)) + ".");
 }
 
 void check_size(const IO& io, const TensorSpec& spec, std::size_t axis, std::int64_t got, std::vector<Given>& sizes) {
@@ -83,7 +82,7 @@ bool is_size(const IO& io, const Axis& axis, std::int64_t got, std::vector<std::
     return false;
 }
 
-/// What Python's reader need not ask of an array: that there is memory, and that elements can be read from it.
+/// Checks that there is memory, and that elements can be read from it.
 void check_memory(const TensorSpec& spec, const Input& input) {
     const std::size_t count = elements(input.shape());
     if (count == 0) return;
@@ -161,16 +160,6 @@ Tensor lengths_tensor(const TensorSpec& spec, const std::vector<std::int64_t>& l
     return {spec.name, spec.dtype, {static_cast<std::int64_t>(lengths.size())}, std::move(memory)};
 }
 
-/// As repr() shows the dims of a tensor in a list: `['batch', 1]`.
-std::string listed_axes(const std::vector<Axis>& dims) {
-    std::vector<std::string> parts;
-    for (const auto& dim : dims) {
-        const auto* named = std::get_if<std::string>(&dim);
-        parts.push_back(named != nullptr ? reader::quoted(*named) : std::to_string(std::get<std::int64_t>(dim)));
-    }
-    return "[" + joined(parts) + "]";
-}
-
 bool is_one(const Axis& axis) {
     const auto* size = std::get_if<std::int64_t>(&axis);
     return size != nullptr && *size == 1;
@@ -180,7 +169,7 @@ bool is_one(const Axis& axis) {
 Shape mask_shape(const TensorSpec& spec, std::int64_t batch, std::int64_t size) {
     if (spec.dims.size() == 2) return {batch, size};
     if (spec.dims.size() == 4 && is_one(spec.dims[1])) return {batch, 1, is_one(spec.dims[2]) ? 1 : size, size};
-    throw FeedError(about(spec) + ": there is no rule for a padding mask of dims " + listed_axes(spec.dims) + ".");
+    throw FeedError(about(spec) + ": there is no rule for a padding mask of this shape, " + spec.text() + ".");
 }
 
 Tensor padding_mask(const Mask& mask, const TensorSpec& spec, const std::vector<std::int64_t>& lengths,
@@ -216,7 +205,7 @@ Tensor padding_mask(const Mask& mask, const TensorSpec& spec, const std::vector<
 
 }  // namespace
 
-std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const Ordered<DType>* dtypes) {
+std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const std::map<std::string, DType>* dtypes) {
     std::vector<const Input*> found(io.inputs.size(), nullptr);
     for (std::size_t index = 0; index < inputs.size(); ++index) {
         const Input*& slot = found[declared_at(io, index, inputs[index].name())];
@@ -227,8 +216,7 @@ std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const
     for (std::size_t index = 0; index < found.size(); ++index) {
         const TensorSpec& spec = io.inputs[index];
         if (found[index] == nullptr) throw FeedError(about(spec) + " is missing; expected " + spec.text() + ".");
-        const DType* of_file = dtypes == nullptr ? nullptr : dtypes->find(spec.name);
-        check_shape(io, spec, *found[index], of_file == nullptr ? spec.dtype : *of_file, sizes);
+        check_shape(io, spec, *found[index], dtypes == nullptr ? spec.dtype : dtypes->at(spec.name), sizes);
     }
     for (std::size_t index = 0; index < found.size(); ++index) {
         check_memory(io.inputs[index], *found[index]);
@@ -261,6 +249,16 @@ void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const 
     }
 }
 
+void put(std::vector<Tensor>& tensors, Tensor tensor) {
+    const auto same = std::find_if(tensors.begin(), tensors.end(),
+                                   [&tensor](const Tensor& other) { return other.name() == tensor.name(); });
+    if (same == tensors.end()) {
+        tensors.push_back(std::move(tensor));
+    } else {
+        *same = std::move(tensor);
+    }
+}
+
 std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>& lengths,
                                   std::optional<std::int64_t> size) {
     std::vector<const Mask*> masks;
@@ -282,15 +280,7 @@ std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>&
         const auto spec = std::find_if(io.inputs.begin(), io.inputs.end(),
                                        [&](const TensorSpec& input) { return input.name == *mask->input; });
         if (spec == io.inputs.end()) throw Error("the contract has no input " + reader::quoted(*mask->input) + ".");
-        Tensor made = padding_mask(*mask, *spec, lengths, wide);
-        // Two masks in one input: the last one counts, as in Python.
-        const auto same = std::find_if(found.begin(), found.end(),
-                                       [&](const Tensor& other) { return other.name() == made.name(); });
-        if (same == found.end()) {
-            found.push_back(std::move(made));
-        } else {
-            *same = std::move(made);
-        }
+        put(found, padding_mask(*mask, *spec, lengths, wide));  // of two masks in one input the last one counts
     }
     return found;
 }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <attnport/contract.hpp>
 #include <attnport/tensor.hpp>
-
-#include "manifest.hpp"
 
 namespace attnport::reader {
 
@@ -17,13 +17,16 @@ namespace attnport::reader {
 /// `dtypes`: of the file, where they are not to be the contract's. Values are looked at on the CPU alone. Throws
 /// FeedError: a missing, unknown or repeated name, a wrong dtype, rank, size or value; names the tensor, got, expected.
 [[nodiscard]] std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs,
-                                                     const Ordered<DType>* dtypes = nullptr);
+                                                     const std::map<std::string, DType>* dtypes = nullptr);
 
 /// Checks the shapes of outputs, which stand in the contract's order: a file need not tell them before it runs.
 ///
 /// `inputs` are those of this call, from check_inputs, and give the sizes of named dims; one that is in outputs alone is
 /// as in the first. Throws Error: another rank, fixed size, or size of a named dim; names output, got and expected.
 void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Tensor>& outputs);
+
+/// Adds a tensor; one of that name that is there already gives its place to it.
+void put(std::vector<Tensor>& tensors, Tensor tensor);
 
 /// Every input that says what is padding; see Model::masks.
 [[nodiscard]] std::vector<Tensor> padding_masks(const IO& io, const std::vector<std::int64_t>& lengths,

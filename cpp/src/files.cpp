@@ -99,15 +99,6 @@ Folder opened(const std::filesystem::path& root, const std::string& name) {
     return folder;
 }
 
-// As Python sorts names: by code points, where a byte that is no UTF-8 stands for half of a surrogate pair.
-void sort_names(std::vector<std::string>& names) {
-    std::vector<std::pair<std::u32string, std::string>> keyed;
-    keyed.reserve(names.size());
-    for (auto& name : names) keyed.emplace_back(code_points(name), std::move(name));
-    std::sort(keyed.begin(), keyed.end());
-    for (std::size_t index = 0; index < names.size(); ++index) names[index] = std::move(keyed[index].second);
-}
-
 // What differs between a file and its record; "" = nothing.
 std::string compare(const std::filesystem::path& path, const File& expected) {
     try {
@@ -129,14 +120,7 @@ std::string compare(const std::filesystem::path& path, const File& expected) {
     }
 }
 
-// A sum that may be beyond 64 bits.
-std::string sum(std::uint64_t left, std::uint64_t right) {
-    const std::uint64_t last = left % 10 + right % 10;
-    const std::uint64_t others = left / 10 + right / 10 + last / 10;
-    return (others == 0 ? "" : to_string(others)) + to_string(last % 10);
-}
-
-// The ranges that a model takes from each of its weights files, in the order in which it names them.
+// The ranges that a model takes from each of its weights files.
 class Taken {
 public:
     Taken(const Manifest& manifest, const Form& form) : manifest_(manifest), form_(form) {}
@@ -149,25 +133,23 @@ public:
             return "takes weights from " + quoted(location) + "; its weights files are " +
                    (own.empty() ? "none" : joined(own));
         }
-        const auto size = static_cast<std::uint64_t>(manifest_.files.find(location)->bytes);
+        const auto size = static_cast<std::uint64_t>(manifest_.files.at(location).bytes);
         const std::uint64_t left = reference.offset <= size ? size - reference.offset : 0;
         const std::uint64_t length = reference.length.value_or(left);
         if (reference.offset > size || length > left) {
-            const std::string end = reference.length ? sum(reference.offset, length) : to_string(size);
-            return "takes weights from bytes " + to_string(reference.offset) + " to " + end + " of " + location +
-                   ", which has " + to_string(size);
+            return "takes " + to_string(length) + " bytes of weights from byte " + to_string(reference.offset) + " of " +
+                   location + ", which has " + to_string(size);
         }
         if (length == 0) return "";
-        if (ranges_.count(location) == 0) order_.push_back(location);
         ranges_[location].emplace(reference.offset, length);
         return "";
     }
 
     /// The first overlap; "" = none.
     [[nodiscard]] std::string overlap() const {
-        for (const auto& location : order_) {
+        for (const auto& [location, ranges] : ranges_) {
             std::uint64_t end = 0;
-            for (const auto& [offset, length] : ranges_.at(location)) {
+            for (const auto& [offset, length] : ranges) {
                 if (offset < end) {
                     return "takes overlapping weights from " + location + " at byte " + to_string(offset);
                 }
@@ -180,7 +162,6 @@ public:
 private:
     const Manifest& manifest_;
     const Form& form_;
-    std::vector<std::string> order_;
     std::map<std::string, std::set<std::pair<std::uint64_t, std::uint64_t>>> ranges_;
 };
 
@@ -230,7 +211,7 @@ private:
             try {
                 const Folder folder = opened(folder_, at);
                 auto names = folder.names();
-                sort_names(names);
+                std::sort(names.begin(), names.end());
                 for (const auto& name : names) {
                     const std::string path = at.empty() ? name : at + "/" + name;
                     const struct stat status = folder.status(name);
@@ -257,7 +238,7 @@ private:
             return "not a signature: got " + to_string(status.st_size) + " bytes; expected " +
                    to_string(signature_bytes);
         }
-        const bool known = manifest_.files.has(path) || path == manifest_name;
+        const bool known = manifest_.files.count(path) != 0 || path == manifest_name;
         return known ? "" : "added: this file is not part of the bundle";
     }
 
@@ -292,7 +273,7 @@ void require_files(const std::filesystem::path& folder, const Manifest& manifest
     const auto found = check_files(folder, manifest);
     if (found.empty()) return;
     const std::string more = found.size() > 1 ? " (" + to_string(found.size() - 1) + " more)" : "";
-    throw IntegrityError(plain(folder / found[0].name) + ": " + found[0].problem + more +
+    throw IntegrityError((folder / found[0].name).string() + ": " + found[0].problem + more +
                          ". Restore the bundle as it was made.");
 }
 

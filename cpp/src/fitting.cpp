@@ -48,13 +48,6 @@ void check_port(const IO& io, const TensorSpec& spec, DType dtype, const Port& p
     }
 }
 
-bool is_utf8(const std::string& text) {
-    for (std::size_t at = 0; at < text.size();) {
-        if (next_letter(text, at) == 0xFFFFFFFF) return false;
-    }
-    return true;
-}
-
 void check_side(const IO& io, const Form& form, const std::string& kind, const std::vector<TensorSpec>& specs,
                 const std::vector<Port>& ports, const std::string& where) {
     std::map<std::string, const Port*> found;
@@ -80,8 +73,7 @@ void check_side(const IO& io, const Form& form, const std::string& kind, const s
                              "; the manifest says " + joined(expected) + ".");
     }
     for (const auto& spec : specs) {
-        const DType* dtype = form.dtypes.find(spec.name);
-        check_port(io, spec, dtype == nullptr ? spec.dtype : *dtype, *found[spec.name], where);
+        check_port(io, spec, form.dtypes.at(spec.name), *found[spec.name], where);
     }
 }
 

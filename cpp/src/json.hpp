@@ -1,44 +1,92 @@
-// JSON text from an untrusted file into a tree: strict, bounded, and without surprises. See manifest.hpp for its use.
+// JSON of an untrusted file: parsed strictly, and read by functions whose refusals name the place in the file.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
-#include "ordered.hpp"
+#include <nlohmann/json.hpp>
 
 namespace attnport::reader {
 
-inline constexpr int max_depth = 32;
-
-/// An integer that no double holds, or that 64 bits do not: it is no value of any field, and is kept for the message.
-struct BigInteger {
-    std::string text;
-};
-
-struct Value;
-using Array = std::vector<Value>;
-using Object = Ordered<Value>;
-
-/// A parsed value. Objects keep their order. Text is UTF-8, but for halves of a surrogate pair, which JSON may hold:
-/// those are three bytes that are no UTF-8.
-struct Value {
-    std::variant<std::nullptr_t, bool, std::int64_t, BigInteger, double, std::string, Array, Object> value;
-
-    template <class T> [[nodiscard]] const T* get() const { return std::get_if<T>(&value); }
-};
+using Json = nlohmann::json;
 
 /// Parses JSON text. Throws IntegrityError naming `where`: no JSON, a duplicate key, NaN or Inf, a number out of
-/// range, text that is no UTF-8, nesting deeper than 32, or a byte order mark.
-[[nodiscard]] Value parse(std::string_view data, const std::string& where);
+/// range, text that is no UTF-8, nesting deeper than 32, a zero byte or a byte order mark.
+[[nodiscard]] Json parse(std::string_view data, const std::string& where);
 
-/// As Python's repr() would show it.
-[[nodiscard]] std::string repr(const Value& value);
+/// A parsed value with its place in the file, such as `io.dims[0].min`. Each function that reads it throws an
+/// IntegrityError that names the place, what was got and what is expected.
+class Located {
+    template <class Read> using Made = std::decay_t<std::invoke_result_t<const Read&, const Located&>>;
 
-/// As Python's repr() would show it, cut to 60 characters: messages of both readers are the same.
-[[nodiscard]] std::string brief(const Value& value);
+public:
+    /// The value has to stay.
+    Located(const Json& value, std::string place) : value_(&value), place_(std::move(place)) {}
+
+    [[nodiscard]] const Json& value() const noexcept { return *value_; }
+
+    /// Throws IntegrityError with the place and what is wrong there.
+    [[noreturn]] void fail(const std::string& problem) const;
+    /// Throws IntegrityError with the place, the value and what is expected instead.
+    [[noreturn]] void expected(const std::string& what) const;
+
+    /// Throws unless the value is an object with exactly these keys.
+    void keys(std::initializer_list<std::string_view> names) const;
+    /// The member of an object; it has to be there.
+    [[nodiscard]] Located operator[](const char* key) const;
+
+    [[nodiscard]] bool boolean() const;
+    /// An integer that every reader of JSON takes for what is written: of less than 2**53.
+    [[nodiscard]] std::int64_t integer() const;
+    /// A number; an integer is one too.
+    [[nodiscard]] double number() const;
+    /// Printable text of at most 1000 characters: it reaches a terminal in messages.
+    [[nodiscard]] std::string text() const;
+    [[nodiscard]] std::string one_of(std::initializer_list<std::string_view> allowed) const;
+
+    /// What `read` makes of the value, a function or a member of this class; none for null.
+    template <class Read> [[nodiscard]] auto optional(const Read& read) const -> std::optional<Made<Read>> {
+        if (value_->is_null()) return std::nullopt;
+        return std::invoke(read, *this);
+    }
+    /// Calls `read` with each item of a list.
+    template <class Read> void each(const Read& read) const {
+        if (!value_->is_array()) expected("a list");
+        std::size_t index = 0;
+        for (const Json& item : *value_) {
+            std::invoke(read, Located(item, place_ + "[" + std::to_string(index++) + "]"));
+        }
+    }
+    /// What `read` makes of each item of a list.
+    template <class Read> [[nodiscard]] auto list(const Read& read) const -> std::vector<Made<Read>> {
+        std::vector<Made<Read>> found;
+        each([&](const Located& item) { found.push_back(std::invoke(read, item)); });
+        return found;
+    }
+    /// What `read` makes of each member of an object whose keys are any printable texts.
+    template <class Read> [[nodiscard]] auto map(const Read& read) const -> std::map<std::string, Made<Read>> {
+        if (!value_->is_object()) expected("an object");
+        std::map<std::string, Made<Read>> found;
+        for (const auto& [key, item] : value_->items()) {
+            const Json name = key;
+            static_cast<void>(Located(name, place_).text());
+            found.emplace(key, std::invoke(read, Located(item, place_ + "." + key)));
+        }
+        return found;
+    }
+
+private:
+    const Json* value_;
+    std::string place_;
+};
 
 }  // namespace attnport::reader

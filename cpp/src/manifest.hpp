@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,7 +54,7 @@ struct Form {
     std::string plan;
     std::string runtime;  ///< onnxruntime, openvino, tensorrt or tensorrt_rtx
     std::optional<std::string> provider;
-    Ordered<DType> dtypes;
+    std::map<std::string, DType> dtypes;  ///< of every input and output, in the file
     std::vector<Profile> profiles;
     Requires requires_;
     std::string proof;  ///< device or graph-only
@@ -84,29 +85,25 @@ struct Manifest {
     bool unverified = false;
     IO io;
     std::vector<std::string> order;
-    Ordered<Form> forms;
+    std::map<std::string, Form> forms;
     GoldenRecord goldens;
     std::optional<std::string> tokenizer;
-    Ordered<File> files;
+    std::map<std::string, File> files;
     std::string digest;  ///< the SHA-256 (hex) of the bytes it was read from
 
     /// The form of that name, which `order` has.
-    [[nodiscard]] const Form& form(const std::string& wanted) const { return *forms.find(wanted); }
+    [[nodiscard]] const Form& form(const std::string& wanted) const { return forms.at(wanted); }
 };
 
-/// Reads a manifest. Throws Error: of another format or version; IntegrityError: malformed, or names what it must not.
+/// Reads a manifest. Throws Error: of another format or version; IntegrityError: malformed, or names what it must not,
+/// with the place in the file, what was got and what is expected.
 [[nodiscard]] Manifest from_bytes(std::string_view data, const std::string& where);
 
 /// The bytes of the manifest in `folder`, not looked into. Throws Error: no bundle; IntegrityError: a link, too large.
 [[nodiscard]] std::string read_bytes(const std::filesystem::path& folder);
 
-/// Throws std::invalid_argument for a name that leaves the folder, or that some file system takes for another one.
-void check_names(const std::vector<std::string>& names);
-
-/// Throws std::invalid_argument for code beside the Python reader, and for one without its `__pycache__` file.
-void check_reader(const std::vector<std::string>& names);
-
-/// A name of a file on disk, as a terminal may see it.
-[[nodiscard]] std::string shown(const std::string& name);
+/// What is wrong with the names of a bundle's files: one leaves the folder, some file system takes it for another one,
+/// there is code beside the Python reader, or that reader has no `__pycache__` file; "" = nothing.
+[[nodiscard]] std::string problem_with_names(const std::map<std::string, File>& files);
 
 }  // namespace attnport::reader

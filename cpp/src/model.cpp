@@ -36,7 +36,7 @@ void check_options(const Options& options) {
 
 std::vector<std::string> candidates(const Manifest& manifest, const std::string& asked) {
     if (asked.empty()) return manifest.order;
-    if (manifest.forms.has(asked)) return {asked};
+    if (manifest.forms.count(asked) != 0) return {asked};
     throw Error("form " + reader::quoted(asked) + ": the bundle has " + reader::joined(manifest.order) + ".");
 }
 
@@ -86,7 +86,7 @@ private:
 
     std::unique_ptr<OpenForm> proved(const std::string& called) {
         proving_ = false;
-        auto opened = reader::open_form(folder_, manifest_, called, options_, cache_);
+        auto opened = std::make_unique<OpenForm>(folder_, manifest_, called, options_, cache_);
         if (!opened->to_be_proved()) return opened;
         proving_ = true;
         const auto& session = opened->session();
@@ -192,8 +192,9 @@ const std::string& Model::device() const { return required(open_).form->session(
 const std::vector<std::string>& Model::passed_over() const { return required(open_).passed_over; }
 
 DType Model::file_dtype(std::string_view tensor) const {
-    const DType* found = required(open_).form->form().dtypes.find(std::string(tensor));
-    if (found != nullptr) return *found;
+    const auto& dtypes = required(open_).form->form().dtypes;
+    const auto found = dtypes.find(std::string(tensor));
+    if (found != dtypes.end()) return found->second;
     throw Error("tensor " + reader::quoted(tensor) + ": the model has no such input or output.");
 }
 

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <stdexcept>
 
 #include "manifest.hpp"
-#include "printable.hpp"
 #include "signature.hpp"
 #include "words.hpp"
 
@@ -45,46 +43,36 @@ bool is_device(std::string_view part) {
     return is_port && name.size() == 4 && name[3] >= '0' && name[3] <= '9';
 }
 
-void check_parts(const std::string& name) {
+std::string problem_with(const std::string& name) {
     for (std::size_t at = 0; at <= name.size();) {
         const std::size_t end = std::min(name.find('/', at), name.size());
         const std::string_view part = std::string_view(name).substr(at, end - at);
-        if (!is_plain(part)) throw std::invalid_argument(quoted(name) + " is not a plain path inside the folder");
-        if (is_device(part)) {
-            throw std::invalid_argument(quoted(name) + " is not a plain path: Windows has a device of that name");
-        }
+        if (!is_plain(part)) return quoted(name) + " is not a plain path inside the folder";
+        if (is_device(part)) return quoted(name) + " is not a plain path: Windows has a device of that name";
         at = end + 1;
     }
+    // The folder python/ holds the reader and nothing else.
+    if (!starts_with(name, reader_folder) && starts_with(lower(name), python)) {
+        return quoted(name) + " is not of the reader, and " + std::string(python) + " holds nothing else";
+    }
+    return "";
 }
 
 }  // namespace
 
-std::string shown(const std::string& name) { return is_printable(name) ? name : quoted(code_points(name), true); }
-
-void check_names(const std::vector<std::string>& names) {
+std::string problem_with_names(const std::map<std::string, File>& files) {
     // Files that speak of all the others, and so are not among them.
     std::map<std::string, std::string> seen;
     for (const auto reserved : {manifest_name, signature_name}) seen.emplace(reserved, reserved);
-    for (const auto& name : names) {
-        check_parts(name);
-        const auto [first, is_new] = seen.emplace(lower(name), name);
-        if (!is_new) throw std::invalid_argument(quoted(name) + " and " + quoted(first->second) + " may be one file");
-    }
-}
-
-void check_reader(const std::vector<std::string>& names) {
     bool has_reader = false;
-    for (const auto& name : names) {
-        const bool is_reader = starts_with(name, reader_folder);
-        has_reader = has_reader || is_reader;
-        if (!is_reader && starts_with(lower(name), python)) {
-            throw std::invalid_argument(quoted(name) + " is not of the reader, and " + std::string(python) +
-                                        " holds nothing else");
-        }
+    for (const auto& [name, file] : files) {
+        if (std::string problem = problem_with(name); !problem.empty()) return problem;
+        const auto [first, is_new] = seen.emplace(lower(name), name);
+        if (!is_new) return quoted(name) + " and " + quoted(first->second) + " may be one file";
+        has_reader = has_reader || starts_with(name, reader_folder);
     }
-    if (has_reader && std::find(names.begin(), names.end(), no_bytecode) == names.end()) {
-        throw std::invalid_argument(quoted(no_bytecode) + " is not among the files of the reader");
-    }
+    if (!has_reader || files.count(std::string(no_bytecode)) != 0) return "";
+    return quoted(no_bytecode) + " is not among the files of the reader";
 }
 
 }  // namespace attnport::reader

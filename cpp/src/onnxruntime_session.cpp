@@ -94,13 +94,6 @@ Tensor copied(const std::string& called, DType dtype, Shape shape, const void* d
     return {called, dtype, std::move(shape), std::move(memory)};
 }
 
-std::vector<std::string> names_of(const std::vector<TensorSpec>& specs) {
-    std::vector<std::string> found;
-    found.reserve(specs.size());
-    for (const auto& spec : specs) found.push_back(spec.name);
-    return found;
-}
-
 }  // namespace
 
 OnnxRuntimeSession::OnnxRuntimeSession(OnnxRuntime& library, OrtOwned<OrtSession> session, const IO& io, Chosen chosen)

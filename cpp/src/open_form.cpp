@@ -14,11 +14,6 @@
 namespace attnport::reader {
 namespace {
 
-DType dtype_in(const Form& form, const TensorSpec& spec) {
-    const DType* found = form.dtypes.find(spec.name);
-    return found == nullptr ? spec.dtype : *found;
-}
-
 FeedError misplaced(const Input& input, const std::string& words) {
     return FeedError("input " + reader::quoted(input.name()) + ": got a tensor on cuda; " + words);
 }
@@ -36,14 +31,18 @@ template <class Work> auto guarded(const Form& form, const Work& work) {
 
 }  // namespace
 
-OpenForm::OpenForm(const Manifest& manifest, std::string name, std::unique_ptr<Session> session)
-    : manifest_(manifest), name_(std::move(name)), form_(manifest.form(name_)), session_(std::move(session)) {
+OpenForm::OpenForm(const std::filesystem::path& folder, const Manifest& manifest, std::string name,
+                   const Options& options, const std::optional<Cache>& cache)
+    : manifest_(manifest),
+      name_(std::move(name)),
+      form_(manifest.form(name_)),
+      session_(open_session(folder, manifest, name_, options, cache)) {
     for (const auto& spec : manifest_.io.inputs) {
-        taken_.push_back(dtype_in(form_, spec));
+        taken_.push_back(form_.dtypes.at(spec.name));
         casts_inputs_ = casts_inputs_ || taken_.back() != spec.dtype;
     }
     for (const auto& spec : manifest_.io.outputs) {
-        casts_outputs_ = casts_outputs_ || dtype_in(form_, spec) != spec.dtype;
+        casts_outputs_ = casts_outputs_ || form_.dtypes.at(spec.name) != spec.dtype;
     }
 }
 
@@ -102,15 +101,6 @@ Outputs OpenForm::to_contract(const std::vector<const Input*>& inputs, std::vect
         }
     }
     return Outputs(std::move(found));
-}
-
-std::unique_ptr<OpenForm> open_form(const std::filesystem::path& folder, const Manifest& manifest,
-                                    const std::string& name, const Options& options,
-                                    const std::optional<Cache>& cache) {
-    if (!manifest.forms.has(name)) {
-        throw Error("form " + reader::quoted(name) + ": the bundle has " + joined(manifest.order) + ".");
-    }
-    return std::make_unique<OpenForm>(manifest, name, open_session(folder, manifest, name, options, cache));
 }
 
 }  // namespace attnport::reader

@@ -19,7 +19,9 @@ namespace attnport::reader {
 /// A form that is open; `run` and `run_device` are those of Model. The manifest has to stay.
 class OpenForm {
 public:
-    OpenForm(const Manifest& manifest, std::string name, std::unique_ptr<Session> session);
+    /// Opens the form `name` of a bundle whose files were checked. Throws as open_session.
+    OpenForm(const std::filesystem::path& folder, const Manifest& manifest, std::string name, const Options& options,
+             const std::optional<Cache>& cache);
 
     [[nodiscard]] Outputs run(const Inputs& inputs) const;
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
@@ -28,7 +30,6 @@ public:
     /// another provider than the one that it was judged on.
     [[nodiscard]] bool to_be_proved() const;
 
-    [[nodiscard]] const Manifest& manifest() const noexcept { return manifest_; }
     [[nodiscard]] const std::string& name() const noexcept { return name_; }
     [[nodiscard]] const Form& form() const noexcept { return form_; }
     [[nodiscard]] const Session& session() const noexcept { return *session_; }
@@ -44,11 +45,5 @@ private:
     bool casts_inputs_ = false;  ///< whether some of them are not the contract's
     bool casts_outputs_ = false;
 };
-
-/// Opens one form of a bundle whose files were checked, without a proof: for who runs the goldens himself.
-/// Throws as Model.
-[[nodiscard]] std::unique_ptr<OpenForm> open_form(const std::filesystem::path& folder, const Manifest& manifest,
-                                                  const std::string& name, const Options& options,
-                                                  const std::optional<Cache>& cache);
 
 }  // namespace attnport::reader

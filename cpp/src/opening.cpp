@@ -78,8 +78,7 @@ void require_release(std::string_view runtime, std::string_view version, const R
 bool may_map(const Manifest& manifest, const Form& form) {
     std::int64_t bytes = 0;
     for (const std::string& name : form.external) {
-        const File* const file = manifest.files.find(name);
-        bytes += file == nullptr ? 0 : std::min(file->bytes, read_bytes_at_most + 1);
+        bytes += std::min(manifest.files.at(name).bytes, read_bytes_at_most + 1);
     }
     return bytes > read_bytes_at_most;
 }

@@ -43,6 +43,18 @@ void check_profiles(const IO& io, const Form& form, const Session& session, cons
 /// Throws RuntimeMissing unless the release of a runtime is one that a form takes; `how` says how to get another.
 void require_release(std::string_view runtime, std::string_view version, const Requires& wanted, std::string_view how);
 
+/// What the header of a serialized TensorRT-RTX engine says; see engine_header.cpp.
+struct EngineHeader {
+    std::string version;           ///< of the TensorRT-RTX that built it, such as `1.7.1.116`
+    std::uint64_t size_bytes = 0;  ///< of the whole file; equal to what is on disk
+    std::vector<std::int64_t> sm;  ///< the compute capabilities it runs on (`86` is 8.6)
+};
+
+/// Reads and checks the header of a TensorRT-RTX engine. It finds a file that is no engine and one that was cut short;
+/// a changed byte behind the header it does not find. Throws SystemError: the file cannot be read;
+/// std::invalid_argument: other magic, cut short, or bytes behind its end.
+[[nodiscard]] EngineHeader read_header(const std::filesystem::path& path);
+
 /// Throws std::invalid_argument or SystemError for an engine whose own header contradicts the manifest; see
 /// engine_header.cpp. Nothing is known of the header of TensorRT's own engines.
 void check_engine_file(const std::filesystem::path& path, const Form& form);

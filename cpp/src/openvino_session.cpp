@@ -127,7 +127,7 @@ ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& gra
 std::string name_of(const ov::Output<const ov::Node>& port, const Form& form) {
     const std::set<std::string> names(port.get_names().begin(), port.get_names().end());
     for (const auto& called : names) {
-        if (form.dtypes.has(called)) return called;
+        if (form.dtypes.count(called) != 0) return called;
     }
     return names.empty() ? "" : *names.begin();
 }
@@ -215,7 +215,7 @@ OpenVinoSession::OpenVinoSession(const std::filesystem::path& path, const Manife
     for (const auto& port : made_.outputs()) outputs.push_back(described(port, form));
     taken_ = in_order(made_.inputs(), io.inputs, form);
     given_ = in_order(made_.outputs(), io.outputs, form);
-    for (const auto& spec : io.outputs) output_names_.push_back(spec.name);
+    output_names_ = names_of(io.outputs);
     request_ = made_.create_infer_request();
     for (const auto& port : taken_) own_.push_back(request_.get_tensor(port));
 }

@@ -23,7 +23,6 @@ constexpr std::array<Span, 28> not_printable = {{
     {0xE0001, 0xE0001},  {0xE0020, 0xE007F},  {0xF0000, 0x10FFFF},
 }};
 
-constexpr char32_t no_letter = 0xFFFFFFFF;
 constexpr char32_t largest_letter = 0x10FFFF;
 
 constexpr char32_t byte_at(std::string_view text, std::size_t at) noexcept {
@@ -42,6 +41,13 @@ bool is_printable(char32_t letter) noexcept {
 bool is_printable(std::string_view text) noexcept {
     for (std::size_t at = 0; at < text.size();) {
         if (!is_printable(next_letter(text, at))) return false;
+    }
+    return true;
+}
+
+bool is_utf8(std::string_view text) noexcept {
+    for (std::size_t at = 0; at < text.size();) {
+        if (next_letter(text, at) == no_letter) return false;
     }
     return true;
 }

@@ -14,10 +14,15 @@ namespace attnport::reader {
 /// Whether a text is UTF-8 of printable characters.
 [[nodiscard]] bool is_printable(std::string_view text) noexcept;
 
+/// Whether a text is UTF-8.
+[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
+
 /// The number of code points of UTF-8 text.
 [[nodiscard]] std::size_t letters(std::string_view text) noexcept;
 
-/// The code point at `at`, which moves behind it; 0xFFFFFFFF, and one byte further, where the bytes are no UTF-8.
+inline constexpr char32_t no_letter = 0xFFFFFFFF;
+
+/// The code point at `at`, which moves behind it; `no_letter`, and one byte further, where the bytes are no UTF-8.
 char32_t next_letter(std::string_view text, std::size_t& at) noexcept;
 
 /// Appends a code point as UTF-8.

@@ -1,4 +1,5 @@
-#include "profiles.hpp"
+// Which optimization profile of an engine takes the shapes of a call.
+#include "session.hpp"
 
 #include <limits>
 #include <string>

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -75,19 +76,17 @@ std::string RegularFile::read_up_to(std::size_t limit) {
     return text;
 }
 
-std::string plain(const std::filesystem::path& path) {
-    const std::string& text = path.native();
-    // POSIX leaves exactly two slashes in front to the system, so they stay.
-    const std::size_t slashes = std::min(text.find_first_not_of('/'), text.size());
-    const std::size_t root = slashes > 2 ? 1 : slashes;
-    std::string result(root, '/');
-    for (std::size_t at = 0; at < text.size();) {
-        const std::size_t end = std::min(text.find('/', at), text.size());
-        const std::string part = text.substr(at, end - at);
-        if (!part.empty() && part != ".") result += (result.size() > root ? "/" : "") + part;
-        at = end + 1;
-    }
-    return result.empty() ? "." : result;
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& folder) {
+    const auto resolved = [](const std::filesystem::path& given) {
+        std::error_code error;
+        const auto absolute = std::filesystem::absolute(given, error);
+        const auto found = std::filesystem::weakly_canonical(error ? given : absolute, error);
+        return error ? absolute.lexically_normal() : found;
+    };
+    const auto inner = resolved(path);
+    const auto outer = resolved(folder);
+    const auto [at, ignored] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+    return at == outer.end() || (std::next(at) == outer.end() && at->empty());  // empty: behind a last slash
 }
 
 std::filesystem::path not_empty(const std::filesystem::path& path) { return path.empty() ? "." : path; }

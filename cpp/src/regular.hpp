@@ -35,10 +35,10 @@ private:
     int descriptor_;
 };
 
-/// A path as Python's pathlib writes it, which messages show: without `.`, doubled slashes and one at its end.
-[[nodiscard]] std::string plain(const std::filesystem::path& path);
+/// Whether a path lies in a folder, or is it, whatever links lead there; neither need be there.
+[[nodiscard]] bool is_inside(const std::filesystem::path& path, const std::filesystem::path& folder);
 
-/// The same path; of an empty one, as in Python's pathlib, the folder that the process is in.
+/// The same path; of an empty one the folder that the process is in.
 [[nodiscard]] std::filesystem::path not_empty(const std::filesystem::path& path);
 
 }  // namespace attnport::reader

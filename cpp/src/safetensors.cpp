@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include <attnport/error.hpp>
 
-#include "decode.hpp"
+#include "json.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -43,17 +42,17 @@ DType dtype_of_code(std::string_view code) {
     return DType::Bool;
 }
 
-/// How many bytes a shape takes. Throws std::invalid_argument before that overflows. The sizes beside a 0 are limited
-/// too, since NumPy cannot hold every empty array either.
-std::size_t bytes_of(const Shape& shape, DType dtype) {
+/// How many bytes a shape takes; refused before that overflows. The sizes beside a 0 are limited too, since NumPy cannot
+/// hold every empty array either.
+std::size_t bytes_of(const Shape& shape, DType dtype, const Located& at) {
     std::size_t bytes = size_bytes(dtype);
     bool is_empty = false;
     for (const std::int64_t size : shape) {
-        if (size < 0) throw std::invalid_argument("a size of its shape is below 0");
+        if (size < 0) at.fail("a size of its shape is below 0");
         if (size == 0) {
             is_empty = true;
         } else if (static_cast<std::uint64_t>(size) > max_safetensors_bytes / bytes) {
-            throw std::invalid_argument("its shape is larger than " + std::to_string(max_safetensors_bytes) + " bytes");
+            at.fail("its shape is larger than " + std::to_string(max_safetensors_bytes) + " bytes");
         } else {
             bytes *= static_cast<std::size_t>(size);
         }
@@ -61,41 +60,36 @@ std::size_t bytes_of(const Shape& shape, DType dtype) {
     return is_empty ? 0 : bytes;
 }
 
-Entry entry_of(const std::string& name, const Value& value, const std::string& where) {
+Entry entry_of(const std::string& name, const Located& at) {
+    at.keys({"dtype", "shape", "data_offsets"});
     Entry entry;
     entry.name = name;
-    std::string code;
-    std::vector<std::int64_t> offsets;
-    const auto check = [&entry, &code, &offsets] {
-        entry.dtype = dtype_of_code(code);
-        if (entry.shape.size() > max_rank) throw std::invalid_argument("its shape has more than 32 sizes");
-        if (offsets.size() != 2 || offsets[0] < 0 || offsets[0] > offsets[1]) {
-            throw std::invalid_argument("its data_offsets do not say where the data begins and where it ends");
-        }
-        entry.begin = static_cast<std::uint64_t>(offsets[0]);
-        entry.end = static_cast<std::uint64_t>(offsets[1]);
-        if (bytes_of(entry.shape, entry.dtype) != entry.end - entry.begin) {
-            throw std::invalid_argument("its shape does not fit its data");
-        }
-    };
-    read_record(value, where, "array",
-                {one_of("dtype", code, {"F64", "F32", "F16", "I64", "I32", "BOOL"}), into("shape", entry.shape),
-                 into("data_offsets", offsets)},
-                check);
+    entry.dtype = dtype_of_code(at["dtype"].one_of({"F64", "F32", "F16", "I64", "I32", "BOOL"}));
+    entry.shape = at["shape"].list(&Located::integer);
+    const std::vector<std::int64_t> offsets = at["data_offsets"].list(&Located::integer);
+    if (entry.shape.size() > max_rank) at.fail("its shape has more than 32 sizes");
+    if (offsets.size() != 2 || offsets[0] < 0 || offsets[0] > offsets[1]) {
+        at.fail("its data_offsets do not say where the data begins and where it ends");
+    }
+    entry.begin = static_cast<std::uint64_t>(offsets[0]);
+    entry.end = static_cast<std::uint64_t>(offsets[1]);
+    if (bytes_of(entry.shape, entry.dtype, at) != entry.end - entry.begin) at.fail("its shape does not fit its data");
     return entry;
 }
 
 std::vector<Entry> entries_of(std::string_view header, const std::string& where) {
     if (header.substr(0, 1) != "{") throw IntegrityError(where + ": it is no JSON object.");
-    const Value value = parse(header, where);
+    const Json parsed = parse(header, where);
     std::vector<Entry> entries;
-    for (const auto& [key, item] : *value.get<Object>()) {
+    for (const auto& [key, item] : parsed.items()) {
+        const Json name = key;
+        static_cast<void>(Located(name, where).text());
+        const Located at(item, where + "." + key);
         if (key == metadata) {
-            static_cast<void>(Kind<Ordered<std::string>>::read(item, where + "." + key));
-            continue;
+            static_cast<void>(at.map(&Located::text));
+        } else {
+            entries.push_back(entry_of(key, at));
         }
-        const std::string name = Kind<std::string>::read(Value{key}, where);
-        entries.push_back(entry_of(name, item, where + "." + name));
     }
     return entries;
 }

@@ -61,9 +61,9 @@ void check_form(const std::filesystem::path& folder, const Manifest& manifest, c
                 const Options& options, Found& found) {
     bool opened = false;
     try {
-        const auto form = reader::open_form(folder, manifest, name, options, std::nullopt);
+        const reader::OpenForm form(folder, manifest, name, options, std::nullopt);
         opened = true;
-        const auto call = [&form](const Inputs& inputs) { return form->run(inputs); };
+        const auto call = [&form](const Inputs& inputs) { return form.run(inputs); };
         Goldens(folder, manifest).check(manifest.form(name), call, [&](const Result& result) {
             const std::string check = name + " " + result.case_ + " " + result.output;
             found.add({check, result.passed ? "PASS" : "FAIL", words(result)}, result.passed ? 0 : 4);

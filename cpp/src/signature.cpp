@@ -23,6 +23,7 @@
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/objects.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #endif
@@ -39,12 +40,12 @@ std::optional<std::string> read_signature(const fs::path& folder) {
     try {
         data = RegularFile(path).read_up_to(signature_bytes + 1);
     } catch (const std::exception&) {
-        throw IntegrityError(plain(path) + " is not a signature: it is no regular file that can be read.");
+        throw IntegrityError(path.string() + " is not a signature: it is no regular file that can be read.");
     }
     if (data.size() == signature_bytes) return data;
     const std::string got =
         data.size() > signature_bytes ? "more than " + std::to_string(signature_bytes) : std::to_string(data.size());
-    throw IntegrityError(plain(path) + " is not a signature: got " + got + " bytes; expected " +
+    throw IntegrityError(path.string() + " is not a signature: got " + got + " bytes; expected " +
                          std::to_string(signature_bytes) + ".");
 }
 
@@ -52,7 +53,7 @@ Trusted read_trusted(const fs::path& folder, const std::optional<fs::path>& key)
     const std::string data = read_bytes(folder);
     std::string fingerprint;
     if (key) fingerprint = check_signature(data, read_signature(folder), not_empty(*key), folder);
-    return {from_bytes(data, plain(folder / manifest_name)), std::move(fingerprint)};
+    return {from_bytes(data, (folder / manifest_name).string()), std::move(fingerprint)};
 }
 
 #ifdef ATTNPORT_WITH_OPENSSL
@@ -64,26 +65,6 @@ constexpr std::size_t max_key_bytes = std::size_t{1} << 16U;
 constexpr std::string_view prefix = "attnport-bundle-signature-v1";
 constexpr std::size_t raw_key_bytes = 32;
 using RawKey = std::array<std::uint8_t, raw_key_bytes>;
-
-// Without `.` and `..`, and without asking what is a link.
-fs::path spelled_out(const fs::path& path) {
-    std::error_code none;
-    const fs::path whole = fs::absolute(path, none).lexically_normal();
-    return whole.has_filename() ? whole : whole.parent_path();
-}
-
-fs::path resolved(const fs::path& path) {
-    std::error_code error;
-    const fs::path real = fs::weakly_canonical(fs::absolute(path, error), error);
-    if (error || real.empty()) return spelled_out(path);
-    return real.has_filename() ? real : real.parent_path();
-}
-
-bool lies_in(const fs::path& path, const fs::path& folder) {
-    const auto [own, inside] = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
-    static_cast<void>(inside);
-    return own == folder.end();
-}
 
 bool is_one_file(const struct stat& key, const fs::path& other) {
     struct stat status {};
@@ -103,20 +84,14 @@ bool is_among(const fs::path& key, const fs::path& folder) {
 }
 
 void refuse_inside(const fs::path& key, const fs::path& folder) {
-    const std::array<fs::path, 2> parents = {spelled_out(folder), resolved(folder)};
-    const fs::path whole = spelled_out(key);
-    const std::array<fs::path, 3> spelled = {whole, resolved(key.parent_path() / ".") / key.filename(), resolved(key)};
-    bool inside = is_among(key, folder);
-    for (const auto& parent : parents) {
-        for (const auto& one : spelled) inside = inside || lies_in(one, parent);
-    }
-    if (inside) {
-        throw Error(plain(key) + ": a key inside " + plain(folder) + " proves nothing; keep it elsewhere.");
+    // Also a link in the folder that leads out of it, and one outside that leads into it.
+    if (is_among(key, folder) || is_inside(key, folder) || is_inside(key.parent_path() / ".", folder)) {
+        throw Error(key.string() + ": a key inside " + folder.string() + " proves nothing; keep it elsewhere.");
     }
 }
 
 [[noreturn]] void refuse_unread(const fs::path& path, int error) {
-    throw Error(plain(path) + ": the key cannot be read: " + std::generic_category().message(error) + ".");
+    throw Error(path.string() + ": the key cannot be read: " + std::generic_category().message(error) + ".");
 }
 
 std::string read_key(const fs::path& path) {
@@ -146,26 +121,6 @@ struct Free {
     void operator()(void* memory) const noexcept { OPENSSL_free(memory); }
 };
 using Key = std::unique_ptr<EVP_PKEY, Free>;
-
-std::string kind_of(const EVP_PKEY* key) {
-    switch (EVP_PKEY_base_id(key)) {
-        case EVP_PKEY_RSA:
-        case EVP_PKEY_RSA_PSS:
-            return "RSAPublicKey";
-        case EVP_PKEY_EC:
-            return "ECPublicKey";
-        case EVP_PKEY_DSA:
-            return "DSAPublicKey";
-        case EVP_PKEY_X25519:
-            return "X25519PublicKey";
-        case EVP_PKEY_X448:
-            return "X448PublicKey";
-        case EVP_PKEY_ED448:
-            return "Ed448PublicKey";
-        default:
-            return "a key of another kind";
-    }
-}
 
 Key parse_key(const std::string& text) {
     const std::unique_ptr<BIO, Free> bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
@@ -213,16 +168,17 @@ std::string fingerprint_of(const RawKey& key) {
 Key read_public(const fs::path& path, const fs::path& folder, RawKey& raw) {
     refuse_inside(path, folder);
     Key key = parse_key(read_key(path));
-    if (!key) throw Error(plain(path) + " is not a public key in PEM form: OpenSSL cannot read it.");
+    if (!key) throw Error(path.string() + " is not a public key in PEM form: OpenSSL cannot read it.");
     if (EVP_PKEY_base_id(key.get()) != EVP_PKEY_ED25519) {
-        throw Error(plain(path) + ": got " + kind_of(key.get()) + "; expected an Ed25519 public key.");
+        throw Error(path.string() + ": got a key of " + OBJ_nid2ln(EVP_PKEY_base_id(key.get())) +
+                    "; expected an Ed25519 public key.");
     }
     std::size_t size = raw.size();
     if (EVP_PKEY_get_raw_public_key(key.get(), raw.data(), &size) != 1 || size != raw.size()) {
-        throw Error(plain(path) + " is not a public key in PEM form: it has no 32 bytes.");
+        throw Error(path.string() + " is not a public key in PEM form: it has no 32 bytes.");
     }
     if (is_small_order(raw)) {
-        throw Error(plain(path) + ": a key of small order, which accepts the same signature for every text.");
+        throw Error(path.string() + ": a key of small order, which accepts the same signature for every text.");
     }
     return key;
 }
@@ -246,14 +202,14 @@ std::string check_signature(std::string_view manifest, const std::optional<std::
     RawKey raw{};
     const Key read = read_public(key, folder, raw);
     if (!signature) {
-        throw IntegrityError(plain(folder) + " is not signed: it has no " + std::string(signature_name) + ".");
+        throw IntegrityError(folder.string() + " is not signed: it has no " + std::string(signature_name) + ".");
     }
     std::string message(prefix);
     message.push_back('\0');
     message += manifest;
     std::string fingerprint = fingerprint_of(raw);
     if (!fits(read.get(), *signature, message)) {
-        throw IntegrityError(plain(folder / signature_name) +
+        throw IntegrityError((folder / signature_name).string() +
                              ": the signature is not one of this manifest with the key " + fingerprint + ".");
     }
     return fingerprint;

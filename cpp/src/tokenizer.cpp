@@ -144,21 +144,10 @@ struct Tokenizer::Rules {
             if (spec.name == ids_name) feeds.push_back(padded(spec, ids, size, words.pad_id()));
             if (spec.name == types_name) feeds.push_back(padded(spec, types, size, 0));
         }
-        if (has_mask || *shortest < size) put(feeds, reader::padding_masks(io, lengths, size));
-        return feeds;
-    }
-
-    /// Adds tensors; one whose name is there already takes that one's place.
-    static void put(std::vector<Tensor>& feeds, std::vector<Tensor> more) {
-        for (Tensor& tensor : more) {
-            const auto same = std::find_if(feeds.begin(), feeds.end(),
-                                           [&tensor](const Tensor& one) { return one.name() == tensor.name(); });
-            if (same == feeds.end()) {
-                feeds.push_back(std::move(tensor));
-            } else {
-                *same = std::move(tensor);
-            }
+        if (has_mask || *shortest < size) {
+            for (Tensor& mask : reader::padding_masks(io, lengths, size)) reader::put(feeds, std::move(mask));
         }
+        return feeds;
     }
 };
 

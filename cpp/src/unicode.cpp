@@ -38,11 +38,14 @@ void append_parts(std::u32string& text, char32_t letter) {
         if (index % trailing_count != 0) text.push_back(trailing + index % trailing_count);
         return;
     }
+    const Run* const run = row(replaced, letter);
     const Letters* const found = row(decompositions, letter);
-    if (found == nullptr || found->first != letter) {
-        text += letter;
-    } else {
+    if (run != nullptr && letter - run->first < run->count) {
+        text += replacements.rows[run->at + (letter - run->first)];
+    } else if (found != nullptr && found->first == letter) {
         text.append(found->parts.data(), found->count);
+    } else {
+        text += letter;
     }
 }
 

@@ -15,13 +15,11 @@
 namespace attnport::reader {
 namespace {
 
-constexpr char32_t no_letter = 0xFFFFFFFF;
-
-struct Range {
+struct Block {
     char32_t first;
     char32_t last;
 };
-constexpr std::array<Range, 8> ideographs{{{0x4E00, 0x9FFF},
+constexpr std::array<Block, 8> ideographs{{{0x4E00, 0x9FFF},
                                            {0x3400, 0x4DBF},
                                            {0x20000, 0x2A6DF},
                                            {0x2A700, 0x2B73F},
@@ -32,7 +30,7 @@ constexpr std::array<Range, 8> ideographs{{{0x4E00, 0x9FFF},
 
 bool is_ideograph(char32_t letter) noexcept {
     return std::any_of(ideographs.begin(), ideographs.end(),
-                       [letter](const Range& one) { return one.first <= letter && letter <= one.last; });
+                       [letter](const Block& one) { return one.first <= letter && letter <= one.last; });
 }
 
 bool is_white(char32_t letter) noexcept {
@@ -139,7 +137,7 @@ Tokens WordPiece::encode(std::string_view text, std::int64_t longest) const {
     if (found.size() > limit) found.resize(limit);
     Tokens tokens;
     for (const Part& part : rules_.parts) {
-        const std::vector<std::int64_t>& here = part.special ? *rules_.specials.find(*part.special) : found;
+        const std::vector<std::int64_t>& here = part.special ? rules_.specials.at(*part.special) : found;
         tokens.ids.insert(tokens.ids.end(), here.begin(), here.end());
         tokens.type_ids.resize(tokens.ids.size(), part.type_id);
     }
@@ -150,7 +148,7 @@ Tokens WordPiece::encode(std::string_view text, std::int64_t longest) const {
 std::size_t WordPiece::added_at(std::string_view text, std::size_t at) const {
     if (!begins_added_[static_cast<unsigned char>(text[at])]) return 0;
     for (const std::size_t length : added_lengths_) {
-        if (length <= text.size() - at && rules_.added.has(std::string(text.substr(at, length)))) return length;
+        if (length <= text.size() - at && rules_.added.count(text.substr(at, length)) != 0) return length;
     }
     return 0;
 }
@@ -171,7 +169,7 @@ void WordPiece::append(std::string_view text, std::size_t limit, std::vector<std
             continue;
         }
         append_plain(text.substr(start, at - start));
-        ids.push_back(*rules_.added.find(std::string(text.substr(at, length))));
+        ids.push_back(rules_.added.find(text.substr(at, length))->second);
         at += length;
         start = at;
     }

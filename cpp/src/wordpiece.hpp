@@ -8,13 +8,48 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "wordpiece_rules.hpp"
-
 namespace attnport::reader {
+
+/// What is done to a text first.
+struct Normalizer {
+    bool clean_text = true;
+    bool handle_chinese_chars = true;
+    std::optional<bool> strip_accents;
+    bool lowercase = true;
+
+    [[nodiscard]] bool strips() const { return strip_accents.value_or(lowercase); }
+};
+
+/// A part of what a text becomes: the ids of a special token, which are always there, or the text.
+struct Part {
+    std::optional<std::string> special;
+    std::int64_t type_id = 0;
+};
+
+struct WordPieceRules {
+    Normalizer normalizer;
+    // No hash table: who writes the file could choose pieces such that all have one hash.
+    std::map<std::string, std::int64_t> vocabulary;
+    std::string prefix;             ///< stands before every piece of a word but its first
+    std::int64_t longest_word = 0;  ///< in characters; a longer one is unknown
+    std::int64_t unknown_id = 0;
+    std::int64_t pad_id = 0;
+    std::map<std::string, std::int64_t, std::less<>> added;  ///< tokens that are found in the text as it stands
+    std::map<std::string, std::vector<std::int64_t>> specials;
+    std::vector<Part> parts;
+    std::int64_t constant = 0;  ///< how many ids are always there
+};
+
+/// Reads a `tokenizer.json` (the format of the `tokenizers` package), where that is BERT's own way; anything else in the
+/// file is refused, never guessed at. Throws Error: there is no such file, or it is not BERT's way.
+[[nodiscard]] WordPieceRules read_wordpiece(const std::filesystem::path& path);
 
 /// The ids of one text, and the type id of each.
 struct Tokens {

@@ -1,5 +1,3 @@
-#include "wordpiece_rules.hpp"
-
 #include <algorithm>
 #include <stdexcept>
 #include <system_error>
@@ -7,234 +5,121 @@
 
 #include <attnport/error.hpp>
 
-#include "decode.hpp"
 #include "json.hpp"
 #include "regular.hpp"
+#include "wordpiece.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
 namespace {
 
-/// Ids are below this, so that every integer type of a model holds them.
-constexpr std::int64_t id_limit = std::int64_t{1} << 31U;
-
-/// A token that is found in the text as it stands, before anything is done to the text.
-struct Added {
-    std::int64_t id = 0;
-    std::string content;
-};
-
-struct Place {
-    std::string id;
-    std::int64_t type_id = 0;
-};
-
-struct Special {
-    std::vector<std::int64_t> ids;
-};
-
-/// What stands around a text. Each part has one key: `SpecialToken`, always there, or `Sequence`, the text.
-struct Template {
-    std::vector<Ordered<Place>> single;
-    Ordered<Special> specials;
-};
-
-/// A field that must be right and is not kept.
-template <class T> Field checked(std::string_view name) {
-    return {name, [](const Value& value, const std::string& where) { (void)Kind<T>::read(value, where); }};
+/// Ids are less than this, so that every integer type of a model holds them.
+std::int64_t id_of(const Located& at) {
+    const std::int64_t id = at.integer();
+    if (id < 0 || id >= std::int64_t{1} << 31U) at.expected("an id of 0 or more, and less than 2**31");
+    return id;
 }
 
-Field always_false(std::string_view name) {
-    return {name, [](const Value& value, const std::string& where) {
-                const bool* const found = value.get<bool>();
-                if (found == nullptr || *found) refuse(where, value, "Literal[False]");
-            }};
-}
-
-}  // namespace
-
-template <> struct Kind<Normalizer> : Record {
-    static std::string words() { return "_Normalizer"; }
-    static Normalizer read(const Value& value, const std::string& where) {
-        Normalizer found;
-        std::string type;
-        read_record(value, where, words(),
-                    {one_of("type", type, {"BertNormalizer"}), into("clean_text", found.clean_text),
-                     into("handle_chinese_chars", found.handle_chinese_chars),
-                     into("strip_accents", found.strip_accents), into("lowercase", found.lowercase)});
-        return found;
-    }
-};
-
-template <> struct Kind<Added> : Record {
-    static std::string words() { return "_Added"; }
-    static Added read(const Value& value, const std::string& where) {
-        Added found;
-        read_record(value, where, words(),
-                    {into("id", found.id), into("content", found.content), checked<bool>("special"),
-                     always_false("single_word"), always_false("lstrip"), always_false("rstrip"),
-                     always_false("normalized")});
-        return found;
-    }
-};
-
-template <> struct Kind<Place> : Record {
-    static std::string words() { return "_Place"; }
-    static Place read(const Value& value, const std::string& where) {
-        Place found;
-        read_record(value, where, words(), {into("id", found.id), into("type_id", found.type_id)});
-        return found;
-    }
-};
-
-template <> struct Kind<Special> : Record {
-    static std::string words() { return "_Special"; }
-    static Special read(const Value& value, const std::string& where) {
-        Special found;
-        read_record(value, where, words(),
-                    {checked<std::string>("id"), into("ids", found.ids), checked<std::vector<std::string>>("tokens")});
-        return found;
-    }
-};
-
-template <> struct Kind<Template> : Record {
-    static std::string words() { return "_Template"; }
-    static Template read(const Value& value, const std::string& where) {
-        Template found;
-        std::string type;
-        read_record(value, where, words(),
-                    {one_of("type", type, {"TemplateProcessing"}), into("single", found.single),
-                     checked<std::vector<Ordered<Place>>>("pair"), into("special_tokens", found.specials)});
-        return found;
-    }
-};
-
-namespace {
-
-[[noreturn]] void fail(const std::string& why) { throw std::invalid_argument(why); }
-
-std::string start_of(const Value& value) { return cut(repr(value), 60, ""); }
-
-bool is_null(const Value& value) { return value.get<std::nullptr_t>() != nullptr; }
-
-const Value& member(const Object& object, const std::string& key) {
-    const Value* const found = object.find(key);
-    if (found == nullptr) fail(reader::quoted(key) + " is missing");
-    return *found;
-}
-
-const Object& object_in(const Object& file, const std::string& key) {
-    const Value& value = member(file, key);
-    const Object* const found = value.get<Object>();
-    if (found == nullptr) fail(key + ": got " + start_of(value) + "; expected an object");
-    return *found;
+Normalizer normalizer_of(const Located& at) {
+    at.keys({"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
+    static_cast<void>(at["type"].one_of({"BertNormalizer"}));
+    return {at["clean_text"].boolean(), at["handle_chinese_chars"].boolean(),
+            at["strip_accents"].optional(&Located::boolean), at["lowercase"].boolean()};
 }
 
 /// A piece may be any text, control characters too, so the rules for names in a manifest are not for it.
-std::map<std::string, std::int64_t> vocabulary(const Value& value) {
-    const Object* const object = value.get<Object>();
-    if (object == nullptr) fail("model.vocab: expected the id of each piece");
+std::map<std::string, std::int64_t> vocabulary_of(const Located& at) {
+    if (!at.value().is_object()) at.expected("the id of each piece");
     std::map<std::string, std::int64_t> found;
-    for (const auto& [piece, given] : *object) {
-        const std::int64_t* const id = given.get<std::int64_t>();
-        if (id == nullptr || *id < 0 || *id >= id_limit) {
-            fail("model.vocab: got " + start_of(given) + " for " + start_of(Value{piece}) + "; expected an id");
-        }
-        found.emplace(piece, *id);
-    }
+    for (const auto& [piece, id] : at.value().items()) found.emplace(piece, id_of({id, "piece " + quoted(cut(piece))}));
     return found;
 }
 
-/// Reads the model. Returns its unknown token.
-std::string read_model(const Object& file, WordPieceRules& rules) {
-    rules.vocabulary = vocabulary(member(object_in(file, "model"), "vocab"));
-    std::string type;
-    std::string unknown;
-    read_record(member(file, "model"), "model", "_Pieces",
-                {Field{"vocab", [](const Value&, const std::string&) {}}, one_of("type", type, {"WordPiece"}),
-                 into("unk_token", unknown), into("continuing_subword_prefix", rules.prefix),
-                 into("max_input_chars_per_word", rules.longest_word)});
-    return unknown;
+void read_model(const Located& at, WordPieceRules& rules) {
+    at.keys({"type", "vocab", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word"});
+    static_cast<void>(at["type"].one_of({"WordPiece"}));
+    rules.vocabulary = vocabulary_of(at["vocab"]);
+    rules.prefix = at["continuing_subword_prefix"].text();
+    rules.longest_word = at["max_input_chars_per_word"].integer();
+    const auto unknown = rules.vocabulary.find(at["unk_token"].text());
+    if (unknown == rules.vocabulary.end()) at["unk_token"].expected("a piece of the vocabulary");
+    rules.unknown_id = unknown->second;
 }
 
-/// Tokens by content; of two with one content the last counts, at the place of the first.
-Ordered<std::int64_t> read_added(const Value& value) {
-    const auto listed = Kind<std::vector<Added>>::read(value, "added_tokens");
-    std::map<std::string, std::int64_t> last;
-    for (const Added& token : listed) last[token.content] = token.id;
-    Ordered<std::int64_t> found;
-    for (const Added& token : listed) {
-        if (!token.content.empty()) found.add(token.content, last.at(token.content));
+/// A token that is found in the text as it stands, before anything is done to the text.
+std::pair<std::string, std::int64_t> added_of(const Located& at) {
+    at.keys({"id", "content", "special", "single_word", "lstrip", "rstrip", "normalized"});
+    static_cast<void>(at["special"].boolean());
+    for (const char* key : {"single_word", "lstrip", "rstrip", "normalized"}) {
+        if (at[key].boolean()) at[key].expected("false");
     }
-    return found;
+    return {at["content"].text(), id_of(at["id"])};
 }
 
-void read_template(const Value& value, WordPieceRules& rules) {
-    const auto found = Kind<Template>::read(value, "post_processor");
+std::vector<std::int64_t> special_of(const Located& at) {
+    at.keys({"id", "ids", "tokens"});
+    static_cast<void>(at["id"].text());
+    static_cast<void>(at["tokens"].list(&Located::text));
+    return at["ids"].list(id_of);
+}
+
+/// Parts of what a text becomes. Each is an object of one member: `SpecialToken`, always there, or `Sequence`, a text.
+std::vector<std::map<std::string, Part>> parts_of(const Located& at) {
+    return at.list([](const Located& part) {
+        return part.map([](const Located& place) {
+            place.keys({"id", "type_id"});
+            return Part{place["id"].text(), id_of(place["type_id"])};
+        });
+    });
+}
+
+/// What stands around a text.
+void read_template(const Located& at, WordPieceRules& rules) {
+    at.keys({"type", "single", "pair", "special_tokens"});
+    static_cast<void>(at["type"].one_of({"TemplateProcessing"}));
+    static_cast<void>(parts_of(at["pair"]));  // which is not used
+    rules.specials = at["special_tokens"].map(special_of);
     std::vector<std::string> texts;
-    for (const auto& part : found.single) {
-        if (part.size() != 1) continue;
-        const auto& [kind, place] = *part.begin();
-        const bool is_text = kind == "Sequence";
-        if (is_text) texts.push_back(place.id);
-        rules.parts.push_back({is_text ? std::nullopt : std::optional<std::string>(place.id), place.type_id});
+    for (const auto& member : parts_of(at["single"])) {
+        if (member.size() != 1) continue;
+        auto [kind, part] = *member.begin();
+        if (kind == "Sequence") {
+            texts.push_back(*part.special);
+            part.special.reset();
+        } else {
+            const auto ids = rules.specials.find(*part.special);
+            if (ids == rules.specials.end()) at["special_tokens"].fail("key " + quoted(*part.special) + " is missing");
+            rules.constant += static_cast<std::int64_t>(ids->second.size());
+        }
+        rules.parts.push_back(std::move(part));
     }
-    if (texts != std::vector<std::string>{"A"}) fail("post_processor.single: expected one place for the text");
-    for (const auto& [name, special] : found.specials) rules.specials.add(name, special.ids);
-    for (const Part& part : rules.parts) {
-        if (!part.special) continue;
-        const std::vector<std::int64_t>* const ids = rules.specials.find(*part.special);
-        if (ids == nullptr) fail(reader::quoted(*part.special) + " is missing");
-        rules.constant += static_cast<std::int64_t>(ids->size());
-    }
+    if (texts != std::vector<std::string>{"A"}) at["single"].fail("expected one place for the text");
 }
+
+bool is_given(const Located& at, const char* key) { return !at.value().value(key, Json()).is_null(); }
 
 /// Refuses texts that are to be cut or padded at their beginning; older files do not say where.
-void check_right(const Object& file, const std::string& key) {
-    const Value* const value = file.find(key);
-    if (value == nullptr || is_null(*value)) return;
-    const Value* const direction = object_in(file, key).find("direction");
-    if (direction == nullptr) return;
-    const std::string* const found = direction->get<std::string>();
-    if (found == nullptr || *found != "Right") {
-        fail(key + ".direction: got " + start_of(*direction) + "; expected 'Right'");
-    }
+void check_right(const Located& at, const char* key) {
+    if (!is_given(at, key)) return;
+    if (!at[key].value().is_object()) at[key].expected("an object");
+    if (at[key].value().count("direction") != 0) static_cast<void>(at[key]["direction"].one_of({"Right"}));
 }
 
-std::int64_t read_pad_id(const Object& file, const WordPieceRules& rules) {
-    const Value* const padding = file.find("padding");
-    if (padding != nullptr && !is_null(*padding)) {
-        return Kind<std::int64_t>::read(member(object_in(file, "padding"), "pad_id"), "padding.pad_id");
-    }
-    const std::int64_t* const found = rules.added.find("[PAD]");
-    return found == nullptr ? 0 : *found;
-}
-
-void check_ids(const WordPieceRules& rules) {
-    std::vector<std::int64_t> ids{rules.pad_id};
-    for (const auto& token : rules.added) ids.push_back(token.second);
-    for (const auto& special : rules.specials) ids.insert(ids.end(), special.second.begin(), special.second.end());
-    for (const Part& part : rules.parts) ids.push_back(part.type_id);
-    const auto wrong = std::find_if(ids.begin(), ids.end(), [](std::int64_t id) { return id < 0 || id >= id_limit; });
-    if (wrong != ids.end()) fail("got id " + std::to_string(*wrong) + "; expected 0 or more, and less than 2**31");
-}
-
-WordPieceRules rules_of(const Object& file) {
+WordPieceRules rules_of(const Located& at) {
     WordPieceRules rules;
-    std::string type;
-    rules.normalizer = Kind<Normalizer>::read(member(file, "normalizer"), "normalizer");
-    read_record(member(file, "pre_tokenizer"), "pre_tokenizer", "_PreTokenizer",
-                {one_of("type", type, {"BertPreTokenizer"})});
-    const std::string unknown = read_model(file, rules);
-    rules.added = read_added(member(file, "added_tokens"));
-    read_template(member(file, "post_processor"), rules);
-    const auto found = rules.vocabulary.find(unknown);
-    if (found == rules.vocabulary.end()) fail(reader::quoted(unknown) + " is missing");
-    rules.unknown_id = found->second;
-    check_right(file, "truncation");
-    check_right(file, "padding");
-    rules.pad_id = read_pad_id(file, rules);
-    check_ids(rules);
+    rules.normalizer = normalizer_of(at["normalizer"]);
+    at["pre_tokenizer"].keys({"type"});
+    static_cast<void>(at["pre_tokenizer"]["type"].one_of({"BertPreTokenizer"}));
+    read_model(at["model"], rules);
+    // Of two tokens with one content the last counts.
+    for (auto& [content, id] : at["added_tokens"].list(added_of)) {
+        if (!content.empty()) rules.added.insert_or_assign(std::move(content), id);
+    }
+    read_template(at["post_processor"], rules);
+    check_right(at, "truncation");
+    check_right(at, "padding");
+    const auto pad = rules.added.find("[PAD]");
+    rules.pad_id = is_given(at, "padding") ? id_of(at["padding"]["pad_id"]) : pad == rules.added.end() ? 0 : pad->second;
     return rules;
 }
 
@@ -242,7 +127,7 @@ WordPieceRules rules_of(const Object& file) {
 std::string bytes_of(const std::filesystem::path& path) {
     std::error_code failed;
     const std::filesystem::path target = std::filesystem::canonical(path, failed);
-    if (failed) fail(failed.message());
+    if (failed) throw SystemError(failed.message());
     RegularFile file(target);
     return file.read_up_to(static_cast<std::size_t>(file.size()));
 }
@@ -252,10 +137,8 @@ std::string bytes_of(const std::filesystem::path& path) {
 WordPieceRules read_wordpiece(const std::filesystem::path& path) {
     std::string said;
     try {
-        const Value value = parse(bytes_of(path), path.string());
-        const Object* const object = value.get<Object>();
-        if (object == nullptr) fail("it is no object");
-        return rules_of(*object);
+        const Json value = parse(bytes_of(path), "it");
+        return rules_of({value, "file"});
     } catch (const IntegrityError& err) {
         said = err.what();
     } catch (const SystemError& err) {

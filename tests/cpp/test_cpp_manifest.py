@@ -1,4 +1,4 @@
-"""The C++ reader takes the manifests and ONNX files that Python's takes, as the same values, and says the same else."""
+"""The C++ reader takes the manifests and ONNX files that Python's takes, as the same values, and refuses the same."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import made_up
 import pytest
 from cpp_builds import Build
 
-from attnport_bundle.contract import IO, Dim, TensorSpec
+from attnport_bundle.contract import Dim, TensorSpec
 from attnport_bundle.errors import BundleError
 from attnport_bundle.external import opset, references
 from attnport_bundle.manifest import ENGINES, Form, Manifest, from_bytes
-from attnport_bundle.printable import escaped
+from attnport_bundle.printable import is_printable
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:
@@ -26,8 +26,7 @@ from test_manifest_rules import FINE, WRONG, told  # noqa: E402 - see above
 
 CORPUS = made_up.FUZZ / "corpus"
 NOT_VALID = "bundle.json is not valid: "
-MANY_DIGITS = f"{NOT_VALID}an integer of more than 4300 digits"
-"""What C++ says before it looks at anything else, and Python where it comes upon it."""
+"""What a reader says of what its parser refuses."""
 Answer = tuple[int, str]
 
 
@@ -47,82 +46,87 @@ def answers(words: Sequence[str]) -> list[Answer]:
     return [(int(code), bytes.fromhex(text).decode()) for code, text in zip(words[::2], words[1::2], strict=True)]
 
 
-# --- what was kept, as read_many writes it ------------------------------------------------------------------------
+# --- what was kept, as read_many writes it: rows, each with its kind first ------------------------------------------
 
 
-def row(kind: str, *values: object) -> str:
-    return " ".join([kind, *(repr(list(value) if isinstance(value, tuple) else value) for value in values)]) + "\n"
+Row = tuple[object, ...]
 
 
-def ranges(dims: Iterable[Dim]) -> str:
-    return row("profile") + "".join(row("dim", dim.name, dim.min, dim.opt, dim.max) for dim in dims)
+def ranges(dims: Iterable[Dim]) -> list[Row]:
+    return [("profile",), *(("dim", dim.name, dim.min, dim.opt, dim.max) for dim in dims)]
 
 
-def of_tensors(kind: str, tensors: Iterable[TensorSpec]) -> Iterator[str]:
-    return (row(kind, spec.name, spec.dtype, spec.dims, spec.high) for spec in tensors)
+def of_tensors(kind: str, tensors: Iterable[TensorSpec]) -> list[Row]:
+    return [(kind, spec.name, spec.dtype, spec.dims, spec.high) for spec in tensors]
 
 
-def of_form(name: str, form: Form, io: IO) -> Iterator[str]:
+def of_form(name: str, form: Form) -> Iterator[Row]:
     engine = form.runtime in ENGINES
-    yield row("form", name, form.file, form.external, form.plan, form.runtime, form.provider, form.proof, engine)
-    for tensor in dict.fromkeys(spec.name for spec in (*io.inputs, *io.outputs)):
-        yield row("dtype", tensor, form.dtypes[tensor])
-    yield from (ranges(profile.dims) for profile in form.profiles)
-    yield row("requires", form.requires.runtime, form.requires.exact, form.requires.opset, form.requires.sm)
-    yield row("parity", form.parity.verdict, form.parity.runtime, form.parity.graph, form.parity.reason)
+    yield "form", name, form.file, form.external, form.plan, form.runtime, form.provider, form.proof, engine
+    yield from (("dtype", *one) for one in sorted(form.dtypes.items()))
+    for profile in form.profiles:
+        yield from ranges(profile.dims)
+    yield "requires", form.requires.runtime, form.requires.exact, form.requires.opset, form.requires.sm
+    yield "parity", form.parity.verdict, form.parity.runtime, form.parity.graph, form.parity.reason
 
 
-def of_manifest(found: Manifest, data: bytes) -> Iterator[str]:
+def of_manifest(found: Manifest, data: bytes) -> Iterator[Row]:
     digest = hashlib.sha256(data).hexdigest()
-    yield row("manifest", found.name, found.unverified, found.order, found.tokenizer, digest)
+    yield "manifest", found.name, found.unverified, found.order, found.tokenizer, digest
     yield from of_tensors("input", found.io.inputs)
     yield from of_tensors("output", found.io.outputs)
-    yield ranges(found.io.dims)
+    yield from ranges(found.io.dims)
     for mask in found.io.masks:
         said = (mask.polarity, mask.alignment, mask.window, mask.carries, mask.keys)
-        yield row("mask", mask.kinds, mask.input, *said)
-    for name, form in found.forms.items():
-        yield from of_form(name, form, found.io)
-    yield row("goldens", found.goldens.file)
+        yield "mask", mask.kinds, mask.input, *said
+    for name, form in sorted(found.forms.items()):
+        yield from of_form(name, form)
+    yield "goldens", found.goldens.file
     for bound in found.goldens.bounds:
-        yield row("bound", bound.case, bound.output, bound.plan, bound.rms_bound, bound.max_bound)
-    yield from (row("file", name, file.bytes, file.sha256) for name, file in found.files.items())
+        yield "bound", bound.case, bound.output, bound.plan, bound.rms_bound, bound.max_bound
+    yield from (("file", name, file.bytes, file.sha256) for name, file in sorted(found.files.items()))
 
 
-def in_python(data: bytes) -> tuple[Answer, bool]:
-    """Python's answer, and whether its words are those of a parser: of JSON, of UTF-8, of integers."""
+def written(rows: Iterable[Row]) -> str:
+    """Rows as JSON writes them, in which a tuple is a list."""
+    return json.dumps(list(rows))
+
+
+def in_python(data: bytes) -> Answer:
     try:
-        return (0, "".join(of_manifest(from_bytes(data, "bundle.json"), data))), False
+        return 0, written(of_manifest(from_bytes(data, "bundle.json"), data))
     except BundleError as err:
-        cause = err.__cause__
-        parser = isinstance(cause, json.JSONDecodeError | UnicodeDecodeError) or "Exceeds the limit (4" in str(cause)
-        return (err.exit_code, str(err)), parser
+        return err.exit_code, str(err)
 
 
-def compare(data: bytes, got: Answer, wanted: Answer, parser: bool) -> None:
-    if parser or got[1] == MANY_DIGITS:
-        assert got[1].startswith(NOT_VALID), (data, got, wanted)
-        got, wanted = (got[0], NOT_VALID), (wanted[0], NOT_VALID)
-    # The same answer, each reader in words of its own.
-    assert got[0] == wanted[0], (data, got, wanted)
-    assert bool(got[1]) == bool(wanted[1]), (data, got, wanted)
+def compare(data: bytes, got: Answer, wanted: Answer) -> None:
+    """What both readers take has the same rows. What one refuses so does the other, each in words of its own.
+
+    The parser of C++ also refuses text and integers that Python's takes, which is refused then for another reason.
+    """
+    assert (got[0] == 0) == (wanted[0] == 0), (data, got, wanted)
+    if got[0] == 0:
+        assert json.loads(got[1]) == json.loads(wanted[1]), data
+    else:
+        assert got[1].startswith("bundle.json"), (data, got)
+        assert got[0] == wanted[0] or (got[0] == 6 and NOT_VALID in got[1]), (data, got, wanted)
 
 
 def compare_manifests(build: Build, inputs: Sequence[bytes]) -> list[int]:
-    """Compares every answer; how many had exit code 0, how many another one, how many words of a parser."""
+    """Compares every answer; how many were accepted, how many refused, and how many of these as no JSON."""
     counts = [0, 0, 0]
     for data, words in zip(inputs, in_cpp(build, "manifest", inputs), strict=True):
-        wanted, parser = in_python(data)
         (got,) = answers(words)
-        compare(data, got, wanted, parser)
-        counts[2 if parser else bool(wanted[0])] += 1
+        compare(data, got, in_python(data))
+        counts[0 if got[0] == 0 else 2 if NOT_VALID in got[1] else 1] += 1
     return counts
 
 
 def test_what_the_fuzzer_found_and_what_parsers_differ_about(cpp_build_asan: Build) -> None:
-    accepted, refused, _ = compare_manifests(cpp_build_asan, [*contents(CORPUS / "manifest"), *made_up.TRICKY])
+    accepted, refused, as_no_json = compare_manifests(cpp_build_asan, [*contents(CORPUS / "manifest"), *made_up.TRICKY])
     assert accepted
     assert refused > 40
+    assert as_no_json > 40
 
 
 def test_what_makes_sense_and_what_contradicts_itself(cpp_build_asan: Build, made_bundle: Path) -> None:
@@ -138,10 +142,10 @@ def seeds(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
 def test_made_up_manifests(cpp_build_asan: Build, made_bundle: Path, seed: int) -> None:
     inputs = list(made_up.manifests(seeds(made_bundle), seed, 600))
-    accepted, refused, by_parser = compare_manifests(cpp_build_asan, inputs)
+    accepted, refused, as_no_json = compare_manifests(cpp_build_asan, inputs)
     assert accepted > 30
     assert refused > 300
-    assert by_parser > 20
+    assert as_no_json > 20
 
 
 def test_a_manifest_of_many_plans_and_cases_is_refused_alike(cpp_build_asan: Build, made_bundle: Path) -> None:
@@ -155,26 +159,27 @@ def test_a_manifest_of_many_plans_and_cases_is_refused_alike(cpp_build_asan: Bui
 
 def onnx_in_python(path: Path) -> list[Answer]:
     def references_of() -> str:
-        return "".join(row("reference", one.location, one.offset, one.length) for one in references(path))
+        return written(("reference", one.location, one.offset, one.length) for one in references(path))
 
     found: list[Answer] = []
     # A larger opset than any is only shown: C++ stops counting where its integers end.
-    for read in (references_of, lambda: row("opset", min(opset(path), 2**63 - 1))):
+    for read in (references_of, lambda: written([("opset", min(opset(path), 2**63 - 1))])):
         try:
             found.append((0, read()))
-        except UnicodeDecodeError:
-            found.append((1, "text that is no UTF-8"))  # Python's decoder says where; C++ need not
-        except ValueError as err:
+        except ValueError as err:  # a UnicodeDecodeError is one
             found.append((1, str(err)))
     return found
 
 
 def compare_models(build: Build, inputs: Sequence[bytes], folder: Path) -> list[int]:
+    """Compares codes, and the rows of what was accepted; how many were accepted, and how many refused."""
     counts = [0, 0]
     for data, words in zip(inputs, in_cpp(build, "external", inputs), strict=True):
         (folder / "model.onnx").write_bytes(data)
         wanted = onnx_in_python(folder / "model.onnx")
-        assert answers(words) == wanted, data
+        for (code, text), (wanted_code, wanted_text) in zip(answers(words), wanted, strict=True):
+            assert (code, bool(text)) == (wanted_code, True), data
+            assert code or json.loads(text) == json.loads(wanted_text), data
         counts[wanted[0][0]] += 1
     return counts
 
@@ -193,17 +198,29 @@ def test_made_up_onnx_files(cpp_build_asan: Build, tmp_path: Path, seed: int) ->
     assert refused > 100
 
 
-def test_what_others_said_is_escaped_alike(cpp_build_asan: Build) -> None:
+def test_what_others_said_cannot_change_a_terminal(cpp_build_asan: Build) -> None:
     letters = [chr(code) for code in (*range(0x3000), *range(0xFD00, 0x10000), 0xE000, 0x1F600, 0xE0001, 0x10FFFF)]
-    said = [b"", b" \n ", b"\xff\x1b[2J\xed\xa0\x80", b"\x85 a \x85", *("".join(letters[at : at + 64]).encode()
-        for at in range(0, len(letters), 64))]  # fmt: skip
-    wanted = [[(0, escaped(one.decode("utf-8", "surrogateescape")))] for one in said]
-    assert [answers(words) for words in in_cpp(cpp_build_asan, "said", said)] == wanted
+    said = ["", " \n ", "\x1b[2J", " a\nb\t\n", *("|" + "".join(letters[at : at + 64]) + "|"
+        for at in range(0, len(letters), 64) if not 0xD800 <= ord(letters[at]) <= 0xDFFF)]  # fmt: skip
+    got = [answers(words)[0] for words in in_cpp(cpp_build_asan, "said", [one.encode() for one in said])]
+    assert got == [(0, as_a_terminal_may_see_it(one)) for one in said]
+    (invalid,) = in_cpp(cpp_build_asan, "said", [b"\xff\x1b[2J\xed\xa0\x80"])
+    assert answers(invalid) == [(0, r"\xff\x1b[2J\xed\xa0\x80")]
+
+
+def as_a_terminal_may_see_it(text: str) -> str:
+    """Without blanks around it, and with each byte of what cannot be printed in hexadecimal digits."""
+    return "".join(
+        letter if is_printable(letter) else r"\n" if letter == "\n" else "".join(rf"\x{x:02x}" for x in letter.encode())
+        for letter in text.strip(" \t\r\n\v\f")
+    )
 
 
 def test_the_comparison_notices_another_answer() -> None:
-    for got in ((0, ""), (2, f"{NOT_VALID}x"), (6, "")):
-        for parser in (False, True):
-            with pytest.raises(AssertionError):
-                compare(b"", got, (6, f"{NOT_VALID}y"), parser)
-    compare(b"", (6, f"{NOT_VALID}x"), (6, f"{NOT_VALID}y"), True)
+    refused, rows = (6, "bundle.json: no"), (0, '[["manifest", 1]]')
+    others = ((0, '[["manifest", 2]]'), rows), ((2, "bundle.json: no"), refused), ((6, ""), refused)
+    for got, wanted in ((rows, refused), (refused, rows), *others):
+        with pytest.raises(AssertionError):
+            compare(b"", got, wanted)
+    compare(b"", refused, (6, "bundle.json: in other words"))
+    compare(b"", rows, rows)

@@ -10,6 +10,7 @@
 
 #include "manifest.hpp"
 #include "printable.hpp"
+#include "words.hpp"
 
 namespace {
 
@@ -35,17 +36,17 @@ void check_name(const std::string& name) {
 void check(const reader::Manifest& manifest) {
     require(reader::is_printable(manifest.name), "text that cannot be printed", manifest.name);
     require(!manifest.forms.empty() && manifest.order.size() == manifest.forms.size(), "no order of the forms", "");
-    require(manifest.files.has(manifest.goldens.file), "not among the files", manifest.goldens.file);
+    require(manifest.files.count(manifest.goldens.file) != 0, "not among the files", manifest.goldens.file);
     for (const auto& [name, file] : manifest.files) {
         check_name(name);
         require(file.bytes >= 0 && file.sha256.size() == 64, "no size or digest", name);
     }
     for (const auto& name : manifest.order) {
-        require(manifest.forms.has(name), "no such form", name);
+        require(manifest.forms.count(name) != 0, "no such form", name);
         const auto& form = manifest.form(name);
-        require(manifest.files.has(form.file), "not among the files", form.file);
-        for (const auto& weights : form.external) require(manifest.files.has(weights), "not among the files", weights);
-        for (const auto& spec : manifest.io.inputs) require(form.dtypes.has(spec.name), "no dtype", spec.name);
+        require(manifest.files.count(form.file) != 0, "not among the files", form.file);
+        for (const auto& weights : form.external) require(manifest.files.count(weights) != 0, "not among the files", weights);
+        for (const auto& spec : manifest.io.inputs) require(form.dtypes.count(spec.name) != 0, "no dtype", spec.name);
     }
 }
 

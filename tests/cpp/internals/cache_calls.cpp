@@ -28,7 +28,7 @@ void find(const std::vector<std::string>& given) {
 void entry(const std::vector<std::string>& given) {
     attnport::reader::Manifest manifest;
     manifest.digest = given.at(6);
-    manifest.forms.add(given.at(1), {});
+    manifest.forms[given.at(1)];
     const attnport::reader::Machine machine{given.at(4), "", 0, given.at(5)};
     put(attnport::reader::entry(manifest, given[1], given.at(2), given.at(3), machine));
 }

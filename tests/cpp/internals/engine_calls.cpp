@@ -18,10 +18,8 @@
 #include <attnport/error.hpp>
 
 #include "cuda.hpp"
-#include "engine_header.hpp"
 #include "engine_library.hpp"
 #include "opening.hpp"
-#include "profiles.hpp"
 #include "regular.hpp"
 
 namespace {

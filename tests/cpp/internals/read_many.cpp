@@ -1,7 +1,7 @@
 // What the reader makes of many inputs: for each line of stdin, "manifest", "external" or "said" and bytes in
 // hexadecimal digits, a line with the exit code (of external data: 0, or 1 for a refusal) and, in the same digits,
-// either what was kept or the error's text. All but the exit code is written as Python's repr() would; "said" is what
-// somebody else said, which is answered as a terminal may see it.
+// either what was kept, as JSON, or the error's text; "said" is what somebody else said, which is answered as a terminal
+// may see it.
 #include <exception>
 #include <iostream>
 #include <stdexcept>
@@ -13,6 +13,7 @@
 
 #include "../hexadecimal.hpp"
 #include "external.hpp"
+#include "json.hpp"
 #include "manifest.hpp"
 #include "words.hpp"
 
@@ -20,78 +21,65 @@ namespace {
 
 namespace reader = attnport::reader;
 
-std::string text(const std::string& value) { return reader::quoted(value); }
-std::string text(bool value) { return value ? "True" : "False"; }
-std::string text(std::int64_t value) { return std::to_string(value); }
-std::string text(std::uint64_t value) { return std::to_string(value); }
-std::string text(double value) { return reader::shortest(value); }
-std::string text(const std::vector<std::string>& values) { return reader::listed(values); }
-std::string text(const std::vector<std::int64_t>& values) { return reader::listed(values); }
+using reader::Json;
 
-template <class T> std::string text(const std::optional<T>& value) { return value ? text(*value) : "None"; }
-
-std::string text(const std::vector<attnport::Axis>& dims) {
-    std::vector<std::string> found;
-    found.reserve(dims.size());
-    for (const auto& dim : dims) {
-        found.push_back(std::visit([](const auto& axis) { return text(axis); }, dim));
-    }
-    return "[" + reader::joined(found) + "]";
-}
-
-template <class... Values> std::string row(const char* kind, const Values&... values) {
-    return kind + (std::string() + ... + (" " + text(values))) + "\n";
-}
-
-std::string rows(const reader::Profile& profile) {
-    std::string found = row("profile");
-    for (const auto& dim : profile.dims) found += row("dim", dim.name, dim.min, dim.opt, dim.max);
+template <class T> Json json(const T& value) { return value; }
+template <class T> Json json(const std::optional<T>& value) { return value ? Json(*value) : Json(); }
+Json json(std::string_view value) { return std::string(value); }
+Json json(const std::vector<attnport::Axis>& dims) {
+    Json found = Json::array();
+    for (const auto& dim : dims) std::visit([&found](const auto& axis) { found.push_back(axis); }, dim);
     return found;
 }
 
-std::string rows(const char* kind, const std::vector<attnport::TensorSpec>& tensors) {
-    std::string found;
-    for (const auto& spec : tensors) {
-        found += row(kind, spec.name, std::string(attnport::name(spec.dtype)), spec.dims, spec.high);
+/// Rows, each with its kind first.
+class Rows {
+public:
+    template <class... Values> void add(const char* kind, const Values&... values) {
+        rows_.push_back(Json::array({Json(kind), json(values)...}));
     }
-    return found;
-}
-
-std::string rows(const attnport::IO& io) {
-    std::string found = rows("input", io.inputs) + rows("output", io.outputs) + rows(reader::Profile{io.dims});
-    for (const auto& mask : io.masks) {
-        found += row("mask", mask.kinds, mask.input, mask.polarity, mask.alignment, mask.window, mask.carries,
-                     mask.keys);
+    void add(const reader::Profile& profile) {
+        add("profile");
+        for (const auto& dim : profile.dims) add("dim", dim.name, dim.min, dim.opt, dim.max);
     }
-    return found;
-}
+    void add(const char* kind, const std::vector<attnport::TensorSpec>& tensors) {
+        for (const auto& spec : tensors) add(kind, spec.name, attnport::name(spec.dtype), spec.dims, spec.high);
+    }
+    void add(const std::string& name, const reader::Form& form) {
+        add("form", name, form.file, form.external, form.plan, form.runtime, form.provider, form.proof,
+            form.is_engine());
+        for (const auto& [tensor, dtype] : form.dtypes) add("dtype", tensor, attnport::name(dtype));
+        for (const auto& profile : form.profiles) add(profile);
+        add("requires", form.requires_.runtime, form.requires_.exact, form.requires_.opset, form.requires_.sm);
+        add("parity", form.parity.verdict, form.parity.runtime, form.parity.graph, form.parity.reason);
+    }
+    [[nodiscard]] std::string digits() const { return hexadecimal::digits(rows_.dump()); }
 
-std::string rows(const std::string& name, const reader::Form& form) {
-    std::string found = row("form", name, form.file, form.external, form.plan, form.runtime, form.provider, form.proof,
-                            form.is_engine());
-    for (const auto& [tensor, dtype] : form.dtypes) found += row("dtype", tensor, std::string(attnport::name(dtype)));
-    for (const auto& profile : form.profiles) found += rows(profile);
-    const reader::Requires& needs = form.requires_;
-    found += row("requires", needs.runtime, needs.exact, needs.opset, needs.sm);
-    return found + row("parity", form.parity.verdict, form.parity.runtime, form.parity.graph, form.parity.reason);
-}
+private:
+    Json rows_ = Json::array();
+};
 
-std::string rows(const reader::Manifest& manifest) {
-    std::string found = row("manifest", manifest.name, manifest.unverified, manifest.order, manifest.tokenizer,
-                            manifest.digest);
-    found += rows(manifest.io);
-    for (const auto& [name, form] : manifest.forms) found += rows(name, form);
-    found += row("goldens", manifest.goldens.file);
+Rows rows(const reader::Manifest& manifest) {
+    Rows found;
+    found.add("manifest", manifest.name, manifest.unverified, manifest.order, manifest.tokenizer, manifest.digest);
+    found.add("input", manifest.io.inputs);
+    found.add("output", manifest.io.outputs);
+    found.add(reader::Profile{manifest.io.dims});
+    for (const auto& mask : manifest.io.masks) {
+        found.add("mask", mask.kinds, mask.input, mask.polarity, mask.alignment, mask.window, mask.carries, mask.keys);
+    }
+    for (const auto& [name, form] : manifest.forms) found.add(name, form);
+    found.add("goldens", manifest.goldens.file);
     for (const auto& bound : manifest.goldens.bounds) {
-        found += row("bound", bound.case_, bound.output, bound.plan, bound.rms_bound, bound.max_bound);
+        found.add("bound", bound.case_, bound.output, bound.plan, bound.rms_bound, bound.max_bound);
     }
-    for (const auto& [name, file] : manifest.files) found += row("file", name, file.bytes, file.sha256);
+    for (const auto& [name, file] : manifest.files) found.add("file", name, file.bytes, file.sha256);
     return found;
 }
 
 std::string of_manifest(const std::string& data) {
     try {
-        return "0 " + hexadecimal::digits(rows(reader::from_bytes(data, "bundle.json")));
+        return "0 " + rows(reader::from_bytes(data, "bundle.json")).digits();
     } catch (const attnport::Error& err) {
         return std::to_string(err.exit_code()) + " " + hexadecimal::digits(err.what());
     }
@@ -99,7 +87,7 @@ std::string of_manifest(const std::string& data) {
 
 template <class Read> std::string of_external(const Read& read) {
     try {
-        return "0 " + hexadecimal::digits(read());
+        return "0 " + read().digits();
     } catch (const std::invalid_argument& err) {
         return "1 " + hexadecimal::digits(err.what());
     }
@@ -107,13 +95,17 @@ template <class Read> std::string of_external(const Read& read) {
 
 std::string of_external(std::string_view data) {
     const std::string references = of_external([data] {
-        std::string found;
+        Rows found;
         for (const auto& one : reader::references(data)) {
-            found += row("reference", one.location, one.offset, one.length);
+            found.add("reference", one.location, one.offset, one.length);
         }
         return found;
     });
-    return references + " " + of_external([data] { return row("opset", reader::opset(data)); });
+    return references + " " + of_external([data] {
+               Rows found;
+               found.add("opset", reader::opset(data));
+               return found;
+           });
 }
 
 }  // namespace
