@@ -218,7 +218,7 @@ def errors_at(got: Array | None, expected: Array, valid: Array, name: str) -> Er
 
 
 def reading(subject: str, sample: str, name: str, errors: Errors | None, by: Yardstick) -> Reading:
-    """The verdict on a tensor, by the rule for outputs: twice eager's RMS error and four times its largest."""
+    """The verdict on a tensor, by the rule for outputs."""
     if errors is None:
         return Reading(subject, "NOT_RUN", "it cannot be compared")
     judged = judge(sample, name, errors, by)
@@ -231,9 +231,9 @@ def excess(sample: str, name: str, errors: Errors | None, by: Yardstick) -> Exce
     """How many times its bound an error is, the worse of RMS and largest; infinite for NaN where none belongs."""
     if errors is None or errors.problem == "no element to compare":
         return None
-    if errors.rms is None or errors.max is None or by.rms(sample, name) is None:
+    if errors.rms is None or errors.max is None or by.errors(sample, name).rms is None:
         return math.inf
-    pairs = zip((errors.rms, errors.max), by.bounds(sample, name, errors.reference_rms, errors.elements), strict=True)
+    pairs = zip((errors.rms, errors.max), by.bounds(sample, name, errors.reference_rms), strict=True)
     return max(error / bound if bound > 0 else (math.inf if error > 0 else 0.0) for error, bound in pairs)
 
 

@@ -1,4 +1,4 @@
-"""The bound in half precision: eager's attention in one kernel or step by step, whichever is further off."""
+"""The bound in half precision is by attention step by step, whose scores are rounded as those of a graph are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "DRAWS", 0)  # which take the steps one by one as well
+    monkeypatch.setattr(eager, "DRAWS", 0)
 
 
 def checked(folder: Path) -> RuntimeParity:
@@ -42,7 +42,7 @@ def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folde
 
 
 def test_by_the_kernel_alone_it_would_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager.Eager, "_step_by_step", lambda self, plan, todo: None)
+    monkeypatch.setattr(eager.Eager, "_own_way", lambda self, plan: self.session(plan))
     found = checked(folder)
     assert found.verdict == "FAIL"
     assert "large values, y: RMS error" in found.reason
