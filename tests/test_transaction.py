@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from generations import generation, interrupted, stage, tidy, write
+from generations import LAST, generation, interrupted, stage, tidy, write
 from killing import CALLS, Armed, in_child
 
-from attnport.errors import ArtifactError, UsageError
-from attnport.transaction import JOURNAL, STAGING, settle, transaction
+from attnport.errors import UsageError
+from attnport.transaction import STAGING, settle, transaction
 
 
 @pytest.fixture
@@ -102,19 +102,20 @@ def settle_and_die(folder: Path, at: int) -> None:
     settle(folder)
 
 
-def test_killed_again_and_again_while_recovering_it_still_completes(folder: Path, tmp_path: Path) -> None:
-    def stop_at_the_journal() -> None:
-        replace = os.replace
-        os.replace = lambda source, target: (replace(source, target), os._exit(9))
-        write(folder, 2)
-
-    assert in_child(stop_at_the_journal) == 9
-    assert (folder / JOURNAL).exists()
+@pytest.mark.parametrize("start", [0, 1], ids=["new folder", "earlier artifact"])
+def test_killed_again_and_again_while_recovering_it_still_goes_back(tmp_path: Path, start: int) -> None:
+    target = tmp_path / "out"
+    if start:
+        write(target, start)
+    interrupted(target)
+    with pytest.raises(AssertionError):
+        assert generation(target) == start, "the writer was not killed half way"
     kills = 0
-    while in_child(functools.partial(settle_and_die, folder, kills + 1)) == -signal.SIGKILL:
+    while in_child(functools.partial(settle_and_die, target, kills + 1)) == -signal.SIGKILL:
         kills += 1
     assert kills > 5
-    assert generation(folder) == 2
+    assert generation(target) == start
+    assert not (target / STAGING).exists()
 
 
 def test_killed_at_random_moments_it_holds_one_state(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_a_full_disk_at_every_call_loses_nothing(tmp_path: Path, start: int) -> 
     assert failures > 10
 
 
-def test_a_full_disk_before_the_journal_says_that_nothing_changed(folder: Path) -> None:
+def test_a_full_disk_says_that_nothing_changed(folder: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))
     try:
@@ -200,21 +201,26 @@ def test_a_really_full_disk_loses_nothing(tmp_path: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_full_disk_after_the_journal_says_that_the_change_is_still_to_come(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_between_two_renames_is_taken_back_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
     def full(self: Path, target: Path) -> Path:
-        if JOURNAL in str(self):
-            os.replace(self, target)  # noqa: PTH105
-            return target
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if Path(target) == folder / LAST:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        with pytest.raises(UsageError, match="not yet in place"):
+        with pytest.raises(UsageError, match="what was there before is untouched"):
             write(folder, 2)
-    settle(folder)
-    assert generation(folder) == 2
+    assert generation(folder) == 1
+    assert tidy(folder)
+
+
+def test_a_change_without_its_last_file_is_no_change(folder: Path) -> None:
+    stage(folder, "weights.bin", "new/file")
+    assert generation(folder) == 1
+    assert tidy(folder)
 
 
 def test_an_exception_or_interrupt_discards_what_was_staged(folder: Path) -> None:
@@ -232,7 +238,7 @@ def test_a_failed_first_change_leaves_no_folder_behind(tmp_path: Path) -> None:
 
 
 def test_a_foreign_error_is_not_taken_for_ours(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), transaction(folder):
+    with pytest.raises(FileNotFoundError), transaction(folder, LAST):
         (tmp_path / "missing weights").read_bytes()
 
 
@@ -268,8 +274,11 @@ def test_a_read_only_folder_is_refused_for_writing_and_open_for_reading(unprivil
     (target / STAGING).rmdir()
     interrupted(target)
     target.chmod(0o555)
-    with pytest.raises(ArtifactError, match="has to be completed first"):
-        settle(target)
+    settle(target)
+    assert (target / LAST).read_text().startswith("0001"), "the manifest is renamed last"
+    target.chmod(0o755)
+    settle(target)
+    assert generation(target) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_refused(unprivileged: Path) -> None:
