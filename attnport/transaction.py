@@ -10,7 +10,6 @@ A folder may come from somebody else, and what lies in its staging folder as wel
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -21,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from attnport.errors import ArtifactError, AttnportError, UsageError
+from attnport.errors import ArtifactError, UsageError
 
 STAGING = ".attnport-staging"
 LOCK = ".attnport-lock"
@@ -43,14 +42,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _inside(name: str) -> str:
-    """`name` if it is a plain relative path below a folder, with `/` between its parts. Raises ArtifactError."""
-    parts = name.split("/")
-    if any(part in ("", ".", "..") or "\\" in part or not part.isprintable() for part in parts) or parts[0] in OWN:
-        raise ArtifactError(f"{name!r} is not the name of a file inside an artifact folder.")
-    return name
 
 
 def _check_place(folder: Path, name: str) -> None:
@@ -102,13 +93,13 @@ class Transaction:
 
     def path(self, name: str) -> Path:
         """Where to write the file that will be called `name` (relative, with `/`)."""
-        staged = self._work / LAST if name == self._last else self._work / NEW / _inside(name)
+        staged = self._work / LAST if name == self._last else self._work / NEW / name
         staged.parent.mkdir(parents=True, exist_ok=True)
         return staged
 
     def remove(self, name: str) -> None:
         """Deletes the file `name` at commit, unless it is staged again; one that is not there is no error."""
-        (self._work / NEW / _inside(name)).unlink(missing_ok=True)
+        (self._work / NEW / name).unlink(missing_ok=True)
         self._removed.add(name)
 
     def staged(self) -> dict[str, str]:
@@ -260,14 +251,12 @@ def transaction(folder: Path, last: str) -> Iterator[Transaction]:
 
     Raises:
         BusyError: another process is writing to the folder.
-        UsageError: the folder cannot be made or written, or the disk is full.
+        OSError: the folder cannot be made or written, or the disk is full.
         ArtifactError: as `recover`; or something that is no file of ours is in the way of a final name.
     """
-    made = False
+    made = not folder.is_dir()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            made = True
         with locked(folder):
             recover(folder)
             change = Transaction(folder, last)
@@ -277,29 +266,7 @@ def transaction(folder: Path, last: str) -> Iterator[Transaction]:
             finally:
                 with suppress(OSError):  # whoever opens the folder next tries again
                     recover(folder)
-    except AttnportError:
-        raise
-    except OSError as err:
-        _explain(folder, err)
-        raise
     finally:
         if made:
             with suppress(OSError):
                 folder.rmdir()
-
-
-def _explain(folder: Path, err: OSError) -> None:
-    """Raises a UsageError for a full disk or a folder that cannot be written; other errors are the caller's."""
-    if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        # A write that fails names no file: it may have been a temporary one, on another disk.
-        raise UsageError(
-            f"{folder}: {err.strerror}; what was there before is untouched.",
-            hint="Free some space there, or where temporary files go (TMPDIR), and try again.",
-        ) from err
-    refused = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-    if err.errno in refused and isinstance(err.filename, (str, os.PathLike)):
-        path = Path(err.filename)
-        if path.is_relative_to(folder) or folder.is_relative_to(path):
-            raise UsageError(
-                f"{folder} cannot be written: {err.strerror} ({path}).", hint="Choose a folder that you may write to."
-            ) from err

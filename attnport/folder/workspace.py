@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
 import functools
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import attnport_bundle
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.folder.machine import version
+from attnport.folder.refusals import as_usage_error
 from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.module_path import ROOT
 from attnport.transaction import Transaction, settle, transaction
@@ -183,15 +185,23 @@ def change(folder: Path) -> Iterator[Change]:
     """Opens a folder for one verb's change; all of it becomes visible at the end, or none.
 
     `Change.manifest` is None for a new folder.
+
+    Raises:
+        ArtifactError, IntegrityError: as `open_folder` and `transaction`.
+        UsageError: the folder cannot be made or written, another process is writing to it, or the disk is full.
     """
     try:
         with transaction(folder, MANIFEST) as staged:
             manifest = open_folder(folder) if (folder / MANIFEST).exists() else None
             yield Change(folder, staged, manifest)
-    except FileNotFoundError as err:  # where no folder can be made, some file systems say this of the folder itself
-        if err.filename is not None and Path(err.filename) in (folder, *folder.parents):
+    except OSError as err:
+        # Where no folder can be made, some file systems say of the folder itself that it is not found.
+        if err.errno == errno.ENOENT and err.filename and Path(err.filename) in (folder, *folder.parents):
             raise UsageError(f"{folder} cannot be made.", hint="Choose a place that you may write to.") from err
-        raise
+        told = as_usage_error(err)
+        if told is None:
+            raise
+        raise told from err
 
 
 def fresh(folder: Path, manifest: Manifest, stage: str, inputs: str) -> bool:
