@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from killing import in_child
 
-from attnport.transaction import OWN, STAGING, transaction
+from attnport.transaction import OWN, transaction
 
-FILES = ("manifest", "weights.bin", "engines/a/deep.engine")
+LAST = "manifest"
+FILES = (LAST, "weights.bin", "engines/a/deep.engine")
 
 
 def write(folder: Path, generation: int, size: int = 2000) -> None:
     """Generation n: every file says n; odd generations have `odd/only`, even ones `even`."""
-    with transaction(folder) as staged:
+    with transaction(folder, LAST) as staged:
         for name in (*FILES, "odd/only" if generation % 2 else "even"):
             staged.path(name).write_text(f"{generation:04d}" * size)
         staged.remove("even" if generation % 2 else "odd/only")
@@ -23,7 +23,7 @@ def write(folder: Path, generation: int, size: int = 2000) -> None:
 
 def stage(folder: Path, *names: str, error: BaseException | None = None) -> None:
     """Stages small files, then commits, or raises `error`."""
-    with transaction(folder) as staged:
+    with transaction(folder, LAST) as staged:
         for name in names:
             staged.path(name).write_text("staged")
         if error:
@@ -54,21 +54,18 @@ def tidy(folder: Path) -> bool:
     return not any((folder / name).exists() for name in OWN)
 
 
-def interrupted(folder: Path, edit: Callable[[Path], None] = lambda staging: None, renames: int = 1) -> None:
-    """Leaves the folder as a writer of generation 2 does that was killed after `renames` renames; 1 = the journal's."""
+def interrupted(folder: Path, generation: int = 2) -> None:
+    """Leaves the folder as a writer does that was killed right before it renamed the manifest."""
 
     def stop() -> None:
-        replace, seen = Path.replace, [0]
+        replace = Path.replace
 
-        def counted(self: Path, target: Path) -> Path:
-            result = replace(self, target)
-            seen[0] += 1
-            if seen[0] == renames:
+        def guarded(self: Path, target: Path) -> Path:
+            if Path(target) == folder / LAST:
                 os._exit(9)
-            return result
+            return replace(self, target)
 
-        Path.replace = counted  # type: ignore[assignment,method-assign]
-        write(folder, 2)
+        Path.replace = guarded  # type: ignore[assignment,method-assign]
+        write(folder, generation)
 
     assert in_child(stop) == 9
-    edit(next((folder / STAGING).iterdir()))

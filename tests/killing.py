@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attnport.transaction import JOURNAL, OWN
+from attnport.artifacts import MANIFEST
+from attnport.transaction import OWN
 
 BUNDLE = "bundle"
 RENAMES = ("replace", "rename")
@@ -70,14 +71,12 @@ def in_child(act: Callable[[], None]) -> int:
 
 def copier(folder: Path, copies: Path, log: Path) -> Callable[[], None]:
     """Called before each rename: copies the folder as it is before each commit, under the number of the next rename."""
-    between = True
 
     def before() -> None:
-        nonlocal between
-        was, between = between, not (folder / JOURNAL).exists()
-        if between and (not was or not log.exists()):
-            number = len(log.read_text().splitlines()) + 1 if log.exists() else 1
-            shutil.copytree(folder, copies / str(number), ignore=shutil.ignore_patterns(*OWN, f".{BUNDLE}.*"))
+        done = log.read_text().splitlines() if log.exists() else []
+        if not done or done[-1] in (MANIFEST, BUNDLE):
+            ignored = shutil.ignore_patterns(*OWN, f".{BUNDLE}.*")
+            shutil.copytree(folder, copies / str(len(done) + 1), ignore=ignored)
 
     return before
 

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from generations import generation, tidy, write
+from generations import LAST, generation, tidy, write
 from killing import in_child
 
-from attnport.transaction import JOURNAL, LOCK, BusyError, Transaction, locked, settle, transaction
+from attnport.transaction import LOCK, OLD, STAGING, BusyError, Transaction, locked, settle, transaction
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_second_writer_is_refused_and_says_so(folder: Path) -> None:
-    with transaction(folder) as staged:
+    with transaction(folder, LAST) as staged:
         staged.path("manifest").write_text("half")
         with pytest.raises(BusyError, match="another process") as caught:
             write(folder, 2)
@@ -92,7 +92,7 @@ def test_a_lock_file_that_its_holder_deleted_meanwhile_counts_for_nothing(
 
 
 def test_a_reader_sees_the_earlier_state_while_a_writer_stages(folder: Path) -> None:
-    with transaction(folder) as staged:
+    with transaction(folder, LAST) as staged:
         staged.path("manifest").write_text("half")
         settle(folder)
         assert generation_of_final(folder) == 1
@@ -115,7 +115,7 @@ def test_a_reader_waits_for_a_writer_that_renames(folder: Path) -> None:
             slow()
         finally:
             os._exit(0)
-    while not (folder / JOURNAL).exists():
+    while not any((folder / STAGING).glob(f"*/{OLD}")):
         time.sleep(0.005)
     settle(folder)
     assert generation(folder) == 2
@@ -123,11 +123,11 @@ def test_a_reader_waits_for_a_writer_that_renames(folder: Path) -> None:
 
 
 def test_a_child_that_outlives_a_killed_writer_cannot_write_into_the_next_change(folder: Path) -> None:
-    first = Transaction(folder)
+    first = Transaction(folder, LAST)
     orphan = first.path("stray.engine")
     settle(folder)
-    with transaction(folder) as staged:
-        staged.path("manifest").write_text("0001" * 2000)
+    with transaction(folder, LAST) as staged:
+        staged.path(LAST).write_text("0001" * 2000)
         with pytest.raises(FileNotFoundError):
             orphan.write_text("late")
     assert generation(folder) == 1

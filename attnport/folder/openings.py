@@ -58,6 +58,12 @@ def model_openings(
     }
 
 
+def model_files(manifest: Manifest) -> list[str]:
+    """What a check or a measurement reads of a folder: models, weights, engines, the tokenizer; no reports."""
+    named = (name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer)
+    return list(dict.fromkeys((MODEL, *named)))
+
+
 def of_runtime(name: str, runtime: str) -> bool:
     """Whether a name that reports use is of a runtime: its own, or that of one of its plans, engines or forms."""
     return name == runtime or name.startswith(f"{runtime}.")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnport.artifacts import MANIFEST
 from attnport.errors import UsageError
-from attnport.transaction import OWN
+from attnport.transaction import OWN, settle
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CUT_SHORT = re.compile(r"problem writing element|\d+ requested and \d+ written")
@@ -62,6 +62,7 @@ def refuse_stranger(folder: Path) -> None:
         raise UsageError(f"{folder} is there and is no folder.", hint="Give another folder, or move it away.")
     if (folder / MANIFEST).exists():
         return
+    settle(folder)  # a first export that was killed has left files of its own
     strange = sorted(path.name for path in folder.iterdir() if path.name not in OWN)
     if strange:
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
 import functools
 import time
 from collections.abc import Iterator
@@ -15,16 +16,19 @@ import attnport_bundle
 from attnport.artifacts import FORMAT, MANIFEST, Manifest, ModelSpec, Stage
 from attnport.errors import ArtifactError, IntegrityError, SpecError, UsageError
 from attnport.folder.machine import version
+from attnport.folder.refusals import as_usage_error
 from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.module_path import ROOT
-from attnport.transaction import JOURNAL, STAGING, Transaction, settle, transaction
+from attnport.transaction import Transaction, settle, transaction
 from attnport.version import __version__
 
 T = TypeVar("T")
+_VERBS = {"lower": "fuse", "precision": "build", "layers": "check --bisect"}
+"""The verbs of stages that have other names."""
 
 
 def open_folder(folder: Path) -> Manifest:
-    """Reads a folder's manifest, after completing or discarding what an interrupted verb left.
+    """Reads a folder's manifest, after taking back what an interrupted verb did not finish.
 
     Raises:
         ArtifactError: not an artifact folder, or its manifest is malformed or of another version.
@@ -59,8 +63,7 @@ def open_folder(folder: Path) -> Manifest:
 
 def open_if_there(folder: Path) -> Manifest | None:
     """As `open_folder`, but None where nothing was exported yet."""
-    journal = (folder / JOURNAL).exists() or (folder / STAGING).exists()
-    return open_folder(folder) if journal or (folder / MANIFEST).is_file() else None
+    return open_folder(folder) if (folder / MANIFEST).is_file() else None
 
 
 def toolchain(*packages: str) -> str:
@@ -89,12 +92,18 @@ def check_files(folder: Path, manifest: Manifest, *names: str) -> None:
     for name in names or tuple(manifest.files):
         path = folder / name
         if not path.is_file():
-            raise IntegrityError(f"{path} is missing.", hint="Make the folder again, or restore the file.")
+            raise IntegrityError(f"{path} is missing.", hint=f"Restore it, or {_again(manifest, name)}.")
         if path.is_symlink() or digest_file(path) != manifest.files.get(name):
             raise IntegrityError(
                 f"{path} is not the file that was written: its digest differs.",
-                hint="It was changed or cut short; make it again.",
+                hint=f"It was changed or cut short; {_again(manifest, name)}.",
             )
+
+
+def _again(manifest: Manifest, name: str) -> str:
+    """What writes a file again."""
+    stage = next((stage for stage, done in manifest.stages.items() if name in done.files), "export").partition(":")[0]
+    return f"write it again with: attnport {_VERBS.get(stage, stage)}"
 
 
 def load_spec(manifest: Manifest) -> ModelSpec:
@@ -120,7 +129,10 @@ def load_spec(manifest: Manifest) -> ModelSpec:
 
 
 class Change:
-    """A verb's change to a folder: write files to `path(name)`, set `manifest` fields, name the stage at the end."""
+    """A verb's change to a folder: write files to `path(name)`, set `manifest` fields, name the stage at the end.
+
+    Without a call of `finish`, nothing is changed.
+    """
 
     def __init__(self, folder: Path, staged: Transaction, manifest: Manifest | None) -> None:
         self.folder = folder
@@ -152,7 +164,6 @@ class Change:
         if self.manifest is None:
             raise ArtifactError(f"{self.folder}: stage {stage} has no manifest to write.")
         written = self._staged.staged()
-        written.pop(MANIFEST, None)
         done = Stage(
             inputs=inputs,
             files=(*written, *extra),
@@ -174,15 +185,23 @@ def change(folder: Path) -> Iterator[Change]:
     """Opens a folder for one verb's change; all of it becomes visible at the end, or none.
 
     `Change.manifest` is None for a new folder.
+
+    Raises:
+        ArtifactError, IntegrityError: as `open_folder` and `transaction`.
+        UsageError: the folder cannot be made or written, another process is writing to it, or the disk is full.
     """
     try:
-        with transaction(folder) as staged:
+        with transaction(folder, MANIFEST) as staged:
             manifest = open_folder(folder) if (folder / MANIFEST).exists() else None
             yield Change(folder, staged, manifest)
-    except FileNotFoundError as err:  # where no folder can be made, some file systems say this of the folder itself
-        if err.filename is not None and Path(err.filename) in (folder, *folder.parents):
+    except OSError as err:
+        # Where no folder can be made, some file systems say of the folder itself that it is not found.
+        if err.errno == errno.ENOENT and err.filename and Path(err.filename) in (folder, *folder.parents):
             raise UsageError(f"{folder} cannot be made.", hint="Choose a place that you may write to.") from err
-        raise
+        told = as_usage_error(err)
+        if told is None:
+            raise
+        raise told from err
 
 
 def fresh(folder: Path, manifest: Manifest, stage: str, inputs: str) -> bool:

@@ -15,8 +15,9 @@ from attnport.artifacts import ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of
 from attnport.cases.text import read_sentences
 from attnport.errors import AttnportError
+from attnport.folder.openings import model_files
 from attnport.folder.portable import portable
-from attnport.folder.workspace import open_folder
+from attnport.folder.workspace import check_files, open_folder
 from attnport.parity.bisect_ground import FORM, SAMPLES, Ground
 from attnport.parity.bisect_search import Search
 from attnport.parity.evaluate import Progress
@@ -64,6 +65,7 @@ def bisect(
     if report.verdict != "FAIL":
         return Bisected(report, ())
     manifest = open_folder(folder)
+    check_files(folder, manifest, *model_files(manifest))
     sentences = read_sentences(text) if text else []
     cases = cases_of(folder, manifest, sentences, inputs, seed, batch)
     limits, budget = Limits(timeout_s, every=isolate), Budget(probes, cap_bytes)

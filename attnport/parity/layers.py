@@ -19,8 +19,9 @@ from attnport.cases.choosing import cases_of
 from attnport.cases.inputs import Array, Case
 from attnport.cases.text import read_sentences
 from attnport.errors import ArtifactError, AttnportError
+from attnport.folder.openings import model_files
 from attnport.folder.portable import portable
-from attnport.folder.workspace import change, fresh, open_folder, read_report
+from attnport.folder.workspace import change, check_files, fresh, open_folder, read_report
 from attnport.jsonfile import digest_text, to_json
 from attnport.parities import FILE as PARITY
 from attnport.parity.bisect_ground import Ground
@@ -72,6 +73,7 @@ def layers(
             raise ArtifactError(f"{folder} is no artifact.")
         if not force and (found := read_layers(folder, manifest)) is not None:
             return found
+        check_files(folder, manifest, *model_files(manifest))
         cases = cases_of(folder, manifest, sentences, inputs, seed, batch)
         limits = Limits(timeout_s, every=isolate)
         ground = Ground(folder, manifest, cases, report, threads, limits, Budget(cap_bytes=cap_bytes), 1, progress)

@@ -13,7 +13,7 @@ from attnport.artifacts import Capabilities, LatencyReport, Manifest
 from attnport.cases.text import read_sentences
 from attnport.errors import ArtifactError, UnavailableError
 from attnport.folder.machine import machine, versions
-from attnport.folder.openings import MODEL_SUFFIXES, bundle_digest, model_openings, of_runtime, why_none
+from attnport.folder.openings import bundle_digest, model_files, model_openings, of_runtime, why_none
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, read, to_json
@@ -86,7 +86,7 @@ def bench(
         manifest = edit.manifest
         if manifest is None:
             raise ArtifactError(f"{folder} is no artifact.")
-        models = [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES]
+        models = model_files(manifest)
         check_files(folder, manifest, *models)
         require(manifest.source, given=trust_source)
         settings = _settings(effort)

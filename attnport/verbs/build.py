@@ -177,7 +177,7 @@ def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, for
     form = manifest.forms.get(key)
     if not force and form is not None and form.precision is not None and fresh(folder, manifest, stage, digest):
         return
-    check_files(folder, manifest, *(name for name in (MODEL, WEIGHTS) if name in manifest.files))
+    check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
     progress(f"{key}: searching what has to stay in float32")
     plan = plan_precision(folder, manifest, lowering, budget=budget, progress=progress)
     fusing.fuse_searched(folder, lowering, plan, force=force, progress=progress)

@@ -17,7 +17,7 @@ from attnport.errors import (
     ParityFailed,
     UnavailableError,
 )
-from attnport.folder.openings import MODEL_SUFFIXES, bundle_digest, of_runtime
+from attnport.folder.openings import bundle_digest, model_files, of_runtime
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read, to_json
@@ -81,7 +81,7 @@ def check(
         manifest = edit.manifest
         if manifest is None:
             raise ArtifactError(f"{folder} is no artifact.")
-        check_files(folder, manifest, *_model_files(manifest))
+        check_files(folder, manifest, *model_files(manifest))
         require(manifest.source, given=trust_source)
         progress("loading the model")
         spec = load_spec(manifest)
@@ -169,11 +169,6 @@ def _needed(chosen: Sequence[Runtime]) -> list[str]:
     return sorted({runtime.name for runtime in chosen} | {EAGER, FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
-def _model_files(manifest: Manifest) -> list[str]:
-    """What `check` reads of a folder: models, weights, engines, the tokenizer; not the reports beside them."""
-    return [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer]
-
-
 def _inputs_digest(
     manifest: Manifest,
     probed: dict[str, Capabilities],
@@ -182,7 +177,7 @@ def _inputs_digest(
     numbers: tuple[float, ...],
 ) -> str:
     """Everything that could change the report."""
-    files = {name: manifest.files[name] for name in _model_files(manifest)}
+    files = {name: manifest.files[name] for name in model_files(manifest)}
     parts = [
         asdict(manifest.source),
         asdict(manifest.io),

@@ -132,7 +132,7 @@ def _fuse_one(
     table_key = lowering.table_key(plan)
     if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
         return manifest
-    check_files(folder, manifest, *(name for name in (MODEL, WEIGHTS) if name in manifest.files))
+    check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
     progress(f"{key}: lowering")
     lowered, form = _write_form(folder, lowering, plan, searched)
     progress(f"{key}: proving")

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from attnport import optional
-from attnport.artifacts import FusionReport, LatencyReport, ParityReport, Stage
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ParityReport, Stage
 from attnport.dims import STRICT
 from attnport.errors import AttnportError, MissingDependency, ParityFailed
 from attnport.folder.refusals import as_usage_error
-from attnport.folder.workspace import open_folder, open_if_there
-from attnport.jsonfile import read
+from attnport.folder.workspace import open_folder, open_if_there, read_report
 from attnport.reporting.recommendation import Recommendation
 from attnport.verbs._advice import advise
 
@@ -177,16 +176,17 @@ def ship(
     judged = run.reported("check", ParityFailed)
     if not judged:  # then the bundle is refused for want of a verdict: the code is that of what kept it from being made
         codes = [code for code in codes if code != ParityFailed.exit_code]
-    parity = _read(ParityReport, folder / "parity.json") if judged else None
-    latency = _read(LatencyReport, folder / "latency.json") if run.reported("bench") else None
+    manifest = open_folder(folder)
+    parity = _read(ParityReport, folder, manifest, "parity.json") if judged else None
+    latency = _read(LatencyReport, folder, manifest, "latency.json") if run.reported("bench") else None
     return ShipResult(
         folder=str(folder),
         exit_code=next((code for code in PRECEDENCE if code in codes), 0),
         stages=tuple(run.stages),
-        fusion=_read(FusionReport, folder / "fusion.json"),
+        fusion=_read(FusionReport, folder, manifest, "fusion.json"),
         parity=parity,
         latency=latency,
-        recommendation=advise(folder, open_folder(folder), parity, latency),
+        recommendation=advise(folder, manifest, parity, latency),
     )
 
 
@@ -195,8 +195,11 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _read(kind: type[T], path: Path) -> T | None:
-    return read(kind, path) if path.is_file() else None
+def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | None:
+    """A report as it was written; None where it is not there, or was changed, which the stages have said."""
+    with suppress(AttnportError):
+        return read_report(kind, folder, manifest, name)
+    return None
 
 
 def _fuse(run: _Ship, require: bool, force: bool) -> str:

@@ -72,7 +72,7 @@ def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) ->
         raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
     if (path / BUNDLE).exists() or (path / BUNDLE).is_symlink():
         return _bundle(path, key, timeout_s)
-    if not (path / ARTIFACT).exists() and not any((path / name).exists() for name in OWN):
+    if not (path / ARTIFACT).exists():
         raise ArtifactError(
             f"{path} is neither a bundle nor an artifact: it has no {BUNDLE} and no {ARTIFACT}.",
             hint="Make one with: attnport export SPEC -o FOLDER, then attnport bundle FOLDER -o APP",
