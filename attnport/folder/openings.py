@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.artifacts import Manifest
+from attnport.artifacts import PLANS, Capabilities, Manifest
+from attnport.errors import UsageError
 from attnport.jsonfile import digest_file
 from attnport.runtimes.base import Opening, Runtime
 from attnport_bundle.names import MANIFEST
@@ -22,15 +24,18 @@ def model_openings(
     plans: Sequence[str],
     threads: int | None,
     bundle: Path | None = None,
+    *,
+    usual: str = "fp32",
 ) -> dict[str, Opening]:
     """What a runtime that opens files has to run here.
 
     Args:
         plans: The precision plans that its probe found; forms of others are left out.
         bundle: The bundle that was made of this folder, for the runtime that opens bundles.
+        usual: The precision plan that a name does not tell.
 
     Returns:
-        By the name that reports use: the runtime's own, with the plan behind it for other plans than fp32, and with
+        By the name that reports use: the runtime's own, with the plan behind it for other plans than `usual`, and with
         the engine's key where there are several; of a bundle, with the name of each of its forms. Empty when the
         folder holds nothing for it, see `why_none`.
 
@@ -50,12 +55,46 @@ def model_openings(
     if not runtime.form:
         return {runtime.name: Opening(manifest.io, model=folder / MODEL, threads=threads)}
     return {
-        runtime.name if form.plan == "fp32" else f"{runtime.name}.{form.plan}": Opening(
+        runtime.name if form.plan == usual else f"{runtime.name}.{form.plan}": Opening(
             manifest.io, plan=form.plan, model=folder / form.file, threads=threads
         )
         for form in manifest.forms.values()
         if form.target == runtime.form and form.plan in (plans or ("fp32",))
     }
+
+
+def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
+    """A verb's stage and report; those of one precision plan alone, such as `check:fp16` and `parity.fp16.json`.
+
+    Raises:
+        UsageError: there is no such plan.
+    """
+    if plan is None:
+        return stage, file
+    if plan not in PLANS:
+        raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(PLANS)}.")
+    return f"{stage}:{plan}", str(Path(file).with_suffix(f".{plan}.json"))
+
+
+def of_plan(manifest: Manifest, plan: str) -> Manifest:
+    """The manifest with forms, engines and files of one precision plan, and what belongs to no plan."""
+    made = (*manifest.forms.values(), *manifest.engines.values())
+    other = {Path(one.file).with_suffix("").as_posix() for one in made if one.plan != plan}
+    return dataclasses.replace(
+        manifest,
+        forms={key: form for key, form in manifest.forms.items() if form.plan == plan},
+        engines={key: record for key, record in manifest.engines.items() if record.plan == plan},
+        files={
+            name: digest
+            for name, digest in manifest.files.items()
+            if Path(name).with_suffix("").as_posix() not in other
+        },
+    )
+
+
+def not_in(found: Capabilities, plan: str) -> str:
+    """Why a runtime that is there cannot be asked for a precision plan; "" where it can."""
+    return "" if plan in found.plans else f"it computes in {', '.join(found.plans)} here, not in {plan}"
 
 
 def of_runtime(name: str, runtime: str) -> bool:
