@@ -78,8 +78,9 @@ def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
 
 def of_plan(manifest: Manifest, plan: str) -> Manifest:
     """The manifest with forms, engines and files of one precision plan, and what belongs to no plan."""
-    made = (*manifest.forms.values(), *manifest.engines.values())
-    other = {Path(one.file).with_suffix("").as_posix() for one in made if one.plan != plan}
+    forms = {form.file for form in manifest.forms.values() if form.plan != plan}
+    engines = {record.file for record in manifest.engines.values() if record.plan != plan}
+    other = {Path(file).with_suffix("").as_posix() for file in forms | engines}
     return dataclasses.replace(
         manifest,
         forms={key: form for key, form in manifest.forms.items() if form.plan == plan},
@@ -90,6 +91,14 @@ def of_plan(manifest: Manifest, plan: str) -> Manifest:
             if Path(name).with_suffix("").as_posix() not in other
         },
     )
+
+
+def openings_at(
+    plan: str, runtime: Runtime, folder: Path, manifest: Manifest, threads: int | None, bundle: Path | None
+) -> dict[str, Opening]:
+    """As `model_openings`, of one precision plan, which the names do not tell."""
+    found = model_openings(runtime, folder, manifest, (plan,), threads, bundle, usual=plan)
+    return {name: opening for name, opening in found.items() if opening.plan == plan}
 
 
 def not_in(found: Capabilities, plan: str) -> str:
@@ -128,13 +137,16 @@ def file_of(opening: Opening, folder: Path) -> str | None:
     return opening.model.relative_to(folder).as_posix() if inside else str(opening.model)
 
 
-def why_none(runtime: Runtime) -> str:
+def why_none(runtime: Runtime, plan: str | None = None) -> str:
     """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
+    more = f" --dtype {plan}" if plan else ""
     if runtime.opens == "bundle":
         return "no bundle was named; make one with: attnport bundle FOLDER -o APP, and name it with: --bundle APP"
     if runtime.opens == "engine":
-        return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}"
-    return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}"
+        return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}{more}"
+    if not runtime.form:
+        return "it runs the model as exported, which is in fp32"
+    return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}{more}"
 
 
 def graph_digest(folder: Path, manifest: Manifest, file: str) -> str:

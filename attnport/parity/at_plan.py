@@ -16,7 +16,7 @@ import numpy as np
 from attnport.artifacts import Form, IOContract, ParityReport, RuntimeParity, Session
 from attnport.cases.inputs import Array, batch_dim
 from attnport.errors import ParityFailed
-from attnport.folder.openings import model_openings, not_in, why_none
+from attnport.folder.openings import not_in, openings_at, why_none
 from attnport.parity.comparing import Comparison, _Tried
 from attnport.parity.eager import EAGER, Eager
 from attnport.processes.isolated import unavailable
@@ -68,10 +68,9 @@ class ComparisonAtPlan(Comparison):
         if runtime.opens == "module":
             opening = Opening(self.io, plan=self.plan, spec=self.spec, threads=self.threads, contract=True)
             return {name: self._measured(runtime, opening)}
-        given = self.folder, self.manifest, (self.plan,), self.threads, self.bundle
-        openings = model_openings(runtime, *given, usual=self.plan)
+        openings = openings_at(self.plan, runtime, self.folder, self.manifest, self.threads, self.bundle)
         if not openings:
-            return {name: self._not_run(f"{why_none(runtime)} --dtype {self.plan}", self.plan)}
+            return {name: self._not_run(why_none(runtime, self.plan), self.plan)}
         return {key: self._measured(runtime, opening) for key, opening in openings.items()}
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:

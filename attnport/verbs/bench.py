@@ -20,6 +20,7 @@ from attnport.folder.openings import (
     not_in,
     of_plan,
     of_runtime,
+    openings_at,
     stage_of,
     why_none,
 )
@@ -156,11 +157,15 @@ def subjects(
         elif runtime.opens == "module":
             found[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads), ""
         else:
-            plans = (plan,) if plan else probed[runtime.name].plans
-            openings = model_openings(runtime, folder, manifest, plans, threads, bundle, usual=plan or "fp32")
+            plans = probed[runtime.name].plans
+            openings = (
+                openings_at(plan, runtime, folder, manifest, threads, bundle)
+                if plan
+                else model_openings(runtime, folder, manifest, plans, threads, bundle)
+            )
             found |= {name: (runtime, opening, "") for name, opening in openings.items()}
             if not openings:
-                found[runtime.name] = runtime, None, why_none(runtime)
+                found[runtime.name] = runtime, None, why_none(runtime, plan)
     return found
 
 

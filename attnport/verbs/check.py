@@ -184,7 +184,7 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
         UnavailableError: a named runtime was not run.
     """
     found = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
-    hint = f"{FILE} has every case."
+    hint = f"{FILE}, or of one plan parity.PLAN.json, has every case."
     if EAGER in found and found[EAGER].verdict == "FAIL":
         hint += " The module fails by itself: does each mask input mean what it was declared to, :hide for one?"
     for name, result in found.items():
