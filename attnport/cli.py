@@ -162,6 +162,14 @@ def build(
 @click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other.")
 @click.option("--text", type=FOLDER, help="Sentences, one a line.")
 @click.option("--inputs", type=FOLDER, help="An .npz with an array for each input.")
+@click.option("--shape", "shapes", multiple=True, help='Further cases, full batches of "batch=1/8,seq=512".')
+@click.option("--dtype", "plan", help="One precision plan alone, modules cast to it; writes parity.PLAN.json.")
+@click.option(
+    "--eager",
+    default="torch_eager",
+    show_default=True,
+    help="What makes the reference and bounds the others; with --dtype also torch_eager_cuda, on a GPU.",
+)
 @click.option("--bundle", type=FOLDER, help="A bundle of this folder, checked through its own reader.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,

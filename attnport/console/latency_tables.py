@@ -71,10 +71,17 @@ def _times(measured: Mapping[str, LatencyRow]) -> Iterator[doc.Block]:
     numbers = doc.numbers("load", "first call", "median", "p90", "p99", "calls")
     yield doc.Table("", (*doc.words("ms"), *numbers), doc.rows(rows))
     parts: list[tuple[doc.Line, ...]] = [
-        (name, *(_ms(row.parts_ns.get(part)) for part in _PARTS)) for name, row in measured.items() if row.parts_ns
+        (
+            name,
+            *(_ms(row.parts_ns.get(part)) for part in _PARTS),
+            _interval(row.device_ratio) if row.device_ratio else row.verdict if row.verdict == "baseline" else "",
+        )
+        for name, row in measured.items()
+        if row.parts_ns
     ]
     if parts:
-        yield doc.Table("", (*doc.words("ms, by events"), *doc.numbers(*_PARTS.values())), doc.rows(parts))
+        columns = (*_PARTS.values(), "ratio on device")
+        yield doc.Table("", (*doc.words("ms, by events"), *doc.numbers(*columns)), doc.rows(parts))
 
 
 def show_regression(report: RegressionReport) -> Iterator[doc.Block]:

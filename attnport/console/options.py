@@ -53,6 +53,10 @@ _BENCH_OPTIONS = (
         show_default=True,
         help="Sentences or lengths in a padded batch.",
     ),
+    click.option("--dtype", "plan", help="One precision plan alone, modules cast to it; writes latency.PLAN.json."),
+    click.option(
+        "--baseline", default="torch_eager", show_default=True, help="The runtime that others are compared with."
+    ),
     click.option("--bundle", type=FOLDER, help="A bundle of this folder, measured through its own reader."),
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores."),
     click.option("--pin/--no-pin", default=True, show_default=True, help="Keep processes on as many cores as threads."),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.artifacts import Manifest
+from attnport.artifacts import PLANS, Capabilities, Manifest
+from attnport.errors import UsageError
 from attnport.jsonfile import digest_file
 from attnport.runtimes.base import Opening, Runtime
 from attnport_bundle.names import MANIFEST
@@ -22,15 +24,18 @@ def model_openings(
     plans: Sequence[str],
     threads: int | None,
     bundle: Path | None = None,
+    *,
+    usual: str = "fp32",
 ) -> dict[str, Opening]:
     """What a runtime that opens files has to run here.
 
     Args:
         plans: The precision plans that its probe found; forms of others are left out.
         bundle: The bundle that was made of this folder, for the runtime that opens bundles.
+        usual: The precision plan that a name does not tell.
 
     Returns:
-        By the name that reports use: the runtime's own, with the plan behind it for other plans than fp32, and with
+        By the name that reports use: the runtime's own, with the plan behind it for other plans than `usual`, and with
         the engine's key where there are several; of a bundle, with the name of each of its forms. Empty when the
         folder holds nothing for it, see `why_none`.
 
@@ -50,7 +55,7 @@ def model_openings(
     if not runtime.form:
         return {runtime.name: Opening(manifest.io, model=folder / MODEL, threads=threads)}
     return {
-        runtime.name if form.plan == "fp32" else f"{runtime.name}.{form.plan}": Opening(
+        runtime.name if form.plan == usual else f"{runtime.name}.{form.plan}": Opening(
             manifest.io, plan=form.plan, model=folder / form.file, threads=threads
         )
         for form in manifest.forms.values()
@@ -62,6 +67,49 @@ def model_files(manifest: Manifest) -> list[str]:
     """What a check or a measurement reads of a folder: models, weights, engines, the tokenizer; no reports."""
     named = (name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer)
     return list(dict.fromkeys((MODEL, *named)))
+
+
+def stage_of(stage: str, file: str, plan: str | None) -> tuple[str, str]:
+    """A verb's stage and report; those of one precision plan alone, such as `check:fp16` and `parity.fp16.json`.
+
+    Raises:
+        UsageError: there is no such plan.
+    """
+    if plan is None:
+        return stage, file
+    if plan not in PLANS:
+        raise UsageError(f"--dtype {plan!r}: expected one of {', '.join(PLANS)}.")
+    return f"{stage}:{plan}", str(Path(file).with_suffix(f".{plan}.json"))
+
+
+def of_plan(manifest: Manifest, plan: str) -> Manifest:
+    """The manifest with forms, engines and files of one precision plan, and what belongs to no plan."""
+    forms = {form.file for form in manifest.forms.values() if form.plan != plan}
+    engines = {record.file for record in manifest.engines.values() if record.plan != plan}
+    other = {Path(file).with_suffix("").as_posix() for file in forms | engines}
+    return dataclasses.replace(
+        manifest,
+        forms={key: form for key, form in manifest.forms.items() if form.plan == plan},
+        engines={key: record for key, record in manifest.engines.items() if record.plan == plan},
+        files={
+            name: digest
+            for name, digest in manifest.files.items()
+            if Path(name).with_suffix("").as_posix() not in other
+        },
+    )
+
+
+def openings_at(
+    plan: str, runtime: Runtime, folder: Path, manifest: Manifest, threads: int | None, bundle: Path | None
+) -> dict[str, Opening]:
+    """As `model_openings`, of one precision plan, which the names do not tell."""
+    found = model_openings(runtime, folder, manifest, (plan,), threads, bundle, usual=plan)
+    return {name: opening for name, opening in found.items() if opening.plan == plan}
+
+
+def not_in(found: Capabilities, plan: str) -> str:
+    """Why a runtime that is there cannot be asked for a precision plan; "" where it can."""
+    return "" if plan in found.plans else f"it computes in {', '.join(found.plans)} here, not in {plan}"
 
 
 def of_runtime(name: str, runtime: str) -> bool:
@@ -95,13 +143,16 @@ def file_of(opening: Opening, folder: Path) -> str | None:
     return opening.model.relative_to(folder).as_posix() if inside else str(opening.model)
 
 
-def why_none(runtime: Runtime) -> str:
+def why_none(runtime: Runtime, plan: str | None = None) -> str:
     """Why `model_openings` is empty, and the command that changes it, FOLDER being the artifact's."""
+    more = f" --dtype {plan}" if plan else ""
     if runtime.opens == "bundle":
         return "no bundle was named; make one with: attnport bundle FOLDER -o APP, and name it with: --bundle APP"
     if runtime.opens == "engine":
-        return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}"
-    return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}"
+        return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}{more}"
+    if not runtime.form:
+        return "it runs the model as exported, which is in fp32"
+    return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}{more}"
 
 
 def graph_digest(folder: Path, manifest: Manifest, file: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -93,37 +93,21 @@ class Measuring:
             save_feeds(path, workload.feeds)
             self._feeds[workload.name] = str(path)
 
-    def report(
-        self,
-        settings: dict[str, str | int | float | bool],
-        go_on: Callable[[LatencyReport], bool] = lambda report: True,
-    ) -> LatencyReport:
-        """Times everything, then takes memory and cold times; `settings` are recorded with what is found out here.
-
-        Args:
-            go_on: Is given what there is after each workload; False ends the measurement there.
-        """
+    def report(self, settings: dict[str, str | int | float | bool]) -> LatencyReport:
+        """Times everything, then takes memory and cold times; `settings` are recorded with what is found out here."""
         try:
             self._start()
             started_s = time.monotonic() - self._began
-            todo, self._workloads = self._workloads, []
-            for number, workload in enumerate(todo):
+            for number, workload in enumerate(self._workloads):
                 # What starting took, memory takes again: its processes start one after the other.
                 left_s = self._effort.budget_s - (time.monotonic() - self._began) - started_s
-                self._time(workload, left_s / (len(todo) - number))
-                self._workloads = [*self._workloads, workload]
-                if not go_on(self._report(settings)):
-                    break
+                self._time(workload, left_s / (len(self._workloads) - number))
             self._stop()
             for name, found in self._found.items():
                 self._take_cold(name, found)
         finally:
             self._stop()
         self._judge_clock()
-        return self._report(settings)
-
-    def _report(self, settings: dict[str, str | int | float | bool]) -> LatencyReport:
-        """What has been measured so far."""
         shares = {name: found.idle_cpu_ns / found.idle_ns for name, found in self._found.items() if found.idle_ns}
         self._settings["spinning"] = any(share > SPINNING for share in shares.values())
         self._settings |= {f"idle processor share {name}": round(share, 4) for name, share in shares.items()}

@@ -13,7 +13,17 @@ from attnport.artifacts import Capabilities, LatencyReport, Manifest
 from attnport.cases.text import read_sentences
 from attnport.errors import ArtifactError, UnavailableError
 from attnport.folder.machine import machine, versions
-from attnport.folder.openings import bundle_digest, model_files, model_openings, of_runtime, why_none
+from attnport.folder.openings import (
+    bundle_digest,
+    model_files,
+    model_openings,
+    not_in,
+    of_plan,
+    of_runtime,
+    openings_at,
+    stage_of,
+    why_none,
+)
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, read, to_json
@@ -50,13 +60,15 @@ def bench(
     seed: int = 0,
     force: bool = False,
     trust_source: bool = False,
+    plan: str | None = None,
+    baseline: str = BASELINE,
     progress: Progress = lambda message: None,
 ) -> LatencyReport:
     """Measures an artifact folder and writes `latency.json`; returns the earlier report when nothing changed.
 
     Args:
         folder: An artifact folder.
-        runtimes: Names; none = every runtime there is. PyTorch eager, the baseline, is always measured.
+        runtimes: Names; none = every runtime there is. The baseline is always measured.
         shapes: Grids such as `batch=1/8,seq=128`, without padding.
         text: A file of sentences, one a line, for models that read text.
         threads: Compute threads of every runtime; None = the physical cores.
@@ -69,27 +81,33 @@ def bench(
         bundle: A bundle made of this folder: its forms are measured through its own reader, as the runtime `bundle`.
         timeout_s: Seconds for each answer of a runtime's process; one that takes longer is ended, and NOT_RUN.
         trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
+        plan: Measure this precision plan alone, modules cast to it, and write `latency.PLAN.json` instead; None = every
+            form there is, and modules in fp32.
+        baseline: The runtime that the others are compared with.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
         SpecError: to load the source would run code that was not asked for on this machine; names it.
-        UsageError: an unknown runtime, a shape, text or lengths that do not fit.
+        UsageError: an unknown runtime or precision plan, a shape, text or lengths that do not fit.
     """
     open_folder(folder)
     chosen = [base.get(name) for name in (runtimes or base.names())]
-    if BASELINE not in {runtime.name for runtime in chosen}:
-        chosen.insert(0, base.get(BASELINE))
+    baseline = base.get(baseline).name
+    if baseline not in {runtime.name for runtime in chosen}:
+        chosen.insert(0, base.get(baseline))
+    stage, file = stage_of(STAGE, FILE, plan)
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
-    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, timeout_s=timeout_s)
+    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, baseline, timeout_s)
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:
             raise ArtifactError(f"{folder} is no artifact.")
+        manifest = of_plan(manifest, plan) if plan else manifest
         models = model_files(manifest)
         check_files(folder, manifest, *models)
         require(manifest.source, given=trust_source)
-        settings = _settings(effort)
+        settings = _settings(effort) | ({"plan": plan} if plan else {})
         progress("probing the runtimes")
         probed = probe_all(chosen, Limits(timeout_s))
         digest = digest_text(
@@ -99,16 +117,16 @@ def bench(
             json.dumps([[runtime.name for runtime in chosen], list(shapes or []), sentences]),
             json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
         )
-        if not force and fresh(folder, manifest, STAGE, digest):
-            return read(LatencyReport, folder / FILE)
+        if not force and fresh(folder, manifest, stage, digest):
+            return read(LatencyReport, folder / file)
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
-            timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle)
+            timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle, plan)
             run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress)
             report = run.report(settings)
-        edit.path(FILE).write_text(to_json(report), encoding="utf-8")
+        edit.path(file).write_text(to_json(report), encoding="utf-8")
         rows = [row for found in report.shapes.values() for row in found.values()]
-        edit.finish(STAGE, "" if any(process_failed(row.reason) for row in rows) else digest)
+        edit.finish(stage, "" if any(process_failed(row.reason) for row in rows) else digest)
     return report
 
 
@@ -119,10 +137,11 @@ def subjects(
     manifest: Manifest,
     threads: int,
     bundle: Path | None = None,
+    plan: str | None = None,
 ) -> dict[str, Subject]:
     """What is timed of a folder, by the name that reports use: each runtime with each file that it opens.
 
-    The module is timed in float32, as it is: without what `check` adds to let it follow its mask contract.
+    The module is timed as it is, in float32 or in `plan`: without what `check` adds to let it follow its mask contract.
 
     Raises:
         ArtifactError, IntegrityError: `bundle` is no bundle.
@@ -133,13 +152,20 @@ def subjects(
             found[runtime.name] = runtime, None, "not timed: it exists to be right, not to be fast"
         elif not probed[runtime.name].available:
             found[runtime.name] = runtime, None, unavailable(probed[runtime.name])
+        elif plan and (why := not_in(probed[runtime.name], plan)):
+            found[runtime.name] = runtime, None, why
         elif runtime.opens == "module":
-            found[runtime.name] = runtime, Opening(manifest.io, threads=threads), ""
+            found[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads), ""
         else:
-            openings = model_openings(runtime, folder, manifest, probed[runtime.name].plans, threads, bundle)
+            plans = probed[runtime.name].plans
+            openings = (
+                openings_at(plan, runtime, folder, manifest, threads, bundle)
+                if plan
+                else model_openings(runtime, folder, manifest, plans, threads, bundle)
+            )
             found |= {name: (runtime, opening, "") for name, opening in openings.items()}
             if not openings:
-                found[runtime.name] = runtime, None, why_none(runtime)
+                found[runtime.name] = runtime, None, why_none(runtime, plan)
     return found
 
 

@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Capabilities, Manifest, ParityReport
 from attnport.cases.choosing import cases_of
+from attnport.cases.inputs import full_case
 from attnport.cases.text import read_sentences
 from attnport.errors import (
     ArtifactError,
     ParityFailed,
     UnavailableError,
+    UsageError,
 )
-from attnport.folder.openings import bundle_digest, model_files, of_runtime
+from attnport.folder.openings import bundle_digest, model_files, not_in, of_plan, of_runtime, stage_of
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read, to_json
+from attnport.latency.grid import parse_grid
 from attnport.parities import FILE
+from attnport.parity.at_plan import EAGER_ON_GPU, ComparisonAtPlan
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress, References
-from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed
+from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from attnport.parity.bisect import Bisected
 
 STAGE = "check"
+EAGERS = (EAGER, EAGER_ON_GPU)
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "openvino", "tokenizers", "torch", "transformers")
 
@@ -51,13 +56,16 @@ def check(
     isolate: bool = False,
     bundle: Path | None = None,
     trust_source: bool = False,
+    plan: str | None = None,
+    eager: str = EAGER,
+    shapes: Sequence[str] = (),
     progress: Progress = lambda message: None,
 ) -> ParityReport:
     """Checks an artifact folder and writes `parity.json`; returns the earlier report when nothing changed.
 
     Args:
         folder: An artifact folder.
-        runtimes: Names; None = every runtime there is. Lowered forms are always checked.
+        runtimes: Names; None = every runtime there is. Lowered forms are always checked, except on a GPU (`eager`).
         text: A file of sentences, one a line, for models that read text.
         inputs: An `.npz` with an array for each input, as a further case.
         force: Run even when the same was run before.
@@ -68,12 +76,23 @@ def check(
             PyTorch eager, by which the others are judged, stays in this one.
         bundle: A bundle made of this folder: its forms are checked through its own reader, as the runtime `bundle`.
         trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
+        plan: Check this precision plan alone, modules cast to it, and write `parity.PLAN.json` instead; None = every
+            form there is, and modules in fp32.
+        eager: The PyTorch eager that makes the float64 reference and bounds the others. On a GPU, `torch_eager_cuda`,
+            it goes with a plan, and graphs are not run without their target (ADR 11).
+        shapes: Grids such as `batch=1/8,seq=128`, as of `bench`: full batches of these sizes are further cases.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
         SpecError: to load the source would run code that was not asked for on this machine; names it.
-        UsageError: an unknown runtime, or inputs that do not fit. See `raise_for` for verdicts.
+        UsageError: an unknown runtime or precision plan, or inputs that do not fit. See `raise_for` for verdicts.
+        UnavailableError: `eager` cannot be run here, or not in the plan.
+        ParityFailed: the float64 reference of a GPU is not what the processor computes.
     """
+    stage, file = stage_of(STAGE, FILE, plan)
+    eager = base.get(eager).name
+    if eager not in EAGERS or (eager != EAGER and plan is None):
+        raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --dtype.")
     open_folder(folder)
     chosen = [base.get(name) for name in (runtimes if runtimes is not None else base.names())]
     sentences = read_sentences(text) if text else []
@@ -81,29 +100,41 @@ def check(
         manifest = edit.manifest
         if manifest is None:
             raise ArtifactError(f"{folder} is no artifact.")
+        manifest = of_plan(manifest, plan) if plan else manifest
         check_files(folder, manifest, *model_files(manifest))
         require(manifest.source, given=trust_source)
         progress("loading the model")
         spec = load_spec(manifest)
         limits = Limits(timeout_s, every=isolate)
         progress("probing the runtimes")
-        probed = probe_all([base.get(name) for name in _needed(chosen)], limits)
+        probed = probe_all([base.get(name) for name in _needed(chosen, eager)], limits)
+        if not probed[eager].available:
+            raise UnavailableError(
+                f"{eager}, by which the others are judged, cannot be run: {unavailable(probed[eager])}."
+            )
+        if why := not_in(probed[eager], plan or "fp32"):
+            raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
         wanted = [runtime.name for runtime in chosen]
+        texts = [*sentences, given, bundle_digest(bundle), eager, *shapes]
         numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digest = _inputs_digest(manifest, probed, wanted, [*sentences, given, bundle_digest(bundle)], numbers)
-        if not force and fresh(folder, manifest, STAGE, digest):
-            return read(ParityReport, folder / FILE)
+        digest = _inputs_digest(manifest, probed, wanted, texts, numbers)
+        if not force and fresh(folder, manifest, stage, digest):
+            return read(ParityReport, folder / file)
         tried = cases_of(folder, manifest, sentences, inputs, seed, batch)
+        sizes = [each for shape in shapes for each in parse_grid(shape, manifest.io.dims)]
+        tried += [full_case(manifest.io, each, seed) for each in sizes]
+        tried = list({case.name: case for case in tried}.values())
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
             store = References(Path(scratch))
-            run = Comparison(folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle)
+            given_to = folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle
+            run = ComparisonAtPlan(*given_to, plan=plan, eager=eager) if plan else Comparison(*given_to)
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
             report = run.report(chosen)
-        edit.path(FILE).write_text(to_json(report), encoding="utf-8")
+        edit.path(file).write_text(to_json(report), encoding="utf-8")
         rows = (*report.runtimes.values(), *report.forms.values())
-        edit.finish(STAGE, "" if any(process_failed(row.reason) for row in rows) else digest)
+        edit.finish(stage, "" if any(process_failed(row.reason) for row in rows) else digest)
     return report
 
 
@@ -127,11 +158,13 @@ def check_and_bisect(
         options: The other arguments of `check`.
 
     Raises:
-        As `check`; ExportError: torch no longer traces the module.
+        As `check`; ExportError: torch no longer traces the module. UsageError: `plan`, with which it does not go.
     """
     from attnport.parity.bisect import bisect
     from attnport.parity.layers import why_no_layers
 
+    if options.get("plan"):
+        raise UsageError("--bisect goes without --dtype.", hint="It searches what a check without it finds.")
     same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout_s, "isolate": isolate, "progress": progress}
     report = check(folder, runtimes, force=force, **same, **options)
     found = bisect(folder, report, **same)
@@ -151,7 +184,7 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
         UnavailableError: a named runtime was not run.
     """
     found = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
-    hint = f"{FILE} has every case."
+    hint = f"{FILE}, or of one plan parity.PLAN.json, has every case."
     if EAGER in found and found[EAGER].verdict == "FAIL":
         hint += " The module fails by itself: does each mask input mean what it was declared to, :hide for one?"
     for name, result in found.items():
@@ -164,9 +197,9 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
             raise UnavailableError(f"{name} was not run: {reason}.")
 
 
-def _needed(chosen: Sequence[Runtime]) -> list[str]:
-    """The runtimes whose probe matters: the chosen ones and the evaluators of forms."""
-    return sorted({runtime.name for runtime in chosen} | {EAGER, FAST_EVALUATOR, TYPED_EVALUATOR})
+def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:
+    """The runtimes whose probe matters: the chosen ones, PyTorch eager and the evaluators of forms."""
+    return sorted({runtime.name for runtime in chosen} | {EAGER, eager, FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
 def _inputs_digest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from attnport.artifacts import LatencyReport
 from attnport.errors import LatencyRegressed, UsageError
@@ -35,7 +36,7 @@ def check_target(path: Path) -> None:
         raise UsageError(f"--save {path}: there is no folder {path.parent}.", hint="Make it first.")
 
 
-def save(report: LatencyReport, path: Path) -> None:
+def save(report: Any, path: Path) -> None:
     """Writes a report, whole or not at all. Raises OSError."""
     staged = path.with_name(f".{path.name}.staged")
     try:

@@ -1,28 +1,59 @@
-"""`attnport gpu-check`: parity and latency of every GPU runtime that is there, on models of usual sizes.
+"""`attnport gpu-check`: check and bench of every GPU runtime on models of usual sizes, beside measured peak rates.
 
-Step by step, each kept when it is done: peak rates; then for each model and precision plan files, parity and one call
-after the other. A run that is ended, or out of time, is gone on with by the next.
+Each model has an artifact folder. What was exported, built, checked and measured there with the same inputs stays, as
+for any folder, so a run that is ended, or out of time, is continued by the next.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from attnport.errors import UnavailableError, UsageError
-from attnport.folder.machine import find_gpus
+import numpy as np
+
+from attnport.artifacts import Capabilities, FusionTable
+from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
+from attnport.exporter.lowering import base as lowerings
+from attnport.folder.machine import find_gpus, machine, versions
+from attnport.folder.openings import not_in
+from attnport.folder.portable import portable
+from attnport.latency.grid import parse_grid
+from attnport.parity.at_plan import EAGER_ON_GPU
 from attnport.parity.evaluate import Progress
+from attnport.processes.isolated import probe_all
 from attnport.runtimes import base
-from attnport.runtimes.base import physical_cores
+from attnport.runtimes.base import Runtime
+from attnport.verbs.bench import bench
+from attnport.verbs.build import build
+from attnport.verbs.check import check
+from attnport.verbs.compare import save
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
 from attnport.verbs.gpu import peaks as gpu_peaks
-from attnport.verbs.gpu.report import GpuReport, file_name
-from attnport.verbs.gpu.run import ELEMENT_BYTES, PLANS, Ground, Run
-from attnport.verbs.gpu.subjects import Subject
+from attnport.verbs.gpu.report import FORMAT, GpuReport, Piece, earlier, file_name, with_achieved
+from attnport.verbs.gpu.subjects import SUBJECTS, Subject
+from attnport.version import __version__
+
+EAGER = EAGER_ON_GPU
+"""The runtime by which the others are judged and compared."""
+PLANS = ("fp16", "bf16")
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+CALL_S = 20.0
+"""Seconds of `bench` for each call, all runtimes together."""
+MOST_ELEMENTS = 1 << 24
+"""Of an output of a timed call that is a case of `check` too: comparing takes NumPy seconds from there on."""
+_PACKAGES = (
+    *("torch", "triton", "onnxruntime", "onnxruntime-gpu", "onnxruntime-ep-nv-tensorrt-rtx"),
+    *("tensorrt-cu13", "tensorrt-rtx", "numpy"),
+)
 
 
 def found_gpu() -> tuple[str, int]:
-    """The first GPU.
+    """The first GPU's name and compute capability.
 
     Raises:
         UnavailableError: no driver, or no GPU; says what was looked for.
@@ -30,20 +61,16 @@ def found_gpu() -> tuple[str, int]:
     gpus, note, _ = find_gpus()
     if gpus:
         return gpus[0].name, gpus[0].sm
-    torch_says = base.get("torch_eager_cuda").probe()
+    torch_says = base.get(EAGER).probe()
     raise UnavailableError(
         f"there is no CUDA GPU here. The driver: {note.rstrip('.')}. PyTorch: {torch_says.reason}",
         hint="Run on a machine with an NVIDIA GPU and its driver; docs/gpu.md says what to install there.",
     )
 
 
-def _torch_device() -> gpu_peaks.Timer:
-    from attnport.runtimes._torch_device import TorchDevice
-
-    return TorchDevice()
-
-
-GPU = Ground(found_gpu, _torch_device, "torch_eager_cuda", lambda: [n for n in base.names() if base.get(n).gpu])
+def gpu_runtimes() -> list[str]:
+    """The runtimes that compute on a GPU."""
+    return [name for name in base.names() if base.get(name).gpu]
 
 
 def gpu_check(
@@ -58,9 +85,8 @@ def gpu_check(
     force: bool = False,
     progress: Progress = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
-    ground: Ground = GPU,
 ) -> GpuReport:
-    """Measures and writes `gpu-NAME.json` into `output`; what an earlier run did with the same versions stays.
+    """Measures and writes `gpu-NAME.json` into `output`; what an earlier run did with the same inputs stays.
 
     Args:
         output: Where the report goes.
@@ -70,26 +96,178 @@ def gpu_check(
         runtimes: Names; none = every GPU runtime. PyTorch eager on the GPU is always among them.
         budget_s: No step is begun after so many seconds; None = no limit.
         threads: Threads on the host.
-        force: Do everything again.
+        force: Check and measure again, whatever is there.
         tell: Is given one line about a step that was left out or failed.
-        ground: What is measured on.
 
     Raises:
         UnavailableError: there is no GPU, or PyTorch cannot use it.
         UsageError: an unknown model, plan or runtime.
     """
-    subjects = _chosen(ground.subjects, only)
-    plans = _plans(dtypes)
-    names = _runtimes(ground, runtimes)
-    device, sm = ground.find()
+    subjects, plans, names = _chosen(only), _plans(dtypes), _runtimes(runtimes)
+    device, sm = found_gpu()
     until = None if budget_s is None else time.monotonic() + budget_s
-    path, cores = output / file_name(device), threads or physical_cores()
-    run = Run(ground, device, sm, names, path, work, cores, until, progress, tell, force)
-    return run.all(subjects, plans)
+    progress("probing the runtimes")
+    probed = probe_all([base.get(name) for name in names])
+    if not probed[EAGER].available:
+        raise UnavailableError(
+            f"{device} is there, but PyTorch, by which the others are judged, cannot use it: {probed[EAGER].reason}",
+            hint=probed[EAGER].hint,
+        )
+    there = machine(work.parent if work.parent.is_dir() else None)
+    found = {name: without_paths(one, work) for name, one in probed.items()}
+    report = GpuReport(FORMAT, __version__, device, EAGER, there, versions(_PACKAGES), found)
+    path = output / file_name(device)
+    before = None if force else earlier(path)
+    if before is not None and (before.device, before.eager) == (device, EAGER):
+        kept = {**before.runtimes, **found}
+        report = dataclasses.replace(report, peaks=before.peaks, pieces=before.pieces, runtimes=kept)
+    options = {"threads": threads, "force": force, "progress": progress}
+    run = _Run(report, path, work.resolve(), names, sm, until, options, progress, tell)
+    run.peaks(plans)
+    for subject in subjects:
+        for plan in plans:
+            run.piece(subject, plan)
+    run.keep(left=tuple(run.left))
+    return run.report
 
 
-def _chosen(subjects: Sequence[Subject], only: Sequence[str]) -> list[Subject]:
-    known = {subject.name: subject for subject in subjects}
+@dataclass
+class _Run:
+    """A run: its steps in order, and the report, written after each.
+
+    Attributes:
+        path: The report.
+        names: The runtimes.
+        sm: The device's compute capability.
+        until: No step is begun from then on, of `time.monotonic`; None = no limit.
+        options: Of `check` and `bench` alike.
+        left: The steps for which there was no time.
+    """
+
+    report: GpuReport
+    path: Path
+    work: Path
+    names: Sequence[str]
+    sm: int
+    until: float | None
+    options: Mapping[str, Any]
+    progress: Progress
+    tell: Callable[[str], None]
+    left: list[str] = field(default_factory=list)
+
+    def keep(self, **changes: Any) -> None:
+        """Writes the report, whole or not at all: a run may be ended at any time."""
+        self.report = dataclasses.replace(self.report, **changes)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        save(self.report, self.path)
+
+    def peaks(self, plans: Sequence[str]) -> None:
+        """The peak rates, where an earlier run did not measure them."""
+        from attnport.runtimes._torch_device import TorchDevice
+
+        had = self.report.peaks
+        if (had is not None and set(plans) <= set(had.flops)) or self._over("peak rates"):
+            return
+        wanted = list(dict.fromkeys((*PLANS, *plans)))
+        able = [plan for plan in wanted if plan in self.report.runtimes[EAGER].plans]
+        try:
+            self.keep(peaks=gpu_peaks.measure(TorchDevice(), able, progress=self.progress))
+        except RuntimeError as err:
+            self.tell(f"peak rates were not measured: {str(err).strip().partition(chr(10))[0]}")
+
+    def piece(self, subject: Subject, plan: str) -> None:
+        """Files, check and bench of a model in a precision plan, as far as there is time."""
+        key = f"{subject.name} {plan}"
+        if self._over(key):
+            return
+        piece, folder = Piece(subject.about), self.work / subject.name
+        before = self.report.pieces.get(key)
+        options: dict[str, Any] = {**self.options, "plan": plan}
+        try:
+            if why := not_in(self.report.runtimes[EAGER], plan):
+                raise UnavailableError(f"{EAGER}: {why}.")
+            self.progress(f"{key}: files")
+            io = export(subject.spec, folder, progress=self.progress).io
+            calls = [sizes for grid in subject.grids for sizes in parse_grid(grid, io.dims)]
+            names = {",".join(f"{dim}={size}" for dim, size in sizes.items()): sizes for sizes in calls}
+            fused, notes = self._files(folder, subject, plan)
+            piece = dataclasses.replace(piece, fused=fused, notes=notes)
+            if self._over(f"{key}: parity"):
+                return
+            small = [
+                name
+                for name, sizes in names.items()
+                if max(int(np.prod(spec.shape(sizes), dtype=np.int64)) for spec in io.outputs) <= MOST_ELEMENTS
+            ]
+            parity = check(folder, self.names, eager=EAGER, shapes=small, **options)
+            piece = dataclasses.replace(piece, parity=parity)
+            if before is not None and before.parity == parity:
+                piece = dataclasses.replace(piece, latency=before.latency, work=before.work)
+            self._keep_piece(key, piece, plan)
+            if self._over(f"{key}: latency"):
+                return
+            latency = bench(folder, self.names, subject.grids, baseline=EAGER, budget_s=CALL_S * len(names), **options)
+            work = {name: subject.work(sizes, ELEMENT_BYTES[plan]) for name, sizes in names.items()}
+            self._keep_piece(key, dataclasses.replace(piece, latency=latency, work=work), plan)
+        except (AttnportError, MemoryError) as err:
+            problem = portable(str(err), self.work)
+            self.tell(f"{key}: {problem}")
+            code = err.exit_code if isinstance(err, AttnportError) else UnavailableError.exit_code
+            self._keep_piece(key, dataclasses.replace(piece, problem=problem, exit_code=code), plan)
+
+    def _keep_piece(self, key: str, piece: Piece, plan: str) -> None:
+        self.keep(pieces={**self.report.pieces, key: with_achieved(piece, plan, self.report.peaks)})
+
+    def _over(self, step: str) -> bool:
+        """Whether the time is over, which leaves a step for the next run."""
+        if self.until is None or time.monotonic() <= self.until:
+            return False
+        self.left.append(step)
+        self.tell(f"out of time: {step} is left for the next run")
+        return True
+
+    def _files(self, folder: Path, subject: Subject, plan: str) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Makes what the runtimes open.
+
+        Returns:
+            By runtime the attentions that one kernel covers; and notes, of what could not be made among others.
+        """
+        fused: dict[str, str] = {}
+        notes: list[str] = []
+        for runtime in map(base.get, self.names):
+            if plan not in self.report.runtimes[runtime.name].plans or runtime.opens == "module":
+                continue
+            try:
+                if runtime.opens == "engine":
+                    fused[runtime.name] = str(self._engine(folder, runtime, subject, plan, notes))
+                else:
+                    report = fuse(folder, targets=[runtime.form], plans={runtime.form: plan}, progress=self.progress)
+                    fused[runtime.name] = str(report.targets[lowerings.get(runtime.form).table_key(plan)])
+            except AttnportError as err:
+                notes.append(portable(f"{runtime.name}: {err.message} {err.hint}".strip(), folder))
+        return fused, tuple(notes)
+
+    def _engine(self, folder: Path, runtime: Runtime, subject: Subject, plan: str, notes: list[str]) -> FusionTable:
+        """Builds an engine; where the builder does not list the GPU, for its default list, to see what comes of it."""
+        given = folder, runtime.name, plan, subject.profiles
+        try:
+            return build(*given, (self.sm,) if runtime.name == "tensorrt_rtx" else (), progress=self.progress)[1]
+        except (UsageError, EngineBuildError) as err:
+            if runtime.name != "tensorrt_rtx":
+                raise
+            notes.append(f"{runtime.name} is not built for SM {self.sm} alone but for its default list: {err.message}")
+            return build(*given, progress=self.progress)[1]
+
+
+def without_paths(found: Capabilities, folder: Path) -> Capabilities:
+    """What a probe found, without the paths of this machine: the report is made to be passed on."""
+    reason, hint = (portable(text, folder) for text in (found.reason, found.hint))
+    libraries = {name: Path(path).name for name, path in found.libraries.items()}
+    return dataclasses.replace(found, reason=reason, hint=hint, libraries=libraries)
+
+
+def _chosen(only: Sequence[str]) -> list[Subject]:
+    known = {subject.name: subject for subject in SUBJECTS}
     wanted = [name.replace("-", "_") for name in only]
     for name in wanted:
         if name not in known:
@@ -104,10 +282,10 @@ def _plans(dtypes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(dtypes)) or list(PLANS)
 
 
-def _runtimes(ground: Ground, wanted: Sequence[str]) -> list[str]:
-    there = list(ground.runtimes())
+def _runtimes(wanted: Sequence[str]) -> list[str]:
+    there = gpu_runtimes()
     for name in wanted:
         if base.get(name).name not in there:
             raise UsageError(f"runtime {name!r}: gpu-check measures {', '.join(there)}.")
     asked = [base.get(name).name for name in wanted] or there
-    return [ground.eager, *(name for name in there if name in asked and name != ground.eager)]
+    return [EAGER, *(name for name in there if name in asked and name != EAGER)]

@@ -10,9 +10,13 @@ import pytest
 
 from attnport.artifacts import PLANS, Capabilities
 from attnport.dims import parse_profile
-from attnport.errors import ProfileError
+from attnport.errors import EngineBuildError, ProfileError
+from attnport.folder.machine import machine
+from attnport.folder.workspace import open_folder
 from attnport.latency.grid import parse_grid
-from attnport.verbs.gpu.files import prepare
+from attnport.verbs import gpu_check as verb
+from attnport.verbs.export import export
+from attnport.verbs.gpu.report import FORMAT, GpuReport
 from attnport.verbs.gpu.subjects import SUBJECTS, Subject, bert_base, llama_part
 
 SMALL = Path(__file__).parent.parent / "gpu_small.py"
@@ -56,24 +60,36 @@ def test_the_models_are_measured_at_the_sizes_that_are_asked_for() -> None:
 def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject: Subject, tmp_path: Path) -> None:
     probed = {name: there(name) for name in ("torch_eager_cuda", "ort_cuda", "tensorrt_rtx")}
     probed["ort_tensorrt"] = Capabilities("ort_tensorrt", False, "it is not there.", "pip install it")
-    probed["openvino"] = dataclasses.replace(there("openvino"), plans=("fp32",))
-    files = prepare(tmp_path / "out", small(subject), "fp16", probed, 90, lambda message: None)
-    assert files.missing == {
-        "ort_tensorrt": "it is not there; pip install it",
-        "openvino": "it computes in fp32 here, not in fp16",
-    }
-    assert list(files.openings) == ["torch_eager_cuda", "ort_cuda", "tensorrt_rtx"]
-    assert all(opening.plan == "fp16" for _, opening in files.openings.values())
-    record = files.openings["tensorrt_rtx"][1].engine
-    assert record is not None
-    assert len(record.profiles) == len(subject.profiles)
+    export(small(subject).spec, tmp_path)
+
+    def files(sm: int) -> tuple[dict[str, str], tuple[str, ...]]:
+        report = GpuReport(FORMAT, "0", "GPU", "torch_eager_cuda", machine(), {}, probed)
+        path = tmp_path.parent / "gpu.json"
+        run = verb._Run(report, path, tmp_path.parent, list(probed), sm, None, {}, lambda said: None, lambda said: None)
+        return run._files(tmp_path, subject, "fp16")
+
+    fused, (note,) = files(90)
+    assert list(fused) == ["ort_cuda", "tensorrt_rtx"]
+    assert fused["tensorrt_rtx"] == "2/2"
     # SM 90 is not among the builder's targets: the engine is built for the default list, and the report says so.
-    assert record.sm == ()
-    (note,) = files.notes
     assert "SM 90" in note
     assert "cannot target it" in note
-    assert files.fused["tensorrt_rtx"] == "2/2"
+    manifest = open_folder(tmp_path)
+    assert [form.plan for form in manifest.forms.values()] == ["fp16", "fp16"]
+    (record,) = manifest.engines.values()
+    assert record.sm == ()
+    assert len(record.profiles) == len(subject.profiles)
 
-    again = prepare(tmp_path / "out", small(subject), "fp16", probed, 89, lambda message: None)
-    assert again.notes == ()
-    assert again.openings["tensorrt_rtx"][1].engine.sm == (89,)
+    assert files(89)[1] == ()
+    assert {record.sm for record in open_folder(tmp_path).engines.values()} == {(), (89,)}
+
+
+def test_a_form_that_cannot_be_made_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: object, **options: object) -> None:
+        raise EngineBuildError("no tactic for node 3.", hint="Report it.")
+
+    monkeypatch.setattr(verb, "build", refused)
+    probed = {"tensorrt": there("tensorrt")}
+    report = GpuReport(FORMAT, "0", "GPU", "torch_eager_cuda", machine(), {}, probed)
+    run = verb._Run(report, tmp_path / "x", tmp_path, ["tensorrt"], 90, None, {}, lambda said: None, lambda said: None)
+    assert run._files(tmp_path, SUBJECTS[0], "fp16") == ({}, ("tensorrt: no tactic for node 3. Report it.",))

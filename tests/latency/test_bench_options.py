@@ -45,6 +45,19 @@ def test_the_report_is_saved_with_what_names_its_model(saved: Path) -> None:
     assert sorted(path.name for path in saved.parent.iterdir()) == ["before.json", "lengths", "tiny"]
 
 
+def test_one_plan_is_measured_by_any_baseline_into_a_file_of_its_own(tiny_artifact: Path) -> None:
+    options = ["--dtype", "fp32", "--baseline", "ort-cpu", "--shape", "batch=1,seq=3", "--threads", 1, "--budget", 1]
+    done = call(tiny_artifact, "--runtime", "torch_eager", *options)
+    assert done.exit_code == 0, done.output
+    report = read(LatencyReport, tiny_artifact / "latency.fp32.json")
+    rows = report.shapes["batch=1,seq=3"]
+    assert {name: row.verdict == "baseline" for name, row in rows.items()} == {"ort_cpu": True, "torch_eager": False}
+    assert rows["torch_eager"].ratio is not None
+    assert report.settings["plan"] == "fp32"
+    assert not (tiny_artifact / "latency.json").exists()
+    assert open_folder(tiny_artifact).stages["bench:fp32"].files == ("latency.fp32.json",)
+
+
 def test_load_first_call_and_steady_state_are_told_apart(saved: Path) -> None:
     for rows in read(LatencyReport, saved).shapes.values():
         for row in rows.values():

@@ -1,1 +1,1 @@
-"""What `gpu-check` measures beside `check` and `bench`: subjects, peaks, and its report."""
+"""What `gpu-check` has beside `check` and `bench`: models, peak rates, and its report."""
