@@ -1,4 +1,4 @@
-"""The header of a serialized TensorRT-RTX engine, with errors of this package; its layout is in the bundle's reader."""
+"""Reads the header of a serialized TensorRT-RTX engine with the bundle's reader, and raises this package's errors."""
 
 from __future__ import annotations
 
