@@ -1,4 +1,4 @@
-"""Attention sinks as one more key, the first: a zero row of k and of v, whose score is a bias that no mask hides."""
+"""Attention sinks as one more key before the others: a zero row of k and of v, whose score is an unmasked bias."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from attnport.exporter.fusion.comparisons import CAUSAL, J
 from attnport.exporter.fusion.formula import Const, Op, op
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.mask import SCORES, Bias, Factor
+from attnport.exporter.fusion.moves import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def with_sink_key(build: Builder, masks: MaskWriter, attention: Attention) -> Attention:
-    """The attention with the sink's key in front of its own keys; `sink` stays, now the bias of key 0.
+    """The attention with the sink's key before its own keys; `sink` is now the bias of key 0.
 
-    In front, so that a causal mask is still one bound: key j is seen by query i where `j - 1 <= i`.
+    With the sink first, a causal mask is still a single comparison: query i sees key j if `j - 1 <= i`.
     """
     assert attention.sink is not None
     k = _led(build, key_of(build, attention), 2)
@@ -46,10 +47,10 @@ def with_sink_key(build: Builder, masks: MaskWriter, attention: Attention) -> At
 
 
 def sink_bias(build: Builder, masks: MaskWriter, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
-    """What a sink adds to the scores: its own at key 0, zero elsewhere; None without a sink.
+    """What a sink adds to the scores: its own score at key 0, zero elsewhere; None without a sink.
 
-    A product of `[1|B,H,1|S,1]` and `[1,1,1,T]`, both small, which the attention kernel multiplies: written as one
-    `Where` over the index of the key, it makes the builder write the whole mask to memory.
+    It is written as a product of `[1|B,H,1|S,1]` and `[1,1,1,T]`, which the attention kernel computes. With a `Where`
+    over the index of the key instead, the builder writes the whole mask to memory.
     """
     if attention.sink is None:
         return None
@@ -75,17 +76,15 @@ def _led_bias(build: Builder, attention: Attention, bias: Bias) -> Bias:
 
 
 def _led(build: Builder, value: ir.Value, axis: int) -> ir.Value:
-    """A tensor with one more entry, zero or false, in front along an axis."""
+    """A tensor with one more entry, zero or false, at the start of an axis."""
     import onnx_ir as ir
 
-    dims: list[int | str | None] = [None] * 4  # k, turned back from its transposed form, has no shape yet
-    if value.shape is not None:
-        dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    dims = dims_of(value) or [None] * 4  # k may just have been transposed back, and then has no shape yet
     pads = build.const([int(at == axis) for at in range(len(dims))] + [0] * len(dims), np.int64)
     own = dims[axis]
     dims[axis] = own + 1 if isinstance(own, int) else f"{own} + 1" if own is not None else None
     if value.dtype != ir.DataType.BOOL:
         return build.op("Pad", value, pads, name="sink_first", shape=dims)
-    # Readers of the standard differ on padding truth values.
+    # Runtimes do not agree on padding bool tensors.
     number = build.op("Pad", build.cast(value, ir.DataType.INT32), pads, name="sink_first", shape=dims)
     return build.cast(number, ir.DataType.BOOL)
