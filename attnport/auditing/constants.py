@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1 << 20
 _FEWEST, _DISTINCT = 64, 32
 _PRINTABLE = 0.9
-_ADVICE = "Nothing but the module's author can say whether it may be there; take it out of the module if not."
+_ADVICE = "Only the module's author knows whether it may be there; if not, remove it from the module."
 _INTEGERS = {3: "<i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 12: "<u4", 13: "<u8"}
 _UINT8, _STRING = 2, 8
 _TEXT = re.compile(rb"[\x20-\x7e\t\r\n]")

@@ -73,7 +73,7 @@ def unread(tensor: TensorProto, folder: Path) -> str:
     if path is None:
         return f"weights in {shown(place.location)}: missing or outside the folder"
     if max(place.begin, place.end or 0) > path.stat().st_size:
-        return f"weights in {shown(place.location)}: they would lie behind the end of that file"
+        return f"weights in {shown(place.location)}: they would be beyond the end of that file"
     return ""
 
 

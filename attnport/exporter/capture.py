@@ -135,7 +135,7 @@ def _exported(
         except Exception as err:  # the exporter's decompositions raise errors of any type
             raise ExportError(
                 f"torch.onnx cannot express the module: {type(err).__name__}: {first_line(err)}",
-                hint="Run with --traceback for torch's full account.",
+                hint="Run with --traceback for torch's full message.",
             ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")

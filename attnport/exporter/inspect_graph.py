@@ -103,12 +103,12 @@ def load(path: Path) -> ir.Model:
     import onnx_ir as ir
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    hint = "It was cut short or is of another kind; export it again."
+    hint = "It was cut short or is another kind of file; export it again."
     try:
         proto = onnx.load(path, load_external_data=False)
         if not proto.HasField("graph") or not proto.opset_import:
             raise ArtifactError(
-                f"{path} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset'}.", hint=hint
+                f"{path} is not an ONNX model: it has no {'graph' if proto.opset_import else 'opset'}.", hint=hint
             )
         _check_external(path, proto)
         onnx.checker.check_model(str(path))
@@ -116,7 +116,7 @@ def load(path: Path) -> ir.Model:
     except OSError as err:
         raise ArtifactError(f"{path} cannot be read: {err.strerror or err}.") from err
     except DecodeError as err:
-        raise ArtifactError(f"{path} is no ONNX model: {err}.", hint=hint) from err
+        raise ArtifactError(f"{path} is not an ONNX model: {err}.", hint=hint) from err
     except (onnx.checker.ValidationError, ir.serde.SerdeError, ValueError, KeyError, TypeError) as err:
         raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
 
@@ -137,11 +137,11 @@ def _check_external(path: Path, proto: object) -> None:
         inside = file.resolve().is_relative_to(path.parent.resolve())
         if not info.location or not inside or file.is_symlink():
             raise ArtifactError(
-                f"{path}: tensor {tensor.name!r} wants its data from {info.location!r}, outside the model's folder.",
+                f"{path}: tensor {tensor.name!r} has its data in {info.location!r}, outside the model's folder.",
                 hint="Do not open it, or export the model again.",
             )
         if not file.is_file():
-            raise ArtifactError(f"{path}: tensor {tensor.name!r} wants its data from {file}, which is missing.")
+            raise ArtifactError(f"{path}: tensor {tensor.name!r} has its data in {file}, which is missing.")
         end, size = (info.offset or 0) + (info.length or 0), file.stat().st_size
         if end > size:
             raise ArtifactError(

@@ -77,8 +77,8 @@ def check_external(model: ir.Model, path: Path) -> None:
         offset, length = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
         if offset < 0 or length != tensor.nbytes:
             raise ArtifactError(
-                f"{path}: tensor {name!r} is said to take {length} bytes from byte {offset} of {place.name}; "
-                f"its shape and type make it {tensor.nbytes}.",
+                f"{path}: tensor {name!r} declares {length} bytes from byte {offset} of {place.name}; "
+                f"its shape and type need {tensor.nbytes}.",
                 hint="The ONNX file was changed; export again.",
             )
         if offset + length > file.stat().st_size:

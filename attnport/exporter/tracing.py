@@ -95,7 +95,7 @@ def trace(
             ) from err
         raise ExportError(
             f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}{_place(err)}",
-            hint="Run with --traceback for torch's full account.",
+            hint="Run with --traceback for torch's full message.",
         ) from err
 
 

@@ -47,7 +47,7 @@ def check_value(mask: MaskSpec, *, given: bool) -> None:
     if named and not given:
         raise UsageError(f"mask {mask}: {', '.join(named)} is made from an input's value, and none was given.")
     if mask.carries == "marks" and "window" not in mask.kinds:
-        raise UsageError(f"mask {mask}: global tokens widen a window, and its width is not said.")
+        raise UsageError(f"mask {mask}: global tokens widen a window, and its width is not given.")
 
 
 def compared_rows(keep_BT: Array) -> Array:

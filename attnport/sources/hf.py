@@ -44,7 +44,7 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
         MissingDependency: transformers is not installed.
     """
     if not place:
-        raise SpecError("hf: got no folder behind the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
+        raise SpecError("hf: got no folder after the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
     transformers = require("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -92,7 +92,9 @@ def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
             return values, transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, TypeError, RecursionError) as err:
         is_folder = Path(place).is_dir()
-        hint = "" if is_folder else "It is no folder here, so it was looked for on the hub. Is the machine online?"
+        hint = (
+            "" if is_folder else "There is no such folder here, so it was looked for on the hub. Is the machine online?"
+        )
         raise SpecError(f"hf:{place}: its config cannot be read: {first_line(err)}", hint=hint) from err
 
 

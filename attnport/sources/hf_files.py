@@ -20,7 +20,7 @@ _READ = (".json", ".safetensors", ".md", ".py")
 _INSIDE = (
     "Put the file itself there. Links are followed inside the folder, and from a hub cache's snapshot to its blobs."
 )
-_CONVERT = "Where you trust them: transformers.AutoModel.from_pretrained(OLD).save_pretrained(NEW), then hf:NEW."
+_CONVERT = "If you trust them: transformers.AutoModel.from_pretrained(OLD).save_pretrained(NEW), then hf:NEW."
 _ADAPTER = "Load it with peft, merge it (merge_and_unload), save that with save_pretrained, and give the saved folder."
 
 
@@ -88,7 +88,7 @@ def _check_index(place: str, path: Path) -> None:
     try:
         shards = list(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        raise SpecError(f"hf:{place}: {path.name} is no index of weights: {err!r}.") from err
+        raise SpecError(f"hf:{place}: {path.name} is not an index of weights: {err!r}.") from err
     wrong = next((shard for shard in shards if not _is_beside(shard, (".safetensors",))), None)
     if wrong is not None:
         raise SpecError(f"hf:{place}: {path.name} names {wrong!r}; expected .safetensors files beside it.")

@@ -77,18 +77,19 @@ def _resolve(
         return load_hf(text.removeprefix("hf").removeprefix(":"), dims, trust_remote_code=trust_remote_code)
     if trust_remote_code:
         raise UsageError(
-            f"{text} is no hf: model; --trust-remote-code does not apply.", hint="Leave it out: its code is run anyway."
+            f"{text} is not an hf: model, so --trust-remote-code does not apply.",
+            hint="Leave it out: the model's code is run anyway.",
         )
     place, colon, factory = text.rpartition(":")
     if not colon:
         if own is None or not text.replace("-", "_").isidentifier():
-            raise SpecError(f"{text!r} is no SPEC: it names no factory.", hint=_with_factory(text))
+            raise SpecError(f"{text!r} is not a SPEC: it names no factory.", hint=_with_factory(text))
         spec = own(text)
         refuse_inputs(text, inputs)
         return narrow(spec, dims)
     if not place or not factory.isidentifier():
         raise SpecError(
-            f"{text!r} is no SPEC: got {factory!r} behind the colon; expected a factory's name.", hint=SPEC_FORMS
+            f"{text!r} is not a SPEC: got {factory!r} after the colon; expected a factory's name.", hint=SPEC_FORMS
         )
     from attnport.sources.file import is_file_name, load_file
 
@@ -125,7 +126,7 @@ def _advice(err: BaseException) -> str:
     if isinstance(err, ModuleNotFoundError):
         return f"Install what it imports, or put the folder of {err.name!r} on PYTHONPATH, by its absolute path."
     if isinstance(err, SystemExit):
-        return "A file that is loaded must not run as a script: put that under if __name__ == '__main__'."
+        return "A file that is loaded must not end the process: put its script under if __name__ == '__main__'."
     return "Run with --traceback to see where."
 
 

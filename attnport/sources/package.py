@@ -26,7 +26,7 @@ def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequenc
     """
     text = f"{module}:{factory}"
     if not all(part.isidentifier() for part in module.split(".")):
-        raise SpecError(f"{text}: {module!r} is no module's name.", hint=SPEC_FORMS)
+        raise SpecError(f"{text}: {module!r} is not a module's name.", hint=SPEC_FORMS)
     try:
         imported = _imported(module)
     except ModuleNotFoundError as err:

@@ -59,7 +59,7 @@ def read_pooling(folder: Path) -> Pooling | None:
     modules = _json(folder / "modules.json")
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise SpecError(
-            f"{folder / 'modules.json'} is not what sentence-transformers writes: it is no list of modules."
+            f"{folder / 'modules.json'} is not what sentence-transformers writes: it is not a list of modules."
         )
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
@@ -69,7 +69,7 @@ def read_pooling(folder: Path) -> Pooling | None:
         return None
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise SpecError(
-            f"{folder}: got modules {', '.join(kinds) or 'none'}; expected Transformer, Pooling and Normalize or not.",
+            f"{folder}: got modules {', '.join(kinds) or 'none'}; expected Transformer, Pooling, optionally Normalize.",
             hint=_ALONE,
         )
     return Pooling(_mode(folder, str(modules[1].get("path", "1_Pooling"))), normalise="Normalize" in kinds)

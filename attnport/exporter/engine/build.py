@@ -58,7 +58,7 @@ def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile
             if elements > MAX_ELEMENTS:
                 raise ProfileError(
                     f"profile {profile}: input {spec} would have {elements} elements at its largest; "
-                    f"TensorRT counts to {MAX_ELEMENTS}.",
+                    f"TensorRT's limit is {MAX_ELEMENTS}.",
                     hint="Lower the maxima.",
                 )
         ordered = Profile(tuple(given[name] for name in known))
@@ -90,10 +90,10 @@ def external_files(model: Path) -> tuple[str, ...]:
         inside = location and path.resolve().is_relative_to(model.parent.resolve())
         if not inside or path.is_symlink():
             raise ArtifactError(
-                f"{model}: tensor {tensor.name!r} wants its data from {location!r}, outside the model's folder."
+                f"{model}: tensor {tensor.name!r} has its data in {location!r}, outside the model's folder."
             )
         if not path.is_file():
-            raise ArtifactError(f"{model}: tensor {tensor.name!r} wants its data from {path}, which is missing.")
+            raise ArtifactError(f"{model}: tensor {tensor.name!r} has its data in {path}, which is missing.")
         locations.add(location)
     return tuple(sorted(locations))
 
@@ -141,7 +141,7 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
         raise EngineBuildError(
             f"{request.module}'s builder died ({ended}) while it built {request.model}. Its last lines:\n  "
             + ("\n  ".join(line[:300] for line in lines[-LAST_LINES:]) or "none"),
-            hint="SIGKILL usually means that memory ran out; otherwise the builder has a fault that this graph meets.",
+            hint="SIGKILL usually means that memory ran out; otherwise this graph triggers a fault in the builder.",
         )
     result = read(BuildResult, answer)
     if result.error:

@@ -63,8 +63,8 @@ def read_engine_text(engine: Path) -> EngineText:
     starts = [match.start() for match in _GRAPH.finditer(data)]
     if not starts:
         raise ArtifactError(
-            f"{engine} holds no graph text, so nothing can be proved from it: it is no TensorRT engine, "
-            "or one of a version that writes another format."
+            f"{engine} contains no graph text, so nothing can be proved from it: it is not a TensorRT engine, "
+            "or its version writes another format."
         )
     ends = [*starts[1:], len(data)]
     return EngineText(tuple(_kernels(data[start:end]) for start, end in zip(starts, ends, strict=True)))

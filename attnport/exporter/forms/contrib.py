@@ -40,28 +40,28 @@ def why_not_multi_head(attention: Attention) -> str:
     """Why `MultiHeadAttention` cannot stand for an attention; "" when it can."""
     heads, key_heads = attention.head_counts()
     if heads is None or key_heads is None or heads % key_heads:
-        return f"MultiHeadAttention wants fixed head counts; got {heads} query and {key_heads} key/value heads"
+        return f"MultiHeadAttention needs fixed head counts; got {heads} query and {key_heads} key/value heads"
     if attention.softcap or attention.sink is not None:
         return "MultiHeadAttention has no soft-cap and no sink"
-    return "" if attention.scale else "MultiHeadAttention takes a scale of zero for its default"
+    return "" if attention.scale else "MultiHeadAttention replaces a scale of zero by its default"
 
 
 def why_not_group_query(attention: Attention) -> str:
     """Why `GroupQueryAttention` cannot stand for an attention; "" when it computes exactly its mask."""
     heads, key_heads = attention.head_counts()
     if heads is None or key_heads is None or heads % key_heads:
-        return f"GroupQueryAttention wants fixed head counts; got {heads} query and {key_heads} key/value heads"
+        return f"GroupQueryAttention needs fixed head counts; got {heads} query and {key_heads} key/value heads"
     keeps = [factor.keep for factor in attention.mask.factors if factor is not length_factor(attention.mask)]
     if attention.mask.biases or keeps != [CAUSAL]:
-        return f"GroupQueryAttention is causal, with lengths at most; the mask is {attention.mask.spec}"
+        return f"GroupQueryAttention takes only a causal mask, with or without lengths; got {attention.mask.spec}"
     if not _same_lengths(attention):
-        return "GroupQueryAttention without a cache wants as many queries as keys"
+        return "GroupQueryAttention without a cache needs as many queries as keys"
     depth, value_depth = (_dim(value, 3) for value in (attention.q, attention.v))
     if not isinstance(depth, int) or depth % 8 or depth != value_depth:
-        return f"GroupQueryAttention wants one head dim, a multiple of 8; got {depth}, and {value_depth} for values"
+        return f"GroupQueryAttention needs one head dim, a multiple of 8; got {depth}, and {value_depth} for values"
     if attention.sink is not None:
-        return "a sink is not given to GroupQueryAttention"
-    return "" if attention.scale else "GroupQueryAttention takes a scale of zero for its default"
+        return "attnport writes no GroupQueryAttention with a sink"
+    return "" if attention.scale else "GroupQueryAttention replaces a scale of zero by its default"
 
 
 def length_factor(mask: Mask) -> Factor | None:

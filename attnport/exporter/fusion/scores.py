@@ -114,7 +114,7 @@ class _Walk:
 
     def _tanh(self, first: ir.Value) -> ir.Value:
         if self.below_tanh or self.scale <= 0 or self.factors:
-            raise NotRecognised("the scores pass through Tanh, and not as a soft-cap", "write c * tanh(scores / c)")
+            raise NotRecognised("the scores pass through Tanh, but not as a soft-cap", "write c * tanh(scores / c)")
         self.below_tanh, self.outer, self.scale = True, self.scale, 1.0
         return first
 
@@ -186,7 +186,7 @@ class _Walk:
         on, axis, sink, first = _padded(node) if node.op_type == "Pad" else _concatenated(node, len(index))
         wanted: Expr = op("Add", KEY, Const(1)) if first else KEY
         if index[axis] != wanted or not leads_to_product(on):
-            raise NotRecognised("the scores are concatenated, and not with one more key at their end")
+            raise NotRecognised("the scores are concatenated, but not with one more key at an end of the row")
         rank = len(sink.shape or ())
         self.sink = Located(sink, tuple(
             ZERO if dim == 1 else at for dim, at in zip(sink.shape or (), index[len(index) - rank :], strict=True)
@@ -197,7 +197,7 @@ class _Walk:
     def _located(self, term: ir.Value, index: Index) -> Located:
         broadcast = broadcast_index(term, index)
         if broadcast is None:
-            raise NotRecognised(f"the sizes of {term.name}, which meets the scores, are not known")
+            raise NotRecognised(f"the sizes of {term.name}, which is combined with the scores, are not known")
         return Located(term, broadcast)
 
 
@@ -209,7 +209,7 @@ def _concatenated(node: ir.Node, rank: int) -> tuple[ir.Value, int, ir.Value, bo
         dims = dims_of(sink)
         if on is not None and sink is not None and leads_to_product(on) and dims is not None and dims[axis] == 1:
             return on, axis, sink, at == 1
-    raise NotRecognised("the scores are concatenated, and not with one more key")
+    raise NotRecognised("the scores are concatenated, but not with one more key")
 
 
 def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
@@ -223,7 +223,7 @@ def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
             wanted[len(dims) - 1 if first else -1] = 1
             if pads.reshape(-1).tolist() == wanted and scalar(fill) is not None:
                 return on, len(dims) - 1, fill, first
-    raise NotRecognised("the scores are padded, and not with one more key")
+    raise NotRecognised("the scores are padded, but not with one more key")
 
 
 def _zero() -> ir.Value:

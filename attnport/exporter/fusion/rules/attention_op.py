@@ -37,7 +37,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
             )
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         raise NotRecognised(
-            "a second output of the Attention operator is used; it stays as it is", "compute the weights apart"
+            "a second output of the Attention operator is used; it stays as it is", "compute the weights separately"
         )
     q_dims, k_dims, v_dims = (dims_of(value) for value in node.inputs[:3])
     if not (q_dims and k_dims and v_dims) or not len(q_dims) == len(k_dims) == len(v_dims) == 4:

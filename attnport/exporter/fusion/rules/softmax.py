@@ -103,7 +103,7 @@ def _read(
     reader = MaskReader(layout, context.masks)
     scores = read_scores(node, between.index, reader)
     if between.drops_one is not (scores.sink is not None):
-        raise NotRecognised("the probability of a key is dropped that is no sink, or that of a sink is kept")
+        raise NotRecognised("a key's probability is dropped that is not a sink's, or a sink's probability is kept")
     _check_zeroed(between.zeroed, reader)
     q, k = _operands(scores)
     k, v = key_and_value(layout, k, v)
@@ -116,7 +116,7 @@ def _read(
     for at, last in tensors:
         if not bringable(layout, at, *last):
             _check_split(layout, at)
-            raise NotRecognised(f"{at.value.name} lies in a way that has no form of rank 4")
+            raise NotRecognised(f"{at.value.name} has a layout that cannot be brought to rank 4")
     at_output, last_node = _output(layout, product, transposed)
     return Recognised(
         "", node, last_node, layout, q, k, v, scores.scale, mask, at_output, scores.softcap, scores.sink,
@@ -151,7 +151,7 @@ def _check_zeroed(zeroed: tuple[Zeroed, ...], reader: MaskReader) -> None:
             )
         if not hidden and (empty is None or not reader.implies(empty, hides=True)):
             raise NotRecognised(
-                "after the softmax probabilities become zero that no mask before it hides",
+                "after the softmax, probabilities become zero that no mask before it hides",
                 "hide these keys before the softmax",
             )
 
