@@ -56,7 +56,7 @@ def parents_among(by_name: Mapping[str, Tensor], chosen: Collection[str]) -> dic
 def operators_between(by_name: Mapping[str, Tensor], name: str, chosen: Collection[str]) -> tuple[str, ...]:
     """The operators between a tensor and the nearest of `chosen` before it, in topological order, its own one last."""
     passed = _walk(by_name, name, chosen)[1]
-    return tuple(by_name[other].operator for other in by_name if other in passed or other == name)
+    return tuple(by_name[tensor].operator for tensor in by_name if tensor in passed or tensor == name)
 
 
 def _walk(by_name: Mapping[str, Tensor], name: str, chosen: Collection[str]) -> tuple[set[str], set[str]]:

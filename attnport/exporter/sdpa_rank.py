@@ -62,7 +62,7 @@ def _add_head_axis(graph: torch.fx.Graph, node: Any) -> None:
         node.kwargs = {name: head(argument) for name, argument in node.kwargs.items()}
     with graph.inserting_after(node):
         back = graph.call_function(squeeze, (node, 1))
-    _put_behind(node, back, whole, whole.unsqueeze(1))
+    _replace_result(node, back, whole, whole.unsqueeze(1))
 
 
 def _merge_leading_axes(graph: torch.fx.Graph, node: Any) -> None:
@@ -105,10 +105,10 @@ def _merge_leading_axes(graph: torch.fx.Graph, node: Any) -> None:
         node.kwargs = {name: merged(argument) for name, argument in node.kwargs.items()}
     with graph.inserting_after(node):
         back = graph.call_function(torch.ops.aten.reshape.default, (node, shape))
-    _put_behind(node, back, whole, whole.flatten(0, rank - 4))
+    _replace_result(node, back, whole, whole.flatten(0, rank - 4))
 
 
-def _put_behind(node: Any, back: Any, whole: Any, own: Any) -> None:
+def _replace_result(node: Any, back: Any, whole: Any, own: Any) -> None:
     """Makes the users of `node` read `back`, whose value is `whole`; the node itself now has the value `own`."""
     node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
     back.meta = {**node.meta, "val": whole}

@@ -1,8 +1,8 @@
 """The builder's own process: `python -m attnport.exporter.engine.child RESULT < REQUEST`.
 
-TensorRT's builder can crash on a graph, or be killed when memory runs out; in a process of its own it ends nothing
-else. The request is JSON on stdin, and the result is written as JSON to the file RESULT. If that file is missing, the
-builder died.
+TensorRT's builder can crash on a graph, or be killed when memory runs out, so it runs in a separate process. The
+request is JSON on stdin, and the result is written as JSON to the file RESULT. If that file is missing, the builder
+died.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def main() -> None:
     try:
         result = _answer(request)
         Path(sys.argv[1]).write_text(to_json(result), encoding="utf-8")
-    except OSError:  # the log or the result, or both: what is printed goes to the same disk
+    except OSError:  # for the log or the result; printing would write to the same disk
         sys.exit(NOT_WRITTEN)
 
 

@@ -16,7 +16,7 @@ def read_header(path: Path) -> EngineHeader:
 
     Raises:
         ArtifactError: the file cannot be read, or is no TensorRT-RTX engine.
-        IntegrityError: it is cut short or has bytes behind its end.
+        IntegrityError: it is cut short or has bytes after its end.
     """
     try:
         return engine_header.read_header(path)

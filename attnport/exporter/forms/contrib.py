@@ -37,7 +37,7 @@ SEQUENCE_FIRST, KEYS_LAST = (0, 2, 1, 3), (0, 3, 1, 2)
 
 
 def why_not_multi_head(attention: Attention) -> str:
-    """Why `MultiHeadAttention` cannot stand for an attention; "" when it can."""
+    """Why `MultiHeadAttention` cannot compute an attention; "" if it can."""
     heads, key_heads = attention.head_counts()
     if heads is None or key_heads is None or heads % key_heads:
         return f"MultiHeadAttention needs fixed head counts; got {heads} query and {key_heads} key/value heads"
@@ -47,7 +47,7 @@ def why_not_multi_head(attention: Attention) -> str:
 
 
 def why_not_group_query(attention: Attention) -> str:
-    """Why `GroupQueryAttention` cannot stand for an attention; "" when it computes exactly its mask."""
+    """Why `GroupQueryAttention` cannot compute an attention with exactly its mask; "" if it can."""
     heads, key_heads = attention.head_counts()
     if heads is None or key_heads is None or heads % key_heads:
         return f"GroupQueryAttention needs fixed head counts; got {heads} query and {key_heads} key/value heads"

@@ -28,11 +28,11 @@ def with_sink_key(build: Builder, masks: MaskWriter, attention: Attention) -> At
     With the sink first, a causal mask is still a single comparison: query i sees key j if `j - 1 <= i`.
     """
     assert attention.sink is not None
-    k = _led(build, key_of(build, attention), 2)
-    v = _led(build, attention.v, 2)
+    k = _with_first_entry(build, key_of(build, attention), 2)
+    v = _with_first_entry(build, attention.v, 2)
 
     def lay(value: ir.Value, axis: int) -> ir.Value:
-        return _led(build, value, axis)
+        return _with_first_entry(build, value, axis)
 
     change = Change(J, Op("Sub", (J, Const(1))), lay)
     factors = []
@@ -41,7 +41,7 @@ def with_sink_key(build: Builder, masks: MaskWriter, attention: Attention) -> At
         if keep != factor.keep and factor.keep != CAUSAL:
             keep = op("Or", Op("Equal", (J, Const(0))), keep)
         factors.append(Factor(keep, None))
-    biases = tuple(_led_bias(build, attention, bias) for bias in attention.mask.biases)
+    biases = tuple(_bias_with_sink(build, attention, bias) for bias in attention.mask.biases)
     mask = replace(attention.mask, factors=tuple(factors), biases=biases)
     return replace(attention, k=k, k_transposed=None, v=v, mask=mask, bring=lambda at: at.value)
 
@@ -68,21 +68,21 @@ def _first(build: Builder, attention: Attention, dtype: ir.DataType) -> ir.Value
     return build.op("Concat", one, build.op("Expand", zero, shape, name="no_sink"), name="first_key", axis=3)
 
 
-def _led_bias(build: Builder, attention: Attention, bias: Bias) -> Bias:
+def _bias_with_sink(build: Builder, attention: Attention, bias: Bias) -> Bias:
     value = attention.bring(bias.at)
     if value.shape is None or value.shape[-1] != 1:
-        value = _led(build, value, 3)
+        value = _with_first_entry(build, value, 3)
     return Bias(Located(value, SCORES), bias.times)
 
 
-def _led(build: Builder, value: ir.Value, axis: int) -> ir.Value:
+def _with_first_entry(build: Builder, value: ir.Value, axis: int) -> ir.Value:
     """A tensor with one more entry, zero or false, at the start of an axis."""
     import onnx_ir as ir
 
     dims = dims_of(value) or [None] * 4  # k may just have been transposed back, and then has no shape yet
     pads = build.const([int(at == axis) for at in range(len(dims))] + [0] * len(dims), np.int64)
-    own = dims[axis]
-    dims[axis] = own + 1 if isinstance(own, int) else f"{own} + 1" if own is not None else None
+    size = dims[axis]
+    dims[axis] = size + 1 if isinstance(size, int) else f"{size} + 1" if size is not None else None
     if value.dtype != ir.DataType.BOOL:
         return build.op("Pad", value, pads, name="sink_first", shape=dims)
     # Runtimes do not agree on padding bool tensors.

@@ -145,7 +145,7 @@ class _Walk:
             linear = "; they come from a linear layer" if is_constant(first) or is_constant(second) else ""
             raise NotRecognised(f"neither side of an addition to the scores is a product of q and k{linear}")
         if self.below_tanh:
-            raise NotRecognised("a term is added to the scores before their soft-cap", "add it behind the cap")
+            raise NotRecognised("a term is added to the scores before their soft-cap", "add it after the cap")
         if self.factors:
             raise NotRecognised(
                 "a term is added to the scores before they are multiplied with a tensor", "multiply q with the tensor"
@@ -163,7 +163,7 @@ class _Walk:
             if isinstance(constant, Const):
                 low = constant.value * self.scale
                 if self.below_tanh:
-                    raise NotRecognised("scores are masked before their soft-cap", "mask behind the cap")
+                    raise NotRecognised("scores are masked before their soft-cap", "mask after the cap")
                 if not low <= LARGE_NEGATIVE:
                     raise NotRecognised(
                         f"masked scores are set to {low:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)",

@@ -71,7 +71,7 @@ def _read(node: ir.Node, known: KnownSizes) -> tuple[ir.Value, ir.Value, ir.Valu
         for rows, width in (product.inputs[:2], product.inputs[1::-1]):
             content = known.contents.get(width) if width is not None else None
             whole = content is not None and content.size == 1 and content.item() == sizes[1]
-            if rows is not None and whole and [_counts_to(each, known) for each in (rows, columns)] == list(sizes):
+            if rows is not None and whole and [_counts_to(grid, known) for grid in (rows, columns)] == list(sizes):
                 return source, rows, columns, at
     return None
 

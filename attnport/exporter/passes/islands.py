@@ -35,7 +35,7 @@ def keep_islands(model: ir.Model, names: Collection[str]) -> int:
         raise ExportError(f"the graph has no node {min(missing)!r}, which is to stay in float32.")
     for node in kept:
         node.metadata_props[STAYS] = "1"
-    _own_constants(model, kept)
+    _copy_shared_constants(model, kept)
     for node in kept:
         for value in node.outputs:
             if value.dtype is not None and value.dtype.name == "FLOAT":
@@ -43,7 +43,7 @@ def keep_islands(model: ir.Model, names: Collection[str]) -> int:
     return len(kept)
 
 
-def _own_constants(model: ir.Model, kept: Collection[ir.Node]) -> None:
+def _copy_shared_constants(model: ir.Model, kept: Collection[ir.Node]) -> None:
     """Copies the small constants that an island shares with nodes outside: a shared epsilon would be rounded."""
     import onnx_ir as ir
 

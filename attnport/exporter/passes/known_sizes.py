@@ -135,12 +135,12 @@ class KnownSizes:
         assert value.dtype is not None
         return onnx.helper.make_tensor_type_proto(int(value.dtype), dims)
 
-    def read(self, found: onnx.TypeProto | None, spelt: dict[str, Size]) -> list[Size] | None:
+    def read(self, inferred: onnx.TypeProto | None, spelt: dict[str, Size]) -> list[Size] | None:
         """The shape in a type that the standard's inference returned."""
-        if found is None or not found.tensor_type.HasField("shape"):
+        if inferred is None or not inferred.tensor_type.HasField("shape"):
             return None
         sizes = []
-        for dim in found.tensor_type.shape.dim:
+        for dim in inferred.tensor_type.shape.dim:
             name = dim.dim_param or next(self.fresh)
             sizes.append(self.size(dim.dim_value) if dim.HasField("dim_value") else spelt.get(name, self.symbol(name)))
         return sizes

@@ -26,7 +26,7 @@ def write_out(model: ir.Model) -> int:
     build = Builder(model)
     replaced = 0
     for node in [node for node in model.graph if node.op_type == "RotaryEmbedding" and node.domain == ""]:
-        if not _must_go(node):
+        if not _has_refused_caches(node):
             continue
         build.before, build.scope = node, node.name or "rotary"
         build.replace(node.outputs[0], _rotated(build, node))
@@ -35,7 +35,7 @@ def write_out(model: ir.Model) -> int:
     return replaced
 
 
-def _must_go(node: ir.Node) -> bool:
+def _has_refused_caches(node: ir.Node) -> bool:
     x, cosines = node.inputs[0], node.inputs[1]
     if x is None or cosines is None or x.shape is None or len(x.shape) != 4:
         return False
