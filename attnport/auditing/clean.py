@@ -1,4 +1,4 @@
-"""Takes away what an ONNX file gives away and no reader needs, and says which folder's digests that would spoil."""
+"""Removes what an ONNX file reveals and no reader needs, and finds the folder whose digests that would invalidate."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ IN_BUNDLE = "The bundle's digests would not fit; clean the artifact, check it an
 
 
 def clean(model: ModelProto, builder: Builder) -> bytes:
-    """The file's new bytes: without doc strings, notes that give something away, unknown keys and unknown fields.
+    """The file's new bytes, without doc strings, revealing notes, unknown keys and unknown fields.
 
-    It works on the message as it was read, not through a graph, so that nothing else moves.
+    The protobuf message is edited directly, not through a graph library, so that nothing else changes.
     """
     model.DiscardUnknownFields()
     for _, message in messages(model):
@@ -42,7 +42,7 @@ def clean(model: ModelProto, builder: Builder) -> bytes:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Writes `data` in place of a file, all at once and with the file's own mode; through a link, where it points."""
+    """Replaces a file's contents atomically and keeps its mode; for a link, the file that it points to."""
     path = path.resolve()
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -58,7 +58,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _keep(message: Message, field: str, wanted: Callable[[Any], bool]) -> None:
-    """Leaves the wanted entries of a repeated field, in their order."""
+    """Keeps only the wanted entries of a repeated field, in order."""
     entries = getattr(message, field)
     for index in reversed(range(len(entries))):
         if not wanted(entries[index]):
@@ -70,7 +70,7 @@ class Owner:
     """A folder whose manifest has the digest of a file.
 
     Attributes:
-        advice: How to have the file cleaned and the digests with it.
+        advice: How to clean the file and update its digest.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class Owner:
 
 
 def owner(path: Path) -> Owner | None:
-    """The bundle or artifact that names a file, or names the link that leads to it; None for a file by itself."""
+    """The bundle or artifact whose manifest names a file, or a link to it; None if there is none."""
     for file in dict.fromkeys((path.parent.resolve() / path.name, path.resolve())):
         for folder in file.parents:
             name = file.relative_to(folder).as_posix()
@@ -90,10 +90,10 @@ def owner(path: Path) -> Owner | None:
 
 
 def _names(manifest: Path, name: str) -> bool:
-    """Whether a manifest, of whatever version, has a digest of a file."""
+    """Whether a manifest of any version has a digest of a file."""
     try:
         data = json.loads(manifest.read_bytes())
-    except (OSError, ValueError, RecursionError):  # none, or none of ours
+    except (OSError, ValueError, RecursionError):  # there is no manifest, or not one of ours
         return False
     files = data.get("files") if isinstance(data, dict) else None
     return isinstance(files, dict) and name in files

@@ -1,6 +1,6 @@
-"""Constants that look like data rather than weights: text, bytes that no quantisation explains, integers in no order.
+"""Finds constants that look like data, not weights: text, bytes without quantisation, integers without order.
 
-What cannot be told apart is said here once: numbers in floating point are weights to this audit, whatever they are.
+Floating-point data cannot be distinguished from weights, so all floating-point numbers count as weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1 << 20
 _FEWEST, _DISTINCT = 64, 32
 _PRINTABLE = 0.9
-_ADVICE = "Nothing but the module's author can say whether it may be there; take it out of the module if not."
+_ADVICE = "Only the module's author knows whether it may be there; if not, remove it from the module."
 _INTEGERS = {3: "<i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 12: "<u4", 13: "<u8"}
 _UINT8, _STRING = 2, 8
 _TEXT = re.compile(rb"[\x20-\x7e\t\r\n]")
@@ -34,12 +34,12 @@ _LAYOUT = frozenset(
     )
 )
 _INDEXED = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "ScatterND": 1}
-"""The first input that is an index; the data stands before it."""
+"""The first input that is an index; the inputs before it are data."""
 _SIZED = frozenset(("Reshape", "Slice", "Expand", "Tile", "Pad", "Split", "ConstantOfShape", "Resize", "Unsqueeze"))
 
 
 def audit_constants(file: str, model: ModelProto, folder: Path) -> Iterator[Finding]:
-    """Tensors that look like data; the first MiB of each is looked at."""
+    """Findings for tensors that look like data, by the first MiB of each."""
     uses = Uses(model)
     for where, name, tensor in tensors(model):
         evidence = _looks_like_data(tensor, folder, list(uses.ends(name)))
@@ -48,18 +48,18 @@ def audit_constants(file: str, model: ModelProto, folder: Path) -> Iterator[Find
 
 
 class Uses:
-    """What is done with each constant, by its name, in every graph and function of a model."""
+    """The uses of each constant, by its name, in every graph and function of a model."""
 
     def __init__(self, model: ModelProto) -> None:
         self._users: dict[str, list[tuple[NodeProto, int]]] = {}
         for _, message in messages(model):
             if message.DESCRIPTOR.name == "NodeProto":
                 for position, name in enumerate(message.input):
-                    if name:  # an optional input that is left out takes nothing, least of all what has no name
+                    if name:  # an omitted optional input has no name
                         self._users.setdefault(name, []).append((message, position))
 
     def ends(self, name: str) -> Iterator[tuple[str, int]]:
-        """Operator and input of everything that takes a constant, or what was only laid out or cast of it."""
+        """The operators that read a constant, directly or after layout changes and casts, with the input's position."""
         pending, seen = [name], set[str]()
         while pending:
             for node, position in self._users.get(pending.pop(), ()):
@@ -71,7 +71,7 @@ class Uses:
 
 
 def _looks_like_data(tensor: TensorProto, folder: Path, ends: list[tuple[str, int]]) -> str:
-    """Why a tensor looks like data, with a piece of it; "" for one that does not."""
+    """Why a tensor looks like data, with a piece of it; "" if it does not."""
     data = content(tensor, folder, _MOST_BYTES)
     if tensor.data_type == _STRING:
         return f"text: {data.decode('utf-8', 'replace')}" if data else ""
@@ -105,7 +105,7 @@ def _is_index(operator: str, position: int) -> bool:
 
 
 def _is_counted(values: np.ndarray[tuple[int], np.dtype[np.signedinteger]], tensor: TensorProto) -> bool:
-    """Whether each row counts up or down in equal steps, as positions and distances do."""
+    """Whether each row counts up or down in equal steps, as with positions and distances."""
     width = int(tensor.dims[-1]) if tensor.dims else 1
     rows = values[: values.size // width * width].reshape(-1, width) if 1 < width <= values.size else values[None]
     steps = np.diff(rows.astype(np.float64), axis=-1)

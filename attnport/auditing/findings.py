@@ -1,4 +1,4 @@
-"""What an audit found: one value a thing."""
+"""A finding of an audit."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Kind = Literal[
     "user_text",
 ]
 MOST = 80
-"""Characters of evidence: a report must not give away more than it has to."""
+"""The most characters of evidence: a report must not itself reveal more than necessary."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a file gives away.
+    """Something that a file reveals.
 
     Attributes:
         file: Relative to what was audited.
         where: Which part of the file, such as `graph.node[linear].metadata_props`.
-        evidence: At most `MOST` characters of it, everything that is not printable escaped.
-        fixable: Whether `--fix` takes it away.
-        advice: What to do about it where `--fix` does nothing.
+        evidence: At most `MOST` characters of it, with unprintable characters escaped.
+        fixable: Whether `--fix` removes it.
+        advice: What to do about it if `--fix` cannot remove it.
     """
 
     file: str
@@ -45,7 +45,7 @@ class Finding:
 
 
 def shown(text: str) -> str:
-    """Text as evidence: one line, nothing in it that a terminal would obey, at most `MOST` characters."""
+    """Text as evidence: one line of at most `MOST` characters, without terminal control sequences."""
     text = text.strip()
     line = "".join(_escaped(text[:MOST]))
     return line if len(text) <= MOST and len(line) <= MOST else f"{line[: MOST - 1]}…"

@@ -1,7 +1,7 @@
-"""What an ONNX file gives away in its notes and names, wherever in the model they stand.
+"""Finds what an ONNX file reveals in its notes and names, anywhere in the model.
 
-The walk goes by the descriptors of the format itself, so that no place is forgotten: main graph, branches, functions,
-training information, quantisation notes, and whatever later versions of the format add.
+The walk uses the format's protobuf descriptors, so that it covers every place: main graph, branches, functions,
+training information, quantisation notes, and anything that later versions of the format add.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 KEPT = "pkg.torch.onnx.name_scopes"
-"""The one note of an exporter that stays: module paths, by which attentions get their names."""
+"""The only note of an exporter that is kept: module paths, from which attentions get their names."""
 PLACES = ("location", "offset", "length", "checksum")
 """The keys that the format defines for data beside the file."""
 _NOTES = ("pkg.torch.", "namespace")
@@ -43,13 +43,13 @@ def load(path: Path) -> ModelProto:
     except DecodeError as err:
         raise ArtifactError(f"{path} is not a readable ONNX file: {first_line(err)}") from err
     if not model.graph.output or not model.opset_import:
-        # protobuf takes a file that ends between two fields, or an empty one, for a whole message.
+        # To protobuf, an empty file or one that ends between two fields is a complete message.
         raise ArtifactError(f"{path} is not a whole ONNX file: it has no outputs or no opset.")
     return model
 
 
 def messages(message: Message, where: str = "") -> Iterator[tuple[str, Message]]:
-    """Every message inside `message`, itself first, with where it stands: `graph.node[linear].attribute[value]`."""
+    """`message` and every message inside it, with its place: `graph.node[linear].attribute[value]`."""
     yield where, message
     for field, value in message.ListFields():
         if field.message_type is None:
@@ -62,7 +62,7 @@ def messages(message: Message, where: str = "") -> Iterator[tuple[str, Message]]
 
 
 def audit_notes(file: str, model: ModelProto, builder: Builder) -> Iterator[Finding]:
-    """Notes, doc strings, names, unknown keys and unknown fields that give something away."""
+    """Findings for notes, doc strings, names, unknown keys and unknown fields that reveal something."""
     for where, message in messages(model):
         yield from _unknown_fields(file, where, message)
         for field, value in message.ListFields():
@@ -74,9 +74,9 @@ def audit_notes(file: str, model: ModelProto, builder: Builder) -> Iterator[Find
             elif field.name == "doc_string":
                 yield from _doc_string(file, place, value, builder)
             elif field.message_type is not None and field.message_type.name == _ENTRY:
-                yield from _texts(file, place, [f"{one.key}\n{one.value}" for one in value], builder, _RENAME)
+                yield from _texts(file, place, [f"{entry.key}\n{entry.value}" for entry in value], builder, _RENAME)
             elif message.DESCRIPTOR.name == _ENTRY:
-                continue  # seen with the field that it stands in
+                continue  # already handled with the field that contains it
             elif field.type == field.TYPE_STRING:
                 yield from _texts(file, place, value, builder, _RENAME)
             elif field.type == field.TYPE_BYTES and field.name in ("s", "strings"):
@@ -84,13 +84,13 @@ def audit_notes(file: str, model: ModelProto, builder: Builder) -> Iterator[Find
 
 
 def gives_away(key: str, value: str, builder: Builder) -> bool:
-    """Whether an entry of metadata is one that `--fix` takes away."""
+    """Whether an entry of metadata reveals something, so that `--fix` removes it."""
     noted = key != KEPT and key.startswith(_NOTES)
     return noted or bool(first_of_each(f"{key}\n{value}", builder))
 
 
 def unknown_fields(message: Message) -> list[tuple[int, Any]]:
-    """Number and value of each field that the format does not know; protobuf keeps them when it writes again."""
+    """Number and value of each field that the format does not define; protobuf keeps them when it writes."""
     from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]  # as above
 
     return [(field.field_number, field.data) for field in UnknownFieldSet(message)]
@@ -100,10 +100,10 @@ def _metadata(file: str, where: str, entries: Any, builder: Builder) -> Iterator
     for entry in entries:
         if not gives_away(entry.key, entry.value, builder):
             continue
-        own: dict[Kind, str] = {}
+        notes: dict[Kind, str] = {}
         if entry.key != KEPT and entry.key.startswith(_NOTES):
-            own["stack_trace" if "stack_trace" in entry.key else "metadata"] = f"{entry.key}: {entry.value}"
-        for kind, evidence in {**first_of_each(f"{entry.key}\n{entry.value}", builder), **own}.items():
+            notes["stack_trace" if "stack_trace" in entry.key else "metadata"] = f"{entry.key}: {entry.value}"
+        for kind, evidence in {**first_of_each(f"{entry.key}\n{entry.value}", builder), **notes}.items():
             yield Finding(file, where, kind, shown(evidence), fixable=True)
 
 
@@ -120,8 +120,8 @@ def _doc_string(file: str, where: str, text: str, builder: Builder) -> Iterator[
 
 
 def _texts(file: str, where: str, value: Any, builder: Builder, advice: str) -> Iterator[Finding]:
-    for one in (value,) if isinstance(value, str | bytes) else value:
-        text = one.decode("utf-8", "replace") if isinstance(one, bytes) else one
+    for item in (value,) if isinstance(value, str | bytes) else value:
+        text = item.decode("utf-8", "replace") if isinstance(item, bytes) else item
         for kind, evidence in first_of_each(text, builder).items():
             yield Finding(file, where, kind, shown(evidence), fixable=False, advice=advice)
 

@@ -1,4 +1,4 @@
-"""The bytes of a model's tensors, in the file and beside it, read as far as an audit needs them."""
+"""Reads the bytes of a model's tensors, in the file and beside it, as far as an audit needs them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Range:
 
 
 def tensors(model: ModelProto) -> Iterator[tuple[str, str, TensorProto]]:
-    """Every tensor of the model: where it stands, what nodes call it, and itself.
+    """Every tensor of the model: its place, the name that nodes use for it, and the tensor.
 
-    Initializers, constants and other attributes, those of branches and functions too.
+    Includes initializers, constants and other attributes, also in branches and functions.
     """
     node, called = "", ""
     for where, message in messages(model):
@@ -39,7 +39,7 @@ def tensors(model: ModelProto) -> Iterator[tuple[str, str, TensorProto]]:
 
 
 def external(tensor: TensorProto) -> Range | None:
-    """Where a tensor's bytes lie; None for one inside the file, or whose place cannot be read."""
+    """The place of a tensor's bytes in another file; None if they are in the model's file or the place is malformed."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if tensor.data_location != tensor.EXTERNAL or "location" not in entries:
         return None
@@ -54,16 +54,16 @@ def external(tensor: TensorProto) -> Range | None:
 
 
 def beside(folder: Path, location: str) -> Path | None:
-    """The file of a location with all links followed, if it lies in `folder`: an audit opens nothing else."""
+    """The file of a location with all links followed, if it is in `folder`; an audit opens no other."""
     try:
         path = (folder / location).resolve()
         return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, a circle of links: no file's name
+    except (OSError, ValueError, RuntimeError):  # the name is too long, contains NUL, or is a circle of links
         return None
 
 
 def unread(tensor: TensorProto, folder: Path) -> str:
-    """Why an audit cannot look at all of a tensor's bytes; "" where it can."""
+    """Why an audit cannot read all of a tensor's bytes; "" if it can."""
     if tensor.data_location != tensor.EXTERNAL:
         return "its numbers do not fit its type and shape" if _has_typed(tensor) and _typed(tensor) is None else ""
     place = external(tensor)
@@ -73,12 +73,12 @@ def unread(tensor: TensorProto, folder: Path) -> str:
     if path is None:
         return f"weights in {shown(place.location)}: missing or outside the folder"
     if max(place.begin, place.end or 0) > path.stat().st_size:
-        return f"weights in {shown(place.location)}: they would lie behind the end of that file"
+        return f"weights in {shown(place.location)}: they would be beyond the end of that file"
     return ""
 
 
 def content(tensor: TensorProto, folder: Path, most_bytes: int) -> bytes:
-    """The first bytes of a tensor as they are stored, at most `most_bytes`; empty where they cannot be read."""
+    """The first bytes of a tensor as stored, at most `most_bytes`; empty if they cannot be read."""
     if tensor.data_location == tensor.EXTERNAL:
         place = external(tensor)
         return b"" if place is None else _stored(place, folder, most_bytes)
@@ -91,7 +91,7 @@ def content(tensor: TensorProto, folder: Path, most_bytes: int) -> bytes:
 
 
 def _stored(place: Range, folder: Path, most_bytes: int) -> bytes:
-    """The first bytes of a range; empty where it is in no file, or behind its end, where not every seek can go."""
+    """The first bytes of a range; empty if its file is missing, or ends before it (seeking there may fail)."""
     path = beside(folder, place.location)
     if path is None or place.begin > path.stat().st_size:
         return b""
@@ -101,16 +101,16 @@ def _stored(place: Range, folder: Path, most_bytes: int) -> bytes:
 
 
 def _has_typed(tensor: TensorProto) -> bool:
-    """Whether a tensor has numbers in the older spelling, a list of them, and no bytes, which would count first."""
+    """Whether a tensor's numbers are in the older encoding, lists of numbers; raw bytes would take precedence."""
     lists = (tensor.int32_data, tensor.int64_data, tensor.uint64_data, tensor.float_data, tensor.double_data)
     return not tensor.raw_data and any(len(values) for values in lists)
 
 
 def _typed(tensor: TensorProto) -> np.ndarray[Any, Any] | None:
-    """The values of the older spelling; None for a malformed one."""
+    """The numbers in the older encoding; None if they are malformed."""
     from onnx import numpy_helper
 
     try:
         return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, LookupError, ArithmeticError):  # LookupError: a type that no version has
+    except (ValueError, TypeError, LookupError, ArithmeticError):  # LookupError: an unknown type
         return None

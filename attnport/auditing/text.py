@@ -1,6 +1,6 @@
-"""What text gives away: paths, people, source lines, stack traces, the environment it was made in.
+"""Finds what text reveals: paths, people, source lines, stack traces, the environment in which it was made.
 
-A file of text is read as a whole, any other that is no ONNX by the runs of text in it.
+A text file is read as a whole; in any other file that is not ONNX, the runs of printable text are searched.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SHARED_ACCOUNTS = frozenset(
         *("codespace", "home"),
     )
 )
-"""Accounts of a system and of nobody: as a word they say nothing, and modules are called so."""
+"""System and generic accounts: such a name identifies nobody, and modules may have it too."""
 _LEAST_NAME = 3
 
-# Values of a TorchScript export are called "/encoder/layer.0/MatMul": a path is one below a folder that systems have
-# and modules hardly, or one to a file.
+# Values of a TorchScript export have names such as "/encoder/layer.0/MatMul". So a path is recognised by a folder that
+# systems have and modules hardly ever have, or by the suffix of a file.
 _FOLDERS = "home|Users|root|tmp|work|workspace|mnt|opt|usr|var|private|srv|gpfs|lustre"
 _FILES = "py|pyc|ipynb|cpp|cc|cu|cuh|so|onnx|engine|plan|pt|pth|ckpt|safetensors|npz|npy|bin|json|ya?ml|toml|csv|txt"
 _PART = r"[^\s\"'<>|:;,()\[\]{}\\]"
@@ -50,20 +50,20 @@ _VARIABLES = re.compile(
 
 @dataclass(frozen=True)
 class Builder:
-    """Who and what to look for as words: names of accounts, names of machines."""
+    """The names of accounts and machines to look for as words."""
 
     users: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
 
 def this_builder() -> Builder:
-    """The account and machine that run this, but for names that stand for nobody (`root`, `localhost`)."""
+    """The current account and machine, without generic names (`root`, `localhost`)."""
     import getpass
     import socket
     from contextlib import suppress
 
     users = {Path.home().name} if Path.home().name else set()
-    with suppress(OSError, KeyError):  # an account without an entry, as in containers
+    with suppress(OSError, KeyError):  # the account may have no entry, as in containers
         users.add(getpass.getuser())
     host = socket.gethostname().split(".")[0]
     people = tuple(sorted(name for name in users if _is_somebody(name)))
@@ -71,10 +71,10 @@ def this_builder() -> Builder:
 
 
 def leaks(text: str, builder: Builder, *, words: bool = True) -> Iterator[tuple[Kind, str]]:
-    """Each kind of thing that `text` gives away, with the text of it.
+    """Everything that `text` reveals: its kind and its text.
 
     Args:
-        words: Look for the builder's names too; not in vocabularies, which hold most first names.
+        words: Look for the builder's names too; False for vocabularies, which contain most first names.
     """
     if not text:
         return
@@ -94,11 +94,11 @@ def leaks(text: str, builder: Builder, *, words: bool = True) -> Iterator[tuple[
 
 
 def first_of_each(text: str, builder: Builder, *, words: bool = True) -> dict[Kind, str]:
-    """The first thing of each kind that `text` gives away."""
-    found: dict[Kind, str] = {}
+    """The first text of each kind that `text` reveals."""
+    evidence_of: dict[Kind, str] = {}
     for kind, evidence in leaks(text, builder, words=words):
-        found.setdefault(kind, evidence)
-    return found
+        evidence_of.setdefault(kind, evidence)
+    return evidence_of
 
 
 def _is_somebody(name: str) -> bool:
@@ -110,22 +110,22 @@ def _has_word(text: str, word: str) -> bool:
 
 
 def audit_text(file: str, path: Path, builder: Builder, *, words: bool = True, advice: str = "") -> Iterator[Finding]:
-    """Each line of a text file that gives something away, the same thing once.
+    """Findings for the lines of a text file; what occurs several times is reported once.
 
     Args:
-        words: Look for the builder's names too; not in vocabularies, which hold most first names.
-        advice: What to do about it; nothing is changed in such files.
+        words: Look for the builder's names too; False for vocabularies, which contain most first names.
+        advice: What to do about it, since such files are never changed.
     """
     seen = set[tuple[Kind, str]]()
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
-        for found in leaks(line, builder, words=words):
-            if found not in seen:
-                seen.add(found)
-                yield Finding(file, f"line {number}", found[0], shown(found[1]), fixable=False, advice=advice)
+        for leak in leaks(line, builder, words=words):
+            if leak not in seen:
+                seen.add(leak)
+                yield Finding(file, f"line {number}", leak[0], shown(leak[1]), fixable=False, advice=advice)
 
 
 def audit_bytes(file: str, path: Path, builder: Builder, *, advice: str = "") -> Iterator[Finding]:
-    """Each run of 12 or more printable characters of a binary file that gives something away."""
+    """Findings for the runs of 12 or more printable characters in a binary file."""
     if not path.stat().st_size:
         return
     with path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:

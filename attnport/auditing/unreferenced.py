@@ -1,4 +1,4 @@
-"""Bytes of a weights file that no tensor refers to: left over, or hidden. Zeros between tensors are alignment."""
+"""Finds bytes of a weights file that no tensor uses. Zeros between tensors are alignment."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ADVICE = "No tensor needs them; load the model and save it again, or export it 
 
 
 def audit_unreferenced(file: str, path: Path, ranges: Iterable[Range]) -> Iterator[Finding]:
-    """Each stretch of `path` that none of `ranges` covers and that is not all zeros."""
+    """Findings for the stretches of `path` that none of `ranges` covers and that are not all zeros."""
     size = path.stat().st_size
     for begin, end in gaps(ranges, size):
-        found = _first_not_zero(path, begin, end)
-        if found is not None:
-            at, data = found
+        nonzero = _first_not_zero(path, begin, end)
+        if nonzero is not None:
+            at, data = nonzero
             where, evidence = f"bytes {begin} to {end}", f"at {at}: {data.decode('latin-1')}"
             yield Finding(file, where, "unreferenced_bytes", shown(evidence), fixable=False, advice=_ADVICE)
 
@@ -26,7 +26,7 @@ def audit_unreferenced(file: str, path: Path, ranges: Iterable[Range]) -> Iterat
 def gaps(ranges: Iterable[Range], size_bytes: int) -> Iterator[tuple[int, int]]:
     """The stretches of a file of `size_bytes` that no range covers, in order."""
     at = 0
-    for begin, end in sorted((one.begin, size_bytes if one.end is None else one.end) for one in ranges):
+    for begin, end in sorted((piece.begin, size_bytes if piece.end is None else piece.end) for piece in ranges):
         if begin > at:
             yield at, min(begin, size_bytes)
         at = max(at, end)
@@ -35,7 +35,7 @@ def gaps(ranges: Iterable[Range], size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _first_not_zero(path: Path, begin: int, end: int) -> tuple[int, bytes] | None:
-    """Where the first byte that is not zero stands, and what begins there."""
+    """The position of the first byte that is not zero, and up to 80 bytes from there; None if all are zero."""
     with path.open("rb") as file:
         file.seek(begin)
         while begin < end:

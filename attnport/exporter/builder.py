@@ -1,4 +1,4 @@
-"""Builds nodes into a graph: one operation a call, named, typed, placed before a given node."""
+"""Builds nodes into a graph, one per call: each is named, typed and placed before a given node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Adds nodes to `model`'s main graph; `before` says where, and is moved from attention to attention.
-
-    Constants are shared by value; names are made unique.
+    """Adds nodes to `model`'s main graph. Constants of equal value are shared, and names are made unique.
 
     Attributes:
-        sizes: The usual size of each named dim, as far as the model's contract tells; may be empty.
+        sizes: The usual size of each named dim, where the model's contract gives one; may be empty.
+        before: The node before which new nodes are inserted; callers set it for each attention.
+        scope: The prefix of new names.
     """
 
     def __init__(self, model: ir.Model, sizes: Mapping[str, int] | None = None) -> None:
@@ -50,9 +50,9 @@ class Builder:
         """Adds one node and returns its output.
 
         Args:
-            name: Of the node; a scope in front of it is added, and a number when it is taken.
-            dtype: Of the output; the first input's when not given.
-            shape: Of the output, when known.
+            name: Of the node; the scope is put before it, and a number after it if it is taken.
+            dtype: Of the output; by default that of the first input.
+            shape: Of the output, if known.
         """
         import onnx_ir as ir
 
@@ -79,10 +79,10 @@ class Builder:
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
             name = self._unique(f"const/{array.dtype}/{len(self._constants)}")
-            made = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-            made.dtype, made.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
-            self.model.graph.register_initializer(made)
-            self._constants[key] = made
+            constant = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            constant.dtype, constant.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+            self.model.graph.register_initializer(constant)
+            self._constants[key] = constant
         return self._constants[key]
 
     def like(self, number: float, value: ir.Value) -> ir.Value:
@@ -91,20 +91,20 @@ class Builder:
         return self.const(number, value.dtype.numpy())
 
     def cast(self, value: ir.Value, dtype: ir.DataType, name: str = "cast") -> ir.Value:
-        """`value` in `dtype`; itself where it already is."""
+        """`value` in `dtype`; `value` itself if it already has that type."""
         if value.dtype == dtype:
             return value
         shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
         return self.op("Cast", value, name=name, dtype=dtype, shape=shape, to=dtype)
 
     def once(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
-        """What `make` writes; for a key that came before, what was written then."""
+        """The value that `make` writes, or that it wrote when it was first called for `key`."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
 
     def usual_size(self, value: ir.Value, axis: int) -> int | None:
-        """The size of one axis, or the usual one where its dim is named; None when neither is known."""
+        """The size of one axis, or the usual size of its named dim; None if neither is known."""
         dim = value.shape[axis] if value.shape is not None else None
         return dim if dim is None or isinstance(dim, int) else self.sizes.get(dim.value or "")
 
@@ -115,7 +115,7 @@ class Builder:
         return self.op("Shape", value, name=f"size{axis}", dtype=ir.DataType.INT64, shape=[1], start=axis, end=axis + 1)
 
     def replace(self, old: ir.Value, made: ir.Value) -> None:
-        """Puts `made` wherever `old` was used; a graph output keeps its name, type and shape stay."""
+        """Replaces every use of `old` by `made`, which takes over its type, its shape and a graph output's name."""
         import onnx_ir as ir
 
         if old.dtype is not None:
@@ -128,9 +128,16 @@ class Builder:
         ir.convenience.replace_all_uses_with(old, made, replace_graph_outputs=True)
 
     def _unique(self, name: str) -> str:
-        made, number = name, 0
-        while made in self._names:
+        unique, number = name, 0
+        while unique in self._names:
             number += 1
-            made = f"{name}_{number}"
-        self._names.add(made)
-        return made
+            unique = f"{name}_{number}"
+        self._names.add(unique)
+        return unique
+
+
+def node_name(value: ir.Value) -> str:
+    """The name of the node that computes a value."""
+    node = value.producer()
+    assert node is not None
+    return str(node.name)

@@ -1,6 +1,6 @@
-"""From a torch module to an ONNX graph whose dimensions stay dynamic, and the count of its attentions.
+"""Exports a torch module to an ONNX graph whose dimensions stay dynamic, and counts its attentions.
 
-The attentions are counted in the torch graph, before any ONNX exists, so that recognition can be held against a number
+The attentions are counted in the torch graph, before any ONNX exists, so that recognition can be compared with a number
 that it did not produce itself.
 """
 
@@ -29,7 +29,7 @@ OPSET = 23
 
 @dataclass(frozen=True)
 class Capture:
-    """An exported graph and what was counted before it was one."""
+    """An exported graph, and the attentions that were counted in the torch graph before."""
 
     model: ir.Model
     attentions: tuple[SourceAttention, ...]
@@ -68,7 +68,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
         opset: 23 or later, so that scaled_dot_product_attention stays one `Attention` node.
 
     Raises:
-        ExportError: torch cannot export the module, or a dim froze; names the dim and the inputs that have it.
+        ExportError: torch cannot export the module, or a dim froze; the message names the dim and its inputs.
     """
     exported, attentions = _exported(module, contract, opset)
     model: ir.Model = exported.model
@@ -86,7 +86,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
 
 
 def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET) -> torch.export.ExportedProgram:
-    """The torch graph that an export is made of, whose nodes have the names that the exported graph's values have.
+    """The torch graph behind an export; its nodes have the names of the exported graph's values.
 
     Args:
         module: As for `capture`; one cast to half precision is traced with feeds in half precision.
@@ -96,7 +96,7 @@ def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int =
     """
     exported, _ = _exported(module, contract, opset)
     if exported.exported_program is None:
-        raise ExportError("torch.onnx kept no torch graph.", hint="Another version of torch may: see constraints.txt.")
+        raise ExportError("torch.onnx kept no torch graph.", hint="Use a version of torch as in constraints.txt.")
     return exported.exported_program
 
 
@@ -108,7 +108,10 @@ def _exported(
     sizes = example_sizes(contract)
     masks = {mask.input for mask in contract.masks}
     feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
-    narrow = next((one.dtype for one in module.parameters() if one.dtype in (torch.float16, torch.bfloat16)), None)
+    narrow = next(
+        (parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16)),
+        None,
+    )
     if narrow is not None:
         feeds = {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
     with quiet(), torch.no_grad():
@@ -129,10 +132,10 @@ def _exported(
                 f"torch.onnx cannot express the module: {_root(err)}",
                 hint="The operator named above has no ONNX form at this opset; rewrite it with standard ones.",
             ) from err
-        except Exception as err:  # the exporter's own decompositions raise whatever they meet
+        except Exception as err:  # the exporter's decompositions raise errors of any type
             raise ExportError(
                 f"torch.onnx cannot express the module: {type(err).__name__}: {first_line(err)}",
-                hint="Run with --traceback for torch's full account.",
+                hint="Run with --traceback for torch's full message.",
             ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")
@@ -140,11 +143,11 @@ def _exported(
 
 
 def _root(err: BaseException) -> str:
-    """The first cause, which the exporter wraps in several layers of advice, and the operator it met."""
+    """The operator that failed and the first cause, which the exporter wraps in several errors with advice."""
     cause: BaseException = err
     operator = ""
     while cause.__cause__ is not None:
         cause = cause.__cause__
-        found = re.search(r"target=(torch\.ops\.[\w.]+)", str(cause))
-        operator = found.group(1) if found else operator
+        target = re.search(r"target=(torch\.ops\.[\w.]+)", str(cause))
+        operator = target.group(1) if target else operator
     return f"{operator}: {first_line(cause)}" if operator else first_line(cause)

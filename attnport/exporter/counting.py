@@ -1,6 +1,6 @@
-"""Counts the attentions of a torch graph or an ONNX graph: the number that every report is held against.
+"""Counts the attentions of a torch graph or an ONNX graph: every report is compared with this number.
 
-Nothing here is shared with recognition, so that what recognition does not see is missed by name and not in silence.
+The count shares no code with recognition, so that an attention that recognition overlooks is reported by name.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """How one kind of graph spells what stands between a softmax and the product that uses it.
+    """The operators that one kind of graph has between a softmax and the product that uses it.
 
     Attributes:
-        operator: A node's operator, as it stands in the tables.
-        users: The nodes that a node's result goes to.
-        width: The size of a result's last axis as text; "" where it is not known.
-        layout: What changes layout, type or a few elements, not the meaning.
-        arithmetic: What changes the numbers one by one.
+        operator: Returns a node's operator, as it is written in the sets below.
+        users: Returns the nodes that use a node's result.
+        width: Returns the size of a result's last axis as text; "" if it is unknown.
+        layout: Operators that change layout, type or a few elements, but not the meaning.
+        arithmetic: Operators that change the numbers element by element.
         products: Products of two computed tensors.
         linear: Products with a weight.
-        exponential: Makes probabilities of a log-softmax.
+        exponential: The operator that turns a log-softmax into probabilities.
     """
 
     operator: Callable[[Any], str]
@@ -45,23 +45,23 @@ class _Vocabulary:
 def count_attentions(program: torch.fx.GraphModule) -> tuple[SourceAttention, ...]:
     """Every scaled_dot_product_attention call, and every softmax whose result reaches a matrix product, in order.
 
-    Branches of control flow (`torch.cond`) are graphs inside `program` and are counted with it, after it.
+    Branches of control flow (`torch.cond`) are graphs inside `program`; they are counted after it.
     """
     import torch
 
-    found: list[tuple[str, str]] = []
-    graphs = [each.graph for each in program.modules() if isinstance(each, torch.fx.GraphModule)]
+    calls: list[tuple[str, str]] = []
+    graphs = [submodule.graph for submodule in program.modules() if isinstance(submodule, torch.fx.GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes):
         operator = _call(node)
         if "scaled_dot_product" in operator and "attention" in operator:
-            found.append((module_path(node), "scaled_dot_product_attention"))
+            calls.append((module_path(node), "scaled_dot_product_attention"))
         elif operator.removeprefix("special_") in _SOFTMAXES and _reaches_product(node, _TORCH, "log" in operator):
-            found.append((module_path(node), "softmax"))
-    return _named(found)
+            calls.append((module_path(node), "softmax"))
+    return _named(calls)
 
 
 def count_in_graph(model: ir.Model) -> tuple[SourceAttention, ...]:
-    """The same for an ONNX graph that was made elsewhere: attention operators, and softmaxes that reach a product.
+    """The same for an ONNX graph from another exporter: attention operators, and softmaxes that reach a product.
 
     Args:
         model: Without functions of its own (see `passes.foreign.prepare`); branches are counted after the main graph.
@@ -69,14 +69,14 @@ def count_in_graph(model: ir.Model) -> tuple[SourceAttention, ...]:
     """
     import onnx_ir as ir
 
-    found: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     main = list(model.graph)
     inner = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.graph is not model.graph]
     for node in (*main, *inner):
         if counts(node):
             softmax = node.domain == "" and node.op_type in _SOFTMAX_NODES
-            found.append((module_of(node) or "", "softmax" if softmax else "scaled_dot_product_attention"))
-    return _named(found)
+            calls.append((module_of(node) or "", "softmax" if softmax else "scaled_dot_product_attention"))
+    return _named(calls)
 
 
 def counts(node: ir.Node) -> bool:
@@ -93,19 +93,21 @@ def module_path(node: torch.fx.Node) -> str:
     return str(paths[-1]) if paths else ""
 
 
-def _named(found: Iterable[tuple[str, str]]) -> tuple[SourceAttention, ...]:
-    """Module paths and calls, in order, as attentions of which no two have one name."""
+def _named(calls: Iterable[tuple[str, str]]) -> tuple[SourceAttention, ...]:
+    """Attentions with unique names, from module paths and calls in order."""
     seen: dict[str, int] = {}
     attentions = []
-    for module, call in found:
+    for module, operator in calls:
         seen[module] = seen.get(module, 0) + 1
         name = module or "module"
-        attentions.append(SourceAttention(name if seen[module] == 1 else f"{name}#{seen[module] - 1}", module, call))
+        attentions.append(
+            SourceAttention(name if seen[module] == 1 else f"{name}#{seen[module] - 1}", module, operator)
+        )
     return tuple(attentions)
 
 
 def _reaches_product(softmax: Any, spelt: _Vocabulary, logarithm: bool) -> bool:
-    """Whether the probabilities enter a product; those of a log-softmax are none before their exponential is taken."""
+    """Whether the probabilities enter a product; the result of a log-softmax first has to pass its exponential."""
     pending = [(softmax, user, logarithm, False) for user in spelt.users(softmax)]
     seen = set()
     while pending:
@@ -114,7 +116,7 @@ def _reaches_product(softmax: Any, spelt: _Vocabulary, logarithm: bool) -> bool:
             continue
         seen.add((node, logarithm, changed))
         operator = spelt.operator(node)
-        # A gate (x * softmax(x)) feeds a linear layer as well: that one counts for probabilities as they are alone.
+        # A gate (x * softmax(x)) feeds a linear layer too, so a linear layer counts only for unchanged probabilities.
         if not logarithm and (operator in spelt.products or (operator in spelt.linear and not changed)):
             return True
         if operator == spelt.exponential and logarithm:
@@ -128,13 +130,13 @@ def _reaches_product(softmax: Any, spelt: _Vocabulary, logarithm: bool) -> bool:
 
 
 def _is_as_wide(source: Any, node: Any, spelt: _Vocabulary) -> bool:
-    """Whether arithmetic left the last axis its size; a gate `[B,S,1]` that scales features spreads over theirs."""
+    """Whether arithmetic kept the size of the last axis; a gate `[B,S,1]` on features is broadcast to their size."""
     before, after = spelt.width(source), spelt.width(node)
     return not before or not after or before == after
 
 
 def _call(node: Any) -> str:
-    """`softmax` for `aten.softmax.int` and for `aten._softmax.default`; "" for what is no call."""
+    """`softmax` for `aten.softmax.int` and for `aten._softmax.default`; "" for a node that is no call."""
     if node.op != "call_function":
         return ""
     return str(getattr(node.target, "__name__", node.target)).split(".")[0].strip("_")
@@ -146,7 +148,7 @@ def _fx_width(node: Any) -> str:
 
 
 def _onnx_call(node: ir.Node) -> str:
-    """The operator; a product with a weight is `linear`."""
+    """The operator of a node, where a product with a weight is called `linear`."""
     if node.domain != "":
         return ""
     weighted = node.op_type in ("MatMul", "Gemm") and any(map(_is_weight, node.inputs[:2]))

@@ -1,4 +1,4 @@
-"""The range of a float type of ONNX, bfloat16 too, which NumPy's own finfo does not know."""
+"""The range of ONNX float types, including bfloat16, which NumPy's finfo does not know."""
 
 from __future__ import annotations
 

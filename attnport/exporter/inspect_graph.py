@@ -1,4 +1,4 @@
-"""What an ONNX file says about itself, read with the suspicion that a file from elsewhere deserves."""
+"""Facts about an ONNX file, which is not trusted: it is checked before anything is read from it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnport.dims import STRICT
 from attnport.errors import ArtifactError
+from attnport.exporter.naming import all_nodes
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class GraphFacts:
 
 
 def graph_facts(path: Path, masks: Collection[MaskSpec] = ()) -> GraphFacts:
-    """Reads an ONNX file; weights beside it are looked at, not loaded.
+    """Reads an ONNX file; the weights beside it are checked but not loaded.
 
     Args:
         path: The file.
@@ -80,7 +81,7 @@ def graph_facts(path: Path, masks: Collection[MaskSpec] = ()) -> GraphFacts:
     model = load(path)
     graph = model.graph
     tensors = list(_tensors(model))
-    operators = Counter(_operator(node) for node in _nodes(model))
+    operators = Counter(_operator(node) for node in all_nodes(model))
     return GraphFacts(
         inputs=tuple(_value(value) for value in graph.inputs if value.name not in graph.initializers),
         outputs=tuple(_value(value) for value in graph.outputs),
@@ -97,17 +98,17 @@ def graph_facts(path: Path, masks: Collection[MaskSpec] = ()) -> GraphFacts:
 
 
 def load(path: Path) -> ir.Model:
-    """Reads and checks the graph of an ONNX file. Raises ArtifactError as `graph_facts`."""
+    """Reads and checks the graph of an ONNX file; raises ArtifactError like `graph_facts`."""
     import onnx
     import onnx_ir as ir
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    hint = "It was cut short or is of another kind; export it again."
+    hint = "It was cut short or is another kind of file; export it again."
     try:
         proto = onnx.load(path, load_external_data=False)
         if not proto.HasField("graph") or not proto.opset_import:
             raise ArtifactError(
-                f"{path} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset'}.", hint=hint
+                f"{path} is not an ONNX model: it has no {'graph' if proto.opset_import else 'opset'}.", hint=hint
             )
         _check_external(path, proto)
         onnx.checker.check_model(str(path))
@@ -115,15 +116,15 @@ def load(path: Path) -> ir.Model:
     except OSError as err:
         raise ArtifactError(f"{path} cannot be read: {err.strerror or err}.") from err
     except DecodeError as err:
-        raise ArtifactError(f"{path} is no ONNX model: {err}.", hint=hint) from err
+        raise ArtifactError(f"{path} is not an ONNX model: {err}.", hint=hint) from err
     except (onnx.checker.ValidationError, ir.serde.SerdeError, ValueError, KeyError, TypeError) as err:
         raise ArtifactError(f"{path} is a malformed ONNX model: {_root_cause(err)}", hint=hint) from err
 
 
 def _check_external(path: Path, proto: object) -> None:
-    """Refuses weights that lie outside the folder, behind a link, nowhere, or beyond the end of their file.
+    """Refuses weights that lie outside the folder, behind a link, in a missing file, or beyond the end of their file.
 
-    The onnx checker refuses the first three as well, but not the last, which is what a copy that was cut short shows.
+    The onnx checker does not refuse the last, which is how a truncated copy shows.
     """
     from onnx import ModelProto, external_data_helper
 
@@ -136,11 +137,11 @@ def _check_external(path: Path, proto: object) -> None:
         inside = file.resolve().is_relative_to(path.parent.resolve())
         if not info.location or not inside or file.is_symlink():
             raise ArtifactError(
-                f"{path}: tensor {tensor.name!r} wants its data from {info.location!r}, outside the model's folder.",
+                f"{path}: tensor {tensor.name!r} has its data in {info.location!r}, outside the model's folder.",
                 hint="Do not open it, or export the model again.",
             )
         if not file.is_file():
-            raise ArtifactError(f"{path}: tensor {tensor.name!r} wants its data from {file}, which is missing.")
+            raise ArtifactError(f"{path}: tensor {tensor.name!r} has its data in {file}, which is missing.")
         end, size = (info.offset or 0) + (info.length or 0), file.stat().st_size
         if end > size:
             raise ArtifactError(
@@ -150,7 +151,7 @@ def _check_external(path: Path, proto: object) -> None:
 
 
 def _text(value: str | bytes | None) -> str:
-    """A string of a protobuf, which is `bytes` where the file's bytes are not valid UTF-8."""
+    """A string of a protobuf message, which is `bytes` if it is not valid UTF-8."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
@@ -159,14 +160,6 @@ def _root_cause(err: BaseException) -> str:
     while err.__cause__ is not None:
         err = err.__cause__
     return next((line for line in str(err).splitlines() if line.strip()), type(err).__name__)
-
-
-def _nodes(model: ir.Model) -> list[ir.Node]:
-    """Every node, those of subgraphs and functions too."""
-    found = list(model.graph.all_nodes())
-    for function in model.functions.values():
-        found.extend(function.all_nodes())
-    return found
 
 
 def _operator(node: ir.Node) -> str:
@@ -203,14 +196,14 @@ def _attentions(model: ir.Model, masks: Collection[MaskSpec]) -> list[GraphAtten
     from attnport.exporter.fusion.recognise import rule_modules
 
     rules, context = {rule.OP_TYPE: rule for rule in rule_modules()}, Context(tuple(masks))
-    found = []
+    attentions = []
     for node in model.graph:
         name, operator, rule = _text(node.name), _operator(node), rules.get(_operator(node))
         if rule is not None and rule.applies(node):
             try:
-                found.append(GraphAttention(name, operator, str(rule.match(node, context).mask.spec), ""))
+                attentions.append(GraphAttention(name, operator, str(rule.match(node, context).mask.spec), ""))
             except NotRecognised as err:
-                found.append(GraphAttention(name, operator, "", str(err)))
+                attentions.append(GraphAttention(name, operator, "", str(err)))
         elif rule is None and operator.endswith("Attention"):
-            found.append(GraphAttention(name, operator, "", "a runtime's own attention operator"))
-    return found
+            attentions.append(GraphAttention(name, operator, "", "a runtime's own attention operator"))
+    return attentions

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""The one piece of the exporter's metadata that stays: the module path of each node."""
+"""The only metadata of the exporter that is kept: the module path of each node."""
 
 
 def module_of(node: ir.Node) -> str | None:
@@ -54,8 +54,8 @@ def _named(dim: Any, names: dict[str, str]) -> int | str | None:
     symbol = dim.value
     if not symbol:
         return None
-    # Expressions such as "Min(512, s41)" are the tracer's private notes, and other readers take them as names: each
-    # gets a plain name, so that equal sizes are still known to be equal.
+    # The tracer leaves expressions such as "Min(512, s41)", which other readers take for names. Each expression gets a
+    # plain name, so that equal sizes are still known to be equal.
     if symbol not in names:
         number = len(names)
         while f"size{number}" in names.values():
@@ -82,8 +82,19 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from function.all_nodes()
 
 
+def branches(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in a node's attributes: the branches of an `If`, the body of a `Loop`."""
+    import onnx_ir as ir
+
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
 def strip(model: ir.Model) -> None:
-    """Drops stack traces, source lines and builder paths; keeps each node's module path."""
+    """Removes stack traces, source lines and builder paths; keeps each node's module path."""
     model.metadata_props.clear()
     model.doc_string = None
     for graph in (model.graph, *model.graph.subgraphs()):

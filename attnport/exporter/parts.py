@@ -1,8 +1,8 @@
-"""The parts of a lowered graph that a precision plan decides about: layers, norms, sums, not single nodes.
+"""The parts of a lowered graph for which a precision plan chooses a type: layers, norms and sums, not single nodes.
 
-A product with its bias is a part; so are the sums of two activations in one module (residuals), and everything else of
-a module that hangs together (a norm that is written out, an activation). What only moves elements goes with what it
-moves. What a lowering wrote for an attention is no part: in float32 it has no fused kernel.
+A part is a product with its bias, or the sums of two activations in one module (residuals), or other connected nodes of
+one module (a norm that is written out, an activation). Nodes that only move elements belong to the part whose elements
+they move. The nodes that a lowering wrote for an attention belong to no part: in float32 it has no fused kernel.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _MOVES = {
 
 @dataclass(frozen=True)
 class Part:
-    """Some nodes that are of one type.
+    """Nodes that are computed in the same type.
 
     Attributes:
         name: The module path (`model` for the outermost), with the operators where a module has several parts, and a
             number where that is not enough.
         nodes: Their names, in topological order.
-        operators: Of the nodes, in the same order.
-        reads: The names of the floating-point activations that come in.
-        makes: Those that the nodes make.
+        operators: The operators of the nodes, in the same order.
+        reads: The names of the floating-point activations that the part reads from outside.
+        makes: The names of the floating-point values that its nodes compute.
     """
 
     name: str
@@ -51,45 +51,45 @@ def parts_of(model: ir.Model, anchors: Mapping[str, Collection[str]]) -> tuple[P
 
     Args:
         model: As lowered, before its plan is applied.
-        anchors: The nodes of each attention's products and softmax, by which its scope is known.
+        anchors: The nodes of each attention's products and softmax, whose names give the attention's scope.
     """
     scopes = tuple(scope_of(nodes) for nodes in anchors.values() if nodes)
     groups = _groups([node for node in model.graph if _counts(node) and not str(node.name).startswith(scopes)])
     paths = [_path(group) for group in groups]
     shared = {path for path, count in Counter(paths).items() if count > 1}
-    found, seen = list[Part](), Counter[str]()
+    parts, seen = list[Part](), Counter[str]()
     for group, path in zip(groups, paths, strict=True):
         operators = tuple(node.op_type for node in group)
         name = f"{path}: {', '.join(dict.fromkeys(operators))}" if path in shared else path
         seen[name] += 1
-        made = {value: None for node in group for value in node.outputs if _floating(value)}
+        computed = {value: None for node in group for value in node.outputs if _floating(value)}
         read = {value: None for node in group for value in node.inputs if value is not None and _activation(value)}
-        found.append(
+        parts.append(
             Part(
                 name if seen[name] == 1 else f"{name} #{seen[name]}",
                 tuple(str(node.name) for node in group),
                 operators,
-                tuple(str(value.name) for value in read if value not in made),
-                tuple(str(value.name) for value in made),
+                tuple(str(value.name) for value in read if value not in computed),
+                tuple(str(value.name) for value in computed),
             )
         )
-    return tuple(found)
+    return tuple(parts)
 
 
 def scope_of(anchors: Collection[str]) -> str:
-    """What the names of all nodes begin with that a lowering wrote for an attention."""
+    """The prefix that the names of all nodes have which a lowering wrote for an attention."""
     return f"{next(iter(anchors)).rpartition('/')[0]}/"
 
 
 def _groups(nodes: list[ir.Node]) -> list[list[ir.Node]]:
-    """Nodes that are one part each, in topological order of their first ones."""
+    """The nodes of each part, in topological order of their first nodes."""
     group_of: dict[ir.Node, list[ir.Node]] = {}
 
     def join(node: ir.Node, other: ir.Node) -> None:
-        one, two = group_of[other], group_of[node]
-        if one is not two:
-            one.extend(two)
-            group_of.update(dict.fromkeys(two, one))
+        target, group = group_of[other], group_of[node]
+        if target is not group:
+            target.extend(group)
+            group_of.update(dict.fromkeys(group, target))
 
     for node in nodes:
         group_of[node] = [node]
@@ -99,13 +99,13 @@ def _groups(nodes: list[ir.Node]) -> list[list[ir.Node]]:
                 join(node, other)
     place = {node: number for number, node in enumerate(nodes)}
     unique = {id(group): sorted(group, key=place.__getitem__) for group in group_of.values()}
-    # What moves elements that no part makes (inputs, weights, an attention's result) decides nothing by itself.
+    # Nodes that move elements of an input, a weight or an attention's result are no part of their own.
     kept = [group for group in unique.values() if any(node.op_type not in _MOVES for node in group)]
     return sorted(kept, key=lambda group: place[group[0]])
 
 
 def _belongs(node: ir.Node, at: int, other: ir.Node) -> bool:
-    """Whether a node is of the same part as the one that makes its input `at`."""
+    """Whether a node belongs to the same part as the node that computes its input `at`."""
     if node.op_type in _MOVES:
         return at == 0
     moved = _moved_by(other)
@@ -118,11 +118,11 @@ def _belongs(node: ir.Node, at: int, other: ir.Node) -> bool:
 
 
 def _moved_by(node: ir.Node) -> ir.Node | None:
-    """The node whose elements arrive here, moved or not; None where they are an input's or a weight's."""
-    found: ir.Node | None = node
-    while found is not None and found.op_type in _MOVES:
-        found = found.inputs[0].producer() if found.inputs[0] is not None else None
-    return found
+    """The node that computed these elements before they were moved; None if they are an input's or a weight's."""
+    source: ir.Node | None = node
+    while source is not None and source.op_type in _MOVES:
+        source = source.inputs[0].producer() if source.inputs[0] is not None else None
+    return source
 
 
 def _kind(node: ir.Node) -> str:
@@ -155,6 +155,6 @@ def _floating(value: ir.Value) -> bool:
 
 
 def _activation(value: ir.Value) -> bool:
-    """Whether a value is floating point and depends on inputs, as far as its maker tells."""
+    """Whether a value is floating point and, as far as its producer shows, depends on inputs."""
     node = value.producer()
     return _floating(value) and value.const_value is None and (node is None or node.op_type != "Constant")

@@ -1,8 +1,8 @@
-"""Precision plans: half precision is written into the graph; TensorRT, strongly typed since 11.0, takes it from there.
+"""Precision plans: writes half precision into the graph, as TensorRT needs it (strongly typed since 11.0).
 
-`fp16` and `bf16` are the module cast: every float32 becomes the half type. `auto` is fp16 but for the nodes that a
-search found to be needed in float32. `*_islands` leave the graph in float32; the lowering casts q, k and v around
-attention, and the pass has nothing to do.
+`fp16` and `bf16` cast the whole module: every float32 becomes the half type. `auto` is fp16, except for the nodes that
+a search found to need float32. `*_islands` leave the graph in float32: the lowering casts q, k and v around attention,
+and this pass does nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from attnport.artifacts import AUTO
 from attnport.errors import ExportError
+from attnport.exporter.naming import branches
 from attnport.exporter.passes.angles import keep_angles
 from attnport.exporter.passes.islands import STAYS, join_casts, keep_islands
 
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
     """Casts the graph to the plan's type, in place; returns how many tensors and nodes were changed.
 
+    A constant of one element that is finite and not zero stays so: an epsilon of 1e-12 would become 0 in fp16, and a
+    division by it infinite. Weights are rounded as torch rounds them.
+
     Args:
         model: In float32.
         plan: A precision plan.
-        islands: The names of nodes that stay in float32. Inputs that only these read, and outputs that they make, do
-            too.
-
-    Constants of one element keep their sign of life: what is finite and not zero stays so (an epsilon of 1e-12 would
-    become 0 in fp16 and divide by it). Weights are rounded as torch rounds them.
+        islands: The names of nodes that stay in float32, with the inputs that only they read and the outputs that they
+            compute.
 
     Raises:
         ExportError: the graph has branches (`If`, `Loop`), whose types would have to change with it.
@@ -42,15 +43,15 @@ def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
     if half is None:
         return 0
     for node in model.graph:
-        if any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in node.attributes.values()):
+        if any(branches(node)):
             raise ExportError(
                 f"plan {plan}: node {node.name} is control flow ({node.op_type}), whose branches are not cast.",
-                hint="Take a plan that keeps float32, or islands around attention.",
+                hint="Use a plan that keeps float32, or islands around attention.",
             )
     changed = keep_angles(model) + keep_islands(model, islands)
     for value in [*model.graph.inputs, *model.graph.initializers.values()]:
         uses = value.uses()
-        # A constant that only goes where float32 is demanded (the scales of Resize) is not rounded on its way.
+        # A constant that is only read where float32 is required (the scales of Resize) is not rounded.
         if (value.const_value is not None or islands) and uses and all(_demands_float32(*use, half) for use in uses):
             continue
         if value.dtype == ir.DataType.FLOAT:
@@ -72,7 +73,7 @@ def _cast_value(value: ir.Value, half: ir.DataType) -> None:
 
 
 def to_half(array: np.ndarray[Any, Any], half: ir.DataType) -> np.ndarray[Any, Any]:
-    """`array` in the half type; one finite non-zero number alone stays finite and non-zero."""
+    """`array` in the half type; an array of one finite non-zero number stays finite and non-zero."""
     import ml_dtypes
 
     dtype = half.numpy()
@@ -87,7 +88,7 @@ def to_half(array: np.ndarray[Any, Any], half: ir.DataType) -> np.ndarray[Any, A
 
 
 def _cast_node(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
-    """Retypes what a node makes; a node whose operator has no half form computes in float32 between casts."""
+    """Gives a node's outputs the half type; an operator without a half form computes in float32 between casts."""
     import onnx_ir as ir
 
     float32 = ir.DataType.FLOAT
@@ -108,9 +109,9 @@ def _cast_node(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
     if outputs and not _takes(node, half):
         _island(model, node, outputs, half)
         return changed + 1
-    for at, each in enumerate(node.inputs):
-        if each is not None and each.dtype == half and _demands_float32(node, at, half):
-            node.replace_input_with(at, _to_float32(model, node, each, at))
+    for at, value in enumerate(node.inputs):
+        if value is not None and value.dtype == half and _demands_float32(node, at, half):
+            node.replace_input_with(at, _to_float32(model, node, value, at))
             changed += 1
     for value in outputs:
         value.dtype = half
@@ -118,7 +119,7 @@ def _cast_node(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
 
 
 def _keep_float32(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
-    """A node that stays in float32: only what comes to it in the half type is cast."""
+    """Casts the inputs of a node that stays in float32 back from the half type."""
     halves = [(at, value) for at, value in enumerate(node.inputs) if value is not None and value.dtype == half]
     for at, value in halves if node.op_type != "Cast" else ():
         node.replace_input_with(at, _to_float32(model, node, value, at))
@@ -126,7 +127,7 @@ def _keep_float32(model: ir.Model, node: ir.Node, half: ir.DataType) -> int:
 
 
 def _name_default_type(node: ir.Node) -> None:
-    """Writes out the float32 that an operator makes when nothing is said."""
+    """Writes out the float32 that is an operator's default."""
     import onnx_ir as ir
 
     if node.domain == "" and node.op_type == "ConstantOfShape" and "value" not in node.attributes:
@@ -139,7 +140,7 @@ def _name_default_type(node: ir.Node) -> None:
 
 
 def _demands_float32(node: ir.Node, at: int, half: ir.DataType) -> bool:
-    """Whether an input has to be float32: the node stays in it, or the standard does not let it be the half type."""
+    """Whether an input has to be float32: the node stays in float32, or the standard does not allow the half type."""
     if STAYS in node.metadata_props:
         return True
     if node.domain != "" or not _takes(node, half):
@@ -188,7 +189,7 @@ def _island(model: ir.Model, node: ir.Node, outputs: list[ir.Value], half: ir.Da
         back = ir.node("Cast", [None], attributes={"to": half}, name=f"{_label(node)}/to_half_{at}")
         cast = back.outputs[0]
         cast.dtype, cast.shape = half, value.shape
-        # The cast takes the name over: the value may be an output of the graph, or wanted by its name.
+        # The cast takes over the name: the value may be an output of the graph, or be looked up by its name.
         value.name, cast.name = f"{name}/fp32", name
         value.replace_all_uses_with(cast, replace_graph_outputs=True)
         back.replace_input_with(0, value)

@@ -1,4 +1,4 @@
-"""How large the numbers of a graph become: the same graph, with the largest magnitude of each tensor as an output."""
+"""Measures how large the numbers in a graph become: adds the largest magnitude of each tensor as an output."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def measure_ranges(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
     for constant in (zero, flat):
         graph.register_initializer(constant)
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
-    found = []
+    measured = []
     for value in values:
         if value.name in names and value.dtype == ir.DataType.FLOAT:
-            found.append(str(value.name))
+            measured.append(str(value.name))
             graph.outputs.append(_largest(graph, value, zero, flat))
-    return tuple(found)
+    return tuple(measured)
 
 
 def _largest(graph: ir.Graph, value: ir.Value, zero: ir.Value, flat: ir.Value) -> ir.Value:
@@ -52,12 +52,12 @@ def _largest(graph: ir.Graph, value: ir.Value, zero: ir.Value, flat: ir.Value) -
 
     row = op("Reshape", value, flat)
     magnitude = op("Abs", row)
-    # What is hidden is -inf on purpose, and half precision has that too. Nothing is smaller than inf but what counts.
+    # Hidden scores are -inf on purpose, which half precision has too, so only finite magnitudes count.
     finite = op("Less", magnitude, _infinity(graph), dtype=ir.DataType.BOOL)
     counted = op("Concat", op("Where", finite, magnitude, zero), zero, axis=0)
-    made = op("ReduceMax", counted, keepdims=0)
-    made.name, made.shape = f"{PREFIX}{value.name}", ir.Shape([])
-    return made
+    largest = op("ReduceMax", counted, keepdims=0)
+    largest.name, largest.shape = f"{PREFIX}{value.name}", ir.Shape([])
+    return largest
 
 
 def _infinity(graph: ir.Graph) -> ir.Value:
@@ -65,7 +65,7 @@ def _infinity(graph: ir.Graph) -> ir.Value:
 
     name = f"{PREFIX}infinity"
     if name not in graph.initializers:
-        made = ir.Value(name=name, const_value=ir.tensor(np.array([np.inf], np.float32), name=name))
-        made.dtype, made.shape = ir.DataType.FLOAT, ir.Shape([1])
-        graph.register_initializer(made)
+        infinity = ir.Value(name=name, const_value=ir.tensor(np.array([np.inf], np.float32), name=name))
+        infinity.dtype, infinity.shape = ir.DataType.FLOAT, ir.Shape([1])
+        graph.register_initializer(infinity)
     return graph.initializers[name]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 INLINE_BYTES = 1024
-"""Tensors of at most this size stay inside the ONNX file, where readers fold them."""
+"""Tensors of at most this size stay inside the ONNX file, so that readers can fold them."""
 
 
 def save_exported(model: ir.Model, path: Path, weights: str) -> None:
@@ -25,10 +25,10 @@ def save_exported(model: ir.Model, path: Path, weights: str) -> None:
 
 
 def save_form(model: ir.Model, path: Path, weights: str) -> bool:
-    """Saves a lowered graph; tensors of the artifact's `weights.bin` are referred to, new large ones go to `weights`.
+    """Saves a lowered graph; it refers to the artifact's `weights.bin`, and new large tensors go to the file `weights`.
 
     Returns:
-        Whether the file `weights` was written (a form may change no large tensor).
+        Whether the file `weights` was written; a form that changes no large tensor has none.
     """
     written = _externalise(model, path.parent, weights)
     _write(model, path)
@@ -39,19 +39,19 @@ def load(path: Path) -> ir.Model:
     """Loads a graph; its tensors stay on disk until they are used.
 
     Raises:
-        ArtifactError: it is not an ONNX file, or its external data leaves the folder or is too short.
+        ArtifactError: the file is not ONNX, or its external data is outside the folder or too short.
     """
     import onnx_ir as ir
 
     try:
         model = ir.load(path)
-    except Exception as err:  # protobuf and onnx_ir raise a dozen kinds for a damaged file
+    except Exception as err:  # protobuf and onnx_ir raise a dozen types of error for a damaged file
         raise ArtifactError(
             f"{path} is not a readable ONNX file: {str(err).splitlines()[0] if str(err) else type(err).__name__}",
             hint="It was cut short or changed; export again.",
         ) from err
     if not model.graph.outputs or "" not in model.graph.opset_imports:
-        # protobuf takes a file that ends between two fields, or an empty one, for a whole message.
+        # To protobuf, an empty file or one that ends between two fields is a complete message.
         raise ArtifactError(
             f"{path} is not a whole ONNX file: it has {path.stat().st_size} bytes and no outputs or no opset.",
             hint="It was cut short or changed; export again.",
@@ -61,11 +61,11 @@ def load(path: Path) -> ir.Model:
 
 
 def check_external(model: ir.Model, path: Path) -> None:
-    """Checks where a graph's external tensors lie.
+    """Checks the files and offsets of a graph's external tensors.
 
     Raises:
-        ArtifactError: one lies outside the model's folder, is missing, goes beyond its file's end, or is said to be
-            of another length than its shape and type make it.
+        ArtifactError: a tensor lies outside the model's folder or beyond its file's end, its file is missing, or its
+            declared length does not agree with its shape and type.
     """
     for name, tensor in _external_tensors(model):
         place = Path(str(tensor.location))
@@ -77,8 +77,8 @@ def check_external(model: ir.Model, path: Path) -> None:
         offset, length = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
         if offset < 0 or length != tensor.nbytes:
             raise ArtifactError(
-                f"{path}: tensor {name!r} is said to take {length} bytes from byte {offset} of {place.name}; "
-                f"its shape and type make it {tensor.nbytes}.",
+                f"{path}: tensor {name!r} declares {length} bytes from byte {offset} of {place.name}; "
+                f"its shape and type need {tensor.nbytes}.",
                 hint="The ONNX file was changed; export again.",
             )
         if offset + length > file.stat().st_size:
@@ -90,7 +90,7 @@ def check_external(model: ir.Model, path: Path) -> None:
 
 
 def _external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]]:
-    """Every tensor outside the file, of the graph, its branches and its nodes' attributes, with its name."""
+    """Every external tensor of the graph, its branches and its nodes' attributes, with its name."""
     import onnx_ir as ir
 
     graphs = [model.graph, *model.graph.subgraphs()]

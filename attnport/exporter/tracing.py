@@ -1,4 +1,4 @@
-"""Traces a module with torch.export: quietly, without the obstacles that torch itself puts up, refusals explained."""
+"""Traces a module with torch.export, works around obstacles in torch itself, and explains what torch refuses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import torch
 
 _PATCHED = threading.RLock()
-"""Held while torch is changed: two exports at once would put back each other's changes."""
+"""Held while torch is changed: two exports at once would undo each other's changes."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps torch's exporter from printing progress and warnings that are about itself."""
+    """Keeps torch's exporter from printing progress, and warnings about its own code."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch.fx")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -42,14 +42,14 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def traceable() -> Iterator[None]:
-    """While a module is traced, what in torch itself stands in the way is replaced, then put back.
+    """Replaces the parts of torch that prevent tracing, and restores them afterwards.
 
-    - `nn.TransformerEncoder` and `nn.TransformerDecoder` look into a mask to see whether it is causal, and no trace can
-      branch on a tensor's elements. Unless the caller says so, a mask is taken as it stands: the numbers are the same.
+    - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
+      branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
-    - torch.export prints the whole graph so far when it cannot go on.
+    - torch.export prints the whole graph so far when it fails.
 
-    Other threads that run such modules meanwhile get the same numbers, by the slower way.
+    Other threads that run such modules meanwhile get the same numbers, only more slowly.
     """
     import torch
     from torch.export import _trace
@@ -71,10 +71,10 @@ def traceable() -> Iterator[None]:
 def trace(
     module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
 ) -> torch.export.ExportedProgram:
-    """The module as torch's own graph, every named dim dynamic.
+    """Returns the module as a torch graph in which every named dim is dynamic.
 
     Raises:
-        ExportError: torch cannot trace the module, or a dim froze; names the dim and the inputs that have it.
+        ExportError: torch cannot trace the module, or a dim froze; the message names the dim and its inputs.
     """
     import torch
 
@@ -95,7 +95,7 @@ def trace(
             ) from err
         raise ExportError(
             f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}{_place(err)}",
-            hint="Run with --traceback for torch's full account.",
+            hint="Run with --traceback for torch's full message.",
         ) from err
 
 
@@ -114,10 +114,10 @@ def _exported(
 
 
 def _below_the_largest(contract: IOContract, refusal: str) -> IOContract:
-    """The contract without the largest size of each dim at which alone, torch says, the code takes another branch.
+    """The contract without the largest size of each dim, where torch says that the code branches at that size alone.
 
-    A kept mask or table that is cut to the length at hand is not cut at its own length, and torch traces that as a
-    branch. The graph for all shorter lengths is right for the largest one too: a slice to the full length is a slice.
+    A stored mask or table is sliced to the current length, but not when that length is its own, and torch traces this
+    as a branch. The graph for all shorter lengths is right for the largest one too, since a slice may be full length.
     """
     dims = []
     for dim in contract.dims:
@@ -127,16 +127,16 @@ def _below_the_largest(contract: IOContract, refusal: str) -> IOContract:
 
 
 def _frozen_dims(contract: IOContract, refusal: str) -> str:
-    """The dims that torch.export says the code decided on, as `dim 'seq' of input 'x' (axis 1), ... froze: ...`, or "".
+    """The dims that became constants, as `dim 'seq' of input 'x' (axis 1), ... froze: ...`; "" for another refusal.
 
-    Its message is the only place: the refused program is not given out, and one traced with sizes that torch may
-    choose shows what became a constant, but not what the code branched on.
+    They are read from the message of torch.export. It does not return the refused program, and a program that is traced
+    with sizes of torch's choice shows what became a constant, but not what the code branched on.
     """
     violated = re.search(r"Constraints violated \(([^)]*)\)", refusal)
     known = {dim.name for dim in contract.dims}
-    found = [name.strip() for name in violated[1].split(",") if name.strip() in known] if violated else []
-    told = []
-    for name in found:
+    frozen = [name.strip() for name in violated[1].split(",") if name.strip() in known] if violated else []
+    reasons = []
+    for name in frozen:
         places = [f"{spec.name!r} (axis {spec.dims.index(name)})" for spec in contract.inputs if name in spec.dims]
         constant = re.search(rf"You marked {name} as dynamic but your code specialized it .*?\((\d+)\)", refusal)
         guard = re.search(rf"Not all values of {name} = .*? satisfy the generated guard (.*)", refusal)
@@ -145,8 +145,8 @@ def _frozen_dims(contract: IOContract, refusal: str) -> str:
             why = f"the module's code turns it into the constant {constant[1]}"
         elif guard:
             why = f"the module's code branches on it ({guard[1].strip().rstrip('.')})"
-        told.append(f"dim {name!r} of input {', '.join(places)} froze at the traced size: {why}")
-    return "; ".join(told)
+        reasons.append(f"dim {name!r} of input {', '.join(places)} froze at the traced size: {why}")
+    return "; ".join(reasons)
 
 
 def _place(err: BaseException) -> str:

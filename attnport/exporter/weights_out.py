@@ -1,4 +1,4 @@
-"""Which outputs of a graph are attention weights. They say which inputs a model looked at, and so reveal them."""
+"""Finds the outputs of a graph that are attention weights: they show which inputs a model looked at."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from attnport.exporter.counting import counts
-from attnport.exporter.naming import all_nodes
+from attnport.exporter.naming import all_nodes, branches
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,9 +28,10 @@ _ARITHMETIC = frozenset(("Mul", "Div", "Add", "Sub"))
 def weights_out(model: ir.Model) -> tuple[str, ...]:
     """The names of the graph's outputs that are weights or scores of an attention, whole or averaged.
 
-    From each softmax that is an attention's by the rules of the count, or that weighs how an input compares with itself
-    (its product may be gone, where nothing but the weights is returned), and from the scores that an attention operator
-    gives out, it goes forward through what leaves weights readable, out of branches too. A product ends it.
+    The search starts at the scores that an attention operator returns, at each softmax that counts as an attention, and
+    at each softmax over products of an input with itself (if a model returns nothing but weights, its product with the
+    values is gone). It follows every operator that leaves weights readable, also out of branches, and ends at a
+    product.
 
     Args:
         model: Without functions of its own (see `passes.cleanup.inline_functions`).
@@ -49,7 +50,7 @@ def weights_out(model: ir.Model) -> tuple[str, ...]:
 
 
 def leave_out(model: ir.Model, names: Collection[str]) -> None:
-    """Takes outputs off a graph, and what computed them alone."""
+    """Removes outputs from a graph, with the nodes that nothing else uses."""
     import onnx_ir.passes.common as passes
 
     kept = [output for output in model.graph.outputs if output.name not in names]
@@ -64,18 +65,18 @@ def _attends(node: ir.Node) -> bool:
 
 
 def _products_behind(node: ir.Node) -> Iterator[ir.Node]:
-    """The products that a softmax's scores come from, through masks, scales and layout."""
+    """The products from which a softmax's scores are computed, through masks, scales and changes of layout."""
     pending, seen = list(node.inputs), set[int]()
     while pending:
         value = pending.pop()
-        made = value.producer() if value is not None else None
-        if made is None or id(made) in seen or made.domain != "":
+        producer = value.producer() if value is not None else None
+        if producer is None or id(producer) in seen or producer.domain != "":
             continue
-        seen.add(id(made))
-        if made.op_type in _PRODUCTS:
-            yield made
-        elif made.op_type in _PASSES | _ARITHMETIC:
-            pending += made.inputs
+        seen.add(id(producer))
+        if producer.op_type in _PRODUCTS:
+            yield producer
+        elif producer.op_type in _PASSES | _ARITHMETIC:
+            pending += producer.inputs
 
 
 def _compares(product: ir.Node) -> bool:
@@ -86,17 +87,17 @@ def _compares(product: ir.Node) -> bool:
 
 def _sources(value: ir.Value) -> set[str]:
     """The names of the graph inputs that a value comes from."""
-    pending, seen, found = [value], set[int](), set[str]()
+    pending, seen, names = [value], set[int](), set[str]()
     while pending:
-        one = pending.pop()
-        if id(one) in seen:
+        current = pending.pop()
+        if id(current) in seen:
             continue
-        seen.add(id(one))
-        if one.is_graph_input() and one.name:
-            found.add(one.name)
-        made = one.producer()
-        pending += [before for before in made.inputs if before is not None] if made is not None else []
-    return found
+        seen.add(id(current))
+        if current.is_graph_input() and current.name:
+            names.add(current.name)
+        producer = current.producer()
+        pending += [before for before in producer.inputs if before is not None] if producer is not None else []
+    return names
 
 
 def _weights_of(node: ir.Node) -> list[ir.Value]:
@@ -105,7 +106,7 @@ def _weights_of(node: ir.Node) -> list[ir.Value]:
 
 
 def _is_readable(value: ir.Value, user: ir.Node) -> bool:
-    """Whether what a node makes of weights still shows them."""
+    """Whether the weights can still be read from what a node computes of them."""
     if user.domain != "":
         return False
     if user.op_type in _PASSES:
@@ -122,26 +123,17 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _is_mask(value: ir.Value) -> bool:
-    """Whether a value is spread over the weights (a head mask, `[H,1,1]`); features that they gate are as large."""
+    """Whether a value is broadcast over the weights, as a head mask `[H,1,1]`; features that weights gate are not."""
     return value.shape is not None and any(dim == 1 for dim in value.shape)
 
 
 def _returned(model: ir.Model) -> dict[int, list[ir.Value]]:
-    """For each value that a branch or loop body returns: what the node around it gives out in its place."""
-    found: dict[int, list[ir.Value]] = {}
+    """For each value that a branch or loop body returns, by id: the outputs of the nodes around it that carry it."""
+    returned: dict[int, list[ir.Value]] = {}
     for node in all_nodes(model):
-        for graph in _branches(node):
-            inner = list(graph.outputs)[1:] if node.op_type == "Loop" else list(graph.outputs)  # first: go on or not
+        for graph in branches(node):
+            # The first output of a loop body is the loop's condition.
+            inner = list(graph.outputs)[1:] if node.op_type == "Loop" else list(graph.outputs)
             for value, outer in zip(inner, node.outputs, strict=False):
-                found.setdefault(id(value), []).append(outer)
-    return found
-
-
-def _branches(node: ir.Node) -> Iterator[ir.Graph]:
-    import onnx_ir as ir
-
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+                returned.setdefault(id(value), []).append(outer)
+    return returned

@@ -1,4 +1,4 @@
-"""The mask contract: what a mask means, and the arrays that show it."""
+"""The mask contract: what a mask means, and the arrays that represent it."""
 
 from attnport.masks.spec import KINDS, POLARITIES, MaskSpec
 

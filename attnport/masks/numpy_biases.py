@@ -1,4 +1,4 @@
-"""Biases that are added to the scores, in NumPy and float64: ALiBi and T5's relative positions.
+"""Biases that are added to the scores, in NumPy and float64: ALiBi and the relative positions of T5.
 
 Letters: H heads, S query length, T key length.
 """
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 def alibi_slopes(H: int) -> list[float]:
     """The slope of each head: a geometric sequence (Press et al. 2022, "Train Short, Test Long").
 
-    Where H is no power of two, the authors' code takes every other slope of the next power for the heads beyond.
+    If H is not a power of two, the other heads get every second slope of the next power, as in the authors' code.
     """
     if H < 1:
         raise UsageError(f"ALiBi slopes: got {H} heads; expected 1 or more.")
@@ -29,7 +29,7 @@ def alibi_slopes(H: int) -> list[float]:
 
 
 def alibi(H: int, S: int, T: int, alignment: str = "upper_left", *, symmetric: bool = False) -> Array:
-    """ALiBi's bias `[1,H,S,T]`: slope times key minus query position; `symmetric`: minus their distance."""
+    """ALiBi's bias `[1,H,S,T]`: slope * (key position - query position), or slope * -distance if `symmetric`."""
     i, j = positions(S, T, alignment)
     distance = -np.abs(j - i) if symmetric else j - i
     return np.asarray(np.array(alibi_slopes(H))[None, :, None, None] * distance)
@@ -38,11 +38,11 @@ def alibi(H: int, S: int, T: int, alignment: str = "upper_left", *, symmetric: b
 def t5_lookup(buckets: int, max_distance: int) -> list[int]:
     """The bucket of every distance from 0 to `max_distance`, on one side: exact for near keys, then logarithmic.
 
-    The bounds are integers found by integer arithmetic: the logarithm that the papers' code takes at run time falls on
-    either side of a bound, by the runtime's rounding.
+    The bounds are computed in integer arithmetic. The papers' code takes a logarithm at run time, which falls on either
+    side of a bound depending on the runtime's rounding.
 
     Raises:
-        UsageError: too few buckets, or a largest distance within the exact ones.
+        UsageError: there are too few buckets, or the largest distance is within the exact ones.
     """
     exact = buckets // 2
     if exact < 1 or max_distance <= exact:
@@ -53,9 +53,9 @@ def t5_lookup(buckets: int, max_distance: int) -> list[int]:
     steps = buckets - exact
     # floor(log(d / exact) / log(max_distance / exact) * steps) >= n, as powers.
     least = [exact ** (steps - n) * max_distance**n for n in range(1, steps)]
-    found = list(range(exact))
-    found += [exact + sum(d**steps >= bound for bound in least) for d in range(exact, max_distance + 1)]
-    return found
+    lookup = list(range(exact))
+    lookup += [exact + sum(d**steps >= bound for bound in least) for d in range(exact, max_distance + 1)]
+    return lookup
 
 
 def t5_buckets(
@@ -69,7 +69,7 @@ def t5_buckets(
 ) -> Array:
     """T5's bucket of each query and key, int64 `[S,T]` (Raffel et al. 2020, and its code).
 
-    Bidirectional, half of the buckets are for later keys; causal, every later key is in bucket 0.
+    If `bidirectional`, half of the buckets are for later keys; otherwise every later key is in bucket 0.
     """
     i, j = positions(S, T, alignment)
     side = buckets // 2 if bidirectional else buckets
@@ -80,5 +80,5 @@ def t5_buckets(
 
 def t5_bias(table: Array, S: int, T: int, **options: Any) -> Array:
     """The bias `[1,H,S,T]` of a table `[buckets,H]`; options as `t5_buckets`."""
-    found = t5_buckets(S, T, buckets=len(table), **options)
-    return np.asarray(np.asarray(table, dtype=np.float64)[found].transpose(2, 0, 1)[None])
+    buckets = t5_buckets(S, T, buckets=len(table), **options)
+    return np.asarray(np.asarray(table, dtype=np.float64)[buckets].transpose(2, 0, 1)[None])

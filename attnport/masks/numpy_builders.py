@@ -1,7 +1,7 @@
-"""Masks in NumPy: the reference, each written as `masks.spec` defines it.
+"""The reference masks, in NumPy, each as `masks.spec` defines it.
 
 A mask is a bool array that is True where a key may be attended, `[B|1,1,S|1,T]`. Letters: B batch, S query length,
-T key length. Query i stands at position i, or at i + T - S with alignment `lower_right`.
+T key length. Query i is at position i, or at i + T - S with alignment `lower_right`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def positions(S: int, T: int, alignment: str = "upper_left") -> tuple[Array, Arr
 
 
 def padding(keep: Array) -> Array:
-    """Of a keep-mask `[T]`, `[B,T]`, `[B,S,T]` or `[B,1|H,1|S,T]`: as bool of rank 4."""
+    """A keep-mask `[T]`, `[B,T]`, `[B,S,T]` or `[B,1|H,1|S,T]` as bool of rank 4."""
     keep = np.asarray(keep) != 0
     if keep.ndim == 4:
         return keep
@@ -44,13 +44,13 @@ def causal(S: int, T: int, alignment: str = "upper_left") -> Array:
 
 
 def window(S: int, T: int, width: int, alignment: str = "upper_left") -> Array:
-    """Keys at most `width` away on either side, `[1,1,S,T]`; combined with `causal`, on one."""
+    """Keys at most `width` away on either side, `[1,1,S,T]`; combine it with `causal` for one side."""
     i, j = positions(S, T, alignment)
     return np.asarray(np.abs(i - j) <= width)[None, None]
 
 
 def prefix(prefix_B: Array, S: int, T: int, alignment: str = "upper_left") -> Array:
-    """Prefix-LM: keys at or before the query, and those of the item's prefix, `[B,1,S,T]`."""
+    """Prefix-LM: keys at or before the query, and keys of the item's prefix, `[B,1,S,T]`."""
     return causal(S, T, alignment) | padding_lengths(prefix_B, T)
 
 
@@ -60,7 +60,7 @@ def documents(ids_BT: Array, S: int, alignment: str = "upper_left") -> Array:
 
 
 def local_global(marks_BT: Array, S: int, width: int, alignment: str = "upper_left") -> Array:
-    """Keys at most `width` away, and all pairs of which one is marked global, `[B,1,S,T]`."""
+    """Keys at most `width` away, and all pairs with a token that is marked global, `[B,1,S,T]`."""
     marks_BT = np.asarray(marks_BT) != 0
     near = window(S, marks_BT.shape[1], width, alignment)
     return near | marks_BT[:, None, None, :] | _of_queries(marks_BT, S, alignment)[:, None, :, None]
@@ -75,10 +75,10 @@ def combine(*keeps: Array) -> Array:
 
 
 def build(mask: MaskSpec, value: Array | None, S: int, T: int) -> Array:
-    """The mask that `mask` means with `value` in its input, `[B|1,1|H,S|1,T]`.
+    """The mask that `mask` means with `value` in its input, `[B|1,1|H,S|1,T]`, without biases.
 
     Args:
-        value: What the input holds; None for a mask without an input. Biases are no part of the result.
+        value: The input's value; None for a mask without an input.
 
     Raises:
         UsageError: the value is missing, or does not fit.
@@ -96,7 +96,7 @@ def build(mask: MaskSpec, value: Array | None, S: int, T: int) -> Array:
             parts.append(padding(value))
     if value is not None and held == "marks":
         parts.append(local_global(value, S, mask.window, mask.alignment))
-    # A mask whose pairs an input gives has the widened causal mask or window in it already.
+    # `prefix` and `global` already include the causal mask or the window that they widen.
     if "causal" in kinds and "prefix" not in kinds:
         parts.append(causal(S, T, mask.alignment))
     if "window" in kinds and "global" not in kinds:

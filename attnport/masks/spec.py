@@ -1,4 +1,4 @@
-"""What a mask means: the reader's own type, see `attnport_bundle.contract`."""
+"""The type that describes a mask, re-exported from `attnport_bundle.contract`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def alibi(
     dtype: torch.dtype | None = None,
     device: Any = None,
 ) -> Tensor:
-    """ALiBi's bias `[1,H,S,T]`: slope times key minus query position; `symmetric`: minus their distance."""
+    """ALiBi's bias `[1,H,S,T]`: slope * (key position - query position), or slope * -distance if `symmetric`."""
     import torch
 
     i, j = positions(S, T, alignment, device)
@@ -43,7 +43,7 @@ def t5_buckets(
 ) -> Tensor:
     """T5's bucket of each query and key, int64 `[S,T]` (Raffel et al. 2020, and its code).
 
-    Bidirectional, half of the buckets are for later keys; causal, every later key is in bucket 0.
+    If `bidirectional`, half of the buckets are for later keys; otherwise every later key is in bucket 0.
     """
     import torch
 
@@ -51,11 +51,11 @@ def t5_buckets(
     side = buckets // 2 if bidirectional else buckets
     lookup = torch.tensor(t5_lookup(side, max_distance), device=device)
     distance = (j - i).abs() if bidirectional else (i - j).clamp(min=0)
-    found = lookup[distance.clamp(max=max_distance)]
-    return found + side * (j > i).long() if bidirectional else found
+    bucket = lookup[distance.clamp(max=max_distance)]
+    return bucket + side * (j > i).long() if bidirectional else bucket
 
 
 def t5_bias(table: Tensor, S: int, T: int, **options: Any) -> Tensor:
     """The bias `[1,H,S,T]` of a table `[buckets,H]`, such as an embedding's weight; options as `t5_buckets`."""
-    found = t5_buckets(S, T, buckets=table.shape[0], device=table.device, **options)
-    return table[found].permute(2, 0, 1)[None]
+    buckets = t5_buckets(S, T, buckets=table.shape[0], device=table.device, **options)
+    return table[buckets].permute(2, 0, 1)[None]

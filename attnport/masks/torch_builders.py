@@ -1,7 +1,7 @@
 """Masks in torch, for use inside modules: torch.export traces them with dynamic sizes.
 
-The same functions as in `numpy_builders`, which is the reference; a mask is a bool tensor that is True where a key may
-be attended, `[B|1,1,S|1,T]`. Sizes may be symbolic.
+The functions are those of `numpy_builders`, which is the reference. A mask is a bool tensor that is True where a key
+may be attended, `[B|1,1,S|1,T]`. Sizes may be symbolic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def positions(S: int, T: int, alignment: str = "upper_left", device: Any = None)
 
 
 def padding(keep: Tensor) -> Tensor:
-    """Of a keep-mask `[T]`, `[B,T]`, `[B,S,T]` or `[B,1|H,1|S,T]`: as bool of rank 4."""
+    """A keep-mask `[T]`, `[B,T]`, `[B,S,T]` or `[B,1|H,1|S,T]` as bool of rank 4."""
     import torch
 
     keep = keep if keep.dtype == torch.bool else keep != 0
@@ -51,13 +51,13 @@ def causal(S: int, T: int, alignment: str = "upper_left", device: Any = None) ->
 
 
 def window(S: int, T: int, width: int, alignment: str = "upper_left", device: Any = None) -> Tensor:
-    """Keys at most `width` away on either side, `[1,1,S,T]`; combined with `causal`, on one."""
+    """Keys at most `width` away on either side, `[1,1,S,T]`; combine it with `causal` for one side."""
     i, j = positions(S, T, alignment, device)
     return ((i - j <= width) & (j - i <= width))[None, None]
 
 
 def prefix(prefix_B: Tensor, S: int, T: int, alignment: str = "upper_left") -> Tensor:
-    """Prefix-LM: keys at or before the query, and those of the item's prefix, `[B,1,S,T]`."""
+    """Prefix-LM: keys at or before the query, and keys of the item's prefix, `[B,1,S,T]`."""
     return causal(S, T, alignment, prefix_B.device) | padding_lengths(prefix_B, T)
 
 
@@ -67,7 +67,7 @@ def documents(ids_BT: Tensor, S: int, alignment: str = "upper_left") -> Tensor:
 
 
 def local_global(marks_BT: Tensor, S: int, width: int, alignment: str = "upper_left") -> Tensor:
-    """Keys at most `width` away, and all pairs of which one is marked global, `[B,1,S,T]`."""
+    """Keys at most `width` away, and all pairs with a token that is marked global, `[B,1,S,T]`."""
     marks_BT = marks_BT != 0
     near = window(S, marks_BT.shape[1], width, alignment, marks_BT.device)
     return near | marks_BT[:, None, None, :] | _of_queries(marks_BT, S, alignment)[:, None, :, None]
@@ -81,7 +81,7 @@ def combine(first: Tensor, *others: Tensor) -> Tensor:
 
 
 def build(mask: MaskSpec, value: Tensor | None, S: int, T: int, device: Any = None) -> Tensor:
-    """The mask that `mask` means with `value` in its input, `[B|1,1|H,S|1,T]`; as `numpy_builders.build`.
+    """The mask that `mask` means with `value` in its input, `[B|1,1|H,S|1,T]`, as in `numpy_builders.build`.
 
     Raises:
         UsageError: the value is missing, or does not fit.
@@ -120,7 +120,7 @@ def encode(keep: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
 
 
 def decode(value: Tensor, polarity: str) -> Tensor:
-    """True where a key may be attended, of an input's value."""
+    """A bool tensor from an input's value, True where a key may be attended."""
     import torch
 
     if polarity == "additive":
@@ -138,5 +138,5 @@ def additive(keep: Tensor, dtype: torch.dtype) -> Tensor:
 def _of_queries(values_BT: Tensor, S: int, alignment: str) -> Tensor:
     """The values at the queries' positions, `[B,S]`."""
     at, _ = positions(S, values_BT.shape[1], alignment, values_BT.device)
-    # By index: torch.export cannot know that a slice of S elements has S of them.
+    # Indexed, not sliced: torch.export cannot know that the slice has S elements.
     return values_BT[:, at[:, 0]]

@@ -1,1 +1,1 @@
-"""The models of the project: one file a model, with its SPEC and its nn.Module; a SPEC is called by the file's name."""
+"""The built-in models: each file has a SPEC, which has the file's name, and its nn.Module."""

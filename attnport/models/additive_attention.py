@@ -6,8 +6,8 @@ With decoder states s [B, S, E] and annotations h [B, T, E] of the source:
     score[i, j] = va . tanh(Wa s_i + Ua h_j)
     alpha = softmax(score + mask),   c = alpha h
 
-A score is no product of a query and a key: the tanh stands between them, and no attention kernel computes it. All
-pairs' hidden vectors, [B, S, T, A], are in memory at once. A state whose source is all padding gets the context zero.
+A score is not a product of a query and a key, because of the tanh, and no attention kernel computes it. The hidden
+vectors of all pairs, [B, S, T, A], are in memory at once. A state whose source is all padding gets the context zero.
 
 Cost: 2 B (S + T) E A + 4 B S T A + 2 B S T E floating-point operations, of which B S T A are a tanh.
 """
@@ -51,7 +51,7 @@ class AdditiveAttention(nn.Module):
         Args:
             x: Decoder states, [B, S, E].
             memory: Annotations, [B, T, E].
-            memory_mask: int64 [B, T], 1 for a real word and 0 for padding, anywhere.
+            memory_mask: int64 [B, T], 1 for a real word and 0 for padding, which may be anywhere.
 
         Returns:
             The contexts [B, S, E] and the weights [B, S, T].
@@ -59,7 +59,7 @@ class AdditiveAttention(nn.Module):
         hidden_BSTA = torch.tanh(self.states(x)[:, :, None] + self.annotations(memory)[:, None])
         hidden_B1T = memory_mask[:, None] == 0
         score_BST = self.score(hidden_BSTA).squeeze(-1).masked_fill(hidden_B1T, -torch.inf)
-        weights_BST = score_BST.softmax(dim=-1).masked_fill(hidden_B1T, 0.0)  # a softmax of no key at all is NaN
+        weights_BST = score_BST.softmax(dim=-1).masked_fill(hidden_B1T, 0.0)  # a softmax without keys is NaN
         return weights_BST @ memory, weights_BST
 
 

@@ -1,4 +1,4 @@
-"""The models by name: a model is one file in this folder that defines `SPEC`, called by the file's name."""
+"""Finds the models by name: a model is one file in this folder that defines `SPEC`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def names() -> list[str]:
 
 
 def get(name: str) -> ModelSpec:
-    """The model `name`; hyphens are taken as underscores.
+    """The model `name`, in which a hyphen means an underscore.
 
     Raises:
-        SpecError: there is none; lists those there are.
+        SpecError: there is no such model; the message lists the models.
     """
     known = names()
-    found = name.replace("-", "_")
-    if found not in known:
+    module = name.replace("-", "_")
+    if module not in known:
         raise SpecError(
             f"{name!r} is no model of attnport; there are {', '.join(known)}.",
             hint="A SPEC is a model's NAME, package.module:factory, file.py:factory or hf:FOLDER.",
         )
-    spec: ModelSpec = importlib.import_module(f"{__package__}.{found}").SPEC
+    spec: ModelSpec = importlib.import_module(f"{__package__}.{module}").SPEC
     return spec

@@ -9,8 +9,8 @@ construction: tokens are grouped into blocks, and the pattern is one of blocks. 
 
     y_i = Wo softmax over the tokens j of the blocks that block(i) sees of (q_i k_j / sqrt(D)) v_j
 
-The random blocks are drawn for the longest sequence, so that the pattern of a token does not depend on what stands
-behind it; block i draws from the blocks before the next power of two, of which short sequences have most.
+The random blocks are drawn for the longest sequence, so that the pattern of a token does not depend on the tokens after
+it. Block i draws from the blocks before the next power of two, so that most of them exist in short sequences too.
 
 The pattern is a mask here. Cost: 8 B T E^2 + 4 B T^2 E floating-point operations; in kernels that skip whole
 blocks of b tokens, 8 B T E^2 + 4 B T (3 + G + R) b E.
@@ -44,7 +44,7 @@ class BigBirdConfig:
 
 
 class BigBirdAttention(ProjectedAttention):
-    """Multi-head self-attention whose pattern of blocks is drawn when it is made and kept with the weights."""
+    """Multi-head self-attention whose pattern of blocks is drawn at construction and stored with the weights."""
 
     pattern: torch.Tensor  # [N, N], of blocks
 

@@ -1,4 +1,4 @@
-"""Cross-attention: the tokens of one sequence attend to another's, as a decoder attends to what the encoder read.
+"""Cross-attention: the tokens of one sequence attend to those of another, as a decoder attends to encoded text.
 
 Bahdanau et al. (2015) as multi-head dot products: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.3.
 On x [B, S, E] and memory [B, T, M], with keys and values from one projection of the memory:

@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention: content and relative position are vectors of their own, and meet in the scores.
+"""DeBERTa's disentangled attention: content and relative position are separate vectors, combined in the scores.
 
 He, Liu, Gao, Chen, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (2021), section 3.1. On x [B, T, E]
 with one vector for each clipped distance, P [2 K, E]:
@@ -51,11 +51,11 @@ class DisentangledAttention(ProjectedAttention):
         self.position_query = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Attends from every token to all that are no padding.
+        """Attends from every token to all that are not padding.
 
         Args:
             x: [B, T, E].
-            attention_mask: [B, T], 0 for padding; a row of nothing else gives zero before the projection.
+            attention_mask: [B, T], 0 for padding; a row of padding only gives zero before the projection.
         """
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         scale = (3 * q_BHTD.shape[-1]) ** -0.5
@@ -75,7 +75,7 @@ class DisentangledAttention(ProjectedAttention):
             split_heads(project(self.positions.weight)[None], self.heads)[0]
             for project in (self.position_key, self.position_query)
         )
-        # [query, distance], of which each query takes the distances of the keys; then [key, distance] the other way.
+        # From [query, distance] each query takes the distances of the keys; from [key, distance] each key, likewise.
         to_position_BHTR, from_position_BHTR = q_BHTD @ kr_HRD.mT, k_BHTD @ qr_HRD.mT
         shape = (q_BHTD.shape[0], self.heads, T, T)
         content_to_position_BHTT = to_position_BHTR.gather(-1, d_TT.expand(shape))

@@ -9,8 +9,9 @@ has said. One layer, for the stream x and the other one z, both [B, T, E]; the s
     c = a + attention(norm(a), norm(z))                  what the other stream did until now
     y = c + W2 gelu(W1 norm(c))
 
-Both streams read the layer before, so that a layer's two halves can run side by side. Step t of `spoken` is what was
-said last, and nothing of step t + 1 reaches step t of either stream: it can start, or stop, while it is spoken to.
+Both streams read the previous layer, so that a layer's two halves can run in parallel. Step t of `spoken` is the token
+that was said last, and nothing of step t + 1 reaches step t of either stream: the model can start or stop speaking
+while it is spoken to.
 
 Cost of a layer with a feed-forward of 4 E: 2 B (32 T E^2 + 8 T^2 E) floating-point operations for the two streams.
 """
@@ -50,7 +51,7 @@ class DualStreamConfig:
 
 
 class Layer(nn.Module):
-    """Both streams' halves; each reads the other as it was before the layer."""
+    """The halves of both streams; each reads the other stream as it was before the layer."""
 
     def __init__(self, config: DualStreamConfig) -> None:
         super().__init__()
@@ -64,13 +65,13 @@ class Layer(nn.Module):
             )
             for _ in range(2)
         )
-        # Of each stream as the other one reads it.
+        # The norm of each stream for the attention of the other.
         self.heard_norm, self.spoken_norm = norm(), norm()
 
     def forward(
         self, heard_BTE: torch.Tensor, spoken_BTE: torch.Tensor, allowed_B1TT: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps both streams, [B, T, E], to both; `allowed_B1TT` holds for all four attentions: one clock."""
+        """Maps both streams, [B, T, E], to new ones; `allowed_B1TT` is the mask of all four attentions."""
         read_heard_BTE, read_spoken_BTE = self.heard_norm(heard_BTE), self.spoken_norm(spoken_BTE)
         return (
             self.heard(heard_BTE, read_spoken_BTE, allowed_B1TT, allowed_B1TT),
@@ -79,7 +80,7 @@ class Layer(nn.Module):
 
 
 class DualStreamTransformer(nn.Module):
-    """Both streams from their inputs to the scores of what to say next, and the heard stream's activations."""
+    """Maps the inputs of both streams to the scores of the next token to say, and the heard stream's activations."""
 
     def __init__(self, config: DualStreamConfig) -> None:
         super().__init__()

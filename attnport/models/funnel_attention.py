@@ -1,13 +1,13 @@
-"""Funnel attention: pooled queries attend to all tokens, and what comes back is spread over the tokens again.
+"""Funnel attention: pooled queries attend to all tokens, and each result is repeated for the tokens of its pool.
 
 Dai, Lai, Yang, Le, "Funnel-Transformer: Filtering out Sequential Redundancy for Efficient Language Processing" (2020),
 sections 2.2 (pool-query-only attention) and 2.3 (the decoder's upsampling). On x [B, T, E], by a factor of P:
 
     h = pool(x) [B, ceil(T / P), E]                          the mean of each P tokens
     a_s = Wo softmax_j(q_s k_j / sqrt(D)) v_j                q = Wq h, k = Wk x, v = Wv x
-    y_i = x_i + norm(h + a)_(i div P)                        each pooled vector for all P tokens that it stands for
+    y_i = x_i + norm(h + a)_(i div P)                        each pooled vector for all P tokens of its pool
 
-The mean is over the tokens that are no padding, so that a sequence's end does not depend on what is behind it. The
+The mean is over the tokens that are not padding, so that a sequence's end does not depend on the padding after it. The
 paper's relative positions are left out. Cost: (4 + 4 / P) B T E^2 + 4 B T^2 E / P floating-point operations.
 """
 
@@ -37,7 +37,7 @@ class FunnelConfig:
 
 
 class FunnelAttention(ProjectedAttention):
-    """Multi-head attention from pooled tokens to all, upsampled to the tokens' own length."""
+    """Multi-head attention from pooled tokens to all, upsampled to the number of tokens."""
 
     def __init__(self, config: FunnelConfig) -> None:
         super().__init__(config.width, config.heads)
@@ -45,11 +45,11 @@ class FunnelAttention(ProjectedAttention):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Attends from every S = ceil(T / P) pooled tokens to all that are no padding.
+        """Attends from every S = ceil(T / P) pooled tokens to all that are not padding.
 
         Args:
             x: [B, T, E].
-            attention_mask: [B, T], 0 for padding; a row of nothing else gives zero before the projection.
+            attention_mask: [B, T], 0 for padding; a row of padding only gives zero before the projection.
         """
         pooled_BSE = self.pooled(x, attention_mask)
         q_BHSD, k_BHTD, v_BHTD = self.project(pooled_BSE, x)
@@ -60,7 +60,7 @@ class FunnelAttention(ProjectedAttention):
         return x + short_BSE[:, of_token_T]
 
     def pooled(self, x_BTE: torch.Tensor, attention_mask_BT: torch.Tensor) -> torch.Tensor:
-        """The mean of each P tokens over those that are no padding, zero where there is none, [B, S, E]."""
+        """The mean of each P tokens over those that are not padding, or zero if all are padding, [B, S, E]."""
         keep_BT1 = attention_mask_BT[..., None].to(x_BTE.dtype)
         sum_BSE = cut(x_BTE * keep_BT1, self.pool).sum(dim=2)
         count_BS1 = cut(keep_BT1, self.pool).sum(dim=2)

@@ -7,8 +7,8 @@ L, as Shaw et al. (2018) clip. On x [B, T, E]:
     y = Wo concat_h w_h v_h        [q k v] = x Wqkv
     w_h = softmax(q_h k_h^T / sqrt(D) + b_h[clip(j - i, -L, L)] + m[b, j])
 
-Cost: 8 B T E^2 + 4 B T^2 E floating-point operations. Weights that are returned take B H T^2 numbers of memory, which
-one kernel for the whole attention would never write: they have to be computed beside it.
+Cost: 8 B T E^2 + 4 B T^2 E floating-point operations. Weights that are returned take B H T^2 numbers of memory. A
+kernel for the whole attention never writes them, so they have to be computed separately.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FusedQkvAttention(nn.Module):
         return bias_TTH.permute(2, 0, 1)[None]
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attends from every token to those that the mask leaves.
+        """Attends from every token to those that the mask allows.
 
         Args:
             x: [B, T, E].
@@ -95,7 +95,7 @@ def spec(config: FusedQkvAttentionConfig = FusedQkvAttentionConfig(), seed: int 
         outputs=tuple(outputs),
         dims=(BATCH, length()),
         masks=(MaskSpec(("padding",), "mask", polarity="additive"),),
-        positions="none",  # padding on the left moves all positions and no distance
+        positions="none",  # padding on the left changes all positions, but no distance
     )
     return model_spec(__name__, io, lambda: make(config, seed))
 

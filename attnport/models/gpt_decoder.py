@@ -1,13 +1,13 @@
 """GPT's decoder with a key/value cache: learned positions, pre-norm layers of causal attention and feed-forward.
 
 Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners" (2019, GPT-2). The
-S new tokens stand behind P cached ones. One layer, on x [B, S, E]:
+S new tokens follow P cached ones. One layer, on x [B, S, E]:
 
     a = x + Wo softmax(q [past k; k]^T / sqrt(D) + mask) [past v; v]        q, k, v = Wqkv norm(x) + b
     y = a + W2 gelu(W1 norm(a))
 
 and logits = norm(y of the last layer) times the token table (tied). A new token's position is the number of tokens
-before it: those that `cache_mask` keeps, so that it does not matter where in the cache they stand.
+before it that `cache_mask` keeps, wherever they are in the cache.
 
 Cost of a layer: 24 B S E^2 + 4 B S T E floating-point operations, T = P + S. Without a cache every new token would cost
 a pass over all T.
@@ -48,7 +48,7 @@ class GPTConfig:
 
 
 class CachedAttention(nn.Module):
-    """Causal self-attention behind a cache, its three projections in one."""
+    """Causal self-attention with a cache and one matrix for its three projections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class GPTDecoder(nn.Module):
             input_ids: int64 [B, S], the new tokens.
             past_keys: [B, L, H, P, D], of all L layers.
             past_values: [B, L, H, P, D].
-            cache_mask: int64 [B, P], 1 where the cache holds a token and 0 where it holds nothing, anywhere.
+            cache_mask: int64 [B, P], 1 where the cache holds a token, and 0 at empty places, which may be anywhere.
 
         Returns:
             Logits [B, S, vocabulary], and the new tokens' keys and values, each [B, L, H, S, D], to be appended.

@@ -1,18 +1,18 @@
 """Causal self-attention with a key/value cache: one module for prefill and for decoding token by token.
 
 Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need" (2019), section 2.4.1, with the attention of
-Vaswani et al., "Attention Is All You Need" (2017). The S tokens of x stand behind P positions whose keys and values
-were computed before; with T = P + S:
+Vaswani et al., "Attention Is All You Need" (2017). The S tokens of x follow P positions whose keys and values were
+computed before; with T = P + S:
 
     q, k, v = Wq x, Wk x, Wv x
     y = Wo softmax(q [past k; k]^T / sqrt(D) + mask) [past v; v]
 
-The mask is causal with the last query at the last key (`lower_right`), and hides cached positions that hold nothing.
-Prefill is a call with a long x behind a cache of one hidden position (runtimes want a size of 1 at least), decoding a
-call with one token. What is returned are the new keys and values alone, for the caller to append where its cache is: a
-copy of the whole cache for every token would cost more than the attention.
+The mask is causal with the last query at the last key (`lower_right`), and hides empty positions of the cache. Prefill
+is a call with a long x and a cache of one hidden position (runtimes need a size of at least 1); decoding is a call with
+one token. Only the new keys and values are returned, and the caller appends them to its cache: a copy of the whole
+cache for every token would cost more than the attention.
 
-Cost of one token behind P others: 8 E^2 + 4 P E floating-point operations, against 8 P E^2 + 4 P^2 E when all is
+Cost of one token after P others: 8 E^2 + 4 P E floating-point operations, against 8 P E^2 + 4 P^2 E if everything is
 computed again.
 """
 
@@ -41,7 +41,7 @@ class KVCacheConfig:
 
 
 class KVCacheAttention(ProjectedAttention):
-    """Multi-head causal self-attention behind a cache."""
+    """Multi-head causal self-attention with a cache."""
 
     def __init__(self, config: KVCacheConfig) -> None:
         super().__init__(config.width, config.heads)
@@ -55,7 +55,7 @@ class KVCacheAttention(ProjectedAttention):
             x: The new tokens, [B, S, E].
             past_keys: [B, H, P, D].
             past_values: [B, H, P, D].
-            cache_mask: int64 [B, P], 1 where the cache holds a token and 0 where it holds nothing, anywhere.
+            cache_mask: int64 [B, P], 1 where the cache holds a token, and 0 at empty places, which may be anywhere.
 
         Returns:
             [B, S, E], and the keys and values of the new tokens, each [B, H, S, D].

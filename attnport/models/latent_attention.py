@@ -1,18 +1,18 @@
-"""Multi-head latent attention: keys and values of all heads from one small vector a token; values narrower than keys.
+"""Multi-head latent attention: keys and values of all heads from one small vector per token; narrower values than keys.
 
 DeepSeek-AI, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model" (2024), section 2.1.
 On x [B, T, E], with R the rotary positions:
 
-    c = norm(Wdkv x)                       [B, T, C], the latent vector: all that a cache would hold, with R(Wkr x)
-    k = [Wuk c; R(Wkr x)]                  head dim D = Dn + Dr; the rotary part is one for all heads
+    c = norm(Wdkv x)                       [B, T, C], the latent vector; a cache would hold only this and R(Wkr x)
+    k = [Wuk c; R(Wkr x)]                  head dim D = Dn + Dr; all heads share the rotary part
     v = Wuv c                              head dim Dv, not D
     q = [Wuq norm(Wdq x); R(Wqr norm(Wdq x))]
     y = Wo softmax(q k^T / sqrt(D) + mask) v
 
 The mask is causal and hides padding.
 
-Cost of the attention itself: 2 B T^2 H (D + Dv) floating-point operations. A cache takes C + Dr numbers a token instead
-of H (D + Dv).
+Cost of the attention itself: 2 B T^2 H (D + Dv) floating-point operations. A cache takes C + Dr numbers per token
+instead of H (D + Dv).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LatentAttention(nn.Module):
 
         Args:
             x: [B, T, E].
-            attention_mask: int64 [B, T], 1 for a real token and 0 for padding, anywhere.
+            attention_mask: int64 [B, T], 1 for a real token and 0 for padding, which may be anywhere.
 
         Returns:
             [B, T, E].

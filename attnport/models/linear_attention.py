@@ -1,4 +1,4 @@
-"""Linear attention: a product of feature maps in place of the softmax, so that keys and values are summed once.
+"""Linear attention: a product of feature maps instead of a softmax, so that keys and values are summed only once.
 
 Katharopoulos, Vyas, Pappas, Fleuret, "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention"
 (2020), section 3. With phi(x) = elu(x) + 1, on x [B, T, E] in H heads of D:
@@ -43,11 +43,11 @@ class LinearAttention(ProjectedAttention):
         self.causal = config.causal
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Attends from every token to all that are no padding, or to the earlier ones of these.
+        """Attends from every token to all, or to the earlier ones, that are not padding.
 
         Args:
             x: [B, T, E].
-            attention_mask: [B, T], 0 for padding; a row of nothing else gives zero before the projection.
+            attention_mask: [B, T], 0 for padding; a row of padding only gives zero before the projection.
         """
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         keep_B1T1 = attention_mask[:, None, :, None].to(x.dtype)
@@ -75,7 +75,7 @@ def features(x: torch.Tensor) -> torch.Tensor:
 
 
 def quotient(sum_BHTD: torch.Tensor, norm_BHT1: torch.Tensor) -> torch.Tensor:
-    """The sums by their norms; zero where no key is allowed, and both are zero."""
+    """The sums divided by their norms; zero if no key is allowed, where both are zero."""
     return sum_BHTD / torch.where(norm_BHT1 > 0, norm_BHT1, 1.0)
 
 

@@ -6,8 +6,8 @@ Wang, Li, Khabsa, Fang, Ma, "Linformer: Self-Attention with Linear Complexity" (
     k' = E^T k, v' = F^T v        from T keys to K
     y_i = Wo softmax(q_i k'^T / sqrt(D)) v'
 
-A shorter sequence takes the first T rows of E and F, which is what filling up with zeros to N would give; padded keys
-and values are set to zero, so that they add nothing. Since a mixture has tokens of all positions, there is no causal
+A shorter sequence uses the first T rows of E and F, with the same result as padding to N with zeros; padded keys and
+values are set to zero, so that they add nothing. Since a mixture includes tokens of all positions, there is no causal
 form. Cost: 8 B T E^2 + 8 B T K E floating-point operations, and B H T K scores, against 8 B T E^2 + 4 B T^2 E and
 B H T^2 of full attention.
 """
@@ -50,7 +50,7 @@ class LinformerAttention(ProjectedAttention):
 
         Args:
             x: [B, T, E], T at most N.
-            attention_mask: [B, T], 0 for padding; where there is nothing else, attention gives zero.
+            attention_mask: [B, T], 0 for padding; a row of padding only gives zero.
         """
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         keep_B1T1 = attention_mask[:, None, :, None].to(x.dtype)

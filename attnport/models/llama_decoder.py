@@ -1,14 +1,14 @@
 """LLaMA's decoder with a key/value cache: RMSNorm, rotary positions, grouped heads and SwiGLU.
 
 Touvron et al., "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023), after Su et al., "RoFormer" (2021),
-Shazeer, "GLU Variants Improve Transformer" (2020) and Ainslie et al., "GQA" (2023). The S new tokens stand behind P
-cached ones; R(p) turns a head by the angles of position p. One layer, on x [B, S, E]:
+Shazeer, "GLU Variants Improve Transformer" (2020) and Ainslie et al., "GQA" (2023). The S new tokens follow P cached
+ones; R(p) rotates a head by the angles of position p. One layer, on x [B, S, E]:
 
     a = x + Wo softmax(R(p) q [past k; R(p) k]^T / sqrt(D) + mask) [past v; v]        q, k, v = projections of norm(x)
     y = a + W2 (silu(W1 n) * W3 n)                                                     n = norm(a)
 
-H query heads share G key and value heads, so that the cache is H / G times smaller. Keys are cached turned. A new
-token's position is the number of tokens before it: those that `cache_mask` keeps, wherever in the cache they stand.
+H query heads share G key and value heads, so that the cache is H / G times smaller. Keys are cached after the rotation.
+A new token's position is the number of tokens before it that `cache_mask` keeps, wherever they are in the cache.
 
 Cost of a layer with a feed-forward of F: 4 B S E^2 (1 + G / H) + 6 B S E F + 4 B S T E floating-point operations,
 T = P + S.
@@ -52,7 +52,7 @@ class LlamaConfig:
 
 
 class CachedAttention(ProjectedAttention):
-    """Grouped causal self-attention with rotary positions behind a cache."""
+    """Grouped causal self-attention with rotary positions and a cache."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config.width, config.heads, groups=config.groups, bias=False)
@@ -92,9 +92,9 @@ class LlamaDecoder(nn.Module):
 
         Args:
             input_ids: int64 [B, S], the new tokens.
-            past_keys: [B, L, G, P, D], turned, of all L layers.
+            past_keys: [B, L, G, P, D], after the rotation, of all L layers.
             past_values: [B, L, G, P, D].
-            cache_mask: int64 [B, P], 1 where the cache holds a token and 0 where it holds nothing, anywhere.
+            cache_mask: int64 [B, P], 1 where the cache holds a token, and 0 at empty places, which may be anywhere.
 
         Returns:
             Logits [B, S, vocabulary], and the new tokens' keys and values, each [B, L, G, S, D], to be appended.

@@ -6,9 +6,10 @@ projections of their own (q', k', v'), made of x [B, T, E] like the usual ones:
     y_i = Wo softmax over the j with |i - j| <= W, or j global, of (q_i k_j / sqrt(D)) v_j     i not global
     y_i = Wo softmax over all j of (q'_i k'_j / sqrt(D)) v'_j                                  i global
 
-Which tokens are global is an input, so that any number of them may be anywhere: both attentions are computed at full
-size and the marks choose. Cost: 14 B T E^2 + 8 B T^2 E floating-point operations; attention as one kernel keeps the
-scores out of memory. `sliding_window_attention` has the form in chunks, whose cost is linear, of the window alone.
+An input marks the global tokens, of which there may be any number at any position. So both attentions are computed at
+full size, and the marks choose between them. Cost: 14 B T E^2 + 8 B T^2 E floating-point operations; attention as one
+kernel keeps the scores out of memory. `sliding_window_attention` is the form in chunks of the window alone, at linear
+cost.
 """
 
 from __future__ import annotations

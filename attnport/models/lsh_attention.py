@@ -8,14 +8,14 @@ its query at length 1. In each of R rounds, with random rotations Z_r [D, K / 2]
     o_r = softmax(q_i k_j / sqrt(D)) v_j over these, z_r = logsumexp of the same scores
     y_i = Wo sum_r softmax_r(z_r) o_r
 
-A token sees itself only where nothing else is to be seen. Padding sorts behind all buckets and is never seen, and the
-first chunk has none before it (the authors' has the last), so that padding on the right changes no token's keys.
-Not causal: where chunks begin depends on every token.
+A token sees itself only if it sees no other. Padding is sorted after all buckets and is never seen, and the first chunk
+has no chunk before it (in the authors' code it has the last one), so that padding on the right changes no token's keys.
+The attention is not causal, since the borders of the chunks depend on every token.
 
 Cost: 6 B T E^2 + R (8 B T W E + B T K E) floating-point operations and 2 R B H T W scores, and R sorts; full attention
 takes 8 B T E^2 + 4 B T^2 E and B H T^2.
 
-The buckets are discontinuous: a query near the edge of two may fall into another at another precision.
+The buckets are discontinuous: a query near the border between two may fall into the other one at another precision.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LshAttention(nn.Module):
 
         Args:
             x: [B, T, E].
-            attention_mask: [B, T], 0 for padding; where there is nothing else, attention gives zero.
+            attention_mask: [B, T], 0 for padding; a row of padding only gives zero.
         """
         q_BHTD, v_BHTD = (split_heads(project(x), self.heads) for project in (self.query_key, self.value))
         k_BHTD = nn.functional.normalize(q_BHTD, dim=-1)
@@ -91,14 +91,14 @@ class LshAttention(nn.Module):
         return y_BTE
 
     def bucket(self, q_BHTD: torch.Tensor, keep_BT: torch.Tensor) -> torch.Tensor:
-        """The bucket of each token in each round, [B, H, R, T]; K for padding, behind all others."""
+        """The bucket of each token in each round, [B, H, R, T]; K for padding, after all others."""
         rotated_BHRTK = q_BHTD[:, :, None] @ self.rotations
         found_BHRT = torch.cat([rotated_BHRTK, -rotated_BHRTK], dim=-1).argmax(dim=-1)
         return found_BHRT.masked_fill(~keep_BT[:, None, None], self.buckets)
 
     def allowed(self, sorted_BHRT: torch.Tensor) -> torch.Tensor:
         """Which keys of its chunk and the one before each query sees, [B, H, R, C, W, U], by the sorted buckets."""
-        # Buckets count from 1 here: 0 is what fills the last chunk and stands before the first.
+        # Buckets count from 1 here: 0 is the filling of the last chunk, and of the missing chunk before the first.
         bucket_BHRCW1 = cut(sorted_BHRT[..., None] + 1, self.chunk)
         bucket_BHRC1U = with_neighbours(bucket_BHRCW1, 1, 0).mT
         seen_BHRC1U = (bucket_BHRC1U > 0) & (bucket_BHRC1U <= self.buckets)

@@ -9,8 +9,8 @@ Luong, Pham, Manning, "Effective Approaches to Attention-based Neural Machine Tr
     state      tanh(Wc [a e; h])
 
 with sigma = R / 2. Scores are not scaled, and there is one head. In local-p the Gaussian multiplies the weights after
-the softmax, so that rows do not sum to one. A row with no key (padding only, or a target position far behind the
-source) has the context zero.
+the softmax, so that rows do not sum to one. A row with no key (padding only, or a target position far after the end of
+the source) has the context zero.
 
 Cost: 2 B S E^2 + 4 B S T E + 4 B S E^2 floating-point operations each, local ones written over all T with a mask.
 """

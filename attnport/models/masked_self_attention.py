@@ -1,11 +1,11 @@
-"""Multi-head self-attention under two masks at once: no padding, and nothing from the future.
+"""Multi-head self-attention with two masks at once, which hide padding and later tokens.
 
 Vaswani et al., "Attention Is All You Need" (2017), section 3.2.3: what a decoder does on a batch of sequences of
 different lengths. On x [B, T, E], for query i and key j of each head of item b:
 
     y = Wo concat_h softmax(q_h k_h^T / sqrt(D) + m) v_h        m[b, i, j] = 0 where j <= i and keep[b, j], else -inf
 
-Padding may stand on either side: a padded query on the left has no key at all, and its attention is zero.
+Padding may be on either side: a padded query on the left has no key, and its attention is zero.
 Cost: 8 B T E^2 + 4 B T^2 E floating-point operations.
 """
 

@@ -1,12 +1,11 @@
 """Self-attention with persistent memory: learned keys and values that every position may read.
 
 Sukhbaatar, Grave, Lample, Jegou, Joulin, "Augmenting Self-attention with Persistent Memory" (2019). Each head has N
-learned key and value vectors beside those of the tokens; on x [B, T, E]:
+learned key and value vectors in addition to those of the tokens; on x [B, T, E]:
 
     y = Wo softmax(q [k_memory; k]^T / sqrt(D) + mask) [v_memory; v]
 
-They do what a feed-forward layer does, so that a layer needs none. The mask hides padding only, never the memory: a
-row always has a key.
+They replace the feed-forward part of a layer. The mask hides padding only, never the memory, so every row has a key.
 
 Cost: 8 B T E^2 + 4 B T (N + T) E floating-point operations.
 """
@@ -50,7 +49,7 @@ class MemoryTokenAttention(ProjectedAttention):
 
         Args:
             x: [B, T, E].
-            attention_mask: int64 [B, T], 1 for a real token and 0 for padding, anywhere.
+            attention_mask: int64 [B, T], 1 for a real token and 0 for padding, which may be anywhere.
 
         Returns:
             [B, T, E].

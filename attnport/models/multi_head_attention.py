@@ -37,7 +37,7 @@ class MultiHeadAttentionConfig:
 
 
 class MultiHeadAttention(nn.Module):
-    """A projection for each input, attention to the keys that are no padding, output projection."""
+    """A projection for each input, attention to the keys that are not padding, output projection."""
 
     def __init__(self, config: MultiHeadAttentionConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_mask: torch.Tensor
     ) -> torch.Tensor:
-        """Attends from every query to the keys that are no padding.
+        """Attends from every query to the keys that are not padding.
 
         Args:
             query: [B, S, E].

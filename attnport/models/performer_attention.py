@@ -9,8 +9,8 @@ here over M fixed rows w, orthogonal in blocks of D, with the lengths of Gaussia
 
     y_i = Wo F(q'_i) S / (F(q'_i) z)        S = sum_j F(k'_j) v_j^T [M, D], z = sum_j F(k'_j)
 
-From each exponent the largest is subtracted first, a query's own and a head's for its keys: the factor falls out of the
-quotient. The error falls as 1 / sqrt(M) and grows with the length of q and k.
+The largest exponent is subtracted first, per query and, for keys, per head; the factor cancels in the quotient. The
+error falls as 1 / sqrt(M) and grows with the length of q and k.
 
 Cost: 8 B T E^2 + 8 B T M E floating-point operations and 2 B H T M features, against 8 B T E^2 + 4 B T^2 E and B H T^2
 scores of full attention.
@@ -50,16 +50,16 @@ class PerformerAttention(ProjectedAttention):
         self.register_buffer("directions", draw_directions(config.features, config.width // config.heads))
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Attends from every token to all that are no padding.
+        """Attends from every token to all that are not padding.
 
         Args:
             x: [B, T, E].
-            attention_mask: [B, T], 0 for padding; a row of nothing else gives zero before the projection.
+            attention_mask: [B, T], 0 for padding; a row of padding only gives zero before the projection.
         """
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         keep_B1T1 = attention_mask[:, None, :, None].bool()
         q_BHTM, k_BHTM = self.exponents(q_BHTD), self.exponents(k_BHTD)
-        # Padded keys must not decide what is subtracted: `eps` would then weigh by how much padding there is.
+        # Padded keys must not decide what is subtracted: the weight of `eps` would then depend on the padding.
         largest_BH11 = k_BHTM.masked_fill(~keep_B1T1, torch.finfo(x.dtype).min).amax(dim=(2, 3), keepdim=True)
         q_BHTM = (q_BHTM - q_BHTM.amax(dim=-1, keepdim=True)).exp() + self.eps
         k_BHTM = torch.where(keep_B1T1, (k_BHTM - largest_BH11).exp() + self.eps, 0.0)

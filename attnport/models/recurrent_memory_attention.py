@@ -1,15 +1,15 @@
-"""Transformer-XL's attention: a memory of the segment before, and positions relative to the query.
+"""Transformer-XL's attention: a memory of the previous segment, and positions relative to the query.
 
 Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, "Transformer-XL: Attentive Language Models beyond a Fixed-Length
 Context" (2019), section 3. Queries are the S tokens of a segment x, keys and values the M tokens of the memory and then
-these S; T = M + S. Query i stands at key i + M, and with R[d] the sinusoidal vector of distance d,
+these S; T = M + S. Query i is at the position of key i + M, and with R[d] the sinusoidal vector of distance d,
 
     score[i, j] = (q_i + u) . k_j + (q_i + v) . Wr R[i + M - j]        for j <= i + M
     y = Wo softmax(score / sqrt(D)) value
 
-u and v are learned, one a head: how much a key counts for its content, and for its distance, whatever the query. The
-products with R are made for all distances at once, [S, T], and each row is then moved by its query's position
-(appendix B): the "relative shift".
+u and v are learned, one per head: the weight of a key's content, and of its distance, for every query. The products
+with R are computed for all distances at once, [S, T], and each row is then shifted by its query's position: the
+"relative shift" of appendix B.
 
 Cost: 4 B S E^2 + 4 B T E^2 + 2 T E^2 + 6 B S T E floating-point operations.
 """
@@ -58,7 +58,7 @@ class RecurrentMemoryAttention(ProjectedAttention):
 
         Args:
             x: The segment, [B, S, E].
-            memory: The activations of the segment before at this layer, [B, M, E].
+            memory: The activations of the previous segment at this layer, [B, M, E].
 
         Returns:
             [B, S, E].
@@ -82,10 +82,10 @@ class RecurrentMemoryAttention(ProjectedAttention):
 
 
 def relative_shift(x_BHST: torch.Tensor) -> torch.Tensor:
-    """Moves row i to the left by S - 1 - i; what comes in on the right belongs to keys behind the query.
+    """Moves row i to the left by S - 1 - i; what comes in on the right belongs to keys after the query.
 
-    Column c of the argument is of distance T - 1 - c. One column of zeros before each row, and the rows read as if they
-    were one shorter: every row then begins one later than the one above it.
+    Column c of the argument has distance T - 1 - c. A column of zeros is put before the rows, and the numbers are then
+    read as rows that are shorter by one: every row begins one number later than the row above it.
     """
     B, H, S, T = x_BHST.shape
     padded = nn.functional.pad(x_BHST, (1, 0)).reshape(B, H, T + 1, S)

@@ -45,11 +45,11 @@ class RelativeBiasAttention(ProjectedAttention):
         self.positions = RelativePositions(config.heads, config.buckets, config.max_distance)
 
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Attends from every token to all that are no padding.
+        """Attends from every token to all that are not padding.
 
         Args:
             x: [B, T, E].
-            attention_mask: [B, T], 0 for padding; a row of nothing else gives zero.
+            attention_mask: [B, T], 0 for padding; a row of padding only gives zero.
         """
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         bias_1HTT = self.positions(x.shape[1], x.shape[1])

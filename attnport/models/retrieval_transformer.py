@@ -1,16 +1,16 @@
-"""A decoder that reads retrieved text: causal self-attention, then cross-attention to the chunks that were found.
+"""A decoder that reads retrieved text: causal self-attention, then cross-attention to the retrieved chunks.
 
 Borgeaud et al., "Improving Language Models by Retrieving from Trillions of Tokens" (RETRO, 2022), with the flat memory
 of Izacard and Grave, "Leveraging Passage Retrieval with Generative Models" (2021): N retrieved chunks of C encoded
-tokens, [B, N, C, E], are one memory of N C keys, of which those of a chunk that is not there are hidden. One layer, on
-the query stream x [B, S, E]:
+tokens, [B, N, C, E], are one memory of N C keys, in which the keys of missing chunks are hidden. One layer, on the
+query stream x [B, S, E]:
 
     a = x + attention(norm(x), norm(x))                  a token to itself and those before it
     c = a + attention(norm(a), chunks)                   every token to every token of every retrieved chunk
     y = c + W2 gelu(W1 norm(c))
 
-Where nothing was retrieved the cross-attention gives zero, and the layer is that of a plain decoder (up to the bias of
-a projection). The order of the chunks says nothing: who wants it known adds positions when encoding them.
+If nothing was retrieved, the cross-attention gives zero, and the layer is that of a plain decoder (up to the bias of a
+projection). The order of the chunks has no effect, unless positions are added when they are encoded.
 
 Cost of a layer with a feed-forward of 4 E: B (28 S E^2 + 4 N C E^2 + 4 S^2 E + 4 S N C E) floating-point operations.
 """
@@ -77,7 +77,7 @@ class RetrievalTransformer(nn.Module):
         chunks: torch.Tensor,
         chunk_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Reads token ids with what was retrieved for them.
+        """Reads token ids and the chunks that were retrieved for them.
 
         Args:
             input_ids: int64 [B, S], below the vocabulary's size.
@@ -86,7 +86,7 @@ class RetrievalTransformer(nn.Module):
             chunk_mask: int64 [B, N], 1 for a chunk that was retrieved and 0 for an empty place.
 
         Returns:
-            The query stream behind the last norm, [B, S, E].
+            The query stream after the last norm, [B, S, E].
         """
         S = input_ids.shape[1]
         allowed_B1SS = masks.combine(masks.causal(S, S, device=input_ids.device), masks.padding(attention_mask))

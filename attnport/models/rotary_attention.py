@@ -1,4 +1,4 @@
-"""Self-attention with rotary positions: queries and keys are turned, and scores depend on distances alone.
+"""Self-attention with rotary positions: queries and keys are rotated, so that scores depend on distances only.
 
 Su, Lu, Pan, Murtadha, Wen, Liu, "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021), equation 16.
 On x [B, T, E], with R(p) the rotation of each pair of a head's numbers by p base^(-2i/D):
@@ -35,7 +35,7 @@ class RotaryAttentionConfig:
 
 
 class RotaryAttention(ProjectedAttention):
-    """Projections, rotations, attention to the keys that are no padding, output projection."""
+    """Projections, rotations, attention to the keys that are not padding, output projection."""
 
     def __init__(self, config: RotaryAttentionConfig) -> None:
         super().__init__(config.width, config.heads)

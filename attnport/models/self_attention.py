@@ -1,4 +1,4 @@
-"""Self-attention of one head, written out: every token takes a mean of all tokens, weighted by how well they match.
+"""Self-attention of one head, written out: the result for a token is a mean of all tokens, weighted by their scores.
 
 Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser, Polosukhin, "Attention Is All You Need" (2017), equation 1.
 On x [B, T, E]:
@@ -6,7 +6,7 @@ On x [B, T, E]:
     y = softmax(q k^T / sqrt(D)) v        q = x Wq, k = x Wk, v = x Wv, each [B, T, D]
 
 No mask and no positions: a permutation of the tokens permutes the output. Cost: 6 B T E D + 4 B T^2 D floating-point
-operations; the scores take B T^2 numbers unless one kernel covers it all.
+operations; the scores take B T^2 numbers unless one kernel computes the whole attention.
 """
 
 from __future__ import annotations

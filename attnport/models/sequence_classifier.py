@@ -1,12 +1,12 @@
 """A classifier of sequences: BERT's encoder, pooling over the real tokens, and a head.
 
 Devlin et al., "BERT" (2019), section 4.1, pools by taking the first token; Reimers and Gurevych, "Sentence-BERT"
-(2019), by the mean over the real ones, which was found to be better for embeddings. On the encoder's y [B, T, E]:
+(2019), by the mean over the real ones, which they found to be better for embeddings. On the encoder's y [B, T, E]:
 
     p = y[first real token]    or    sum over kept t of y[t] / kept        [B, E]
     scores = Wc tanh(Wp p + bp) + bc                                       [B, labels]
 
-Padding never reaches the scores, wherever it stands; of an item with no real token the mean is zero.
+Padding never affects the scores, wherever it is. The mean is zero for an item without real tokens.
 
 Cost: the encoder's, and B T E + 2 B E^2 floating-point operations for pooling and head.
 """
@@ -47,7 +47,7 @@ class ClassifierConfig:
 
 
 class MeanPooling(nn.Module):
-    """The mean over the tokens that a mask keeps; zero where it keeps none."""
+    """The mean over the tokens that a mask keeps; zero if it keeps none."""
 
     def forward(self, x_BTE: torch.Tensor, keep_BT: torch.Tensor) -> torch.Tensor:
         """Maps [B, T, E] to [B, E]; `keep_BT` is True for a real token."""
@@ -57,7 +57,7 @@ class MeanPooling(nn.Module):
 
 
 class FirstPooling(nn.Module):
-    """The first token that a mask keeps; token 0 where it keeps none."""
+    """The first token that a mask keeps; token 0 if it keeps none."""
 
     def forward(self, x_BTE: torch.Tensor, keep_BT: torch.Tensor) -> torch.Tensor:
         """Maps [B, T, E] to [B, E]; `keep_BT` is True for a real token."""

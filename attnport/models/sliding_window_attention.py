@@ -5,9 +5,9 @@ local attention. With q, k, v [B, H, T, D] of x [B, T, E]:
 
     y_i = Wo sum_j p_ij v_j        p_i = softmax over the j with |i - j| <= W of q_i k_j / sqrt(D)
 
-The sequence is cut into chunks of W tokens; the window of a chunk lies within itself and its two neighbours, and what
-these hold beyond it is masked. Cost: 8 B T E^2 + 12 B T W E floating-point operations against 8 B T E^2 + 4 B T^2 E of
-full attention; the scores take 3 B H T W numbers against B H T^2.
+The sequence is cut into chunks of W tokens. The windows of a chunk's tokens lie within the chunk and its two
+neighbours; keys of these outside a window are masked. Cost: 8 B T E^2 + 12 B T W E floating-point operations against
+8 B T E^2 + 4 B T^2 E of full attention; the scores take 3 B H T W numbers against B H T^2.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class SlidingWindowAttention(ProjectedAttention):
         q_BHTD, k_BHTD, v_BHTD = self.project(x)
         q_BHCWD = cut(q_BHTD, self.window)
         k_BHCUD, v_BHCUD = (with_neighbours(cut(y_BHTD, self.window), 1, 1) for y_BHTD in (k_BHTD, v_BHTD))
-        # Cut like the keys: what fills the last chunk, or stands past an end, is zero and thereby hidden.
+        # Cut like the keys: the filling of the last chunk and positions outside the sequence are zero, so hidden.
         keep_B1CU1 = with_neighbours(cut(attention_mask[:, None, :, None], self.window), 1, 1)
         allowed_B1CWU = keep_B1CU1.mT.bool() & self.near(x.device)
         scores_BHCWU = (q_BHCWD @ k_BHCUD.mT * q_BHTD.shape[-1] ** -0.5).masked_fill(~allowed_B1CWU, -torch.inf)
-        # A row with no allowed key is NaN behind the softmax.
+        # A row with no allowed key is NaN after the softmax.
         p_BHCWU = scores_BHCWU.softmax(dim=-1).masked_fill(~allowed_B1CWU, 0.0)
         mixed_BHCWD = p_BHCWU @ v_BHCUD
         mixed_BHTD = join(mixed_BHCWD, x.shape[1])
         return self.merge(mixed_BHTD)
 
     def near(self, device: torch.device) -> torch.Tensor:
-        """Which keys of a chunk and its neighbours are in each query's window: key u stands at u - W in the chunk."""
+        """Which keys of a chunk and its neighbours are in each query's window: key u is at u - W in the chunk."""
         at_W, at_U = torch.arange(self.window, device=device), torch.arange(3 * self.window, device=device)
         return (at_U - self.window - at_W[:, None]).abs() <= self.window
 

@@ -2,14 +2,14 @@
 
 Gu, Gupta, Goel, Re, "On the Parameterization and Initialization of Diagonal State Space Models" (2022), after Gu, Goel,
 Re, "Efficiently Modeling Long Sequences with Structured State Spaces" (2021, S4). Every channel of u [B, T, E] drives N
-complex states of its own, x' = A x + u, and reads them, y = 2 Re(C x) + D u. Held constant over steps of length dt,
-that is a causal convolution:
+complex states, x' = A x + u, and reads them, y = 2 Re(C x) + D u. With u constant over steps of length dt, this is a
+causal convolution:
 
     K[l] = 2 Re(sum_n C_n (exp(dt A_n) - 1) / A_n exp(l dt A_n))
     y[t] = sum_(j <= t) K[t - j] u[j] + D u[t]
 
-with A_n = -1/2 + i pi n at first (S4D-Lin). Then a GELU, and a projection with a gate (GLU). Padding is zeroed before
-it, so that on either side it is as if it were not there.
+with A_n = -1/2 + i pi n initially (S4D-Lin). A GELU and a projection with a gate (GLU) follow. Padding is set to zero
+before the convolution, so that padding on either side has no effect.
 
 The convolution is written as a product with the Toeplitz matrix of K, because a Fourier transform is an operator that
 few runtimes have. Complex numbers are written as their real and imaginary parts. The kernel is computed in float32 at
@@ -44,7 +44,7 @@ class StateSpaceConfig:
 
 
 class DiagonalKernel(nn.Module):
-    """The convolution kernel of a diagonal state space a channel."""
+    """The convolution kernels of the channels, each from a diagonal state space."""
 
     def __init__(self, config: StateSpaceConfig) -> None:
         super().__init__()

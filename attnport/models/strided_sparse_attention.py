@@ -1,14 +1,14 @@
-"""Strided sparse attention: half of the heads see the last tokens, half see every L-th before them.
+"""Strided sparse attention: half of the heads see the last L tokens, the others every L-th earlier token.
 
 Child, Gray, Radford, Sutskever, "Generating Long Sequences with Sparse Transformers" (2019), sections 4.2 and 5.1, with
-the patterns on heads of their own. For a query i, causal:
+separate heads for the two patterns. For a query i, causal:
 
     A1(i) = {j : i - L < j <= i}                      local heads, the first half
     A2(i) = {j : j <= i and (i - j) mod L = 0}        strided heads, the second half
 
     y_i = Wo concat_h softmax over A_h(i) of (q_i k_j / sqrt(D)) v_j
 
-Through both, one after the other, every token reaches every later one in two steps. With L near sqrt(T) the pattern has
+With one after the other, every token reaches every later one in two steps. With L near sqrt(T) the pattern has
 T sqrt(T) pairs; it is a mask here, and attention costs 8 B T E^2 + 4 B T^2 E floating-point operations unless a kernel
 skips what is masked.
 """

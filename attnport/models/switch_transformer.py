@@ -1,19 +1,19 @@
 """Switch Transformer: T5's encoder in which a router sends every token to one of several feed-forward experts.
 
 Fedus, Zoph, Shazeer, "Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity"
-(2022). Of a token x, behind the norm, with N experts f_n:
+(2022). For a token x, after the norm, with N experts f_n:
 
     p = softmax(Wr x)                                    [N]
     y = p[m] f_m(x)                                      m = argmax p
 
-Every second layer has experts, as in the paper (section 2.4), the others one feed-forward. Here every expert runs on
-every token, and of its outputs those that were not chosen are replaced by zero: the sizes depend on nothing but the
-inputs' sizes, which a graph for any batch and sequence needs, and no expert has a capacity beyond which tokens are
-dropped. It costs N times what is used.
+Every second layer has experts, as in the paper (section 2.4); the others have one feed-forward. Here every expert runs
+on every token, and the outputs that were not chosen are replaced by zero. The sizes then depend only on the sizes of
+the inputs, as a graph for any batch and sequence requires, and no expert has a capacity beyond which tokens are
+dropped. The experts cost N times as much as needed.
 
-A token whose two best experts are nearly equal may go to the other one in another precision, with a visible change of
-its output: that is the model's own discontinuity, and a checkpoint with such tokens can fail a comparison in half
-precision by them. The probabilities choose and scale but enter no product of matrices: they are no attention.
+A token whose two best experts are nearly equal may go to the other one in another precision, which visibly changes its
+output. The model itself is discontinuous there, and a checkpoint with such tokens can fail a comparison in half
+precision. The probabilities choose and scale, but enter no matrix product: they are not an attention.
 
 Cost of a layer with experts of 4 E: B (8 T E^2 + 4 T^2 E + 16 N T E^2 + 2 N T E) floating-point operations.
 """
@@ -40,7 +40,7 @@ from attnport.models.blocks.weights import build
 
 @dataclass(frozen=True)
 class SwitchConfig:
-    """Sizes: `experts` is N, `every` the distance of layers with experts, `depth` is D; the rest as T5's."""
+    """Sizes: `experts` is N, `every` the distance of layers with experts, `depth` is D; the rest as in T5."""
 
     vocabulary: int = 1000
     width: int = 64
@@ -110,7 +110,7 @@ class SwitchTransformer(nn.Module):
             attention_mask: int64 [B, T], 1 for a real token and 0 for padding.
 
         Returns:
-            The activations behind the last norm, [B, T, E].
+            The activations after the last norm, [B, T, E].
         """
         T = input_ids.shape[1]
         x_BTE = self.tokens(input_ids)
@@ -124,8 +124,8 @@ class SwitchTransformer(nn.Module):
 def lean_towards_experts(module: SwitchTransformer, lean: float) -> SwitchTransformer:
     """Adds to the embedding of token id i `lean` times the router's row of expert i mod N, in place; returns `module`.
 
-    Trained routers know most tokens by their embedding. Random ones leave one in a thousand within a half-precision
-    rounding of a tie, where a comparison of two precisions says nothing about the graph.
+    Trained routers recognise most tokens by their embedding. With random ones, one token in a thousand is so close to a
+    tie that a half-precision rounding decides, and a comparison of two precisions says nothing about the graph.
     """
     ids_V = torch.arange(module.tokens.num_embeddings)
     with torch.no_grad():

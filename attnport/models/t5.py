@@ -90,7 +90,7 @@ class T5(nn.Module):
             decoder_input_ids: int64 [B, S], the target so far; padding on its right reaches nothing before it.
 
         Returns:
-            The decoder's activations behind its last norm, [B, S, E].
+            The decoder's activations after its last norm, [B, S, E].
         """
         T, S = input_ids.shape[1], decoder_input_ids.shape[1]
         source_B11T = masks.padding(attention_mask)

@@ -5,7 +5,7 @@ Normalization in the Transformer Architecture" (2020). With f one of self-attent
 W2 relu(W1 x), in this order:
 
     x = norm(x + f(x))                                   post-norm, as in 2017
-    x = x + f(norm(x))                                   pre-norm; one more norm behind each stack
+    x = x + f(norm(x))                                   pre-norm; one more norm after each stack
 
 Embeddings are multiplied by sqrt(E), get sinusoidal positions, and are the output projection too (section 3.4). The
 decoder's self-attention is causal; padding of the source is hidden from encoder and decoder.
@@ -34,7 +34,7 @@ from attnport.models.blocks.weights import build
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes: `width` is E, `layers` those of each stack; `norm_first` norms before and not behind each part."""
+    """Sizes: `width` is E, `layers` those of each stack; `norm_first`: norms are before each part, not after it."""
 
     vocabulary: int = 1000
     width: int = 64
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.scale: float = config.width**0.5
         self.tokens = nn.Embedding(config.vocabulary, config.width)
-        # sqrt(E) times this has variance 1, and so have the scores, which take the same weights.
+        # Multiplied by sqrt(E) these have variance 1, and so do the scores, which use the same weights.
         nn.init.normal_(self.tokens.weight, std=config.width**-0.5)
         self.positions = SinusoidalPositions(config.width)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))

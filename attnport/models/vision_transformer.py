@@ -1,4 +1,4 @@
-"""The Vision Transformer: an image as a sequence of patches behind a class token.
+"""The Vision Transformer: an image as a class token and a sequence of patches.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale" (2020). An image of
 N = (image / patch)^2 patches becomes T = N + 1 tokens: z = [class; Wp patch_1; ...; Wp patch_N] + positions. Pre-norm

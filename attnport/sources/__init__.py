@@ -1,4 +1,4 @@
-"""SPEC -> ModelSpec: a model of ours by name, `package.module:factory`, `file.py:factory`, `hf:folder-or-hub-id`."""
+"""SPEC -> ModelSpec: a built-in model's name, `package.module:factory`, `file.py:factory` or `hf:folder-or-hub-id`."""
 
 from attnport.sources.load import load
 

@@ -1,4 +1,4 @@
-"""Which code a SPEC names, found out without importing any of it."""
+"""Finds the code that a SPEC names, without importing any of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REMOTE = "the Python code that config.json names"
 
 @dataclass(frozen=True)
 class Code:
-    """What is run to load a source.
+    """The code that is run to load a source.
 
     Attributes:
-        place: The absolute path of the file that has the factory, or of the `hf:` folder, as the SPEC reaches it from
-            here: links are not followed, since a file also sees what lies beside it. Of a package without such a file,
-            its dotted name; of a hub id, the id.
-        digest: SHA-256 of the file, or of the folder's code; "" where there is none.
+        place: The absolute path of the factory's file or of the `hf:` folder, as the SPEC reaches it from here. Links
+            are not followed, since code also reads the files beside it. For a package without such a file, its dotted
+            name; for a hub id, the id.
+        digest: SHA-256 of the file, or of the folder's code; "" if there is none.
         factory: The name in it that is called.
     """
 
@@ -34,17 +34,16 @@ class Code:
 def runs_code(source: Source) -> bool:
     """Whether loading a source runs code that the source names.
 
-    A model of ours (a name without a colon) runs our code alone. `hf:` reads a configuration and tensors of a folder
-    into transformers' own classes; code that lies in the folder is run with `trust_remote_code` alone. Everything else
-    names a factory.
+    A built-in model (a name without a colon) runs only attnport's code. `hf:` loads a configuration and tensors into
+    transformers' own classes; code in the folder is run only with `trust_remote_code`. Everything else names a factory.
     """
     return ":" in source.text and (source.trust_remote_code or not source.text.startswith("hf:"))
 
 
 def code_of(source: Source) -> Code | None:
-    """What would be run to load a source that `runs_code`; None where there is neither such a file nor such a package.
+    """The code that loading a source would run, if `runs_code` is true; None if there is no such file or package.
 
-    Nothing is imported, not even the packages that a module lies in, whose own files would be run by that.
+    Nothing is imported, not even the packages around a module, since importing them would run their files.
     """
     if source.text.startswith("hf:"):
         return _of_hf(source.text.removeprefix("hf:"))
@@ -53,7 +52,7 @@ def code_of(source: Source) -> Code | None:
         path = Path(place)
         return _code(str(path.absolute()), factory) if path.is_file() else None
     if not all(part.isidentifier() for part in place.split(".")):
-        return None  # no package's name, as loading says
+        return None  # loading refuses this name
     top = place.partition(".")[0]
     if top not in sys.modules and _find(top, None) is None:
         return None
@@ -61,7 +60,7 @@ def code_of(source: Source) -> Code | None:
 
 
 def _of_hf(place: str) -> Code:
-    """The code of a folder; of a hub id, or where a config names another repository, only what names it is known."""
+    """The code of a folder. Code in another repository is not known, and for a hub id only the id is."""
     folder = Path(place)
     if not folder.is_dir():
         return Code(place, "", REMOTE)
@@ -73,7 +72,7 @@ def _of_hf(place: str) -> Code:
 def _code(place: str, factory: str) -> Code:
     try:
         return Code(place, digest_file(Path(place)) if Path(place).is_file() else "", factory)
-    except OSError:  # it cannot be read
+    except OSError:
         return Code(place, "", factory)
 
 
@@ -82,23 +81,23 @@ def _file_of(module: str) -> str | None:
     if (loaded := sys.modules.get(module)) is not None:
         return getattr(loaded, "__file__", None)
     parts = module.split(".")
-    found, path = None, None
+    spec, path = None, None
     for count in range(1, len(parts) + 1):
-        found = _find(".".join(parts[:count]), path)
-        path = list(found.submodule_search_locations or ()) if found is not None else []
-        if found is None or (count < len(parts) and not path):
+        spec = _find(".".join(parts[:count]), path)
+        path = list(spec.submodule_search_locations or ()) if spec is not None else []
+        if spec is None or (count < len(parts) and not path):
             return None
-    return found.origin if found is not None and found.has_location else None
+    return spec.origin if spec is not None and spec.has_location else None
 
 
 def _find(module: str, path: list[str] | None) -> ModuleSpec | None:
-    """As `importlib.util.find_spec`, which would import the packages that `module` lies in; `path` is where to look.
+    """As `importlib.util.find_spec`, without importing the packages around `module`; `path` is where to look.
 
-    Where no finder knows a module without a dot in its name, the current folder may have it, as in `package`.
+    If no finder knows a top-level module, it may be in the current folder, as in `package`.
     """
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        found: ModuleSpec | None = find(module, path) if find is not None else None
-        if found is not None:
-            return found
+        spec: ModuleSpec | None = find(module, path) if find is not None else None
+        if spec is not None:
+            return spec
     return PathFinder.find_spec(module, [str(Path.cwd())]) if path is None else None

@@ -1,4 +1,4 @@
-"""`--input` and `--dim` declarations, and the ModelSpec of a plain module that has nothing else."""
+"""Reads `--input` and `--dim` declarations, and makes the ModelSpec of a plain module from them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](
 def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
     """Reads `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
 
-    Marks after the shape: `high=N` (values below N), and those of a mask (`sources.marks`).
+    Marks after the shape are `high=N` (values below N) and those of a mask (`sources.marks`).
 
     Raises:
-        UsageError: it cannot be read; shows the part.
+        UsageError: the text cannot be read; the message shows the part.
     """
     match = _INPUT.fullmatch(text.replace(" ", ""))
     if not match:
@@ -55,7 +55,7 @@ def parse_dim(text: str) -> Dim:
     """Reads `seq=1:128:512` (min, opt, max).
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the text cannot be read.
     """
     match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})\s*", text)
     if not match:
@@ -70,16 +70,16 @@ def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
 
 
 def narrow(spec: ModelSpec, declared: Sequence[str]) -> ModelSpec:
-    """A ModelSpec with the ranges of `--dim` in place of its own. Raises UsageError as `narrow_dims`."""
+    """A ModelSpec with its ranges replaced by those of `--dim`; raises UsageError like `narrow_dims`."""
     dims = narrow_dims(spec.io.dims, declared)
     return dataclasses.replace(spec, io=dataclasses.replace(spec.io, dims=dims))
 
 
 def narrow_dims(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, ...]:
-    """The ranges with those of `--dim` in place of theirs; only the batch may grow beyond what the model says.
+    """The ranges, replaced by those of `--dim`; only the batch may exceed the model's range.
 
     Raises:
-        UsageError: a dim that the model does not have, one given twice, or a size beyond the model's limit.
+        UsageError: the model does not have a dim, a dim is given twice, or a size is beyond the model's limit.
     """
     wanted = parse_dims(declared)
     known = {dim.name: dim for dim in ranges}
@@ -95,30 +95,30 @@ def narrow_dims(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, 
 
 
 def parse_dims(declared: Sequence[str]) -> dict[str, Dim]:
-    """`--dim` declarations by name. Raises UsageError for one that cannot be read or is given twice."""
-    found: dict[str, Dim] = {}
+    """`--dim` declarations by name; raises UsageError for one that cannot be read or is given twice."""
+    dims: dict[str, Dim] = {}
     for dim in map(parse_dim, declared):
-        if dim.name in found:
+        if dim.name in dims:
             raise UsageError(f"--dim {dim}: {dim.name} is given twice.", hint="Give each dim once.")
-        found[dim.name] = dim
-    return found
+        dims[dim.name] = dim
+    return dims
 
 
 def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
-    """The ModelSpec of a factory: its own, or one made from `--input` and a run of the module at two sizes.
+    """The ModelSpec that a factory returns, or one made from `--input` and runs of the module at several sizes.
 
     Raises:
         SpecError: the factory returns neither a ModelSpec nor a module, or the module does not run on the inputs.
     """
     import torch
 
-    made = factory()
-    if isinstance(made, ModelSpec):
+    result = factory()
+    if isinstance(result, ModelSpec):
         refuse_inputs(text, inputs)
-        return narrow(made, dims)
-    if not isinstance(made, torch.nn.Module):
+        return narrow(result, dims)
+    if not isinstance(result, torch.nn.Module):
         raise SpecError(
-            f"{text}: got {type(made).__name__}; expected a torch.nn.Module or a ModelSpec.",
+            f"{text}: got {type(result).__name__}; expected a torch.nn.Module or a ModelSpec.",
             hint="The factory must return the module itself.",
         )
     if not inputs:
@@ -140,7 +140,7 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
         if mask.keys is not None and mask.keys not in used:
             raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
     named = tuple(ranges.get(name) or Dim(name, *DEFAULT_DIMS.get(name, DEFAULT_RANGE)) for name in used)
-    outputs = observe_outputs(made.eval(), tensors, named, text)
+    outputs = observe_outputs(result.eval(), tensors, named, text)
     contract = IOContract(tensors, outputs, named, masks, positions="none")
     place, _, made_by = text.rpartition(":")
     file = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
@@ -150,11 +150,13 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
 def observe_outputs(
     module: Callable[..., Any], inputs: Sequence[TensorSpec], dims: Sequence[Dim], text: str
 ) -> tuple[TensorSpec, ...]:
-    """Runs the module at a base size and with each dim changed alone; an output's axis is the dim that it follows.
+    """The outputs of a module, from runs at base sizes and with each dim changed alone.
+
+    An axis of an output whose size changes with a dim gets that dim's name.
 
     Raises:
-        SpecError: the module does not run on the declared inputs, returns something else than tensors, or takes a dim
-            at one size only; names the dim and the inputs that have it.
+        SpecError: the module does not run on the declared inputs, returns something other than tensors, or runs at only
+            one size of a dim; the message names that dim and its inputs.
     """
     primes = (3, 5, 7, 11, 13, 17, 19, 23)
     base = {dim.name: min(max(prime, dim.min), dim.max) for dim, prime in zip(dims, primes, strict=False)}
@@ -163,7 +165,7 @@ def observe_outputs(
     for dim in dims:
         other = base[dim.name] + 1 if base[dim.name] < dim.max else base[dim.name] - 1
         if other < dim.min:
-            continue  # one size only: nothing can follow it
+            continue  # the dim has only one size
         try:
             changed = _run(module, inputs, {**base, dim.name: other}, text)
         except SpecError as err:
@@ -195,7 +197,7 @@ def _run(
             return _tensors(module(**feeds), text)
     except SpecError:
         raise
-    except Exception as err:  # whatever the user's own forward raises
+    except Exception as err:  # the user's forward may raise anything
         raise SpecError(
             f"{text}: its forward raised {type(err).__name__} on the declared inputs: {err}",
             hint="Check names, dtypes and dims of --input; inputs are passed by keyword.",

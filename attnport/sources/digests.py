@@ -1,4 +1,4 @@
-"""The digests of a module's code and weights, by which a later verb notices that either changed."""
+"""The digests of a module's code and weights, by which later verbs notice changes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def code_digest(module: nn.Module) -> str:
-    """SHA-256 over the source files of all classes of the module, by the name of the Python module; torch's left out.
+    """SHA-256 over the source files of all classes of the module, except those of torch, by Python module name.
 
-    Files, not classes: a function beside the class is as much a part of what the module computes.
+    Whole files are digested, since functions beside a class are part of what the module computes.
     """
     files: dict[str, bytes] = {}
     for kind in {type(part) for part in module.modules()}:
@@ -32,10 +32,10 @@ def code_digest(module: nn.Module) -> str:
 
 
 def _source(kind: type) -> bytes:
-    """The file that holds a class, as it stands on disk now; nothing for one that was made at run time."""
-    found = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    """The current contents of the file with a class; empty for a class that was made at run time."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     try:
-        return Path(found or inspect.getfile(kind)).read_bytes()
+        return Path(file or inspect.getfile(kind)).read_bytes()
     except (OSError, TypeError):
         return b""
 
@@ -44,7 +44,7 @@ def weights_digest(text: str, module: nn.Module) -> str:
     """SHA-256 over all parameters and buffers, by name, dtype, shape and bytes.
 
     Raises:
-        SpecError: a weight holds NaN; names it.
+        SpecError: a weight holds NaN; the message names it.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""`file.py:factory`: a factory in a file of the user's."""
+"""`file.py:factory`: a factory in one of the user's files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from attnport.sources.package import SPEC_FORMS, attribute
 
 
 class _FromText(SourceFileLoader):
-    """Compiles what the file says, which a user can read; bytecode beside it (`__pycache__`) may be of other code."""
+    """Always compiles the source that a user can read; bytecode beside it (`__pycache__`) may be of other code."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The code of the file as it stands."""
+        """The code object of the source file."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def is_file_name(place: str) -> bool:
-    """Whether what stands before a SPEC's colon names a file, and not a package."""
+    """Whether the part of a SPEC before the colon names a file, not a package."""
     return place.endswith(".py") or "/" in place
 
 
@@ -32,7 +32,7 @@ def load_file(path: Path, factory: str, inputs: Sequence[str], dims: Sequence[st
     """Loads `factory` from the Python file `path`.
 
     Raises:
-        SpecError: there is no such file or factory.
+        SpecError: the file or the factory does not exist.
     """
     if not path.is_file():
         raise SpecError(f"{path} is not a file.", hint=SPEC_FORMS)
@@ -42,7 +42,7 @@ def load_file(path: Path, factory: str, inputs: Sequence[str], dims: Sequence[st
     if loader is None or loader.loader is None:
         raise SpecError(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(loader)
-    sys.modules[name] = module  # so that the classes in it find their own source
+    sys.modules[name] = module  # so that the source of its classes can be found
     loader.loader.exec_module(module)
     text = f"{path}:{factory}"
     return plain_spec(text, attribute(module, factory, text), inputs, dims)

@@ -1,4 +1,4 @@
-"""`hf:` a folder or a hub id: transformers text and vision models, and sentence-transformers folders."""
+"""`hf:` with a folder or a hub id: transformers text and vision models, and sentence-transformers folders."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
     Args:
         place: A folder with `config.json`, or a hub id.
         dims: `--dim` declarations that narrow the model's own ranges.
-        trust_remote_code: Run the Python code that its `config.json` names, in place of what transformers has.
+        trust_remote_code: Run the Python code that its `config.json` names instead of transformers' classes.
 
     Raises:
-        SpecError: there is no such model, its files are damaged or lie elsewhere, it needs code of its own, or its
-            kind is not supported.
+        SpecError: the model does not exist, its files are damaged or outside the folder, it needs code of its own, or
+            its kind is not supported.
         MissingDependency: transformers is not installed.
     """
     if not place:
-        raise SpecError("hf: got no folder behind the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
+        raise SpecError("hf: got no folder after the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
     transformers = require("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -79,7 +79,7 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
 
 
 def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
-    """The model's config, as it is written and as transformers reads it, once nothing in it leads elsewhere."""
+    """The model's config, as written and as transformers reads it, after a check that it names nothing elsewhere."""
     transformers = require("transformers")
     try:
         values, _ = transformers.PreTrainedConfig.get_config_dict(place)
@@ -92,12 +92,14 @@ def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
             return values, transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, TypeError, RecursionError) as err:
         is_folder = Path(place).is_dir()
-        hint = "" if is_folder else "It is no folder here, so it was looked for on the hub. Is the machine online?"
+        hint = (
+            "" if is_folder else "There is no such folder here, so it was looked for on the hub. Is the machine online?"
+        )
         raise SpecError(f"hf:{place}: its config cannot be read: {first_line(err)}", hint=hint) from err
 
 
 def _name(folder: Path) -> str:
-    """A folder's own name, or, where that says nothing, the title of its model card; "" where neither does."""
+    """A folder's name or, if that is generic, the title of its model card; "" if there is no usable title."""
     if folder.resolve().name not in _NAMELESS:
         return folder.resolve().name
     card = folder / "README.md"
@@ -110,7 +112,7 @@ def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code:
     kind = _kind(place, config, pooling, trust_remote_code)
     try:
         with never_asking():
-            model, found = kind.from_pretrained(
+            model, report = kind.from_pretrained(
                 place,
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,  # never a pickle
@@ -118,11 +120,11 @@ def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code:
                 attn_implementation=_attention(kind),
                 output_loading_info=True,
             )
-    except Exception as err:  # safetensors and transformers raise a dozen kinds for damaged or missing files
+    except Exception as err:  # safetensors and transformers raise a dozen types of error for damaged or missing files
         raise SpecError(f"hf:{place}: its weights cannot be loaded: {first_line(err)}") from err
-    _refuse_random(place, model, sorted(found["missing_keys"]))
+    _refuse_random(place, model, sorted(report["missing_keys"]))
     if getattr(model.config, "use_cache", False):
-        model.config.use_cache = False  # without a cache: one pass, the whole sequence
+        model.config.use_cache = False  # one pass over the whole sequence needs no cache
     main = getattr(model, "main_input_name", "input_ids")
     if main == "pixel_values":
         return VisionModel(model)
@@ -149,7 +151,7 @@ def _kind(place: str, config: Any, pooling: Pooling | None, trust_remote_code: b
 
 
 def _refuse_random(place: str, model: Any, missing: Sequence[str]) -> None:
-    """transformers fills what a checkpoint lacks with random numbers; a pooler that nobody reads may go instead."""
+    """Refuses missing weights, which transformers fills with random numbers; a pooler is removed, as it is not used."""
     if missing and all(name.startswith("pooler.") for name in missing):
         model.pooler = None
     elif missing:
@@ -162,7 +164,7 @@ def _refuse_random(place: str, model: Any, missing: Sequence[str]) -> None:
 
 
 def _attention(kind: Any) -> str:
-    """scaled_dot_product_attention where the model has it: it exports as one operator."""
+    """scaled_dot_product_attention if the model supports it, since that exports as one operator."""
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
@@ -192,8 +194,8 @@ def _contract(place: str, config: Any, module: TextModel | VisionModel, declared
 
 
 def _longest(config: Any) -> int:
-    """The longest sequence a text model has positions for."""
+    """The longest sequence for which a text model has positions."""
     longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512)
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        longest -= int(config.pad_token_id) + 1  # positions start behind the padding's own
+        longest -= int(config.pad_token_id) + 1  # positions start after that of padding
     return min(longest, MAX_POSITIONS)

@@ -1,4 +1,4 @@
-"""What of an `hf:` place is read: files inside it, weights that are no pickles, no code that nobody asked for."""
+"""Checks what is read from an `hf:` place: only files inside it, no pickled weights, no code unless it is trusted."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from attnport.optional import require
 WEIGHTS = "model.safetensors"
 _INDEX = ".safetensors.index.json"
 _READ = (".json", ".safetensors", ".md", ".py")
-"""The suffixes of the files directly in a folder that transformers or attnport may open."""
+"""The suffixes of files that transformers or attnport may open directly in a folder."""
 _INSIDE = (
     "Put the file itself there. Links are followed inside the folder, and from a hub cache's snapshot to its blobs."
 )
-_CONVERT = "Where you trust them: transformers.AutoModel.from_pretrained(OLD).save_pretrained(NEW), then hf:NEW."
+_CONVERT = "If you trust them: transformers.AutoModel.from_pretrained(OLD).save_pretrained(NEW), then hf:NEW."
 _ADAPTER = "Load it with peft, merge it (merge_and_unload), save that with save_pretrained, and give the saved folder."
 
 
 def check_links(folder: Path) -> None:
-    """Refuses files of an `hf:` folder that are links out of it, or no files. Raises SpecError as `check_link`."""
+    """Refuses entries of an `hf:` folder that link out of it or are no regular files; raises like `check_link`."""
     for path in sorted(folder.iterdir()):
         if path.suffix in _READ:
             check_link(folder, path)
 
 
 def check_link(folder: Path, path: Path) -> None:
-    """Refuses a path in `folder` that leads out of it; hard links cannot be told from files, and are files.
+    """Refuses a path in `folder` that leads out of it. A hard link is treated as the file that it is.
 
     Raises:
         SpecError: it is a link to elsewhere, or a pipe or device, which might never end.
@@ -58,29 +58,29 @@ def _is_blob(root: Path, real: Path) -> bool:
 
 
 def find(place: str, name: str) -> Path | None:
-    """A file of a folder or of a hub id, which is downloaded unless the cache has it; None where there is none."""
-    found = require("transformers").utils.hub.cached_file(place, name, _raise_exceptions_for_missing_entries=False)
-    return Path(found) if found else None
+    """A file of a folder or of a hub id, downloaded if it is not in the cache; None if it does not exist."""
+    file = require("transformers").utils.hub.cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+    return Path(file) if file else None
 
 
 def check_weights(place: str, config: Mapping[str, Any]) -> None:
-    """Refuses weights that are pickles, that lie elsewhere, or that an adapter changes.
+    """Checks the weights.
 
     Raises:
-        SpecError: one of these.
+        SpecError: they are pickled, they lie elsewhere, or an adapter changes them.
     """
     if find(place, "adapter_config.json"):
-        # With peft installed transformers adds the adapter, and may take the model that it names; without, it does not.
+        # Only with peft installed does transformers add the adapter; it may then load the model that the adapter names.
         raise SpecError(f"hf:{place}: adapter_config.json makes it an adapter of another model.", hint=_ADAPTER)
-    # A model that takes a config inside the config looks for this there.
+    # Some models have their config inside another config, and look for this key there.
     named = {value for key, value in _items(config) if key == "transformers_weights" and value} or {WEIGHTS}
     indexes = {name for name in named if name.endswith(_INDEX)} or {f"{WEIGHTS}.index.json"}
-    found = [path for path in (find(place, index) for index in sorted(indexes)) if path]
-    for path in found:
+    found_indexes = [path for path in (find(place, index) for index in sorted(indexes)) if path]
+    for path in found_indexes:
         _check_index(place, path)
     folder = Path(place)
-    shards = folder.is_dir() and any(folder.glob("*.safetensors"))  # as a distributed checkpoint has them: no index
-    if not found and not shards and not any(find(place, name) for name in named):
+    shards = folder.is_dir() and any(folder.glob("*.safetensors"))  # a distributed checkpoint has shards and no index
+    if not found_indexes and not shards and not any(find(place, name) for name in named):
         raise SpecError(f"hf:{place}: it has no {min(named)}; pickled weights (.bin) are not read.", hint=_CONVERT)
 
 
@@ -88,24 +88,24 @@ def _check_index(place: str, path: Path) -> None:
     try:
         shards = list(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        raise SpecError(f"hf:{place}: {path.name} is no index of weights: {err!r}.") from err
+        raise SpecError(f"hf:{place}: {path.name} is not an index of weights: {err!r}.") from err
     wrong = next((shard for shard in shards if not _is_beside(shard, (".safetensors",))), None)
     if wrong is not None:
         raise SpecError(f"hf:{place}: {path.name} names {wrong!r}; expected .safetensors files beside it.")
 
 
 def _is_beside(name: object, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file's name is one without a folder, and has one of the suffixes."""
+    """Whether a file's name has no folder and has one of the suffixes."""
     return isinstance(name, str) and not re.search(r"[/\\\0]", name) and name.endswith(suffixes)
 
 
 def check_config(place: str, config: Mapping[str, Any]) -> None:
-    """Refuses a config that names files or models elsewhere, itself or in a config inside it. Raises SpecError."""
+    """Raises SpecError for a config that names files or models elsewhere, also in a config inside it."""
     for key, value in _items(config):
         if key == "transformers_weights" and value and not _is_beside(value, (".safetensors", _INDEX)):
             raise SpecError(f"hf:{place}: config.json names weights {value!r}; expected a .safetensors file beside it.")
-        # transformers gives timm the name of an architecture, and timm takes `hf-hub:`, `local-dir:` and the like; its
-        # `checkpoint_path` is a pickle.
+        # transformers passes the name of an architecture to timm, which accepts `hf-hub:`, `local-dir:` and the like;
+        # timm's `checkpoint_path` is a pickle.
         is_elsewhere = key in ("backbone", "architecture") and isinstance(value, str) and re.search("[/:]", value)
         if is_elsewhere or (key == "checkpoint_path" and value):
             raise SpecError(
@@ -126,11 +126,11 @@ def _items(config: object) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_code(place: str, config: Mapping[str, Any]) -> None:
-    """Raises SpecError for a model that transformers does not know, where `auto_map` names Python code for it."""
+    """Raises SpecError if `auto_map` names Python code; called for a model that transformers does not know."""
     named = config.get("auto_map")
     if not isinstance(named, Mapping) or not named:
         return
-    values = [one for value in named.values() for one in (value if isinstance(value, list) else [value])]
+    values = [reference for value in named.values() for reference in (value if isinstance(value, list) else [value])]
     files = sorted({_file(reference) for reference in values if isinstance(reference, str)})
     raise SpecError(
         f"hf:{place}: transformers {require('transformers').__version__} has no model of model_type "
@@ -147,21 +147,21 @@ def _file(reference: str) -> str:
 
 
 def auto_class(config: Mapping[str, Any], architecture: str) -> str:
-    """The transformers auto class for which a model's own code has `architecture`; AutoModel where there is none."""
+    """The transformers auto class for which `auto_map` names `architecture`; by default AutoModel."""
     named = config.get("auto_map")
-    found = [
+    kinds = [
         kind
         for kind, reference in (named.items() if isinstance(named, Mapping) else ())
         if kind.startswith("AutoModel") and str(reference).rpartition(".")[2] == architecture
     ]
-    return found[0] if found else "AutoModel"
+    return kinds[0] if kinds else "AutoModel"
 
 
 @contextmanager
 def never_asking() -> Iterator[None]:
-    """Within it transformers raises where it would ask on the terminal whether to run a model's own code.
+    """Makes transformers raise an error instead of asking on the terminal whether to run a model's own code.
 
-    `trust_remote_code=False` is not enough: of a config inside a config it asks without it.
+    `trust_remote_code=False` is not enough, since transformers does not pass it on for a config inside a config.
     """
     module = require("transformers").dynamic_module_utils
     before = module.TIME_OUT_REMOTE_CODE

@@ -14,10 +14,10 @@ WANTED = ("last_hidden_state", "logits", "pooler_output")
 
 
 def tensors_of(output: Any) -> dict[str, torch.Tensor]:
-    """The named tensors of a transformers output that an application uses; hidden states and caches are left out.
+    """The tensors of a transformers output that an application uses, by name, without hidden states and caches.
 
-    A pooler's output is left out too where there is a hidden state: it is the first token after a head that is
-    randomly initialised unless the checkpoint was trained with it.
+    A pooler's output is left out if there is a last hidden state: its head has random weights unless the checkpoint was
+    trained with it.
     """
     named = {name: output[name] for name in WANTED if name in output and isinstance(output[name], torch.Tensor)}
     if "last_hidden_state" in named:
@@ -26,7 +26,7 @@ def tensors_of(output: Any) -> dict[str, torch.Tensor]:
 
 
 class TextModel(nn.Module):
-    """A transformers text model, with the pooling and normalisation of a sentence-transformers folder in its graph."""
+    """A transformers text model, with the pooling and normalisation of a sentence-transformers folder, if any."""
 
     def __init__(self, model: nn.Module, pooling: Pooling | None = None) -> None:
         super().__init__()

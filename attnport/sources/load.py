@@ -1,4 +1,4 @@
-"""Decides what a SPEC is, loads it, and takes the digests by which a later verb notices that it changed."""
+"""Finds out what a SPEC is, loads it, and computes the digests by which later verbs notice changes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def load(
     trust_remote_code: bool = False,
     own: Callable[[str], ModelSpec] | None = None,
 ) -> ModelSpec:
-    """Loads the model that `text` names; its module is made once, to take the digests, and kept for the first use.
+    """Loads the model that `text` names. The module that is made for the digests is kept for the first use.
 
     Args:
         text: A model's name, `package.module:factory`, `file.py:factory` or `hf:...`.
         inputs: `--input` declarations, for factories that return a plain module.
         dims: `--dim` declarations, such as `seq=1:128:512`.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
-        own: Gives the ModelSpec of a name without a colon; None = there are no such names.
+        own: Returns the ModelSpec of a name without a colon; None = there are no such names.
 
     Raises:
-        SpecError: there is no such thing, it is not a module, or it raised while loading.
-        UsageError: `inputs`, `dims` or `trust_remote_code` do not fit it.
+        SpecError: the SPEC names nothing, it is not a module, or loading it raised an error.
+        UsageError: `inputs`, `dims` or `trust_remote_code` do not apply to it.
         MissingDependency: it needs a package that is not installed.
     """
     try:
@@ -46,8 +46,8 @@ def load(
         module = spec.make()
     except AttnportError:
         raise
-    except (Exception, SystemExit) as err:  # whatever the user's own code raises; a script's exit() must not end us
-        raise SpecError(_told(text, err), hint=_advice(err)) from err
+    except (Exception, SystemExit) as err:  # the user's code may raise anything; its exit() must not end this process
+        raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
     _check_module(text, module)
     source = dataclasses.replace(
         spec.source,
@@ -77,18 +77,19 @@ def _resolve(
         return load_hf(text.removeprefix("hf").removeprefix(":"), dims, trust_remote_code=trust_remote_code)
     if trust_remote_code:
         raise UsageError(
-            f"{text} is no hf: model; --trust-remote-code does not apply.", hint="Leave it out: its code is run anyway."
+            f"{text} is not an hf: model, so --trust-remote-code does not apply.",
+            hint="Leave it out: the model's code is run anyway.",
         )
     place, colon, factory = text.rpartition(":")
     if not colon:
         if own is None or not text.replace("-", "_").isidentifier():
-            raise SpecError(f"{text!r} is no SPEC: it names no factory.", hint=_with_factory(text))
+            raise SpecError(f"{text!r} is not a SPEC: it names no factory.", hint=_with_factory(text))
         spec = own(text)
         refuse_inputs(text, inputs)
         return narrow(spec, dims)
     if not place or not factory.isidentifier():
         raise SpecError(
-            f"{text!r} is no SPEC: got {factory!r} behind the colon; expected a factory's name.", hint=SPEC_FORMS
+            f"{text!r} is not a SPEC: got {factory!r} after the colon; expected a factory's name.", hint=SPEC_FORMS
         )
     from attnport.sources.file import is_file_name, load_file
 
@@ -107,8 +108,8 @@ def _with_factory(text: str) -> str:
     return SPEC_FORMS
 
 
-def _told(text: str, err: BaseException) -> str:
-    """What the user's code raised, and the line of it that did."""
+def _loading_error(text: str, err: BaseException) -> str:
+    """The error that the user's code raised, and the file and line of that code."""
     what = f"{type(err).__name__}: {err}" if str(err) else type(err).__name__
     if isinstance(err, SyntaxError):
         return f"{text}: loading it raised {what}"
@@ -125,7 +126,7 @@ def _advice(err: BaseException) -> str:
     if isinstance(err, ModuleNotFoundError):
         return f"Install what it imports, or put the folder of {err.name!r} on PYTHONPATH, by its absolute path."
     if isinstance(err, SystemExit):
-        return "A file that is loaded must not run as a script: put that under if __name__ == '__main__'."
+        return "A file that is loaded must not end the process: put its script under if __name__ == '__main__'."
     return "Run with --traceback to see where."
 
 
@@ -146,7 +147,7 @@ def _check_module(text: str, module: object) -> None:
 
 
 def _made_once(module: nn.Module, spec: ModelSpec) -> Callable[[], nn.Module]:
-    """The module that was made for the digests serves the first `make`; later calls make fresh ones."""
+    """A `make` that returns the module that was made for the digests at first, and new modules afterwards."""
     ready = [module.eval()]
 
     def make() -> nn.Module:

@@ -1,4 +1,4 @@
-"""The marks of `--input` that say what a mask input means: `:padding`, `:documents`, `:window=128:hide`, ..."""
+"""The marks of `--input` that describe a mask input: `:padding`, `:documents`, `:window=128:hide`, ..."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _PATTERNS = {
     "keys": r"keys=([A-Za-z_]\w*)",
 }
 MARKS = (*_NAMED, "window=N", *POLARITIES, *ALIGNMENTS, *CARRIES, "keys=DIM")
-"""What `--input` may say of a mask."""
+"""The marks of a mask in `--input`."""
 
 
 def mask_of(spec: TensorSpec, marks: Sequence[str]) -> MaskSpec | None:
     """The mask that an input's marks declare; None without marks.
 
-    What the input holds follows from its kind and shape: `documents` are ids, `prefix` and `global` on `[B]` and
-    `[B,T]` are lengths and marks, and integers `[batch]` for `padding` are lengths.
+    The content of the input follows from its kind and shape: `documents` of `[B,T]` are ids, `prefix` of `[B]` are
+    lengths, `global` of `[B,T]` are marks, and `padding` of `[batch]` are lengths.
 
     Raises:
-        UsageError: an unknown mark, or marks that fit neither each other nor the input; shows the part.
+        UsageError: a mark is unknown, or the marks do not fit each other or the input; the message shows the part.
     """
     if not marks:
         return None
-    said = _sorted(spec, marks)
-    kinds, polarities = list(said["kind"]), said["polarity"]
-    if said["window"]:
+    by_category = _sorted(spec, marks)
+    kinds, polarities = list(by_category["kind"]), by_category["polarity"]
+    if by_category["window"]:
         kinds.append("window")
     if polarities == ["additive"] and not kinds:
-        kinds = ["bias"]  # nothing says that its numbers are of two values only
+        kinds = ["bias"]  # its numbers are not declared to have only two values
     if not kinds:
         raise UsageError(
             f"--input {spec}: got {', '.join(marks)} without the kind of mask.",
@@ -51,10 +51,10 @@ def mask_of(spec: TensorSpec, marks: Sequence[str]) -> MaskSpec | None:
             tuple(kinds),
             spec.name,
             next(iter(polarities), "additive" if "bias" in kinds else "keep"),
-            next(iter(said["alignment"]), "upper_left"),
-            int(next(iter(said["window"]), 0)),
-            said["content"][0] if said["content"] else _content(spec, kinds),
-            next(iter(said["keys"]), None),
+            next(iter(by_category["alignment"]), "upper_left"),
+            int(next(iter(by_category["window"]), 0)),
+            by_category["content"][0] if by_category["content"] else _content(spec, kinds),
+            next(iter(by_category["keys"]), None),
         )
     except UsageError as err:
         raise UsageError(f"--input {spec}: {err}", hint=err.hint) from err
@@ -63,20 +63,20 @@ def mask_of(spec: TensorSpec, marks: Sequence[str]) -> MaskSpec | None:
 
 
 def _sorted(spec: TensorSpec, marks: Sequence[str]) -> dict[str, list[str]]:
-    """The marks by what they say, each but the kind at most once."""
-    said: dict[str, list[str]] = {what: [] for what in _PATTERNS}
+    """The marks by category; each category but the kind occurs at most once."""
+    by_category: dict[str, list[str]] = {name: [] for name in _PATTERNS}
     for mark in marks:
-        found = next((what for what, pattern in _PATTERNS.items() if re.fullmatch(pattern, mark)), None)
-        if found is None:
+        category = next((name for name, pattern in _PATTERNS.items() if re.fullmatch(pattern, mark)), None)
+        if category is None:
             raise UsageError(f"--input {spec}: got mark {mark!r}; expected {', '.join(MARKS)} or high=N.")
-        said[found].append(mark.partition("=")[2] or mark)
-        if found != "kind" and len(said[found]) > 1:
-            raise UsageError(f"--input {spec}: got {' and '.join(said[found])}; expected one {found}.")
-    return said
+        by_category[category].append(mark.partition("=")[2] or mark)
+        if category != "kind" and len(by_category[category]) > 1:
+            raise UsageError(f"--input {spec}: got {' and '.join(by_category[category])}; expected one {category}.")
+    return by_category
 
 
 def _content(spec: TensorSpec, kinds: Sequence[str]) -> str:
-    """What the input holds, by its kinds and shape. Raises UsageError where it may be one or another."""
+    """The content of the input, by its kinds and shape; raises UsageError if that is ambiguous."""
     rank = len(spec.dims)
     if "documents" in kinds and rank == 2:
         return "ids"
@@ -95,7 +95,7 @@ def _content(spec: TensorSpec, kinds: Sequence[str]) -> str:
 
 
 def _check_tensor(spec: TensorSpec, mask: MaskSpec) -> None:
-    """Raises UsageError where the dtype or the rank does not hold what the mask says."""
+    """Raises UsageError if the dtype or the rank does not fit the mask."""
     rank, problem = len(spec.dims), ""
     pairs = [kind for kind in mask.kinds if kind in ("prefix", "documents", "global")]
     if mask.carries in ("lengths", "ids") and spec.dtype not in _INTEGERS:

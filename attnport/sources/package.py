@@ -19,16 +19,16 @@ SPEC_FORMS = "A SPEC is a model's NAME, package.module:factory, file.py:factory 
 
 
 def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
-    """Loads `factory` from the importable `module`, or one of the current folder.
+    """Loads `factory` from `module`, which is importable or in the current folder.
 
     Raises:
-        SpecError: there is no such module or factory.
+        SpecError: the module or the factory does not exist.
     """
     text = f"{module}:{factory}"
     if not all(part.isidentifier() for part in module.split(".")):
-        raise SpecError(f"{text}: {module!r} is no module's name.", hint=SPEC_FORMS)
+        raise SpecError(f"{text}: {module!r} is not a module's name.", hint=SPEC_FORMS)
     try:
-        found = _imported(module)
+        imported = _imported(module)
     except ModuleNotFoundError as err:
         if err.name and (module == err.name or module.startswith(f"{err.name}.")):
             raise SpecError(
@@ -37,14 +37,14 @@ def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequenc
                 "A file is written with its ending: file.py:factory.",
             ) from err
         raise
-    return plain_spec(text, attribute(found, factory, text), inputs, dims)
+    return plain_spec(text, attribute(imported, factory, text), inputs, dims)
 
 
 class _CurrentFolder(MetaPathFinder):
     """Finds the modules of a folder that nothing else finds.
 
-    Last on `sys.path`, the folder would still go before what is installed in several parts: its `google.py` would be
-    taken for `google.protobuf`. And the plug-ins of packages whose metadata lie there would be loaded.
+    The folder is not appended to `sys.path`, since it would still take precedence over namespace packages: its
+    `google.py` would hide `google.protobuf`. The plug-ins of packages whose metadata lies there would be loaded too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,10 +57,10 @@ class _CurrentFolder(MetaPathFinder):
 
 
 def _imported(module: str) -> ModuleType:
-    """Imports `module`: an installed one, and only where there is none one of the current folder.
+    """Imports an installed `module` or, if there is none, that of the current folder.
 
-    What that one imports, now or when it is called, may then lie beside it. For any other SPEC nothing of the current
-    folder is imported.
+    A module of the current folder may import others from there, now or when it is called. Otherwise nothing is imported
+    from the current folder.
     """
     try:
         return importlib.import_module(module)
@@ -73,31 +73,31 @@ def _imported(module: str) -> ModuleType:
 
 
 def attribute(module: ModuleType, factory: str, text: str) -> Callable[[], Any]:
-    """The factory `factory` of `module`; a ModelSpec or a module instance there is wrapped in one.
+    """The factory `factory` of `module`; a ModelSpec or a module instance is wrapped in a factory.
 
     Raises:
-        SpecError: it is not there, or is neither callable nor a ModelSpec.
+        SpecError: it does not exist, or is neither callable nor a ModelSpec.
     """
     import torch
 
     if not hasattr(module, factory):
-        own = [name for name, value in vars(module).items() if _defined_in(module, name, value)]
+        defined = [name for name, value in vars(module).items() if _defined_in(module, name, value)]
         raise SpecError(
-            f"{text}: there is no {factory!r}; it defines {', '.join(sorted(own)[:8]) or 'no factory'}.",
+            f"{text}: there is no {factory!r}; it defines {', '.join(sorted(defined)[:8]) or 'no factory'}.",
             hint="Name a function or class that takes no argument and returns the module.",
         )
-    found = getattr(module, factory)
-    if isinstance(found, ModelSpec | torch.nn.Module):
-        return lambda: found
-    if not callable(found):
+    value = getattr(module, factory)
+    if isinstance(value, ModelSpec | torch.nn.Module):
+        return lambda: value
+    if not callable(value):
         raise SpecError(
-            f"{text}: got {type(found).__name__}; expected a factory that returns a torch.nn.Module.",
+            f"{text}: got {type(value).__name__}; expected a factory that returns a torch.nn.Module.",
             hint="Name a function or class that takes no argument.",
         )
-    made: Callable[[], Any] = found
-    return made
+    result: Callable[[], Any] = value
+    return result
 
 
 def _defined_in(module: ModuleType, name: str, value: object) -> bool:
-    """Whether a name is the module's own (not imported into it) and could be a factory."""
+    """Whether a name is defined in the module (not imported) and could be a factory."""
     return callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == module.__name__

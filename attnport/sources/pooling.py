@@ -1,4 +1,4 @@
-"""The pooling and normalisation of a sentence-transformers folder, as a module that can be exported."""
+"""The pooling and normalisation of a sentence-transformers folder, as an exportable module."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ALONE = "Export the transformer alone: hf: with a copy of the folder without mo
 
 
 class Pooling(nn.Module):
-    """One vector a sentence: the mean or the maximum of the real tokens' vectors, or the first one; normalised or not.
+    """One vector per sentence: the mean or maximum of the real tokens' vectors, or the first one; normalised or not.
 
-    Source: sentence-transformers' `Pooling` and `Normalize`. A row without a real token, which it leaves to chance,
-    gives zero here (the first vector, for `cls`).
+    Source: sentence-transformers' `Pooling` and `Normalize`. A row without a real token, whose result is undefined
+    there, gives zero here (for `cls` the first vector).
     """
 
     def __init__(self, mode: str, *, normalise: bool) -> None:
@@ -37,29 +37,29 @@ class Pooling(nn.Module):
             low = torch.finfo(hidden_BTE.dtype).min
             pooled = torch.where(keep_BT1.any(1), torch.where(keep_BT1, hidden_BTE, low).amax(1), 0.0)
         else:
-            # `where`, not a product: a padded row may hold anything finite, and in half precision its sum may not be.
+            # `where`, not a product: padded rows may be large, and in half precision the sum could overflow.
             total = torch.where(keep_BT1, hidden_BTE, 0.0).sum(1)
             pooled = total / keep_BT1.sum(1).clamp(min=1).to(hidden_BTE.dtype)
         if not self.normalise:
             return pooled
-        # The norm in float32: a sum of squares leaves the range of half precision. The floor is for a zero vector.
+        # The norm is in float32, since a sum of squares overflows in half precision. The minimum is for a zero vector.
         wide = pooled if pooled.dtype == torch.float64 else pooled.float()
         norm = wide.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-12)
         return (wide / norm).to(pooled.dtype)
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """The pooling that `modules.json` and the pooling's own `config.json` describe; None for a folder without.
+    """The pooling that `modules.json` and the pooling's `config.json` describe; None for a folder without them.
 
     Raises:
-        SpecError: a module or a mode of sentence-transformers that is not supported, or files that are not its own.
+        SpecError: a module or mode of sentence-transformers is not supported, or the files have another format.
     """
     if not (folder / "modules.json").is_file():
         return None
     modules = _json(folder / "modules.json")
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise SpecError(
-            f"{folder / 'modules.json'} is not what sentence-transformers writes: it is no list of modules."
+            f"{folder / 'modules.json'} is not what sentence-transformers writes: it is not a list of modules."
         )
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
@@ -69,7 +69,7 @@ def read_pooling(folder: Path) -> Pooling | None:
         return None
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise SpecError(
-            f"{folder}: got modules {', '.join(kinds) or 'none'}; expected Transformer, Pooling and Normalize or not.",
+            f"{folder}: got modules {', '.join(kinds) or 'none'}; expected Transformer, Pooling, optionally Normalize.",
             hint=_ALONE,
         )
     return Pooling(_mode(folder, str(modules[1].get("path", "1_Pooling"))), normalise="Normalize" in kinds)

@@ -108,7 +108,7 @@ def number(key: str, value: str) -> Callable[[onnx.TensorProto], None]:
         (place("a/../../weights.bin"), "outside"),
         (place("link.bin"), "outside"),
         (place("absent.bin"), "absent.bin', which is missing"),
-        (number("length", "16"), "its shape and type make it 4096"),
+        (number("length", "16"), "its shape and type need 4096"),
         (number("offset", "4096"), "ends at byte 8192 of weights.bin, which has 4096"),
     ],
 )

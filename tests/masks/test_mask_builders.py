@@ -80,7 +80,7 @@ def test_a_mask_without_its_value_is_refused(mask: MaskSpec, builders: Any) -> N
 
 
 def test_global_tokens_without_a_window_are_refused() -> None:
-    with pytest.raises(UsageError, match="its width is not said"):
+    with pytest.raises(UsageError, match="its width is not given"):
         numpy_builders.build(MaskSpec(("global",), "g", carries="marks"), np.ones((1, 3)), 3, 3)
 
 

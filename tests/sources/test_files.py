@@ -112,7 +112,7 @@ def test_a_package_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Monk
     assert load("their_package.inner:factory", inputs=[X]).name == "inner.factory"
     with pytest.raises(SpecError, match=r"no module 'their_package\.outer'"):
         load("their_package.outer:factory")
-    with pytest.raises(SpecError, match="no module's name"):
+    with pytest.raises(SpecError, match="not a module's name"):
         load("their-package:factory")
     sys.modules.pop("their_package.inner")
 

@@ -138,7 +138,7 @@ def test_an_id_that_the_hub_does_not_give_says_that_it_was_no_folder(monkeypatch
     monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", unreachable)
     with pytest.raises(SpecError, match=r"its config cannot be read: We couldn't connect$") as told:
         load("hf:nobody/no-such-model")
-    assert "no folder here" in told.value.hint
+    assert "no such folder here" in told.value.hint
 
 
 def test_missing_weights_are_an_error_and_not_random_numbers(folders: Path, tmp_path: Path) -> None:

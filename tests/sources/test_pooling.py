@@ -104,8 +104,8 @@ def test_a_module_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
     ("modules", "told"),
     [
         ("{", "cannot be read"),
-        ("{}", "no list of modules"),
-        ("[1]", "no list of modules"),
+        ("{}", "not a list of modules"),
+        ("[1]", "not a list of modules"),
         ("[]", "got modules none"),
         ('[{"type": "a.Pooling"}, {"type": "a.Transformer"}]', "got modules Pooling, Transformer"),
         ('[{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../other"}]', "outside the folder"),

@@ -1,4 +1,4 @@
-"""TensorRT engines of either flavour (`tensorrt_rtx`, `tensorrt`): built in a child process, checked, proved fused."""
+"""TensorRT engines of either flavour (`tensorrt_rtx`, `tensorrt`): building them, and proving that they are fused."""
 
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
 from attnport.exporter.engine.evidence import EngineText, Unfused, engine_evidence, prove, read_engine_text

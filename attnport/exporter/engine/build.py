@@ -1,4 +1,4 @@
-"""Building an engine: the request is checked, the builder runs in a child process, the outcome is checked."""
+"""Builds an engine: checks the request, runs the builder in a child process, and checks the result."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ LAST_LINES = 6
 
 
 def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
-    """The profiles to build, in the contract's dim order; without any, the one that covers all the model takes.
+    """Checks the profiles to build, and orders their dims as the contract does.
 
-    TensorRT itself accepts an unknown name, and sizes that no model and no memory can take.
+    TensorRT itself accepts unknown names, and sizes that neither the model nor the memory can take.
+
+    Args:
+        io: The model's contract.
+        profiles: The profiles; without any, one profile covers the model's whole range.
 
     Raises:
         ProfileError: a dim is unknown, missing or beyond the model's range, a profile is given twice, or an input would
@@ -54,7 +58,7 @@ def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile
             if elements > MAX_ELEMENTS:
                 raise ProfileError(
                     f"profile {profile}: input {spec} would have {elements} elements at its largest; "
-                    f"TensorRT counts to {MAX_ELEMENTS}.",
+                    f"TensorRT's limit is {MAX_ELEMENTS}.",
                     hint="Lower the maxima.",
                 )
         ordered = Profile(tuple(given[name] for name in known))
@@ -77,7 +81,7 @@ def external_files(model: Path) -> tuple[str, ...]:
         graph = onnx.load(model, load_external_data=False).graph
     except (OSError, DecodeError) as err:
         raise ArtifactError(f"{model} cannot be read as an ONNX model: {err}.") from err
-    found: set[str] = set()
+    locations: set[str] = set()
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
@@ -86,12 +90,12 @@ def external_files(model: Path) -> tuple[str, ...]:
         inside = location and path.resolve().is_relative_to(model.parent.resolve())
         if not inside or path.is_symlink():
             raise ArtifactError(
-                f"{model}: tensor {tensor.name!r} wants its data from {location!r}, outside the model's folder."
+                f"{model}: tensor {tensor.name!r} has its data in {location!r}, outside the model's folder."
             )
         if not path.is_file():
-            raise ArtifactError(f"{model}: tensor {tensor.name!r} wants its data from {path}, which is missing.")
-        found.add(location)
-    return tuple(sorted(found))
+            raise ArtifactError(f"{model}: tensor {tensor.name!r} has its data in {path}, which is missing.")
+        locations.add(location)
+    return tuple(sorted(locations))
 
 
 def _command(result: Path) -> list[str]:
@@ -99,11 +103,11 @@ def _command(result: Path) -> list[str]:
 
 
 def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
-    """Runs the builder's process to its end; its result and log.
+    """Runs the builder's process to its end and returns its result and its log.
 
     Raises:
-        EngineBuildError: it died without a result; the last lines it wrote are in the message.
-        AttnportError: what the process itself raised.
+        EngineBuildError: the process ended without a result; the message has the last lines that it wrote.
+        AttnportError: an error that the process itself raised.
     """
     answer, output = folder / "result.json", folder / "output.txt"
     with output.open("wb") as printed:
@@ -137,7 +141,7 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
         raise EngineBuildError(
             f"{request.module}'s builder died ({ended}) while it built {request.model}. Its last lines:\n  "
             + ("\n  ".join(line[:300] for line in lines[-LAST_LINES:]) or "none"),
-            hint="SIGKILL usually means that memory ran out; otherwise the builder has a fault that this graph meets.",
+            hint="SIGKILL usually means that memory ran out; otherwise this graph triggers a fault in the builder.",
         )
     result = read(BuildResult, answer)
     if result.error:
@@ -147,21 +151,21 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
 
 
 def scratch_bytes(log: str) -> int:
-    """Device memory beside weights and I/O, read from a build log: the largest that any profile needs.
+    """Device memory beside weights, inputs and outputs, from a build log: the most that any profile needs.
 
-    An engine's own `device_memory_size` says the same, but only a machine with a GPU can ask it.
+    The engine's `device_memory_size` is the same number, but can be read only on a machine with a GPU.
 
     Raises:
-        EngineBuildError: the log does not tell.
+        EngineBuildError: the log does not contain it.
     """
-    found = re.findall(r"(?:Max Scratch|Total Activation) Memory: (\d+) bytes", log)
-    if not found:
+    sizes = re.findall(r"(?:Max Scratch|Total Activation) Memory: (\d+) bytes", log)
+    if not sizes:
         raise EngineBuildError("the build log does not say how much scratch memory the engine needs.")
-    return max(map(int, found))
+    return max(map(int, sizes))
 
 
 def _check_written(engine: Path, target: str, version: str, sm: Sequence[int]) -> None:
-    """Compares the header with what was asked for. The layout of the data centre flavour's header is not known."""
+    """Compares the engine's header with the request; the header of the data centre flavour has no known layout."""
     if target != "tensorrt_rtx":
         return
     header = read_header(engine)
@@ -185,16 +189,16 @@ def build_engine(
 ) -> EngineRecord:
     """Builds a TensorRT engine from an ONNX form.
 
-    The network is strongly typed: precision comes from the form. The file appears at `output` whole or not at all.
+    The network is strongly typed: precision comes from the form. `output` is written whole or not at all.
 
     Args:
         target: The flavour: `tensorrt_rtx` (builds on any machine) or `tensorrt` (needs the GPU it builds for).
         model: The form; its external data lies beside it.
-        io: The contract; input shapes of every profile derive from it.
+        io: The contract, from which the input shapes of every profile follow.
         output: Where the engine goes; its name becomes the record's `file`.
         plan: The form's precision plan, for the record.
         form: The form's key, for the record; `target.plan` when empty.
-        profiles: Optimization profiles; none = one that covers all the model takes.
+        profiles: Optimization profiles; without any, one profile covers the model's whole range.
         sm: Compute capabilities (`86` is 8.6), `tensorrt_rtx` only; empty = the builder's default.
         log: Where to keep TensorRT's log.
 

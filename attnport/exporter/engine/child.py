@@ -1,7 +1,8 @@
 """The builder's own process: `python -m attnport.exporter.engine.child RESULT < REQUEST`.
 
-TensorRT's builder can crash on a graph, or be killed for memory; here it takes no one with it. The request comes as
-JSON on stdin, the result goes as JSON to the file RESULT. No result there means that the builder died.
+TensorRT's builder can crash on a graph, or be killed when memory runs out, so it runs in a separate process. The
+request is JSON on stdin, and the result is written as JSON to the file RESULT. If that file is missing, the builder
+died.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _logger(trt: Any, log: IO[str], messages: list[tuple[str, str]]) -> Any:
 
 
 def _errors(messages: list[tuple[str, str]]) -> str:
-    """The last errors that TensorRT logged, without the builder's own source paths."""
+    """The last three errors that TensorRT logged, without the paths of its source files."""
     texts = [text for level, text in messages if level in ("ERROR", "INTERNAL_ERROR")][-3:]
     return " | ".join(re.sub(r"\s*\bIn \w+ at /_src/\S+\)?", "", text).strip() for text in texts) or "no reason given"
 
@@ -63,14 +64,14 @@ def cuda_missing() -> str:
 
 
 def capabilities(trt: Any) -> dict[int, Any]:
-    """The compute capabilities that an installed TensorRT-RTX can be told to build for, by number."""
+    """The compute capabilities for which the installed TensorRT-RTX can build, by number."""
     names = getattr(getattr(trt, "ComputeCapability", None), "__members__", {})
-    found = {int(name[2:]): value for name, value in names.items() if re.fullmatch(r"SM\d+", name)}
-    return dict(sorted(found.items()))
+    by_number = {int(name[2:]): value for name, value in names.items() if re.fullmatch(r"SM\d+", name)}
+    return dict(sorted(by_number.items()))
 
 
 def _check_inputs(network: Any, request: BuildRequest) -> None:
-    """Compares the network's inputs with the declared ones: names, ranks, fixed sizes."""
+    """Compares the network's inputs with the declared ones: names, ranks and fixed sizes."""
     got = {network.get_input(i).name: tuple(network.get_input(i).shape) for i in range(network.num_inputs)}
     if set(got) != set(request.inputs):
         raise EngineBuildError(
@@ -79,7 +80,7 @@ def _check_inputs(network: Any, request: BuildRequest) -> None:
         )
     for name, declared in request.inputs.items():
         same_rank = len(got[name]) == len(declared)
-        # A size that is fixed on one side alone would make the engine refuse, or silently assume, a shape.
+        # If a size is fixed on one side only, the engine would refuse shapes, or silently assume one.
         if not same_rank or any(a != b for a, b in zip(got[name], declared, strict=True)):
             raise EngineBuildError(
                 f"{request.model}: input {name!r}: got shape {list(got[name])}; expected {list(declared)} "
@@ -89,10 +90,10 @@ def _check_inputs(network: Any, request: BuildRequest) -> None:
 
 
 def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
-    """The builder's configuration: detailed layer texts, no TF32, profiles, targets. Nothing about timing caches."""
+    """The builder's configuration: detailed layer texts, no TF32, the profiles and the targets."""
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    # On unless it is cleared: float32 products in 10 bits of mantissa, which fp32 never means here (docs/parity.md).
+    # TF32 is on by default and computes float32 products with 10 bits of mantissa; fp32 excludes it (docs/parity.md).
     if (tf32 := getattr(trt.BuilderFlag, "TF32", None)) is not None:
         config.clear_flag(tf32)
     for shapes in request.profiles:
@@ -141,15 +142,15 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
     config = _configure(trt, builder, request)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request.model):
-        found = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+        problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
         raise EngineBuildError(
-            f"{request.module} cannot read {request.model}: {' | '.join(found) or _errors(messages)}"
+            f"{request.module} cannot read {request.model}: {' | '.join(problems) or _errors(messages)}"
         )
     _check_inputs(network, request)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise EngineBuildError(f"{request.module} cannot build {request.model}: {_errors(messages)}")
-    # The parser drops an optional operand that it does not know without a word; the builder only warns.
+    # The parser silently drops an optional operand that it does not know; only the builder warns.
     dropped = [text.removeprefix(UNUSED) for _, text in messages if text.startswith(UNUSED)]
     if dropped:
         raise EngineBuildError(
@@ -165,14 +166,15 @@ def build(request: BuildRequest, log: IO[str]) -> BuildResult:
 def fix_addresses() -> None:
     """Starts this process again without address randomisation, where the system allows it.
 
-    TensorRT-RTX 1.7.1 numbers symbols by their addresses: with randomisation one build in ten differed from the others
-    in the order of two ids, without it forty of forty were equal. Equal bytes are what lets two builds be compared.
+    Two builds of one form can then be compared byte by byte. TensorRT-RTX 1.7.1 numbers symbols by their addresses:
+    with randomisation one build in ten differed from the others in the order of two ids; without it forty of forty were
+    equal.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "personality") or os.environ.get(FIXED):
         return
     persona = libc.personality(ctypes.c_ulong(0xFFFFFFFF))
-    # Containers may forbid the call; the engine is as good then, only not always the same bytes.
+    # Containers may forbid the call; the engine is then as good, but its bytes may differ between builds.
     if persona < 0 or persona & ADDR_NO_RANDOMIZE or libc.personality(ctypes.c_ulong(persona | ADDR_NO_RANDOMIZE)) < 0:
         return
     os.execve(sys.executable, sys.orig_argv, {**os.environ, FIXED: "1"})
@@ -181,14 +183,14 @@ def fix_addresses() -> None:
 def main() -> None:
     """Reads the request, builds, writes the result."""
     fix_addresses()
-    # A parent that was killed takes its builder along; only Linux knows how.
+    # If the parent is killed, Linux ends this process too; other systems cannot.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     request = from_json(BuildRequest, sys.stdin.buffer.read(), "the build request")
     try:
         result = _answer(request)
         Path(sys.argv[1]).write_text(to_json(result), encoding="utf-8")
-    except OSError:  # the log or the result, or both: what is printed goes to the same disk
+    except OSError:  # for the log or the result; printing would write to the same disk
         sys.exit(NOT_WRITTEN)
 
 

@@ -1,10 +1,10 @@
-"""Proof of fused attention, read from the clear text of a serialized engine.
+"""Proves from the clear text of a serialized engine that attention is fused.
 
-An engine holds, for each optimization profile, a graph in clear text: `NLYM`, `header { version = 5 ...`, then for each
-kernel a line `function={ name=_gemm_mha_v2 fqn=... layers="[ONNX Layer: A]\\x1f[ONNX Layer: B]..." }` with the ONNX
-nodes it covers. Behind the graph stands the CUDA source of each kernel, which the device compiles. One graph serves
-every compute capability the engine is for (measured: one for one target and for six), so the kernel that is in the
-graph is what all of them run.
+For each optimization profile an engine contains a graph in clear text: `NLYM`, `header { version = 5 ...`, then for
+each kernel a line `function={ name=_gemm_mha_v2 fqn=... layers="[ONNX Layer: A]\\x1f[ONNX Layer: B]..." }` with the
+ONNX nodes that it covers. After the graph comes the CUDA source of each kernel, which the device compiles. There is one
+graph for all compute capabilities of the engine (measured with one target and with six), so all of them run the kernels
+in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAYER = "[ONNX Layer: "
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a graph: its name, the ONNX nodes it covers, and how its CUDA source treats the mask's tiles."""
+    """One kernel of a graph: its name, the ONNX nodes it covers, and which tiles its CUDA source skips."""
 
     name: str
     nodes: frozenset[str]
@@ -35,7 +35,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class EngineText:
-    """The kernels of an engine, graph by graph; there is a graph for each optimization profile."""
+    """The kernels of an engine, graph by graph, with one graph for each optimization profile."""
 
     graphs: tuple[tuple[Kernel, ...], ...]
 
@@ -51,10 +51,10 @@ class Unfused:
 def read_engine_text(engine: Path) -> EngineText:
     """Reads the kernels of an engine.
 
-    The file is not deserialised. Check its digest first: this only reads text, it does not find a changed byte.
+    The file is not deserialised. Check its digest first, since a changed byte is not noticed here.
 
     Raises:
-        ArtifactError: it cannot be read, or it holds no graph text, so that nothing can be proved from it.
+        ArtifactError: the file cannot be read, or contains no graph text, so that nothing can be proved from it.
     """
     try:
         data = engine.read_bytes()
@@ -63,28 +63,28 @@ def read_engine_text(engine: Path) -> EngineText:
     starts = [match.start() for match in _GRAPH.finditer(data)]
     if not starts:
         raise ArtifactError(
-            f"{engine} holds no graph text, so nothing can be proved from it: it is no TensorRT engine, "
-            "or one of a version that writes another format."
+            f"{engine} contains no graph text, so nothing can be proved from it: it is not a TensorRT engine, "
+            "or its version writes another format."
         )
     ends = [*starts[1:], len(data)]
     return EngineText(tuple(_kernels(data[start:end]) for start, end in zip(starts, ends, strict=True)))
 
 
 def _kernels(graph: bytes) -> tuple[Kernel, ...]:
-    found = []
+    kernels = []
     for statement in _STATEMENT.finditer(graph):
         layers = statement[3].decode(errors="replace").split("\x1f")
         nodes = frozenset(layer.removeprefix(_LAYER).removesuffix("]") for layer in layers if layer.startswith(_LAYER))
         function = _FUNCTION.match(statement[2]) if statement[1] == b"function" else None
-        # What is no generated kernel (a matrix product from a library) is called by its kind.
+        # A kernel that was not generated (a matrix product from a library) is named by its kind.
         name = (function[1] if function else statement[1]).decode(errors="replace")
         tiles = _tiles(graph, function[2]) if function and ATTENTION_KERNEL.fullmatch(name) else ""
-        found.append(Kernel(name, nodes, tiles))
-    return tuple(found)
+        kernels.append(Kernel(name, nodes, tiles))
+    return tuple(kernels)
 
 
 def _tiles(graph: bytes, entry: bytes) -> str:
-    """Which key tiles the kernel called `entry` computes, read from its CUDA source; empty where that does not tell."""
+    """Which key tiles the kernel called `entry` skips, read from its CUDA source; empty where that does not tell."""
     start = graph.find(entry + b"\0")
     if start < 0:
         return ""
@@ -103,7 +103,7 @@ def _tiles(graph: bytes, entry: bytes) -> str:
 
 
 def prove(text: EngineText, anchors: tuple[str, ...], profiles: int) -> Evidence | Unfused:
-    """Whether one attention kernel covers all `anchors`, in the graph of every optimization profile.
+    """Checks whether one attention kernel covers all `anchors`, in the graph of every optimization profile.
 
     Args:
         text: The engine's kernels.
@@ -115,14 +115,14 @@ def prove(text: EngineText, anchors: tuple[str, ...], profiles: int) -> Evidence
     for graph in text.graphs:
         touching = [kernel for kernel in graph if kernel.nodes & wanted]
         fused = [kernel for kernel in touching if ATTENTION_KERNEL.fullmatch(kernel.name) and wanted <= kernel.nodes]
-        # A decomposed attention whose softmax a second kernel computes too has an unfused branch. The operator's own
-        # name also stands on the layout moves around its kernel, so there it tells nothing.
+        # If a second kernel computes the softmax of a decomposed attention too, that branch is not fused. With an
+        # attention operator this cannot be told: its name is also on the kernels that only change its layout.
         others = [
             kernel for kernel in touching if kernel not in fused and len(anchors) > 1 and anchors[1] in kernel.nodes
         ]
         if touching and (not fused or others):
             names = tuple(kernel.name for kernel in touching)
-            return Unfused(_told(touching, anchors), names)
+            return Unfused(_not_covered(touching, anchors), names)
         proofs += fused[:1]
     if len(proofs) < max(profiles, 1):
         return Unfused(
@@ -140,8 +140,8 @@ def prove(text: EngineText, anchors: tuple[str, ...], profiles: int) -> Evidence
     return Evidence(kernel=", ".join(names), text="\n".join(lines))
 
 
-def _told(touching: list[Kernel], anchors: tuple[str, ...]) -> str:
-    """Which kernels compute what a single one should."""
+def _not_covered(touching: list[Kernel], anchors: tuple[str, ...]) -> str:
+    """The reason, with the kernels that compute each anchor."""
     parts = []
     for anchor in anchors:
         names = [kernel.name for kernel in touching if anchor in kernel.nodes]
@@ -150,7 +150,7 @@ def _told(touching: list[Kernel], anchors: tuple[str, ...]) -> str:
 
 
 def engine_evidence(engine: Path, anchors: Mapping[str, tuple[str, ...]], profiles: int = 1) -> dict[str, Evidence]:
-    """For each attention that one kernel covers from QK^T to PV, the proof; those not fused are left out.
+    """The proof for each attention that one kernel covers from QK^T to PV; others are left out.
 
     Args:
         engine: A serialized engine whose digest was checked.
@@ -158,7 +158,7 @@ def engine_evidence(engine: Path, anchors: Mapping[str, tuple[str, ...]], profil
         profiles: How many optimization profiles it was built with.
 
     Raises:
-        ArtifactError: the engine cannot be read, or holds no graph text.
+        ArtifactError: the engine cannot be read, or contains no graph text.
     """
     text = read_engine_text(engine)
     proofs = {name: prove(text, nodes, profiles) for name, nodes in anchors.items()}

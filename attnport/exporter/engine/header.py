@@ -1,4 +1,4 @@
-"""The header of a serialized TensorRT-RTX engine, with errors of this package; its layout is in the bundle's reader."""
+"""Reads the header of a serialized TensorRT-RTX engine with the bundle's reader, and raises this package's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_header(path: Path) -> EngineHeader:
 
     Raises:
         ArtifactError: the file cannot be read, or is no TensorRT-RTX engine.
-        IntegrityError: it is cut short or has bytes behind its end.
+        IntegrityError: it is cut short or has bytes after its end.
     """
     try:
         return engine_header.read_header(path)

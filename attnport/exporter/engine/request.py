@@ -1,4 +1,4 @@
-"""What crosses the border to the builder's process: a request in, a result out, both as JSON."""
+"""The request to the builder's process and its result, both sent as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnport.dims import STRICT
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the builder's process is asked to do.
+    """A request to the builder's process.
 
     Attributes:
         module: `tensorrt_rtx` or `tensorrt`, the module with TensorRT's API.
@@ -35,7 +35,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """How it went: `error` is the name of a class of `attnport.errors`, empty when the engine was written."""
+    """The result of a build: `error` names a class of `attnport.errors`; it is empty if the engine was written."""
 
     error: str = ""
     message: str = ""

@@ -1,10 +1,10 @@
-"""One standard `Attention` operator (opset 23 up) for each attention."""
+"""Writes one standard `Attention` operator (opset 23 or later) for each attention."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnport.exporter.builder import Builder
+from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.operands import key_of, scaled
 from attnport.exporter.forms.sinks import sink_bias
@@ -27,15 +27,15 @@ def attention_op(
     """Writes `Attention(q, k, v, mask)`; returns its output, shaped as `attention.output`, and the node's name.
 
     Args:
-        style: How the runtime takes the mask: bool broadcast over queries (`[B,1,1,T]`, the standard), bool or float
-            (zero and -inf) at `[B,1,S,T]`. Biases are added to it as float in any style.
-        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = q's own.
+        style: The mask that the runtime takes: bool broadcast over queries (`[B,1,1,T]`, as the standard allows), or
+            bool or float (zero and -inf) at `[B,1,S,T]`. In every style, biases make it float and are added to it.
+        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = the dtype of q.
     """
     causal = attention.mask.is_causal_only
     assert attention.q.dtype is not None
     compute = compute or attention.q.dtype
     mask = None if causal else _mask(build, masks, attention, style, compute)
-    # Half precision around attention alone: the scale goes on q before its cast, where it is not rounded.
+    # With half precision around attention alone, q is scaled before its cast, where the scale is not rounded.
     on_q, scale = (attention.scale, 1.0) if compute != attention.q.dtype else (1.0, attention.scale)
     q = build.cast(scaled(build, attention.q, on_q), compute)
     k, v = (build.cast(value, compute) for value in (key_of(build, attention), attention.v))
@@ -43,7 +43,7 @@ def attention_op(
     if attention.softcap:
         attributes["softcap"] = attention.softcap
     output = build.op("Attention", q, k, v, mask, name="Attention", dtype=compute, **attributes)
-    anchor = _node_name(output)
+    anchor = node_name(output)
     return build.cast(output, attention.q.dtype, "out_cast"), (anchor,)
 
 
@@ -51,7 +51,7 @@ _STYLES = {"bool": "bool mask broadcast", "bool_full": "bool mask [B,1,S,T]", "f
 
 
 def form_name(attention: Attention, style: MaskStyle) -> str:
-    """What `attention_op` writes, for reports."""
+    """The name, for reports, of what `attention_op` writes."""
     if attention.mask.is_causal_only:
         return "Attention, is_causal"
     if attention.mask.biases or attention.sink is not None:
@@ -74,10 +74,3 @@ def _mask(
         return keep if bias is None else bias
     additive = masks.additive(keep, compute)
     return additive if bias is None else build.op("Add", additive, bias, name="mask/with_bias")
-
-
-def _node_name(value: ir.Value) -> str:
-    node = value.producer()
-    assert node is not None
-    assert node.name is not None
-    return node.name

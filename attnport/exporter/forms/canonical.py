@@ -1,4 +1,4 @@
-"""Brings an attention's tensors, of whatever rank the graph has them, to rank 4, and its result back."""
+"""Brings an attention's tensors, which may have any rank in the graph, to rank 4, and its result back."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 Dim = int | str | None
 
 
-def attention_of(build: Builder, found: Recognised) -> Attention:
-    """The attention with q, k, v (and sink) of rank 4; nodes that change their layout are added where need be."""
-    layout = found.layout
-    lay = Layouts(build, layout, (found.q, found.k, found.v))
-    q = lay.operand(found.q, ROW, DEPTH, groups=False)
-    for factor in found.factors:
+def attention_of(build: Builder, recognised: Recognised) -> Attention:
+    """The attention with q, k, v (and sink) of rank 4; nodes that change their layout are added if needed."""
+    layout = recognised.layout
+    lay = Layouts(build, layout, (recognised.q, recognised.k, recognised.v))
+    q = lay.operand(recognised.q, ROW, DEPTH, groups=False)
+    for factor in recognised.factors:
         q = _multiplied(build, lay, q, factor)
-    order = (DEPTH, KEY) if depth_first(found.k) else (KEY, DEPTH)
-    groups = _same_heads(found.k, found.v)
-    k = lay.operand(found.k, *order, groups=groups)
-    v = lay.operand(found.v, KEY, DEPTH, groups=groups)
-    sink = None if found.sink is None else _sink(build, lay, found.sink, q)
+    order = (DEPTH, KEY) if depth_first(recognised.k) else (KEY, DEPTH)
+    groups = _same_heads(recognised.k, recognised.v)
+    k = lay.operand(recognised.k, *order, groups=groups)
+    v = lay.operand(recognised.v, KEY, DEPTH, groups=groups)
+    sink = None if recognised.sink is None else _sink(build, lay, recognised.sink, q)
     k_itself, k_transposed = (k, None) if order == (KEY, DEPTH) else (None, k)
     return Attention(
-        found.name, found.last, lambda at: lay.bring(at, ROW, KEY), q, k_itself, k_transposed, v, found.scale,
-        found.mask, found.softcap, sink,
+        recognised.name, recognised.last, lambda at: lay.bring(at, ROW, KEY), q, k_itself, k_transposed, v,
+        recognised.scale, recognised.mask, recognised.softcap, sink,
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def _sink(build: Builder, lay: Layouts, at: Located, q: ir.Value) -> ir.Value:
 
 
 def _same_heads(k: Located, v: Located) -> bool:
-    """Whether k and v have equal head counts, so that both may keep fewer heads than q."""
+    """Whether k and v have equal head counts, so that both can keep fewer heads than q."""
     k_dims, v_dims = dims_of(k.value) or [], dims_of(v.value) or []
     return k.index[:-2] == v.index[:-2] and k_dims[:-2] == v_dims[:-2]
 
@@ -75,7 +75,7 @@ class Layouts:
         self.sizes = LeadSizes(build, layout, operands)
 
     def operand(self, at: Located, row: Axis, column: Axis, *, groups: bool) -> ir.Value:
-        """q, k or v as `[B,H,.,.]`; as `[B,G,.,.]` where `groups` allows fewer heads."""
+        """q, k or v as `[B,H,.,.]`, or as `[B,G,.,.]` if `groups` allows fewer heads."""
         few = groups and self.layout.heads and not set(_axes(at)) >= {lead.axis for lead in self.layout.heads}
         return self.bring(at, row, column, full_batch=True, full_heads=not few)
 
@@ -92,28 +92,30 @@ class Layouts:
         several = max(len(self.layout.batch), len(self.layout.heads)) > 1
         if components(at.index) == tuple(wanted) and (several or any(isinstance(entry, Op) for entry in at.index)):
             rows = [self.sizes.of_axis(value, at.index.index(axis)) for axis in (row, column)]
-            made = self._merged(value, *([self.sizes.of(lead) for lead in group] for group in self._groups), rows=rows)
+            result = self._merged(
+                value, *([self.sizes.of(lead) for lead in group] for group in self._groups), rows=rows
+            )
         else:
             value, index = self._split(value, at.index)
             value, index = self._permuted(value, index, wanted)
             value = self._unsqueezed(value, index, wanted)
             present = {entry for entry in index if isinstance(entry, Axis)}
-            made = self._grouped(value, present, full_batch, full_heads)
-        return self._named(made, at, row, column)
+            result = self._grouped(value, present, full_batch, full_heads)
+        return self._named(result, at, row, column)
 
-    def _named(self, made: ir.Value, at: Located, row: Axis, column: Axis) -> ir.Value:
-        """`made` with the names of the sizes that the graph knows, so that equal sizes are known to be equal."""
+    def _named(self, result: ir.Value, at: Located, row: Axis, column: Axis) -> ir.Value:
+        """The tensor with the graph's names for its sizes, so that equal sizes are known to be equal."""
         import onnx_ir as ir
 
-        dims, own = dims_of(made), dims_of(at.value)
-        if dims is not None and own is not None and len(dims) == 4:
+        dims, dims_in_graph = dims_of(result), dims_of(at.value)
+        if dims is not None and dims_in_graph is not None and len(dims) == 4:
             names = [lead[0].dim if len(lead) == 1 else None for lead in (self.layout.batch, self.layout.heads)]
-            names += [own[at.index.index(axis)] if axis in at.index else 1 for axis in (row, column)]
-            made.shape = ir.Shape([name if dim is None else dim for dim, name in zip(dims, names, strict=True)])
-        return made
+            names += [dims_in_graph[at.index.index(axis)] if axis in at.index else 1 for axis in (row, column)]
+            result.shape = ir.Shape([name if dim is None else dim for dim, name in zip(dims, names, strict=True)])
+        return result
 
     def back(self, output: ir.Value, at: Located) -> ir.Value:
-        """`[B,H,S,Dv]` in the layout in which the graph has it."""
+        """`[B,H,S,Dv]` in the layout that the output has in the graph."""
         if at.index[-2:] == (DEPTH, ROW):
             turned = self.build.op("Transpose", output, name="turned_out", perm=[0, 1, 3, 2])
             return self._back(turned, at)
@@ -129,33 +131,33 @@ class Layouts:
         order = [lead.axis for lead in self.leads]
         if components(at.index[:-2]) == tuple(order):
             return self.sizes.reshaped(output, [*self._own_leads(at), *self._rows(output, 2)])
-        # Heads that lie in another order than they are counted in (repeats before groups): split, permute.
+        # The heads are in another order than the one in which they are counted (repeats before groups).
         apart = self.sizes.reshaped(output, [*map(self.sizes.of, self.leads), *self._rows(output, 2)])
         perm = [order.index(entry) for entry in at.index[:-2] if isinstance(entry, Axis)]
         return self.build.op("Transpose", apart, name="heads_out", perm=[*perm, len(order), len(order) + 1])
 
     def _broadcasts(self, at: Located, row: Axis, column: Axis) -> bool:
-        """Whether a tensor of rank 4 lies canonically but for axes of size 1."""
+        """Whether a tensor of rank 4 has the canonical layout, except for axes of size 1."""
         wanted = (self.layout.batch_index, self.layout.head_index, row, column)
         return all(entry in (ZERO, want) for entry, want in zip(at.index, wanted, strict=True))
 
     def _split(self, value: ir.Value, index: tuple[Expr, ...]) -> tuple[ir.Value, list[Expr]]:
-        """Takes merged axes apart."""
+        """Splits merged axes."""
         if not any(isinstance(entry, Op) for entry in index):
             return value, list(index)
         parts: list[Expr] = []
         shape: list[Size] = []
         for position, entry in enumerate(index):
-            found = components((entry,)) or (entry,)
-            parts.extend(found)
-            if len(found) > 1:
-                shape.extend(self.sizes.of(self.sizes.lead(part)) for part in found)
+            axes = components((entry,)) or (entry,)
+            parts.extend(axes)
+            if len(axes) > 1:
+                shape.extend(self.sizes.of(self.sizes.lead(part)) for part in axes)
             else:
                 shape.append(self.sizes.of_axis(value, position))
         return self.sizes.reshaped(value, shape), parts
 
     def _permuted(self, value: ir.Value, index: list[Expr], wanted: Sequence[Axis]) -> tuple[ir.Value, list[Expr]]:
-        """Drops axes at index zero and puts the others in order."""
+        """Removes axes at index zero and puts the others in order."""
         gone = [position for position, entry in enumerate(index) if isinstance(entry, Const)]
         dims = dims_of(value)
         if gone:
@@ -186,11 +188,11 @@ class Layouts:
         return self.build.op("Unsqueeze", value, self.build.const(sorted(axes), np.int64), name="rank_4", shape=dims)
 
     def _grouped(self, value: ir.Value, present: set[Axis], full_batch: bool, full_heads: bool) -> ir.Value:
-        """Merges batch axes and head axes; the value has an axis for each, of size 1 where it does not depend on it."""
+        """Merges the batch axes and the head axes; the value has all of them, with size 1 where it does not vary."""
         full: list[Size] = []
         for leads, whole in zip(self._groups, (full_batch, full_heads), strict=True):
             some = any(lead.axis in present for lead in leads)
-            # Grouped key/value heads have the groups and not the repeats: these stay at size 1.
+            # Grouped key/value heads have an axis of groups; the axis of repeats stays at size 1.
             groups = leads is self.layout.heads and not whole and not any(lead.axis in present for lead in leads[1:])
             for number, lead in enumerate(leads or (None,)):
                 wanted = lead is not None and (whole or (some and len(leads) > 1 and not (groups and number)))
@@ -212,7 +214,7 @@ class Layouts:
     def _merged(
         self, value: ir.Value, batch: Sequence[Size], heads: Sequence[Size], *, rows: Sequence[Size]
     ) -> ir.Value:
-        """Batch axes and head axes merged: `[B,H,*rows]`; the batch is left to the reshape where it is not a number."""
+        """Merges batch axes and head axes to `[B,H,*rows]`; the reshape infers the batch if it is not a number."""
         whole = self.sizes.product(batch) if all(isinstance(size, int) for size in batch) else None
         return self.sizes.reshaped(value, [whole, self.sizes.product(heads), *rows])
 
@@ -220,14 +222,14 @@ class Layouts:
         return [self.sizes.of_axis(value, start), self.sizes.of_axis(value, start + 1)]
 
     def _own_leads(self, at: Located) -> list[Size]:
-        """The sizes of the leading axes that a value of the graph has itself."""
-        found: list[Size] = []
+        """The sizes of the leading axes of a value of the graph."""
+        sizes: list[Size] = []
         for entry, dim in zip(at.index[:-2], dims_of(at.value) or [], strict=False):
             if isinstance(dim, int):
-                found.append(dim)
+                sizes.append(dim)
             else:
-                found.append(self.sizes.of(self.sizes.lead(entry)) if isinstance(entry, Axis) else None)
-        return found
+                sizes.append(self.sizes.of(self.sizes.lead(entry)) if isinstance(entry, Axis) else None)
+        return sizes
 
     @property
     def _groups(self) -> tuple[tuple[Lead, ...], tuple[Lead, ...]]:

@@ -1,13 +1,13 @@
 """ONNX Runtime's own attention operators: `MultiHeadAttention` and `GroupQueryAttention` of the domain com.microsoft.
 
-They take q, k and v as `[B,S,H*D]`, so the transpositions around an attention go. Their schema (ContribOperators.md of
-ONNX Runtime) leaves open what matters most, so this was measured on the CPU kernels of 1.31.1:
+They take q, k and v as `[B,S,H*D]`, which makes the transpositions around an attention unnecessary. Their schema
+(ContribOperators.md of ONNX Runtime) does not say the following, which was measured on the CPU kernels of 1.31.1:
 
-- An attention row with no allowed key gives the mean of v, or NaN where its bias is -inf: it is zeroed behind them.
-- `unidirectional` is the standard's causal mask only where S and T are equal.
+- An attention row with no allowed key gives the mean of v, or NaN if its bias is -inf, so it is set to zero afterwards.
+- `unidirectional` is the standard's causal mask only if S and T are equal.
 - `attention_bias` is `[B|1,H|1,S,T]`; S and T are not broadcast.
-- `GroupQueryAttention` without a cache takes S = T alone, D in multiples of 8, v as deep as k, and no length of zero.
-  It is causal. Its window counts differently from release to release, so it is left alone here.
+- `GroupQueryAttention` without a cache needs S = T, D a multiple of 8, v with the same D as k, and no length of zero.
+  It is causal. Its window counts differently from release to release and is not used here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnport.exporter.builder import Builder
+from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.decomposed import can_hide
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
@@ -37,50 +37,50 @@ SEQUENCE_FIRST, KEYS_LAST = (0, 2, 1, 3), (0, 3, 1, 2)
 
 
 def why_not_multi_head(attention: Attention) -> str:
-    """Why `MultiHeadAttention` cannot stand for an attention; "" when it can."""
+    """Why `MultiHeadAttention` cannot compute an attention; "" if it can."""
     heads, key_heads = attention.head_counts()
     if heads is None or key_heads is None or heads % key_heads:
-        return f"MultiHeadAttention wants fixed head counts; got {heads} query and {key_heads} key/value heads"
+        return f"MultiHeadAttention needs fixed head counts; got {heads} query and {key_heads} key/value heads"
     if attention.softcap or attention.sink is not None:
         return "MultiHeadAttention has no soft-cap and no sink"
-    return "" if attention.scale else "MultiHeadAttention takes a scale of zero for its default"
+    return "" if attention.scale else "MultiHeadAttention replaces a scale of zero by its default"
 
 
 def why_not_group_query(attention: Attention) -> str:
-    """Why `GroupQueryAttention` cannot stand for an attention; "" when it computes exactly its mask."""
+    """Why `GroupQueryAttention` cannot compute an attention with exactly its mask; "" if it can."""
     heads, key_heads = attention.head_counts()
     if heads is None or key_heads is None or heads % key_heads:
-        return f"GroupQueryAttention wants fixed head counts; got {heads} query and {key_heads} key/value heads"
+        return f"GroupQueryAttention needs fixed head counts; got {heads} query and {key_heads} key/value heads"
     keeps = [factor.keep for factor in attention.mask.factors if factor is not length_factor(attention.mask)]
     if attention.mask.biases or keeps != [CAUSAL]:
-        return f"GroupQueryAttention is causal, with lengths at most; the mask is {attention.mask.spec}"
+        return f"GroupQueryAttention takes only a causal mask, with or without lengths; got {attention.mask.spec}"
     if not _same_lengths(attention):
-        return "GroupQueryAttention without a cache wants as many queries as keys"
+        return "GroupQueryAttention without a cache needs as many queries as keys"
     depth, value_depth = (_dim(value, 3) for value in (attention.q, attention.v))
     if not isinstance(depth, int) or depth % 8 or depth != value_depth:
-        return f"GroupQueryAttention wants one head dim, a multiple of 8; got {depth}, and {value_depth} for values"
+        return f"GroupQueryAttention needs one head dim, a multiple of 8; got {depth}, and {value_depth} for values"
     if attention.sink is not None:
-        return "a sink is not given to GroupQueryAttention"
-    return "" if attention.scale else "GroupQueryAttention takes a scale of zero for its default"
+        return "attnport writes no GroupQueryAttention with a sink"
+    return "" if attention.scale else "GroupQueryAttention replaces a scale of zero by its default"
 
 
 def length_factor(mask: Mask) -> Factor | None:
     """The factor `j < lengths[b]` of a mask: right padding by contract; None where there is none, or several."""
-    found = [factor for factor in mask.factors if _lengths(factor) is not None]
-    return found[0] if len(found) == 1 else None
+    by_length = [factor for factor in mask.factors if _lengths(factor) is not None]
+    return by_length[0] if len(by_length) == 1 else None
 
 
 def multi_head_attention(
     build: Builder, masks: MaskWriter, attention: Attention, *, key_padding: bool
 ) -> tuple[ir.Value, tuple[str, ...]]:
-    """Writes `MultiHeadAttention(q, k, v)` for an attention that `why_not_multi_head` has nothing against.
+    """Writes `MultiHeadAttention(q, k, v)` for an attention for which `why_not_multi_head` returned "".
 
-    A causal mask is its attribute where S and T are one dim, lengths are its key padding; every other mask is an
-    attention bias, `[B|1,H|1,S,T]`. Grouped heads are repeated.
+    A causal mask becomes an attribute if S and T are the same dim, and lengths become key padding; every other mask is
+    an attention bias, `[B|1,H|1,S,T]`. Grouped heads are repeated.
 
     Args:
-        key_padding: Whether a mask of keys alone is given as key padding too, int32 `[B,T]`. On CPU that is the faster
-            way; on CUDA only a bias reaches the memory-efficient kernels (read in the source, not run).
+        key_padding: Whether a mask of keys alone becomes key padding too, int32 `[B,T]`. This is faster on CPU; on CUDA
+            only a bias reaches the memory-efficient kernels (read in the source, not run).
 
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
@@ -102,13 +102,13 @@ def multi_head_attention(
     output = _contrib(
         build, "MultiHeadAttention", q, k, v, None, padding, bias, num_heads=heads, scale=attention.scale, **options
     )
-    anchor = _node_name(output)
+    anchor = node_name(output)
     output = _heads_first(build, output, heads, attention.v)
     return _guarded(build, masks, attention, output), (anchor,)
 
 
 def group_query_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
-    """Writes `GroupQueryAttention(q, k, v)` for an attention that `why_not_group_query` has nothing against.
+    """Writes `GroupQueryAttention(q, k, v)` for an attention for which `why_not_group_query` returned "".
 
     Returns:
         The output, `[B,H,S,D]`, and the operator's node name.
@@ -124,17 +124,17 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
         num_heads=heads, kv_num_heads=key_heads, scale=attention.scale, softcap=attention.softcap,
     )  # fmt: skip
     _add_cache_outputs(output)
-    anchor = _node_name(output)
+    anchor = node_name(output)
     output = _heads_first(build, output, heads, attention.v)
     if by_length is None:
         return output, (anchor,)
-    # Key 0 is every query's under the causal mask, so a row is empty where its length is zero.
+    # The causal mask allows key 0 to every query, so a row has no key only if its length is zero.
     only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
     return _guarded(build, masks, only, output), (anchor,)
 
 
 def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length: Factor | None) -> ir.Value:
-    """The index of each item's last key, int32[B]; of an item without keys, 0."""
+    """The index of each item's last key, int32[B]; 0 for an item without keys."""
     one, zero = (build.const([number], np.int32) for number in (1, 0))
     if by_length is None:
         return build.once(
@@ -148,22 +148,22 @@ def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length:
 
 
 def _add_cache_outputs(output: ir.Value) -> None:
-    """The cache's outputs are optional in the newest releases only; the kernels of those before write to all three."""
+    """Adds the outputs for the cache: they are optional only in the newest releases, and older kernels write to all."""
     node = output.producer()
     assert node is not None
     node.resize_outputs(3)
-    for made, name in zip(node.outputs[1:], ("present_key", "present_value"), strict=True):
-        made.name = f"{node.name}/{name}"
+    for cache, name in zip(node.outputs[1:], ("present_key", "present_value"), strict=True):
+        cache.name = f"{node.name}/{name}"
         if output.dtype is not None:
-            made.dtype = output.dtype
+            cache.dtype = output.dtype
 
 
 def _contrib(build: Builder, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
     build.model.graph.opset_imports.setdefault(DOMAIN, 1)
-    given = list(inputs)
-    while given[-1] is None:
-        given.pop()
-    return build.op(op_type, *given, name=op_type, domain=DOMAIN, **attributes)
+    operands = list(inputs)
+    while operands[-1] is None:
+        operands.pop()
+    return build.op(op_type, *operands, name=op_type, domain=DOMAIN, **attributes)
 
 
 def _rows_of(build: Builder, attention: Attention, times: int) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -178,13 +178,13 @@ def _rows_of(build: Builder, attention: Attention, times: int) -> tuple[ir.Value
 
 
 def _rows(build: Builder, value: ir.Value, order: Sequence[int], times: int, name: str) -> ir.Value:
-    """A value as `[B,S,H*D]`; a transposition that stands before it is taken together with `order`."""
+    """A value as `[B,S,H*D]`; a transposition that computes it is combined with `order`."""
     depth, heads = _dim(value, order[3]), _dim(value, 1)
     source, perm = value, list(order)
     node = value.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None and "perm" in node.attributes:
-        own = node.attributes["perm"].as_ints()
-        source, perm = node.inputs[0], [own[at] for at in order]
+        perm_before = node.attributes["perm"].as_ints()
+        source, perm = node.inputs[0], [perm_before[at] for at in order]
     if perm != sorted(perm):
         source = build.op("Transpose", source, name=f"{name}_BSHD", perm=perm)
     if times > 1:
@@ -202,8 +202,8 @@ def _heads_first(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.
 
 
 def _is_of_keys(mask: Mask) -> bool:
-    """Whether a mask hides the same keys from every query and head, and does nothing else."""
-    return bool(mask.factors) and not mask.biases and all(axes_of(each.keep) <= {"b", "j"} for each in mask.factors)
+    """Whether a mask only hides keys, the same ones from every query and head."""
+    return bool(mask.factors) and not mask.biases and all(axes_of(factor.keep) <= {"b", "j"} for factor in mask.factors)
 
 
 def _key_padding(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value:
@@ -215,7 +215,7 @@ def _key_padding(build: Builder, masks: MaskWriter, attention: Attention) -> ir.
 
     def write() -> ir.Value:
         zeros, ones, axes = (build.const(numbers, np.int64) for numbers in ([0, 0], [1, 1], [1, 2]))
-        # A mask that is the graph's own tensor may be as large as the scores: one of its equal rows is enough.
+        # A mask from the graph itself may have equal rows for all queries; one row is enough.
         row = build.op("Slice", keep, zeros, ones, axes, name="mask/keys_row")
         row = build.cast(build.op("Squeeze", row, axes, name="mask/keys"), ir.DataType.INT32, "mask/keys_int")
         sizes = (build.size(attention.q, 0), build.size(attention.v, 2))
@@ -226,13 +226,13 @@ def _key_padding(build: Builder, masks: MaskWriter, attention: Attention) -> ir.
 
 
 def _name_or_value(value: ir.Value, axis: int) -> int | str | ir.Value:
-    """What stands for the size of an axis: equal ones are equal sizes."""
+    """A key for the size of an axis: equal keys mean equal sizes."""
     dim = _dim(value, axis)
     return value if dim is None else dim
 
 
 def _attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value | None:
-    """Biases and mask as one tensor that is added to the scores, `[B|1,H|1,S,T]`; None when there is neither."""
+    """Biases and mask as one tensor that is added to the scores, `[B|1,H|1,S,T]`; None if there is neither."""
     assert attention.q.dtype is not None
     dtype = attention.q.dtype
     bias = masks.bias(attention, dtype)
@@ -262,7 +262,7 @@ def _guarded(build: Builder, masks: MaskWriter, attention: Attention, output: ir
 
 
 def _lengths(factor: Factor) -> ir.Value | None:
-    """The integer input whose element b is the number of keys that the factor allows, from the first one on."""
+    """The integer input whose element b is the number of leading keys that the factor allows; None if there is none."""
     if length_of(factor.keep, J, None) is None:
         return None
     (read,) = reads_of(factor.keep)
@@ -294,9 +294,3 @@ def _same_lengths(attention: Attention) -> bool:
     """Whether the graph says that there are as many queries as keys."""
     length = _dim(attention.q, 2)
     return length is not None and length == _dim(attention.v, 2)
-
-
-def _node_name(value: ir.Value) -> str:
-    node = value.producer()
-    assert node is not None
-    return str(node.name)

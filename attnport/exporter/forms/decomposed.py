@@ -1,8 +1,8 @@
 """Attention written out as the products and the softmax that every opset has.
 
-Masks are merged into one `Where`. The scale stands on q; keys are hidden with the type's lowest number, and a row with
-no allowed key is zeroed behind the product with v, a tensor of S x D instead of S x T. OpenVINO fuses neither a step
-between softmax and v nor one between the product and the mask. TensorRT's spelling is another: `forms/tiled.py`.
+Masks are merged into one `Where`, and q is scaled. Keys are hidden with the type's lowest number. A row with no allowed
+key is set to zero after the product with v, on a tensor of S x D instead of S x T. OpenVINO does not fuse if there is
+an operator between softmax and v, or between the product and the mask. For TensorRT see `forms/tiled.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.exporter.builder import Builder
+from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.float_limits import lowest
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
@@ -29,7 +29,7 @@ def decomposed(
     """Writes `Where(mask, (q scale) k^T, low) -> Softmax -> v` with its guard.
 
     Args:
-        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = q's own.
+        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = the dtype of q.
 
     Returns:
         The output and the names of the QK^T product, the softmax and the PV product.
@@ -50,9 +50,9 @@ def decomposed(
         if bias is not None:
             scores = build.op("Add", scores, bias, name="bias")
     keep = masks.keep(attention)
-    may_hide = any(can_hide(each.at.value) for each in attention.mask.biases)
+    may_hide = any(can_hide(bias.at.value) for bias in attention.mask.biases)
     if keep is not None:
-        # A bias of -inf lies below the lowest number: only -inf itself hides beside it.
+        # A bias of -inf is below the lowest number, so masked scores need -inf too.
         low = build.like(-np.inf if may_hide else lowest(compute), scores)
         scores = build.op("Where", keep, scores, low, name="mask", dtype=compute)
     weights = build.op("Softmax", scores, name="softmax", axis=-1)
@@ -64,12 +64,11 @@ def decomposed(
         output = build.op("Where", empty, build.like(0.0, output), output, name="guard", dtype=compute)
     elif keep is not None:
         output = build.op("Where", masks.any_key(keep), output, build.like(0.0, output), name="guard", dtype=compute)
-    names = tuple(str(value.producer().name) for value in anchors)  # type: ignore[union-attr]
-    return build.cast(output, dtype, "out_cast"), names
+    return build.cast(output, dtype, "out_cast"), tuple(map(node_name, anchors))
 
 
 def can_hide(bias: ir.Value) -> bool:
-    """Whether a bias may hold -inf: it comes from a float input or a constant of -inf, through no product."""
+    """Whether a bias may contain -inf: it comes from a float input or a constant of -inf, and not through a product."""
     pending, seen = [bias], set()
     while pending:
         value = pending.pop()

@@ -1,4 +1,4 @@
-"""Head dims that a target's kernels take: zero columns on q, k and v change neither scores nor results."""
+"""Pads head dims to those that a target's kernels take: zero columns change neither scores nor results."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.operands import key_of
 from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.moves import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def head_dims(attention: Attention) -> tuple[int | None, int | None]:
-    """The head dim D of q and k, and that of v; None where the graph does not fix it."""
-    found = []
+    """The head dim of q and k, and that of v; None if the graph does not fix it."""
+    depths = []
     for value in (attention.q, attention.v):
         dim = value.shape[-1] if value.shape is not None else None
-        found.append(dim if isinstance(dim, int) else None)
-    return found[0], found[1]
+        depths.append(dim if isinstance(dim, int) else None)
+    return depths[0], depths[1]
 
 
 def widened(build: Builder, attention: Attention, depth: int) -> Attention:
-    """The attention with q, k and v padded to `depth` columns; the head dims are known, the scale stays the old one."""
+    """The attention with q, k and v padded to `depth` columns and the same scale; the head dims must be known."""
     key_depth, value_depth = head_dims(attention)
     assert key_depth is not None
     assert value_depth is not None
@@ -41,11 +42,9 @@ def narrowed(build: Builder, output: ir.Value, depth: int) -> ir.Value:
     return build.op("Slice", output, start, end, axis, name="narrow")
 
 
-def _padded(build: Builder, value: ir.Value, own: int, depth: int) -> ir.Value:
-    if own == depth:
+def _padded(build: Builder, value: ir.Value, columns: int, depth: int) -> ir.Value:
+    if columns == depth:
         return value
-    dims = (
-        [None] * 3 if value.shape is None else [dim if isinstance(dim, int) else dim.value for dim in value.shape[:-1]]
-    )
-    ends = build.const([0] * 7 + [depth - own], np.int64)
-    return build.op("Pad", value, ends, name="wide", shape=[*dims, depth])
+    dims = dims_of(value) or [None] * 4
+    ends = build.const([0] * 7 + [depth - columns], np.int64)
+    return build.op("Pad", value, ends, name="wide", shape=[*dims[:-1], depth])

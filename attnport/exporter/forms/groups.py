@@ -1,4 +1,4 @@
-"""Grouped heads without repeating keys and values: the queries of a group's R heads become R S rows of one head."""
+"""Lays out grouped heads without repeating keys and values: the R heads of a group become R S rows of one head."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.comparisons import I
 from attnport.exporter.fusion.formula import Op, Read, axes_of
 from attnport.exporter.fusion.mask import Factor
+from attnport.exporter.fusion.moves import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def can_fold(attention: Attention) -> bool:
-    """Whether every group has the same number of query heads, and none of them a mask or a bias of its own."""
+    """Whether every group has the same number of query heads, and no mask or bias differs between heads."""
     heads, groups = attention.head_counts()
     mask = attention.mask
     grouped = heads is not None and groups is not None and heads != groups and heads % groups == 0
@@ -28,29 +29,27 @@ def can_fold(attention: Attention) -> bool:
 
 
 def folded(build: Builder, masks: MaskWriter, attention: Attention) -> Attention:
-    """`[B,H,S,D]` queries as `[B,G,R S,D]`, row r S + s for query s of the group's head r."""
+    """The attention with queries `[B,H,S,D]` as `[B,G,R S,D]`: row r S + s is query s of the group's head r."""
     heads, groups = attention.head_counts()
     assert heads is not None
     assert groups is not None
     times, size = heads // groups, masks.length(attention, "i")
 
     def lay(value: ir.Value, axis: int) -> ir.Value:
-        dims: list[int | str | None] = [None] * 4  # of a factor that was just written: the axes of the scores
-        if value.shape is not None:
-            dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+        dims = dims_of(value) or [None] * 4  # a factor that was just written has the scores' axes, but no shape yet
         repeats = [times if at == axis else 1 for at in range(len(dims))]
         dims[axis] = _times(times, dims[axis])
         return build.op("Tile", value, build.const(repeats, np.int64), name="mask/each_head", shape=dims)
 
     change = Change(I, Op("Mod", (I, Read(size, ()))), lay)
-    factors = tuple(Factor(reindexed(masks, attention, each, change), None) for each in attention.mask.factors)
+    factors = tuple(Factor(reindexed(masks, attention, factor, change), None) for factor in attention.mask.factors)
     q = _rows(build, attention, attention.q, groups, times)
     sink = attention.sink
     if sink is not None and sink.shape is not None and sink.shape[1] != 1:
         if sink.shape[2] == 1:
-            own = build.op("Concat", build.const([1, heads], np.int64), build.size(attention.q, 2),
+            shape = build.op("Concat", build.const([1, heads], np.int64), build.size(attention.q, 2),
                            build.const([1], np.int64), name="sink_shape", axis=0)  # fmt: skip
-            sink = build.op("Expand", sink, own, name="sink_each_query")
+            sink = build.op("Expand", sink, shape, name="sink_each_query")
         sink = _rows(build, attention, sink, groups, times)
     return replace(attention, q=q, sink=sink, mask=replace(attention.mask, factors=factors))
 
@@ -67,8 +66,8 @@ def unfolded(build: Builder, attention: Attention, output: ir.Value) -> ir.Value
 
 def _rows(build: Builder, attention: Attention, value: ir.Value, groups: int, times: int) -> ir.Value:
     """`[B,H,S,X]` as `[B,G,R S,X]`."""
-    assert value.shape is not None
-    dims: list[int | str | None] = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    dims = dims_of(value)
+    assert dims is not None
     last = build.size(value, 3)
     shape = build.op("Concat", build.const([0, groups, -1], np.int64), last, name="rows_shape", axis=0)
     return build.op("Reshape", value, shape, name="rows", shape=[dims[0], groups, _times(times, dims[2]), dims[3]])

@@ -1,4 +1,4 @@
-"""The sizes of an attention's leading axes: numbers where the graph has them, else computed at run time."""
+"""The sizes of an attention's leading axes: numbers if the graph has them, otherwise computed at run time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Size: TypeAlias = "int | ir.Value | None"
-"""A number, an int64 tensor of one element, or None where only a reshape can tell."""
+"""A number, an int64 tensor of one element, or None if only a reshape can infer it."""
 
 
 class LeadSizes:
-    """Sizes for one attention.
+    """The sizes for one attention.
 
     Args:
-        operands: q, k and v, whose shapes are asked at run time.
+        operands: q, k and v, whose shapes are read at run time.
     """
 
     def __init__(self, build: Builder, layout: Layout, operands: Sequence[Located]) -> None:
@@ -33,7 +33,7 @@ class LeadSizes:
         self.operands = operands
 
     def lead(self, axis: Expr) -> Lead:
-        """The leading axis that has an index variable."""
+        """The leading axis with an index variable."""
         return next(lead for lead in self.leads if lead.axis == axis)
 
     def of(self, lead: Lead) -> Size:
@@ -52,7 +52,7 @@ class LeadSizes:
         return dim if isinstance(dim, int) else self.build.size(value, axis)
 
     def product(self, sizes: Sequence[Size]) -> Size:
-        """The product of sizes; None where one of them is."""
+        """The product of sizes; None if one of them is None."""
         total: Size = 1
         for size in sizes:
             if size is None or total is None:
@@ -66,18 +66,18 @@ class LeadSizes:
         return total
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:
-        """A shape, as int64 tensor; an unknown size is left to the reshape."""
+        """A shape as int64 tensor; an unknown size is -1, which the reshape infers."""
         if not any(_at_run_time(size) for size in sizes):
             return self.build.const([-1 if size is None else size for size in sizes], np.int64)
         return self.build.op("Concat", *map(self._as_value, sizes), name="shape", axis=0, shape=[len(sizes)])
 
     def reshaped(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """A tensor with another shape."""
+        """`value` reshaped to `sizes`."""
         known = [size if isinstance(size, int) else None for size in sizes]
         return self.build.op("Reshape", value, self.shape(sizes), name="laid_out", shape=known)
 
     def _quotient(self, lead: Lead) -> Size:
-        """The size of the first of several merged axes, from the size of all and that of the others."""
+        """The size of the first of several merged axes, from the size of the merged axis and those of the others."""
         for operand in self.operands:
             for position, entry in enumerate(operand.index):
                 first, *others = components((entry,)) or (entry,)

@@ -1,4 +1,4 @@
-"""Writes a mask that was read as formulas back into a graph, once, in its smallest shape."""
+"""Writes a mask that was read as formulas back into a graph, once and in its smallest shape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MaskWriter:
         self._sizes: dict[tuple[str, object], ir.Value] = {}
 
     def keep(self, attention: Attention) -> ir.Value | None:
-        """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, each axis only where the mask depends on it; None = all."""
+        """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, with size 1 where the mask does not vary; None = all."""
         total: ir.Value | None = None
         for factor in attention.mask.factors:
             part = self.factor(factor, attention)
@@ -38,7 +38,7 @@ class MaskWriter:
         return total
 
     def full(self, attention: Attention) -> ir.Value | None:
-        """As `keep`, with the S and T axes at their full size, for readers that do not broadcast them."""
+        """As `keep`, with the S and T axes at full size, for runtimes that do not broadcast them."""
         import onnx_ir as ir
 
         keep = self.keep(attention)
@@ -57,7 +57,7 @@ class MaskWriter:
         return self.build.once(key, lambda: self.build.op("Where", keep, zero, low, name="mask/additive", dtype=dtype))
 
     def full_bias(self, attention: Attention, bias: ir.Value) -> ir.Value:
-        """A bias with its S and T axes at their full size."""
+        """A bias with its S and T axes at full size."""
         key = ("full", bias, *self._lengths(attention))
         return self.build.once(
             key,
@@ -74,11 +74,11 @@ class MaskWriter:
         )
 
     def any_key(self, keep: ir.Value) -> ir.Value:
-        """Whether a row has an allowed key at all, `[B|1, H|1, S|1, 1]`."""
+        """Whether a row has an allowed key, `[B|1, H|1, S|1, 1]`."""
         import onnx_ir as ir
 
         def write() -> ir.Value:
-            # Through int32: reductions of bool came with opset 20.
+            # Reductions of bool exist only from opset 20 on, so the maximum is taken in int32.
             number = self.build.cast(keep, ir.DataType.INT32, "mask/as_int")
             most = self.build.op("ReduceMax", number, self.build.const([-1], np.int64), name="mask/any", keepdims=1)
             return self.build.cast(most, ir.DataType.BOOL, "mask/any_key")
@@ -86,7 +86,7 @@ class MaskWriter:
         return self.build.once(("any", keep), write)
 
     def bias(self, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
-        """The sum of the biases, in `dtype`, broadcastable to `[B,H,S,T]`; None when there is none."""
+        """The sum of the biases, in `dtype`, broadcastable to `[B,H,S,T]`; None if there is none."""
         total: ir.Value | None = None
         for bias in attention.mask.biases:
             value = self._cast(self._brought(attention, bias.at), dtype)
@@ -105,7 +105,7 @@ class MaskWriter:
         return self.build.once(key, lambda: self.build.cast(value, dtype))
 
     def length(self, attention: Attention, axis: str) -> ir.Value:
-        """The run-time size of one index variable as a scalar, int64, shared as its tensor of one element is."""
+        """The run-time size of one index variable as an int64 scalar, shared like its tensor of one element."""
         import onnx_ir as ir
 
         size = self._size(attention, axis)
@@ -118,7 +118,7 @@ class MaskWriter:
         return self._size(attention, "i"), self._size(attention, "j")
 
     def _size(self, attention: Attention, axis: str) -> ir.Value:
-        """The run-time size of one index variable, int64[1]; shared between attentions whose dim has one name."""
+        """The run-time size of one index variable, int64[1]; shared between attentions with the same dim."""
         value = attention.v if axis == "j" else attention.q
         at = {"b": 0, "h": 1, "i": 2, "j": 2}[axis]
         dim = value.shape[at] if value.shape is not None else None
@@ -129,7 +129,7 @@ class MaskWriter:
         return self._sizes[key]
 
     def _sizes_of(self, expr: Expr, attention: Attention) -> list[ir.Value]:
-        """The sizes that a written formula depends on: equal formulas over other sizes are other tensors."""
+        """The sizes that a written formula depends on: the same formula over other sizes is another tensor."""
         return [self._size(attention, axis) for axis in sorted(axes_of(expr))]
 
     def _shared(self, op_type: str, *inputs: ir.Value) -> ir.Value:
@@ -154,7 +154,7 @@ class MaskWriter:
             return self._original(factor, attention)
 
     def _original(self, factor: Factor, attention: Attention) -> ir.Value:
-        """The graph's own tensor for a formula that has no shorter form."""
+        """The graph's own tensor, for a formula that cannot be written."""
         import onnx_ir as ir
 
         assert factor.origin is not None
@@ -195,9 +195,9 @@ class MaskWriter:
         raise _CannotWrite
 
     def _read(self, expr: Read) -> ir.Value:
-        """An input indexed by index variables in order: unsqueezed to rank 4, integers as int64.
+        """An input that is indexed by index variables in order: unsqueezed to rank 4, integers as int64.
 
-        One of rank 4 may stand for all entries of an axis with a single one of its own.
+        An input of rank 4 may have size 1 on an axis, which stands for all of its entries.
         """
         import onnx_ir as ir
 
@@ -220,7 +220,7 @@ class MaskWriter:
         import onnx_ir as ir
 
         if expr.name == "Ne" and expr.args[1] == Const(0) and isinstance(expr.args[0], Read):
-            # Cast before Unsqueeze would do as well; one Cast is what every target reads as a bool mask.
+            # Every target reads a single Cast as a bool mask.
             return self.build.op(
                 "Cast", self._write(expr.args[0], attention), name="mask/keep", dtype=ir.DataType.BOOL,
                 to=ir.DataType.BOOL,

@@ -1,7 +1,7 @@
 """Masks whose index arithmetic is in int32: TensorRT computes such a mask in the attention kernel, and skips its tiles.
 
-With int64 it writes documents, prefixes and lengths to memory as `[B,1,S,T]` first: 126 MB of scratch memory against 51
-for one block (`benchmarks/engine_forms.py`).
+With int64 it first writes documents, prefixes and lengths to memory as `[B,1,S,T]`: 126 MB of scratch memory instead of
+51 for one block (`benchmarks/engine_forms.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 FAR = 2**30
-"""Beyond every index, and far enough from the ends of int32 for a sum of two."""
+"""Larger than every index, and small enough that the sum of two fits into int32."""
 _COMPARISONS = ("Equal", "Ne", "Less", "LessOrEqual")
 _SUMS = ("Add", "Sub", "Neg", "Abs", "Max", "Min", "Mod")
 
 
 class NarrowMaskWriter(MaskWriter):
-    """Compares indices, and what an input holds with indices, in int32; the answers are those of int64.
+    """Compares indices with each other and with numbers from inputs in int32, with the same results as in int64.
 
-    A number from an input that is compared with an index is cut at `FAR`, beyond all of them. Two numbers from inputs
-    that are compared for equality, as the documents of two tokens, are compared as two words of 32 bits each. Two that
-    are ordered stay in int64.
+    A number from an input that is compared with an index is clipped at `FAR`, which is larger than every index. If two
+    numbers from inputs are compared for equality, such as the documents of two tokens, each is compared as two words of
+    32 bits. If they are compared by order, the comparison stays in int64.
     """
 
     def _operation(self, expr: Op, attention: Attention) -> ir.Value:
@@ -41,22 +41,22 @@ class NarrowMaskWriter(MaskWriter):
         if _is_open(left) and _is_open(right):
             if order or not (isinstance(left, Read) and isinstance(right, Read)):
                 return super()._operation(expr, attention)
-            made = self._same(left, right, attention)
+            result = self._same(left, right, attention)
         elif not order and isinstance(left, Read) and isinstance(right, Const):
-            return super()._operation(expr, attention)  # `mask[b, j] == 1`: no index has a part in it
+            return super()._operation(expr, attention)  # `mask[b, j] == 1`: no index is compared
         else:
             numbers = [self._narrow(arg, attention) for arg in expr.args]
             kind = "Equal" if expr.name == "Ne" else expr.name
-            made = self.build.op(kind, *numbers, name=f"mask/{kind.lower()}", dtype=ir.DataType.BOOL)
-        return self.build.op("Not", made, name="mask/not") if expr.name == "Ne" else made
+            result = self.build.op(kind, *numbers, name=f"mask/{kind.lower()}", dtype=ir.DataType.BOOL)
+        return self.build.op("Not", result, name="mask/not") if expr.name == "Ne" else result
 
     def _same(self, left: Read, right: Read, attention: Attention) -> ir.Value:
-        """Whether two int64 numbers are equal, each as its lower and its upper word."""
+        """Whether two int64 numbers are equal, by their lower and their upper words."""
         import onnx_ir as ir
 
         parts = []
         for word in (self._lower, self._upper):
-            inputs = [word(self._write(each, attention)) for each in (left, right)]
+            inputs = [word(self._write(number, attention)) for number in (left, right)]
             parts.append(self.build.op("Equal", *inputs, name="mask/same", dtype=ir.DataType.BOOL))
         return self._shared("And", *parts)
 
@@ -85,7 +85,7 @@ class NarrowMaskWriter(MaskWriter):
         def write() -> ir.Value:
             if isinstance(expr, Const):
                 return build.const(np.clip(int(expr.value), -FAR, FAR), np.int32)
-            if isinstance(expr, Axis):  # counted in int64: ONNX Runtime refuses a range of a known size in int32
+            if isinstance(expr, Axis):  # a range in int64: ONNX Runtime refuses one of a known size in int32
                 return build.cast(self._write(expr, attention), int32, f"mask/{expr.name}32")
             if isinstance(expr, Read | Size):
                 near = build.op("Max", self._write(expr, attention), build.const(-FAR, np.int64), name="mask/near")
@@ -100,7 +100,7 @@ class NarrowMaskWriter(MaskWriter):
 
 
 def _is_open(expr: Expr) -> bool:
-    """Whether a formula reads numbers that are not known to be near: any but those of a constant."""
+    """Whether a formula reads numbers that may be larger than `FAR`: any but those of a small constant."""
     return any(
         read.value.const_value is None or (np.abs(read.value.const_value.numpy()) > FAR).any()
         for read in reads_of(expr)
@@ -108,7 +108,7 @@ def _is_open(expr: Expr) -> bool:
 
 
 def _narrows(expr: Expr) -> bool:
-    """Whether a formula is a sum of indices, whole constants, sizes and whole numbers of inputs."""
+    """Whether a formula is a sum of indices, sizes, whole constants, and whole numbers from inputs."""
     if isinstance(expr, Const):
         return not isinstance(expr.value, bool) and float(expr.value).is_integer()
     if isinstance(expr, Axis | Size):

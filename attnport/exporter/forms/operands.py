@@ -1,4 +1,4 @@
-"""q, k and v as the forms want them: q scaled, k itself or transposed, with as few nodes as the graph allows."""
+"""q, k and v as the forms need them: q scaled, k as it is or transposed, with as few nodes as possible."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 ForEachHead = Callable[[Builder, Attention, "ir.Value"], "ir.Value"]
-"""Keys or values for every query head that reads them."""
+"""Gives keys or values for every query head."""
 
 
 def operands(
     build: Builder, attention: Attention, compute: ir.DataType, factor: float, for_each_head: ForEachHead
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """q times a factor, k transposed and v, each cast to `compute`: what the products of a form multiply."""
+    """The operands of a form's products: q times a factor, k transposed, and v, each cast to `compute`."""
     q = build.cast(scaled(build, attention.q, factor), compute, "q_cast")
     k_transposed = build.cast(for_each_head(build, attention, transposed_key_of(build, attention)), compute, "k_cast")
     v = build.cast(for_each_head(build, attention, attention.v), compute, "v_cast")
@@ -28,12 +28,12 @@ def operands(
 
 
 def scaled(build: Builder, q: ir.Value, factor: float) -> ir.Value:
-    """q times a factor, in q's own dtype: before a cast to half precision, so that the factor itself is not rounded."""
+    """q times a factor in the dtype of q, before a cast to half precision, so that the factor is not rounded."""
     return q if factor == 1.0 else build.op("Mul", q, build.like(factor, q), name="scale_q")
 
 
 def key_of(build: Builder, attention: Attention) -> ir.Value:
-    """k as `[..., T, D]`; where the graph only has it transposed, the transposition is taken back."""
+    """k as `[..., T, D]`; if the graph only has it transposed, the transposition is undone."""
     if attention.k is not None:
         return attention.k
     transposed = attention.k_transposed
@@ -49,13 +49,13 @@ def key_of(build: Builder, attention: Attention) -> ir.Value:
 
 
 def transposed_key_of(build: Builder, attention: Attention) -> ir.Value:
-    """k as `[..., D, T]`; one transposition, not two, where k is itself transposed."""
+    """k as `[..., D, T]`; if k is itself the result of a transposition, the two become one."""
     if attention.k_transposed is not None:
         return attention.k_transposed
     assert attention.k is not None
     perm = [0, 1, 3, 2]
     node = attention.k.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        own = perm_of(node, 4)
-        return build.op("Transpose", node.inputs[0], name="k_transposed", perm=[own[at] for at in perm])
+        before = perm_of(node, 4)
+        return build.op("Transpose", node.inputs[0], name="k_transposed", perm=[before[at] for at in perm])
     return build.op("Transpose", attention.k, name="k_transposed", perm=perm)

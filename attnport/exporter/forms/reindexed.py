@@ -1,4 +1,4 @@
-"""Masks over new indices: for keys with one more in front, or query heads laid out as rows."""
+"""Masks over new indices: for keys with one more in front, or for query heads as rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Change:
     Attributes:
         axis: The variable.
         old: The old index, as a formula over the new one.
-        lay: Gives a tensor, over the old index along one of its axes, as a tensor over the new index.
+        lay: Changes a tensor over the old index, along one of its axes, into a tensor over the new index.
     """
 
     axis: Axis
@@ -33,8 +33,8 @@ class Change:
 def reindexed(masks: MaskWriter, attention: Attention, factor: Factor, change: Change) -> Expr:
     """A factor's condition over the new index.
 
-    Where its formula is one of indices and of inputs read at them, it stays one, so that a kernel can compute it;
-    anything else is written as a tensor over the old index, and that is laid out anew.
+    A formula of indices, and of inputs read at them, stays a formula, so that a kernel can compute it. Any other is
+    written as a tensor over the old index, which is then changed to the new index.
     """
     if change.axis.name not in axes_of(factor.keep):
         return factor.keep
@@ -45,7 +45,7 @@ def reindexed(masks: MaskWriter, attention: Attention, factor: Factor, change: C
 
 
 def _is_plain(expr: Expr, sizes: Collection[str]) -> bool:
-    """Whether a formula is one of indices, of inputs read at them, and of the inputs' own sizes."""
+    """Whether a formula consists of indices, inputs read at them, and the inputs' own sizes."""
     if isinstance(expr, Read):
         dims = expr.value.shape
         return dims is not None and len(dims) == len(expr.index) and all(isinstance(at, Axis) for at in expr.index)

@@ -1,4 +1,4 @@
-"""Attention sinks as one more key, the first: a zero row of k and of v, whose score is a bias that no mask hides."""
+"""Attention sinks as one more key before the others: a zero row of k and of v, whose score is an unmasked bias."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from attnport.exporter.fusion.comparisons import CAUSAL, J
 from attnport.exporter.fusion.formula import Const, Op, op
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.mask import SCORES, Bias, Factor
+from attnport.exporter.fusion.moves import dims_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def with_sink_key(build: Builder, masks: MaskWriter, attention: Attention) -> Attention:
-    """The attention with the sink's key in front of its own keys; `sink` stays, now the bias of key 0.
+    """The attention with the sink's key before its own keys; `sink` is now the bias of key 0.
 
-    In front, so that a causal mask is still one bound: key j is seen by query i where `j - 1 <= i`.
+    With the sink first, a causal mask is still a single comparison: query i sees key j if `j - 1 <= i`.
     """
     assert attention.sink is not None
-    k = _led(build, key_of(build, attention), 2)
-    v = _led(build, attention.v, 2)
+    k = _with_first_entry(build, key_of(build, attention), 2)
+    v = _with_first_entry(build, attention.v, 2)
 
     def lay(value: ir.Value, axis: int) -> ir.Value:
-        return _led(build, value, axis)
+        return _with_first_entry(build, value, axis)
 
     change = Change(J, Op("Sub", (J, Const(1))), lay)
     factors = []
@@ -40,16 +41,16 @@ def with_sink_key(build: Builder, masks: MaskWriter, attention: Attention) -> At
         if keep != factor.keep and factor.keep != CAUSAL:
             keep = op("Or", Op("Equal", (J, Const(0))), keep)
         factors.append(Factor(keep, None))
-    biases = tuple(_led_bias(build, attention, bias) for bias in attention.mask.biases)
+    biases = tuple(_bias_with_sink(build, attention, bias) for bias in attention.mask.biases)
     mask = replace(attention.mask, factors=tuple(factors), biases=biases)
     return replace(attention, k=k, k_transposed=None, v=v, mask=mask, bring=lambda at: at.value)
 
 
 def sink_bias(build: Builder, masks: MaskWriter, attention: Attention, dtype: ir.DataType) -> ir.Value | None:
-    """What a sink adds to the scores: its own at key 0, zero elsewhere; None without a sink.
+    """What a sink adds to the scores: its own score at key 0, zero elsewhere; None without a sink.
 
-    A product of `[1|B,H,1|S,1]` and `[1,1,1,T]`, both small, which the attention kernel multiplies: written as one
-    `Where` over the index of the key, it makes the builder write the whole mask to memory.
+    It is written as a product of `[1|B,H,1|S,1]` and `[1,1,1,T]`, which the attention kernel computes. With a `Where`
+    over the index of the key instead, the builder writes the whole mask to memory.
     """
     if attention.sink is None:
         return None
@@ -67,25 +68,23 @@ def _first(build: Builder, attention: Attention, dtype: ir.DataType) -> ir.Value
     return build.op("Concat", one, build.op("Expand", zero, shape, name="no_sink"), name="first_key", axis=3)
 
 
-def _led_bias(build: Builder, attention: Attention, bias: Bias) -> Bias:
+def _bias_with_sink(build: Builder, attention: Attention, bias: Bias) -> Bias:
     value = attention.bring(bias.at)
     if value.shape is None or value.shape[-1] != 1:
-        value = _led(build, value, 3)
+        value = _with_first_entry(build, value, 3)
     return Bias(Located(value, SCORES), bias.times)
 
 
-def _led(build: Builder, value: ir.Value, axis: int) -> ir.Value:
-    """A tensor with one more entry, zero or false, in front along an axis."""
+def _with_first_entry(build: Builder, value: ir.Value, axis: int) -> ir.Value:
+    """A tensor with one more entry, zero or false, at the start of an axis."""
     import onnx_ir as ir
 
-    dims: list[int | str | None] = [None] * 4  # k, turned back from its transposed form, has no shape yet
-    if value.shape is not None:
-        dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    dims = dims_of(value) or [None] * 4  # k may just have been transposed back, and then has no shape yet
     pads = build.const([int(at == axis) for at in range(len(dims))] + [0] * len(dims), np.int64)
-    own = dims[axis]
-    dims[axis] = own + 1 if isinstance(own, int) else f"{own} + 1" if own is not None else None
+    size = dims[axis]
+    dims[axis] = size + 1 if isinstance(size, int) else f"{size} + 1" if size is not None else None
     if value.dtype != ir.DataType.BOOL:
         return build.op("Pad", value, pads, name="sink_first", shape=dims)
-    # Readers of the standard differ on padding truth values.
+    # Runtimes do not agree on padding bool tensors.
     number = build.op("Pad", build.cast(value, ir.DataType.INT32), pads, name="sink_first", shape=dims)
     return build.cast(number, ir.DataType.BOOL)

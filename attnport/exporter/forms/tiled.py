@@ -1,17 +1,17 @@
-"""Attention written out for TensorRT: products and a softmax around one `Where`, in the spelling that its kernel takes.
+"""Attention written out for TensorRT: products and a softmax around one `Where`, in the form that its kernel takes.
 
 Each choice was measured on one block at T=4096 (`benchmarks/engine_forms.py`; scratch memory in MB):
 
-- keys are hidden with -inf by a `Where`: only then are hidden tiles skipped, and only where an operator stands between
-  the product and the mask. So about the root of the scale stands on q (for range), the rest on the scores;
-- the NaN of a row with no allowed key is made zero behind the product with v. On the probabilities the guard costs more
-  memory (59 against 50), and with it one masked head, a cap and a softmax in float32 are not fused at all. Only beside
-  a bias looked up in a table, which fills the memory before, it costs less there (185 against 193);
-- a mask that joins indices with what inputs hold is written `Equal(mask, true)`: the builder then has the kernel skip
-  every hidden tile, by a map made at run time. Written as it is, causal with padding skips none;
-- a bias that is computed from indices takes the mask into itself where that is computed from indices too: `Where` on
-  the scores writes one of the two to memory (67 to 151 against 50);
-- a cap on the scores is written with `Exp`, in float32: with `Tanh` nothing is fused (2206 against 50).
+- A `Where` hides keys with -inf. Hidden tiles are skipped only then, and only if there is an operator between the
+  product and the mask. So about the square root of the scale is on q (for range) and the rest on the scores.
+- The NaN of a row with no allowed key becomes zero after the product with v. This guard on the probabilities needs more
+  memory (59 against 50), and with it one masked head, a cap and a softmax in float32 are not fused at all. It needs
+  less there (185 against 193) only beside a bias looked up in a table, which has already filled the memory.
+- A mask that combines indices with an input's values is written `Equal(mask, true)`: the kernel then skips every hidden
+  tile, by a map made at run time. Without it, causal with padding skips none.
+- If bias and mask are both computed from indices, the mask is applied to the bias: a `Where` on the scores would write
+  one of the two to memory (67 to 151 against 50).
+- A cap on the scores is written with `Exp`, in float32: with `Tanh` nothing is fused (2206 against 50).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.exporter.builder import Builder
+from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.operands import operands
@@ -41,7 +41,7 @@ def tiled(
     """Writes `Where(mask, (q scale) k^T + bias, -inf) -> Softmax -> v`, and zero for a row with no allowed key.
 
     Args:
-        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = q's own.
+        compute: The dtype to compute in (q, k, v are cast to it, the output back); None = the dtype of q.
 
     Returns:
         The output and the names of the QK^T product, the softmax and the PV product.
@@ -70,12 +70,12 @@ def tiled(
     if within:
         weights = _guarded(build, weights)
     output = build.op("MatMul", weights, v, name="pv")
-    names = tuple(str(value.producer().name) for value in (product, softmax, output))  # type: ignore[union-attr]
+    names = tuple(map(node_name, (product, softmax, output)))
     return build.cast(output if within else _guarded(build, output), dtype, "out_cast"), names
 
 
 def _guarded(build: Builder, value: ir.Value) -> ir.Value:
-    """Zero for NaN."""
+    """The value with zero in place of NaN."""
     import onnx_ir as ir
 
     empty = build.op("IsNaN", value, name="no_key", dtype=ir.DataType.BOOL)
@@ -83,7 +83,7 @@ def _guarded(build: Builder, value: ir.Value) -> ir.Value:
 
 
 def split_scale(scale: float) -> tuple[float, float]:
-    """A scale as a factor on q and one on the scores, the latter a power of two: exact in every type, and never 1."""
+    """A scale as a factor on q and one on the scores; the latter is a power of two (exact in every type), never 1."""
     if scale <= 0:
         return 1.0, scale
     on_scores = 2.0 ** round(math.log2(scale) / 2)
@@ -123,15 +123,17 @@ def _masked(
 def _keep(masks: MaskWriter, attention: Attention) -> ir.Value | None:
     """The mask as it is, or as `Equal(mask, true)`.
 
-    A mask of comparisons of indices alone bounds the tiles of a row, which needs no map; one that an input holds for
-    queries and keys is read by the kernel as it is, and an operator on it would write it anew.
+    A mask of comparisons between indices bounds the tiles of a row and needs no map. A mask over queries and keys that
+    an input contains is read by the kernel as it is; an operator on it would write it to memory again.
     """
     import onnx_ir as ir
 
     keep = masks.keep(attention)
     factors = [factor.keep for factor in attention.mask.factors]
-    compared = all(getattr(each, "name", "") in ("Less", "LessOrEqual") and not reads_of(each) for each in factors)
-    held = any(axes_of(read) >= {"i", "j"} for each in factors for read in reads_of(each))
+    compared = all(
+        getattr(condition, "name", "") in ("Less", "LessOrEqual") and not reads_of(condition) for condition in factors
+    )
+    held = any(axes_of(read) >= {"i", "j"} for condition in factors for read in reads_of(condition))
     if keep is None or compared or held:
         return keep
     true = masks.build.const(True)
@@ -145,7 +147,7 @@ def _uses_queries(attention: Attention) -> bool:
 
 
 def _of_indices(bias: ir.Value) -> bool:
-    """Whether a bias is computed element by element from ranges, so that a kernel computes it on its way."""
+    """Whether a bias is computed element by element from ranges, so that the kernel can compute it."""
     through = {*ELEMENTWISE, "Cast", "Unsqueeze", "Div", "Reshape", "Expand"}
     computing = {node.op_type for node in _computing(bias, through)}
     return "Range" in computing and computing <= {*through, "Range"}
@@ -158,7 +160,7 @@ def _is_gathered(bias: ir.Value) -> bool:
 
 
 def _computing(value: ir.Value, through: Collection[str]) -> Iterator[ir.Node]:
-    """The nodes that compute a value, from the last one back; what feeds a node only where its type is in `through`."""
+    """The nodes that compute a value, from the last one back; the walk goes on only at operators in `through`."""
     pending, seen = [value], set()
     while pending:
         value = pending.pop()
@@ -185,7 +187,7 @@ def _capped(build: Builder, scores: ir.Value, cap: float) -> ir.Value:
 
 
 def _stays(value: ir.Value) -> ir.Value:
-    """Marks what computes a value to stay in float32."""
+    """Marks the node that computes a value to stay in float32."""
     node = value.producer()
     assert node is not None
     node.metadata_props[STAYS] = "1"
@@ -193,7 +195,7 @@ def _stays(value: ir.Value) -> ir.Value:
 
 
 def _for_each_head(build: Builder, attention: Attention, value: ir.Value) -> ir.Value:
-    """Keys or values for every query head: a product that broadcasts one head over several is not fused."""
+    """Keys or values for every query head, since a product that broadcasts one head over several is not fused."""
     heads, groups = attention.head_counts()
     if groups == 1 and heads is not None and heads > 1:
         return build.op("Expand", value, build.const([1, heads, 1, 1], np.int64), name="each_head")

@@ -1,4 +1,4 @@
-"""What recognition returns: an attention found in a graph, or the place and the reason where it was not."""
+"""What recognition returns: an attention of a graph, or the place that was not recognised and the reason."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class Recognised:
-    """softmax(softcap(scale q k^T) + mask) v, found in a graph, its tensors as they lie there.
+    """softmax(softcap(scale q k^T) + mask) v in a graph, with its tensors in the layout that they have there.
 
     Attributes:
-        name: Of the attention counted at export that it is.
+        name: The name under which the attention was counted at export.
         node: The softmax or the attention operator.
         last: The node that computes `output`; new nodes go before it.
         layout: Which leading axes are batch and which are heads.
@@ -59,15 +59,15 @@ class Recognised:
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention on its way into a lowered form: every tensor of rank 4, whatever rank the graph had.
+    """An attention to be lowered: every tensor has rank 4, whatever rank it had in the graph.
 
     Attributes:
-        name: Of the attention counted at export that it is.
+        name: The name under which the attention was counted at export.
         last: New nodes go before this one.
-        bring: Gives a tensor that lies as the scores do in the graph as `[B|1,H|1,S|1,T|1]`.
+        bring: Brings a tensor with the layout of the graph's scores to `[B|1,H|1,S|1,T|1]`.
         q: `[B,H,S,D]`.
-        k: `[B,G,T,D]`; None when the graph only has it transposed, in `k_transposed`.
-        k_transposed: `[B,G,D,T]`; None when the graph only has `k`.
+        k: `[B,G,T,D]`; None if the graph only has it transposed, in `k_transposed`.
+        k_transposed: `[B,G,D,T]`; None if the graph only has `k`.
         v: `[B,G,T,Dv]`.
         scale: What q k^T is multiplied with.
         mask: What hides keys and what is added to the scores, over the axes b, h, i, j.
@@ -88,7 +88,7 @@ class Attention:
     sink: ir.Value | None = None
 
     def head_counts(self) -> tuple[int | None, int | None]:
-        """Query heads H and key/value heads G; None where the graph does not fix them."""
+        """Query heads H and key/value heads G; None for a count that the graph does not fix."""
         heads = []
         for value in (self.q, self.v):
             dim = value.shape[1] if value.shape is not None else None
@@ -112,10 +112,10 @@ class Miss:
 
 
 class NotRecognised(Exception):
-    """Raised inside a rule with the reason why a node is no attention that can be lowered.
+    """Raised inside a rule with the reason why a node is not an attention that can be lowered.
 
     Attributes:
-        change: What the author of the module could change; "" where there is nothing, as in what is no attention.
+        change: What the author of the module could change; "" if there is nothing to change.
     """
 
     def __init__(self, reason: str, change: str = "") -> None:
@@ -125,7 +125,7 @@ class NotRecognised(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may know beside the graph.
+    """What a rule knows in addition to the graph.
 
     Attributes:
         masks: The mask contracts of the graph's inputs.

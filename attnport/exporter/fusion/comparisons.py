@@ -1,6 +1,6 @@
-"""Truth values over indices in one spelling, however they were written: `j <= i`, `i - j <= w`, `j < lengths[b]`.
+"""Brings comparisons of indices into one spelling, however they were written: `j <= i`, `i - j <= w`, `j < lengths[b]`.
 
-Whole numbers are compared by what is left of their difference: `Not(i < j)`, `j - i < 1` and `i + 1 > j` are one.
+Comparisons of whole numbers are reduced to their difference: `Not(i < j)`, `j - i < 1` and `i + 1 > j` become equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CAUSAL: Expr = Op("LessOrEqual", (J, I))
 
 
 def normal(expr: Expr) -> Expr:
-    """A truth value in the one spelling; what has none is returned as it is."""
+    """A truth value in the one spelling; any other formula is returned as it is."""
     if not isinstance(expr, Op):
         return expr
     if expr.name == "Not":
@@ -46,14 +46,14 @@ def _negated(expr: Expr) -> Expr:
 
 
 def linear(expr: Expr) -> Linear | None:
-    """`expr` as a sum with whole coefficients, without zeros; None where it is no such sum, or no whole number."""
+    """`expr` as a sum with whole coefficients, without zeros; None if it is no such sum or no whole number."""
     if isinstance(expr, Const):
         whole = not isinstance(expr.value, bool) and math.isfinite(expr.value) and expr.value == int(expr.value)
         return ({ONE: int(expr.value)} if expr.value else {}) if whole else None
     if isinstance(expr, Axis | Size):
         return {expr: 1}
     if isinstance(expr, Read):
-        # Unsigned differences wrap around, and a float is no whole number.
+        # Differences of unsigned numbers wrap around, and a float may be no whole number.
         return {expr: 1} if expr.value.dtype is not None and expr.value.dtype.name in ("INT32", "INT64") else None
     parts = [linear(arg) for arg in expr.args]
     known = [part for part in parts if part is not None]
@@ -84,7 +84,7 @@ def scaled(sum_: Linear, by: int) -> Linear:
 
 
 def at_most_zero(expr: Expr) -> Linear | None:
-    """The sum that is zero or less where the comparison `expr` of whole numbers holds; None where it is none."""
+    """The sum that is at most zero where the comparison `expr` of whole numbers holds; None for any other formula."""
     if not isinstance(expr, Op) or expr.name not in ("Less", "LessOrEqual"):
         return None
     strict = expr.name == "Less"
@@ -95,18 +95,18 @@ def at_most_zero(expr: Expr) -> Linear | None:
 
 
 def _whole(expr: Expr, *, up: bool) -> Linear | None:
-    """As `linear`; a fraction that bounds a whole number is taken to the next one."""
+    """As `linear`, with a fractional bound rounded to the whole number that has the same effect."""
     if isinstance(expr, Const) and isinstance(expr.value, float) and math.isfinite(expr.value):
         return linear(Const(math.ceil(expr.value) if up else math.floor(expr.value)))
     return linear(expr)
 
 
 def _comparison(bounded: Linear, expr: Expr) -> Expr:
-    """`bounded <= 0` in its spelling; `expr` is the one that was found."""
+    """`bounded <= 0` in the one spelling; `expr` is the comparison as it was written."""
     if bounded.get(ONE, 0) <= 0 and all(
         by < 0 and isinstance(at, Axis | Size) for at, by in bounded.items() if at != ONE
     ):
-        return TRUE  # what is never negative
+        return TRUE  # sizes and indices are never negative
     if not set(bounded) - {ONE}:
         return FALSE
     for atom, by in bounded.items():
@@ -117,14 +117,14 @@ def _comparison(bounded: Linear, expr: Expr) -> Expr:
             found: Expr = TRUE if every else FALSE
             for arg in args:
                 known = linear(arg)
-                assert known is not None  # or the atom would be none
+                assert known is not None  # otherwise `linear` would not have made it an atom
                 found = op("And" if every else "Or", found, _comparison(plus(rest, known, by), expr))
             return found
     return _spelt(bounded) or _sums(bounded)
 
 
 def _spelt(bounded: Linear) -> Expr | None:
-    """The usual spellings of comparisons of two things."""
+    """A comparison of two terms in its usual spelling; None for more terms or other coefficients."""
     constant = -bounded.get(ONE, 0)
     first = [atom for atom, by in bounded.items() if by == 1 and atom != ONE]
     second = [atom for atom, by in bounded.items() if by == -1 and atom != ONE]
@@ -138,7 +138,7 @@ def _spelt(bounded: Linear) -> Expr | None:
 
 
 def _sums(bounded: Linear) -> Expr:
-    """What is added on either side, `j + 3 <= i + |past|`."""
+    """A comparison of sums without subtraction, such as `j + 3 <= i + |past|`."""
     left, right = ({atom: by * sign for atom, by in bounded.items() if by * sign > 0} for sign in (1, -1))
     return op("LessOrEqual", written(left), written(right))
 
@@ -152,7 +152,7 @@ def written(sum_: Linear) -> Expr:
 
 
 def _equality(expr: Op) -> Expr:
-    """`a - b == 0` as `a == b`, with what belongs to the query first."""
+    """`a - b == 0` as `a == b`, with the sides in a fixed order."""
     left, right = map(linear, expr.args)
     if left is None or right is None:
         return expr

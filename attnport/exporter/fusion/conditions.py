@@ -1,6 +1,6 @@
-"""What one condition of a mask says: a bound on positions, the length of an item, an element of a mask input.
+"""The meaning of a single condition of a mask: a bound on positions, the length of an item, an element of an input.
 
-Positions are those of `masks.spec`: query i stands at i (`upper_left`) or at i + T - S (`lower_right`).
+Positions are those of `masks.spec`: query i is at position i (`upper_left`) or i + T - S (`lower_right`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Bound:
-    """`later`: a key stands at most `by` after the query; else at most `by` before it."""
+    """A key is at most `by` positions after the query (`later`), or at most `by` positions before it."""
 
     later: bool
     by: int
@@ -38,7 +38,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Held:
-    """What an input holds for a condition, in the words of a MaskSpec; `nonzero`: it says that the element is not 0."""
+    """The input behind a condition, in terms of a MaskSpec; `nonzero`: the condition is that its element is not 0."""
 
     input: str
     carries: str
@@ -47,12 +47,12 @@ class Held:
 
 
 def bound(expr: Expr, lengths: Lengths | None) -> Bound | None:
-    """A condition on the distance of a key's and a query's position; None for any other."""
+    """A condition on the distance between a key's and a query's position; None for any other."""
     below = at_most_zero(expr)
     if below is None:
         return None
     if lengths is not None and lengths.query == {ONE: 1} and I not in below:
-        below = plus(below, {I: -below.get(J, 0)})  # the one query is at 0
+        below = plus(below, {I: -below.get(J, 0)})  # the only query is at 0
     if {below.get(I), below.get(J)} != {1, -1}:
         return None
     later = below[J] == 1
@@ -60,14 +60,14 @@ def bound(expr: Expr, lengths: Lengths | None) -> Bound | None:
     from_start = set(limit) <= {ONE}
     shift = lengths.shift if lengths is not None else {}
     from_end = plus(limit, shift, -1 if later else 1)
-    # Where both lengths are constants, a bound can be read from either end: only `j <= i + T - S` is taken so.
+    # If both lengths are constants, a bound could be read from either end: only `j <= i + T - S` is read from the end.
     if shift and set(from_end) <= {ONE} and (not from_start or (later and not from_end)):
         return Bound(later, from_end.get(ONE, 0), "lower_right")
     return Bound(later, limit.get(ONE, 0), "upper_left") if from_start else None
 
 
 def always(expr: Expr, lengths: Lengths | None) -> bool:
-    """Whether a condition holds for every query and key, such as `j < |T|`."""
+    """Whether a condition holds for every query and key, as `j < |T|` does."""
     below = at_most_zero(expr)
     if below is None or lengths is None:
         return False
@@ -75,13 +75,13 @@ def always(expr: Expr, lengths: Lengths | None) -> bool:
     for axis, length in ((I, lengths.query), (J, lengths.key)):
         by = most.get(axis, 0)
         most = plus(most, {axis: -by})
-        if by > 0:  # the last position; the first is zero
+        if by > 0:  # the largest value is that of the last position; else of the first, which is zero
             most = plus(plus(most, length, by), {ONE: -by})
     return set(most) <= {ONE} and most.get(ONE, 0) <= 0
 
 
 def length_of(expr: Expr, at: Expr, lengths: Lengths | None) -> tuple[str, str] | None:
-    """`at < input[b]`, for `at` a key or a query's position: the input, and the alignment; None for any other."""
+    """The input and the alignment of `at < input[b]`, with `at` a key's or a query's position; None for any other."""
     below = at_most_zero(expr)
     reads = [atom for atom in below or () if isinstance(atom, Read)]
     if below is None or len(reads) != 1 or below[reads[0]] != -1 or below.get(at) != 1:
@@ -95,7 +95,7 @@ def length_of(expr: Expr, at: Expr, lengths: Lengths | None) -> tuple[str, str] 
 
 
 def truth_of(expr: Expr) -> tuple[Read, str] | None:
-    """The element of an input that a condition is the truth of, and the input's polarity; None for any other."""
+    """The element of an input whose truth is the condition, and the input's polarity; None for any other."""
     if isinstance(expr, Op) and expr.name == "Not":
         inner = truth_of(expr.args[0])
         turned = {"keep": "hide", "hide": "keep"}.get(inner[1]) if inner is not None else None
@@ -112,8 +112,8 @@ def truth_of(expr: Expr) -> tuple[Read, str] | None:
             return (read, "keep" if expr.name == "Ne" else "hide") if other == ZERO else None
         if expr.name not in ("Less", "LessOrEqual"):
             continue
-        # A threshold between zero and one tells the two values of a mask apart; between zero and the least number
-        # that hides, those of an additive one.
+        # A threshold between zero and one separates the two values of a mask; one between zero and the numbers that
+        # hide separates those of an additive mask.
         at_zero = expr.name == ("Less" if above else "LessOrEqual")
         if 0 <= other.value < 1 if at_zero else 0 < other.value <= 1:
             return read, "keep" if above else "hide"
@@ -123,7 +123,7 @@ def truth_of(expr: Expr) -> tuple[Read, str] | None:
 
 
 def position(index: Sequence[Expr], lengths: Lengths | None) -> tuple[Expr, str] | None:
-    """Which position `[B,T]` is read at: `J`, or `I` with its alignment; None for any other index."""
+    """The position at which `[B,T]` is read: `J`, or `I` with its alignment; None for any other index."""
     if len(index) != 2 or index[0] not in (BATCH, ZERO):
         return None
     if index[1] == J:
@@ -137,7 +137,7 @@ def position(index: Sequence[Expr], lengths: Lengths | None) -> tuple[Expr, str]
 
 
 def same_at_query(of_key: Expr, of_query: Expr, lengths: Lengths | None) -> str | None:
-    """The alignment with which one condition says of a query's position what another says of a key's, or None."""
+    """The alignment with which `of_query` is for a query's position what `of_key` is for a key's, or None."""
     if normal(_moved(of_key, I)) == normal(of_query):
         return "upper_left"
     key_reads, query_reads = reads_of(of_key), reads_of(of_query)
@@ -152,7 +152,7 @@ def same_at_query(of_key: Expr, of_query: Expr, lengths: Lengths | None) -> str 
 
 
 def _moved(expr: Expr, to: Expr) -> Expr:
-    """A condition on key j, on `to` instead."""
+    """A condition on key j as the same condition on `to`."""
     return _with(expr, J, to)
 
 
@@ -165,7 +165,7 @@ def _with(expr: Expr, old: Expr, new: Expr) -> Expr:
 
 
 def is_of_keys(expr: Expr) -> bool:
-    """Whether a condition depends on nothing but the item and the key."""
+    """Whether a condition depends only on the item and the key."""
     return axes_of(expr) <= {"b", "j"}
 
 

@@ -1,4 +1,4 @@
-"""What one element of a constant is, as a formula: masks and positions that an exporter, or a module, kept whole."""
+"""Elements of constants as formulas: masks and positions that an exporter or a module stored as a tensor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MAX_ELEMENTS = 8192**2
-"""Elements of a constant that is looked at; beyond, it is data."""
+"""Constants with more elements are data and are not examined."""
 Array = Any
 
 
 def constant_element(value: ir.Value, index: Index) -> Expr | None:
-    """The formula of `value[index]`; None where the value is no constant, or one of no simple rule."""
+    """The formula of `value[index]`; None if the value is not constant or follows no simple rule."""
     from onnx_ir.convenience import get_const_tensor
 
     tensor = get_const_tensor(value)
@@ -28,8 +28,8 @@ def constant_element(value: ir.Value, index: Index) -> Expr | None:
     if array.reshape(-1)[-1].item() == first and (array == first).all():
         return Const(first)
     if all(isinstance(entry, Const) for entry in index):
-        found = array[tuple(int(entry.value) for entry in index if isinstance(entry, Const))].item()
-        return Const(found) if not (isinstance(found, float) and math.isnan(found)) else None
+        number = array[tuple(int(entry.value) for entry in index if isinstance(entry, Const))].item()
+        return Const(number) if not (isinstance(number, float) and math.isnan(number)) else None
     return _steps(array, index) or _band(array, index)
 
 
@@ -53,7 +53,7 @@ def _steps(array: Array, index: Index) -> Expr | None:
 
 
 def _band(array: Array, index: Index) -> Expr | None:
-    """A matrix of two numbers, one on neighbouring diagonals and one elsewhere: a causal mask or a window."""
+    """A matrix with one number on adjacent diagonals and another elsewhere, as a causal mask or a window has them."""
     import numpy as np
 
     if array.ndim < 2 or min(array.shape[-2:]) < 2 or any(size != 1 for size in array.shape[:-2]):
@@ -79,7 +79,7 @@ def _band(array: Array, index: Index) -> Expr | None:
 
 
 def _between(index: Index, low: int, high: int, rows: int, columns: int) -> Expr:
-    """`low <= column - row <= high`, without a bound that the matrix ends before."""
+    """`low <= column - row <= high`, without a bound that lies outside the matrix."""
     row, column = index[-2:]
     above = op("LessOrEqual", op("Sub", column, row), Const(high)) if high else op("LessOrEqual", column, row)
     below = op("LessOrEqual", op("Sub", row, column), Const(-low)) if low else op("LessOrEqual", row, column)

@@ -1,9 +1,9 @@
-"""What one element of a tensor is, as a formula over its indices.
+"""Reads an element of a tensor as a formula over its indices.
 
-A mask is written in dozens of spellings (GatherND over index grids, comparisons of Range, Where, sums of large negative
+A mask can be written in dozens of ways (GatherND over index grids, comparisons of Range, Where, sums of large negative
 numbers), and every exporter has its own. Their *elements* are alike: `mask[b, j] != 0`, `j <= i`. So a graph value is
-read as a formula: `element(value, (b, h, i, j))` walks the producers and moves the indices through them. What it does
-not know stays a `Read` of that value, so a formula is always right, only more or less telling.
+read as a formula: `element(value, (b, h, i, j))` walks the producers and moves the indices through them. An unknown
+operator ends the walk, and its value stays a `Read`: a formula is always correct, but it may say little.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 100
 MAX_STEPS = 20_000
-"""Of one formula; a graph that shares its parts can have a formula of exponential length."""
+"""Limits for one formula, which can grow exponentially if the graph shares its parts."""
 
 
 class Walk:
-    """How far a walk through the producers has come: its depth now, and its steps so far."""
+    """The current depth of a walk through the producers, and its steps so far."""
 
     def __init__(self) -> None:
         self.depth = self.steps = 0
@@ -40,19 +40,19 @@ class Walk:
         self.depth -= 1
 
     def ends(self) -> bool:
-        """Whether it stops here, so that the formula reads the value at hand."""
+        """Whether the walk stops here, so that the formula is a `Read` of the current value."""
         return self.depth >= MAX_DEPTH or self.steps >= MAX_STEPS
 
 
 def scalar(value: ir.Value | None) -> float | int | bool | None:
-    """The one element of a constant of one element, else None."""
+    """The element of a constant that has only one, else None."""
     array = const_value(value)
     found: float | int | bool | None = array.reshape(-1)[0].item() if array is not None and array.size == 1 else None
     return found
 
 
 def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None = None) -> Expr:
-    """The formula of `value[index]`; `index` has one entry an axis of `value`."""
+    """The formula of `value[index]`; `index` has one entry for each axis of `value`."""
     assert value is not None
     walk = walk or Walk()
     constant = constant_element(value, index)
@@ -76,7 +76,7 @@ def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None =
 
 
 def _rounded(found: Expr, value: ir.Value, index: tuple[Expr, ...]) -> Expr:
-    """A constant as `value`'s type holds it: 1.7 cast to an integer is 1, -3.4e38 in half precision is -inf."""
+    """A constant as `value`'s type stores it: 1.7 cast to an integer is 1, -3.4e38 in half precision is -inf."""
     import numpy as np
 
     if not isinstance(found, Const) or value.dtype is None:
@@ -112,7 +112,7 @@ def _cast(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
         return Const(int(inner.value)) if isinstance(inner, Const) and isinstance(inner.value, bool) else inner
     if before.is_integer() and after.name in ("UINT8", "UINT16", "UINT32"):
         return Op("Wrapped", (inner, Const(after.bitwidth)))
-    # What would be cut off (0.5) is not the same number any more.
+    # A fraction (0.5) that is cast to an integer does not keep its value.
     keeps = after.is_floating_point() or (before.is_integer() and after.name in ("INT64", "INT32"))
     return inner if keeps and before.name != "UINT64" else None
 
@@ -143,7 +143,7 @@ def _gather(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
 
 
 def _never_negative(index: Expr) -> bool:
-    """Whether an index is proved to count from the start; a negative one counts from the end."""
+    """Whether an index is proved not to be negative; a negative one would count from the end."""
     if isinstance(index, Const):
         return index.value >= 0
     if isinstance(index, Op) and index.name in ("Add", "Mul", "Min", "Join", "FloorDiv", "FloorMod"):
@@ -166,7 +166,7 @@ def _gather_nd(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | Non
 
 
 def _slice_from(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
-    """A slice whose start is computed, as that of the rows of a kept mask behind a cache."""
+    """A slice whose start is computed, such as that of a stored mask's rows after a cache."""
     given = [*node.inputs, None, None]
     axes, steps = const_value(given[3]), const_value(given[4])
     dims = dims_of(node.inputs[1])

@@ -1,4 +1,4 @@
-"""Formulas over the indices of a tensor's element: `mask[b, j] != 0`, `j <= i`, kept in a simple form."""
+"""Formulas over the indices of a tensor's element, such as `mask[b, j] != 0` and `j <= i`, in a simple form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Const:
-    """A known number or truth value; True and 1 are two constants."""
+    """A known number or truth value; True and 1 are different constants."""
 
     value: float | int | bool
 
@@ -44,7 +44,7 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """An element of a graph value that no formula was found for, or of an input; equal when value and index are."""
+    """An element of an input, or of a graph value without a formula; equal if value and index are equal."""
 
     value: ir.Value
     index: tuple[Expr, ...]
@@ -85,12 +85,12 @@ _FOLD: dict[str, Callable[..., Any]] = {
     "Where": lambda c, a, b: a if c else b,
 }
 ELEMENTWISE = {*_FOLD, "Greater", "GreaterOrEqual", "Log"}
-"""Operators that mean one thing whatever their type and attributes are (`Div` and `Mod` do not)."""
+"""Operators whose meaning does not depend on types and attributes (that of `Div` and `Mod` does)."""
 TRUE, FALSE, ZERO = Const(True), Const(False), Const(0)
 
 
 def op(name: str, *args: Expr) -> Expr:
-    """Builds an operation in a simple form: constants folded, comparisons turned to `<` and `<=`."""
+    """Builds an operation in a simple form, with constants folded and comparisons written as `<` and `<=`."""
     if name == "Greater":
         name, args = "Less", (args[1], args[0])
     elif name == "GreaterOrEqual":
@@ -178,7 +178,7 @@ def _is_choice(expr: Expr) -> bool:
 
 
 def _of_choice(name: str, a: Expr, b: Expr) -> Expr | None:
-    """A constant compared with one of two constants is the condition by which that is chosen, or its opposite."""
+    """Comparing a constant with a choice of two constants gives the condition of the choice, or its opposite."""
     for choice, number in ((a, b), (b, a)):
         if isinstance(choice, Op) and choice.name == "Where" and isinstance(number, Const):
             condition, *branches = choice.args
@@ -247,7 +247,7 @@ def axes_of(expr: Expr) -> frozenset[str]:
 
 
 def reads_of(expr: Expr) -> frozenset[Read]:
-    """Every `Read` in a formula, those inside indices too."""
+    """Every `Read` in a formula, including those inside indices."""
     parts = expr.args if isinstance(expr, Op) else expr.index if isinstance(expr, Read) else ()
     inner = frozenset().union(*map(reads_of, parts))
     return inner | {expr} if isinstance(expr, Read) else inner

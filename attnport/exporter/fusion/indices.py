@@ -1,7 +1,7 @@
 """Arithmetic of indices that a reshape merges and splits; indices are never negative.
 
 `Join(a, b, n)` is `a n + b` with `b` below `n`: the index of two axes merged into one, the second of size n. `FloorDiv`
-and `FloorMod` take it apart again. Kept in a simple form, so that merging and splitting by the same size cancel out.
+and `FloorMod` split it again. Merging and splitting by the same size cancel out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def split(index: Expr, size: Expr) -> tuple[Expr, Expr]:
 def reshaped(index: Index, after: Dims, before: Dims) -> Index | None:
     """The index, in a tensor of dims `before`, of the element at `index` of the tensor reshaped to `after`.
 
-    None where the dims do not say how the axes are merged and split.
+    None if the dims do not determine how the axes are merged and split.
     """
     if len(after) != len(index) or None in after or None in before:
         return None
@@ -77,14 +77,14 @@ def reshaped(index: Index, after: Dims, before: Dims) -> Index | None:
         del new[len(new) - theirs :], old[len(old) - ours :]
     if bool(new) != bool(old):
         return None
-    if new:  # one group is left, and the sizes of a reshape are the same in all
+    if new:  # the axes that are left have the same number of elements on both sides
         tail[:0] = _taken_apart(_joined(new), old)
     rest = iter(head + tail)
     return tuple(ZERO if dim == 1 else next(rest) for dim in before)
 
 
 def _common_tail(new: list[tuple[int | str | None, Expr]], old: list[int | str | None]) -> tuple[int, int] | None:
-    """How many axes at the end of both have the same number of elements, as far as the dims tell; None = unknown."""
+    """How many axes at the end of each have the same number of elements; None if the dims do not tell."""
     if new[-1][0] == old[-1]:
         return 1, 1
     theirs = ours = 0
@@ -111,11 +111,11 @@ def _joined(axes: Sequence[tuple[int | str | None, Expr]]) -> Expr:
 
 
 def _taken_apart(index: Expr, dims: Sequence[int | str | None]) -> list[Expr]:
-    found: list[Expr] = []
+    remainders: list[Expr] = []
     for dim in reversed(dims[1:]):
         index, remainder = split(index, size_of(dim))
-        found.insert(0, remainder)
-    return [index, *found]
+        remainders.insert(0, remainder)
+    return [index, *remainders]
 
 
 def size_of(dim: int | str | None) -> Expr:
@@ -125,23 +125,23 @@ def size_of(dim: int | str | None) -> Expr:
 
 
 def components(index: Index) -> tuple[Expr, ...] | None:
-    """The index variables of a tensor from its slowest to its fastest, merged axes taken apart; None if it is not so.
+    """The index variables of a tensor from its slowest to its fastest, with merged axes split; None for other indices.
 
-    Two tensors of equal components hold the same numbers in the same order: a reshape takes one to the other.
+    Two tensors with equal components hold the same numbers in the same order: a reshape turns one into the other.
     """
-    found: list[Expr] = []
+    variables: list[Expr] = []
     for at in index:
         for part in _parts(at):
-            last = found[-1] if found else None
+            last = variables[-1] if variables else None
             if isinstance(part, Op) and part.name == "FloorMod":
                 if not (isinstance(last, Op) and last.name == "FloorDiv" and last.args == part.args):
                     return None
-                found[-1] = part.args[0]
+                variables[-1] = part.args[0]
             elif isinstance(part, Axis) or (isinstance(part, Op) and part.name == "FloorDiv"):
-                found.append(part)
+                variables.append(part)
             elif part != ZERO:
                 return None
-    return tuple(found) if all(isinstance(part, Axis) for part in found) else None
+    return tuple(variables) if all(isinstance(part, Axis) for part in variables) else None
 
 
 def _parts(at: Expr) -> list[Expr]:

@@ -1,7 +1,7 @@
 """The kinds of a mask that was read as formulas: padding, causal, window, ... as a MaskSpec names them.
 
-What is claimed is proved: the mask that the MaskSpec means, built from what its input holds, is the mask that the
-formulas are. What is left over is `explicit`.
+A kind is named only if it is proved: the mask that the MaskSpec means, built from its input, is the mask of the
+formulas. Any condition without a proof makes the mask `explicit`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | Non
 
     Args:
         keeps: Over the axes b, h, i, j.
-        biased: Whether something is added to the scores as well.
-        lengths: Query and key length as formulas, without which `lower_right` cannot be proved; None = unknown.
+        biased: Whether a bias is added to the scores too.
+        lengths: Query and key length as formulas, which are needed to prove `lower_right`; None = unknown.
     """
     query, key = (linear(each) if each is not None else None for each in lengths)
     reading = _Reading(Lengths(query, key) if query is not None and key is not None else None)
@@ -47,17 +47,17 @@ def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | Non
 
 
 class _Reading:
-    """What the conditions have said so far."""
+    """What the conditions so far mean."""
 
     def __init__(self, lengths: Lengths | None) -> None:
         self.lengths = lengths
         self.held: dict[str, list[Held | None]] = {}
-        """By kind, in order of appearance, the inputs; None for what is computed. Bounds go by the name `distance`."""
+        """Inputs by kind, in order of appearance; None for a computed condition. Bounds have the kind `distance`."""
         self.bounds: list[Bound] = []
         self.near: list[Bound] = []
-        """Bounds that hold between tokens of which none is global."""
+        """Bounds between tokens that are not global."""
         self.marks: set[Expr] = set()
-        """What marks a key as global; one thing, or it is explicit."""
+        """The conditions that mark a key as global; with more than one, the mask is explicit."""
         self.alignments: set[str] = set()
 
     def take(self, part: Expr) -> None:
@@ -78,7 +78,7 @@ class _Reading:
         self.held.setdefault(kind, []).append(held)
 
     def _prefix(self, part: Expr) -> bool:
-        """`j <= i or j < prefix[b]`; `i < prefix[b] and j < prefix[b]` says as much beside `j <= i`."""
+        """`j <= i or j < prefix[b]`; beside `j <= i`, `i < prefix[b] and j < prefix[b]` has the same meaning."""
         alignments: set[str] = set()
         inputs: set[str] = set()
         causal = False
@@ -114,7 +114,7 @@ class _Reading:
         return True
 
     def _global(self, part: Expr) -> bool:
-        """`near, or marks[b, i], or marks[b, j]`; what marks a token may be computed as well."""
+        """`near, or marks[b, i], or marks[b, j]`; the marks may be computed."""
         marks: dict[Expr, list[Expr]] = {I: [], J: []}
         near: list[Bound] | None = None
         for each in disjuncts(part):
@@ -144,16 +144,16 @@ class _Reading:
         held = dict(self.held)
         later, before = _least(self.bounds)
         causal, proved, width = later == 0, len(self.alignments) <= 1, before
-        if self.bounds:  # on one side, or on both alike
+        if self.bounds:  # on one side, or the same on both
             proved = proved and (before or 0) >= 0 and (causal or later == before)
         if "global" in held:
             far, width = _least(self.near)
-            # Where later keys are hidden anyway, it does not matter how many of them the window has.
+            # If later keys are hidden anyway, it does not matter how many of them the window includes.
             same = far == width or (causal and (far is None or far >= 0))
             proved = proved and before is None and (not self.bounds or causal) and width is not None and width >= 0
             proved = proved and same and len(self.marks) == 1
         if causal and "prefix" in held:
-            del held["prefix"]  # `j <= i` alone is the narrower
+            del held["prefix"]  # `j <= i` alone is narrower
         if not proved:
             placed = [kind for kind in held if kind in ("distance", "prefix", "documents", "global")]
             for kind in placed:
@@ -179,13 +179,13 @@ class _Reading:
 
 
 def _least(bounds: Sequence[Bound]) -> tuple[int | None, int | None]:
-    """How far a key may stand after and before the query; None = any distance."""
+    """How far a key may be after and before the query; None = any distance."""
     later, before = ([found.by for found in bounds if found.later is side] for side in (True, False))
     return min(later, default=None), min(before, default=None)
 
 
 def _one_input(held: dict[str, list[Held | None]]) -> Held | None:
-    """The input that carries all that an input has to; None where there are several, or it is computed."""
+    """The only input of the mask; None if there are several, or if a condition is computed."""
     every = [each for of_kind in held.values() for each in of_kind]
     known = {each for each in every if each is not None}
     if None in every or len({each.input for each in known}) != 1:
@@ -200,7 +200,7 @@ def _one_input(held: dict[str, list[Held | None]]) -> Held | None:
 
 
 def _marks(of_key: Expr) -> Held | None:
-    """The input that carries what marks a token as global."""
+    """The input that marks tokens as global; None if the marks are computed."""
     truth = truth_of(of_key)
     if truth is None or truth[1] != "keep" or truth[0].index not in ((BATCH, J), (ZERO, J)):
         return None
@@ -208,7 +208,7 @@ def _marks(of_key: Expr) -> Held | None:
 
 
 def _padding(part: Expr) -> Held | None:
-    """The input that carries a condition on keys: their lengths, or a mask."""
+    """The input of a condition on keys, which holds lengths or a mask; None if the condition is computed."""
     length = length_of(part, J, None)
     if length is not None:
         return Held(length[0], "lengths")
@@ -221,7 +221,7 @@ def _padding(part: Expr) -> Held | None:
 
 
 def _pairs(part: Expr) -> Held | None:
-    """The input that carries a condition on pairs, `[B,S,T]` or `[B,H,S,T]`."""
+    """The input of a condition on pairs, `[B,S,T]` or `[B,H,S,T]`; None if the condition is computed."""
     truth = truth_of(part)
     if truth is None or len(truth[0].index) < 3 or truth[0].index[-2:] != (I, J):
         return None

@@ -1,8 +1,8 @@
-"""How an attention's own tensors lie: which of their leading axes count batch items, and which count heads.
+"""The layout of an attention's tensors: which of their leading axes count batch items, and which count heads.
 
 Attention is written over tensors of many ranks: `[S,D]`, `[B,S,D]` for one head, `[B H,S,D]` with both merged,
-`[B,H,S,D]`, `[B,G,R,S,D]` for grouped heads, `[B,W,H,S,D]` for windows. Each leading axis gets an index variable of its
-own (`l0`, `l1`, ...); the canonical axes `b` and `h`, over which masks are read, are made of them.
+`[B,H,S,D]`, `[B,G,R,S,D]` for grouped heads, `[B,W,H,S,D]` for windows. Each leading axis has an index variable (`l0`,
+`l1`, ...). The canonical axes `b` and `h`, over which masks are read, are made of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROW, KEY, DEPTH = Axis("i"), Axis("j"), Axis("d")
 
 @dataclass(frozen=True)
 class Located:
-    """A graph value, and for each of its axes the index variable (or zero) at which an attention reads it."""
+    """A graph value and, for each of its axes, the index variable (or zero) at which an attention reads it."""
 
     value: ir.Value
     index: Index
@@ -31,7 +31,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Lead:
-    """One leading axis: its index variable and its size or the name of it."""
+    """One leading axis: its index variable, and its size or the name of its size."""
 
     axis: Axis
     dim: int | str | None
@@ -42,8 +42,8 @@ class Layout:
     """The leading axes of an attention.
 
     Attributes:
-        batch: Those that count batch items, slowest first; none for an attention without a batch.
-        heads: Those that count heads, slowest first; none for one head.
+        batch: The axes that count batch items, slowest first; empty for an attention without a batch.
+        heads: The axes that count heads, slowest first; empty for one head.
         raw: The index of the product with v, over its own leading axes.
     """
 
@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def head_count(self) -> int | str | None:
-        """How many heads there are, or the name of that size; None where it is not known."""
+        """The number of heads, or the name of that size; None if it is not known."""
         count = 1
         for lead in self.heads:
             if not isinstance(lead.dim, int):
@@ -72,13 +72,13 @@ class Layout:
         return count
 
     def split(self, axis: Axis, size: Expr) -> Layout | None:
-        """The layout with one leading axis taken for two merged ones, the second of `size`."""
+        """The layout with one leading axis replaced by the two axes that were merged into it, the second of `size`."""
         number = getattr(size, "value", None) or getattr(size, "dim", None)
         high, low = Lead(Axis(f"{axis.name}a"), None), Lead(Axis(f"{axis.name}b"), number)
 
         def parts(leads: tuple[Lead, ...]) -> tuple[Lead, ...]:
             apart = ((high, low) if lead.axis == axis else (lead,) for lead in leads)
-            return tuple(part for each in apart for part in each)
+            return tuple(part for axes in apart for part in axes)
 
         meaning: dict[Axis, Expr] = {axis: join(high.axis, low.axis, size)}
         raw = tuple(_replaced(at, meaning) for at in self.raw)
@@ -115,7 +115,7 @@ def _replaced(at: Expr, meaning: dict[Axis, Expr]) -> Expr:
 
 
 def layout_of(output: ir.Value, v: ir.Value) -> Layout | None:
-    """The layout of an attention from the output of its product with v; None where a leading size is not known."""
+    """The layout of an attention, from the output of its product with v; None if a leading size is not known."""
     dims = dims_of(output)
     if dims is None or len(dims) < 2 or None in dims[:-2]:
         return None
@@ -136,15 +136,15 @@ def layout_of(output: ir.Value, v: ir.Value) -> Layout | None:
 
 
 def _merged_heads(v: ir.Value) -> int | str | None:
-    """The number of heads, where the one leading axis of v was made of a batch axis and a head axis."""
+    """The number of heads, if the one leading axis of v was merged from a batch axis and a head axis."""
     if dims_of(v) is None or len(dims_of(v) or ()) != 3:
         return None
     at: tuple[ir.Value, Index] | None = (v, (Axis("l0"), KEY, DEPTH))
     while at is not None:
         for entry in at[1]:
-            found = _modulus(entry)
-            if found is not None:
-                return found
+            heads = _modulus(entry)
+            if heads is not None:
+                return heads
         at = relaid(*at)
     return None
 
@@ -156,11 +156,11 @@ def _modulus(entry: Expr) -> int | str | None:
     if entry.name == "FloorMod" and entry.args[0] == Axis("l0"):
         size = entry.args[1]
         return getattr(size, "value", None) or getattr(size, "dim", None)
-    return next((found for found in map(_modulus, entry.args) if found is not None), None)
+    return next((modulus for modulus in map(_modulus, entry.args) if modulus is not None), None)
 
 
 def _repeats_over(v: ir.Value, leads: tuple[Lead, ...]) -> Lead | None:
-    """The one of the last two leading axes over which v is the same, as grouped key/value heads are."""
+    """The axis, among the last two leading ones, over which v is constant, as with grouped key/value heads."""
     dims = dims_of(v)
     if dims is None or len(dims) < 3:
         return None
@@ -173,8 +173,8 @@ def _repeats_over(v: ir.Value, leads: tuple[Lead, ...]) -> Lead | None:
     while at is not None:
         last, at = at, relaid(*at)
     assert last is not None
-    found = [lead for lead in leads[-2:] if lead.dim != 1 and not any(_uses(entry, lead.axis) for entry in last[1])]
-    return found[0] if len(found) == 1 else None
+    unused = [lead for lead in leads[-2:] if lead.dim != 1 and not any(_uses(entry, lead.axis) for entry in last[1])]
+    return unused[0] if len(unused) == 1 else None
 
 
 def _uses(entry: Expr, axis: Axis) -> bool:

@@ -1,7 +1,7 @@
-"""Reads the mask of an attention back into its meaning: which keys it allows, and what it adds to the scores.
+"""Reads the meaning of an attention's mask: which keys it allows, and what it adds to the scores.
 
-A finite number added to the scores is taken for "hidden" only where the graph proves that the tensor has two values,
-zero and a constant of -1e4 or less, chosen by a truth value. Anything else that is added stays a bias.
+A finite number added to the scores means "hidden" only if the graph proves that the tensor has two values, zero and a
+constant of -1e4 or less, chosen by a truth value. Anything else that is added is a bias.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 LARGE_NEGATIVE = -1e4
-"""A score of this much below the others counts as hidden; above it, the number is a bias."""
+"""A number of this size or less, added to a score, hides the key; a larger one is a bias."""
 THRESHOLD = LARGE_NEGATIVE / 2
-"""What a float mask is compared with, where it is known to hide keys and to add nothing else."""
+"""A float mask that is known only to hide keys is compared with this number."""
 
 SCORES = (Axis("b"), Axis("h"), Axis("i"), Axis("j"))
 """Index variables of the scores: batch, head, query, key."""
@@ -46,7 +46,7 @@ SCORES = (Axis("b"), Axis("h"), Axis("i"), Axis("j"))
 
 @dataclass(frozen=True)
 class Origin:
-    """The graph value that a factor was read from: allowed where it is true (`hides`: false), or zero (additive)."""
+    """The graph value of a factor: keys are allowed where it is true (`hides`: false), or zero if it is additive."""
 
     at: Located
     hides: bool = False
@@ -71,7 +71,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask read from the graph: a key is allowed where every factor holds; each bias is added to the scores."""
+    """A mask read from the graph: a key is allowed if every factor holds; each bias is added to the scores."""
 
     factors: tuple[Factor, ...]
     biases: tuple[Bias, ...]
@@ -79,7 +79,7 @@ class Mask:
 
     @property
     def is_causal_only(self) -> bool:
-        """Whether the upper-left causal mask is all there is."""
+        """Whether the mask is the upper-left causal mask and nothing else."""
         return not self.biases and [factor.keep for factor in self.factors] == [CAUSAL]
 
 
@@ -87,7 +87,7 @@ class MaskReader:
     """Collects the terms of one attention's scores, from the softmax up, and reads them as a mask.
 
     Args:
-        layout: Of the attention whose scores they are.
+        layout: The attention's layout.
         masks: The mask contracts of the graph's inputs.
     """
 
@@ -102,7 +102,7 @@ class MaskReader:
         return self._unwrapped(element(at.value, self.layout.canonical(at.index)))
 
     def _unwrapped(self, expr: Expr) -> Expr:
-        """An input that holds ones and zeros by contract is the same in a narrower type."""
+        """Removes casts to narrower integers from inputs that hold only ones and zeros by contract."""
         if not isinstance(expr, Op):
             return expr
         args = tuple(map(self._unwrapped, expr.args))
@@ -137,7 +137,7 @@ class MaskReader:
         return kept.issuperset(conjuncts(plain(op("Not", found) if hides else found)))
 
     def keeps(self, number: Located) -> bool:
-        """As `implies`, for a number that is one or zero."""
+        """As `implies`, for a number that is one or zero: whether it is one for every allowed key."""
         truth = self._truth(self.element(number))
         return truth is not None and set(conjuncts(plain(truth))) <= {f.keep for f in self.factors}
 
@@ -152,14 +152,14 @@ class MaskReader:
         self.factors.extend(Factor(part, origin) for part in conjuncts(plain(keep)))
 
     def _declared_additive(self, found: Expr) -> Expr | None:
-        """A float input whose contract says that it hides keys and adds nothing else: compared with the threshold."""
+        """The condition of a float input that, by its contract, only hides keys: a comparison with the threshold."""
         spec = self.declared.get(str(found.value.name)) if isinstance(found, Read) else None
         if spec is None or spec.polarity != "additive" or {"bias", "none"} & set(spec.kinds):
             return None
         return op("Less", Const(THRESHOLD), found)
 
     def _parts(self, term: Located, times: float) -> bool:
-        """Takes a sum, or `Where(allowed, bias, -inf)`, apart; False where the term is one tensor."""
+        """Reads the parts of a sum, or of `Where(allowed, bias, -inf)`; False if the term is a single tensor."""
         at: tuple[ir.Value, Index] | None = (term.value, term.index)
         while at is not None:
             value, index = at
@@ -182,7 +182,7 @@ class MaskReader:
         before = len(self.factors), len(self.biases)
         self.add(known[0], times)
         self.add(known[1], times if node.op_type == "Add" else -times)
-        if len(self.factors) == before[0]:  # no mask among the parts: one tensor is simpler than two
+        if len(self.factors) == before[0]:  # no part is a mask: one bias is simpler than two
             del self.biases[before[1] :]
             return False
         return True
@@ -192,7 +192,7 @@ class MaskReader:
         return Located(value, own) if value is not None and own is not None else None
 
     def _where_bias(self, parts: list[Located], times: float) -> bool:
-        """`Where(allowed, bias, -inf)` as a term that is added: a condition and a bias."""
+        """`Where(allowed, bias, -inf)`, added to the scores, as a condition and a bias."""
         condition, when_true, when_false = parts
         for hides, fill, rest in ((True, when_true, when_false), (False, when_false, when_true)):
             low = scalar(fill.value)
@@ -203,7 +203,7 @@ class MaskReader:
         return False
 
     def _two_valued(self, expr: Expr, times: float) -> Expr | None:
-        """The condition under which `expr` is zero, when it times a number is a large negative constant otherwise."""
+        """The condition under which `expr` is zero, if `times * expr` is a large negative constant otherwise."""
         if isinstance(expr, Const):
             return TRUE if expr.value == 0 else None
         if not isinstance(expr, Op):
@@ -239,7 +239,7 @@ class MaskReader:
     def _scaled(self, factor: Expr, number: float) -> Expr | None:
         """`(1 - m) * -1e4`, `(m - 1) * 1e4` and `hidden * -1e4`, with m a truth value."""
         if not math.isfinite(number):
-            return None  # 0 * -inf is NaN: such a mask hides nothing, it breaks
+            return None  # 0 * -inf is NaN, so this is no working mask
         if number <= LARGE_NEGATIVE:
             if isinstance(factor, Op) and factor.name == "Sub" and factor.args[0] == Const(1):
                 return self._truth(factor.args[1])
@@ -250,7 +250,7 @@ class MaskReader:
         return None
 
     def _truth(self, expr: Expr) -> Expr | None:
-        """`expr` as a truth value, where the graph or the declared contract proves that it is one."""
+        """`expr` as a truth value, if the graph or the declared contract proves that it is one."""
         if is_bool(expr):
             return expr
         if isinstance(expr, Read) and expr.value.is_graph_input():
@@ -264,7 +264,7 @@ class MaskReader:
 
 
 def _resolved(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
-    """Factors without the alternatives that another factor rules out: `a` and (`not a` or `b`) are `a` and `b`."""
+    """Factors without alternatives that another factor excludes: `a` and (`not a` or `b`) become `a` and `b`."""
     never = {plain(op("Not", factor.keep)) for factor in factors}
 
     def left(expr: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""Operators that only move elements: which element of their input an element of their output is."""
+"""Operators that only move elements: maps the index of an output's element to the index in their input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Source = tuple["ir.Value", Index]
 
 
 def source_of(node: ir.Node, index: Index) -> Source | None:
-    """The input, and the index in it, of the element at `index` of the node's output; None if it does more or unknown.
+    """The input, and the index in it, of the element at `index` of a node's output; None for other operators.
 
     Sizes may differ: a slice that starts at 0 moves nothing.
     """
@@ -28,7 +28,7 @@ def source_of(node: ir.Node, index: Index) -> Source | None:
 
 
 def relaid(value: ir.Value, index: Index) -> Source | None:
-    """As `source_of` for the value's producer, where that keeps every element, each at least once (no slice)."""
+    """As `source_of` for the value's producer, if that keeps every element at least once (a slice does not)."""
     node = value.producer()
     return source_of(node, index) if node is not None and node.op_type in LAYOUT else None
 
@@ -47,19 +47,19 @@ def const_value(value: ir.Value | None) -> Any | None:
 
 
 def dims_of(value: ir.Value | None) -> list[int | str | None] | None:
-    """A value's shape as sizes, dim names and None, or None when its rank is unknown."""
+    """A value's shape as sizes, dim names and None, or None if its rank is unknown."""
     if value is None or value.shape is None:
         return None
     return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
 
 
 def broadcast_index(value: ir.Value, index: Index) -> Index | None:
-    """The index of the element that takes part when `value` is broadcast to a tensor indexed by `index`."""
+    """The index of the element of `value` that is used if it is broadcast to a tensor indexed by `index`."""
     dims = dims_of(value)
-    if dims is None or None in dims or len(dims) > len(index):  # of an unknown size it may be 1, and then stays put
+    if dims is None or None in dims or len(dims) > len(index):  # an unknown size may be 1, and then the index is zero
         return None
-    own = index[len(index) - len(dims) :]
-    return tuple(ZERO if dim == 1 else at for dim, at in zip(dims, own, strict=True))
+    aligned = index[len(index) - len(dims) :]
+    return tuple(ZERO if dim == 1 else at for dim, at in zip(dims, aligned, strict=True))
 
 
 def _identity(node: ir.Node, index: Index) -> Index:
@@ -127,9 +127,9 @@ def perm_of(transpose: ir.Node, rank: int) -> list[int]:
 
 def _slice(node: ir.Node, index: Index) -> Index | None:
     starts = const_value(node.inputs[1])
-    given = [*node.inputs, None, None]
-    axes, steps = const_value(given[3]), const_value(given[4])
-    if any(value is not None and found is None for value, found in ((given[3], axes), (given[4], steps))):
+    inputs = [*node.inputs, None, None]
+    axes, steps = const_value(inputs[3]), const_value(inputs[4])
+    if any(value is not None and array is None for value, array in ((inputs[3], axes), (inputs[4], steps))):
         return None
     if starts is None or (starts < 0).any() or (steps is not None and (steps < 1).any()):
         return None

@@ -1,4 +1,4 @@
-"""Between a softmax and the product with v: steps that change no probability of a key that the mask allows."""
+"""Reads the steps between a softmax and the product with v, which may change no probability of an allowed key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAR = 12
 
 @dataclass(frozen=True)
 class Zeroed:
-    """Probabilities that become zero where `at` is true (`hides`), or false, or, as a number, zero."""
+    """Probabilities that become zero where `at` is true (`hides`) or false, or where it is zero (`number`)."""
 
     at: Located
     hides: bool
@@ -30,11 +30,11 @@ class Zeroed:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """What stands between a softmax and the product with v.
+    """The steps between a softmax and the product with v.
 
     Attributes:
         index: Of the softmax's element, over the product's leading axes, queries and keys.
-        zeroed: Conditions under which probabilities are set to zero; harmless where the mask hides these keys.
+        zeroed: Conditions under which probabilities are set to zero; they are harmless if the mask hides these keys.
         drops_one: Whether the first or the last key's probability is dropped, as that of a sink.
     """
 
@@ -44,12 +44,12 @@ class Probabilities:
 
 
 def product_of(softmax: ir.Node) -> ir.Node:
-    """The one product with v that the probabilities reach.
+    """The product with v that the probabilities reach.
 
     Raises:
-        NotRecognised: there is none, or there are several.
+        NotRecognised: there is no such product, or there are several.
     """
-    found: dict[ir.Node, None] = {}
+    products: dict[ir.Node, None] = {}
     others: dict[str, None] = {}
     pending, seen = [softmax.outputs[0]], set()
     while pending:
@@ -59,14 +59,14 @@ def product_of(softmax: ir.Node) -> ir.Node:
                 continue
             seen.add(user)
             if user.op_type == "MatMul":
-                found[user] = None
+                products[user] = None
             elif user.op_type in _PASSED and user.domain == "" and not _is_condition(user, value):
                 pending.extend(user.outputs)
             elif user.op_type not in ("IsNaN", "IsInf", "Shape", "Less", "Greater", "Equal"):
                 others[user.op_type] = None
-    if len(found) == 1:
-        return next(iter(found))
-    if found:
+    if len(products) == 1:
+        return next(iter(products))
+    if products:
         raise NotRecognised("the probabilities enter several products", "concatenate the values: one product with v")
     raise NotRecognised(f"after the softmax comes {', '.join(sorted(others)) or 'nothing'}, not the product with v")
 
@@ -132,7 +132,7 @@ def _drops_one(node: ir.Node, index: Index, moved: Index) -> bool:
 
 
 def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, list[Zeroed]]:
-    """`Where(c, 0, p)`, `Where(c, p, 0)` or `p m`: the probabilities, and where they become zero."""
+    """The probabilities in `Where(c, 0, p)`, `Where(c, p, 0)` or `p m`, and the conditions for zero."""
     if node.op_type == "Mul":
         first, second = node.inputs
         on, by = (first, second) if comes_from(first, softmax) else (second, first)
@@ -146,14 +146,14 @@ def _guard(node: ir.Node, index: Index, softmax: ir.Node) -> tuple[ir.Value, lis
     for hides, zero, on in ((True, when_true, when_false), (False, when_false, when_true)):
         if on is not None and comes_from(on, softmax):
             if _tests_finite(condition, softmax):
-                return on, []  # of a softmax nothing but a row with no allowed key is NaN, and that gives zero
+                return on, []  # a softmax is NaN only in a row with no allowed key, which gives zero anyway
             if scalar(zero) == 0:
                 return on, [Zeroed(_located(condition, index), hides=hides)]
     raise NotRecognised("after the softmax comes Where, not the product with v")
 
 
 def _tests_finite(condition: ir.Value | None, softmax: ir.Node) -> bool:
-    """Whether a condition can only hold where probabilities are NaN or infinite."""
+    """Whether a condition can hold only where probabilities are NaN or infinite."""
     node = condition.producer() if condition is not None else None
     if node is None:
         return False
@@ -172,7 +172,7 @@ def _tests_finite(condition: ir.Value | None, softmax: ir.Node) -> bool:
 
 
 def of_every_key(at: Located) -> Located | None:
-    """The condition on keys of which the one at hand is that it holds for all; None where it is another."""
+    """The condition on keys that `at` requires of all keys; None if `at` is another condition."""
     node = at.value.producer()
     while node is not None and node.op_type == "Cast":
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -187,14 +187,14 @@ def of_every_key(at: Located) -> Located | None:
 
 
 def _located(value: ir.Value | None, index: Index) -> Located:
-    own = broadcast_index(value, index) if value is not None else None
-    if value is None or own is None:
+    broadcast = broadcast_index(value, index) if value is not None else None
+    if value is None or broadcast is None:
         raise NotRecognised("after the softmax comes a tensor of unknown size")
-    return Located(value, own)
+    return Located(value, broadcast)
 
 
 def comes_from(value: ir.Value | None, softmax: ir.Node) -> bool:
-    """Whether a value is the softmax's result, through the steps that are passed on the way to the product with v."""
+    """Whether a value is the softmax's result after steps that may stand before the product with v."""
     for _ in range(_FAR):
         node = value.producer() if value is not None else None
         if node is None or node is softmax:

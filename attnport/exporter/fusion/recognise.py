@@ -1,4 +1,4 @@
-"""Finds the attentions of a graph and gives each the name under which it was counted at export."""
+"""Finds the attentions of a graph, and gives each the name under which it was counted at export."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recognition:
-    """Attentions by graph order, and for each counted one that is not among them the reason."""
+    """The attentions in graph order, and the reason for each counted attention that is not among them."""
 
     attentions: tuple[Recognised, ...]
     reasons: dict[str, str]
 
 
 def rule_modules() -> list[ModuleType]:
-    """Every rule: a file in `rules/` with `OP_TYPE` and `match(node, context) -> Recognised` (or NotRecognised)."""
+    """The rules: files in `rules/` with `OP_TYPE`, `applies(node)` and `match(node, context) -> Recognised`."""
     package = "attnport.exporter.fusion.rules"
     return [registry.module(package, name, "rule") for name in registry.names(package)]
 
 
 def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Collection[MaskSpec] = ()) -> Recognition:
-    """Recognises the attentions of `model`; every one of `counted` ends in exactly one row.
+    """Recognises the attentions of `model`; each of `counted` is either recognised or has a reason.
 
     Args:
         model: As exported; shapes of the values are used.
@@ -42,7 +42,7 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
     """
     rules = {rule.OP_TYPE: rule for rule in rule_modules()}
     context = Context(tuple(masks))
-    found: list[_Found] = []
+    matches: list[_Match] = []
     for node in model.graph:
         rule = rules.get(node.op_type) if node.domain == "" else None
         if rule is None or not rule.applies(node):
@@ -53,66 +53,66 @@ def recognise(model: ir.Model, counted: Sequence[SourceAttention], *, masks: Col
             item = rule.match(node, context)
         except NotRecognised as err:
             item = Miss(node.name or "", module or "", str(err), err.change)
-        found.append(_Found(module, item, counts(node)))
-    return _assign(found, counted, _in_branches(model, rules))
+        matches.append(_Match(module, item, counts(node)))
+    return _assign(matches, counted, _in_branches(model, rules))
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What a rule made of a node, the node's module path if it has one, and whether the count's rules count it."""
+class _Match:
+    """A rule's result for a node, the node's module path if it has one, and whether the count would count the node."""
 
     module: str | None
     item: Recognised | Miss
     counts: bool
 
 
-def _without_surplus(found: list[_Found], paths: list[str], *, with_path: bool) -> list[_Found]:
-    """Where more was found than counted, what was not recognised goes: a gate beside an attention is none of them.
+def _without_surplus(matches: list[_Match], paths: list[str], *, with_path: bool) -> list[_Match]:
+    """Removes unrecognised nodes, such as a gate beside an attention, while there are more nodes than were counted.
 
-    First what the count's rules do not count, then the others, the last one first.
+    Nodes that the count would not count go first, then the others from the last one back.
     """
-    kept = list(found)
+    kept = list(matches)
     for path in dict.fromkeys(paths) if with_path else (None,):
-        here = [each for each in kept if not with_path or each.module == path]
+        here = [match for match in kept if not with_path or match.module == path]
         surplus = len(here) - (paths.count(str(path)) if with_path else len(paths))
-        misses = [(each.counts, -place, each) for place, each in enumerate(here) if isinstance(each.item, Miss)]
-        going = [each for *_, each in sorted(misses, key=lambda entry: entry[:2])[: max(surplus, 0)]]
-        kept = [each for each in kept if all(each is not gone for gone in going)]
+        misses = [(match.counts, -place, match) for place, match in enumerate(here) if isinstance(match.item, Miss)]
+        going = [match for *_, match in sorted(misses, key=lambda entry: entry[:2])[: max(surplus, 0)]]
+        kept = [match for match in kept if all(match is not gone for gone in going)]
     return kept
 
 
 def _in_branches(model: ir.Model, operators: Collection[str]) -> dict[str, str]:
-    """By module path, the control flow operator inside which an attention of that module lies."""
+    """The control flow operators that have attentions in their branches, by the module path of the attention."""
     import onnx_ir as ir
 
-    found: dict[str, str] = {}
+    operator_of: dict[str, str] = {}
     for node in model.graph:
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
                 for inner in ir.traversal.RecursiveGraphIterator(attribute.as_graph()):
                     if inner.op_type in operators:
-                        found[module_of(inner) or ""] = node.op_type
-    return found
+                        operator_of[module_of(inner) or ""] = node.op_type
+    return operator_of
 
 
 def _assign(
-    found: Sequence[_Found],
+    matches: Sequence[_Match],
     counted: Sequence[SourceAttention],
     branches: dict[str, str],
 ) -> Recognition:
-    """Matches by module path and order within it; what lost its path is matched by order over what is left."""
+    """Matches nodes with counted attentions by module path and order; nodes without a path by order alone."""
     open_names = {attention.name: attention.module for attention in counted}
     attentions: list[Recognised] = []
     reasons: dict[str, str] = {}
     counted_modules = set(open_names.values())
     for with_path in (True, False):
-        # What has the path of a counted module stands for an attention of that module or for none.
-        several = [each for each in found if (each.module in counted_modules) is with_path]
-        for each in _without_surplus(several, list(open_names.values()), with_path=with_path):
-            module, item = each.module, each.item
+        # A node with the path of a counted module can stand only for an attention of that module.
+        several = [match for match in matches if (match.module in counted_modules) is with_path]
+        for match in _without_surplus(several, list(open_names.values()), with_path=with_path):
+            module, item = match.module, match.item
             name = next((name for name, path in open_names.items() if not with_path or path == module), None)
             if name is None:
-                continue  # a node that the exporter added or split off: it stands for no counted attention
+                continue  # the exporter added or split off this node: it stands for no counted attention
             del open_names[name]
             if isinstance(item, Miss):
                 reasons[name] = f"{item.reason} (node {item.node}){f'; {item.change}' if item.change else ''}"

@@ -1,4 +1,4 @@
-"""Walks from a softmax up to the product of q and k, and reads everything between as algebra."""
+"""Walks from a softmax back to the product of q and k, and reads the steps between as algebra."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _FAR = 48
 
 @dataclass
 class Scores:
-    """What stands between q k^T and a softmax.
+    """The steps between q k^T and a softmax.
 
     Attributes:
         product: The product of q and k.
         index: Of its element, over the attention's leading axes, queries and keys.
-        scale: What it is multiplied with.
+        scale: The number that the product is multiplied with.
         softcap: c in `c tanh(s / c)`; 0 = none.
-        sink: One more score, that of a key without a value.
-        factors: Tensors that it is multiplied with, the same for every key.
+        sink: The score of one more key that has no value.
+        factors: Tensors that the product is multiplied with, the same for every key.
     """
 
     product: ir.Node
@@ -44,13 +44,13 @@ class Scores:
 
 
 def read_scores(softmax: ir.Node, index: Index, reader: MaskReader) -> Scores:
-    """Reads the scores above a softmax; masks and biases go to `reader`.
+    """Reads the scores that enter a softmax; masks and biases go to `reader`.
 
     Args:
         index: Of the softmax's element, over the attention's leading axes, queries and keys.
 
     Raises:
-        NotRecognised: with the step at which they are no attention's.
+        NotRecognised: a step is not that of an attention; the message names it.
     """
     value = softmax.inputs[0]
     assert value is not None
@@ -93,7 +93,7 @@ class _Walk:
         return Scores(product, index, scale, softcap, self.sink, self.factors)
 
     def step(self, node: ir.Node, index: Index) -> ir.Value:
-        """One operator above the scores; returns the value that goes on to q k^T."""
+        """Reads one operator; returns its input on the way to q k^T."""
         first = node.inputs[0]
         assert first is not None
         if node.op_type in ("Cast", "Identity"):
@@ -114,7 +114,7 @@ class _Walk:
 
     def _tanh(self, first: ir.Value) -> ir.Value:
         if self.below_tanh or self.scale <= 0 or self.factors:
-            raise NotRecognised("the scores pass through Tanh, and not as a soft-cap", "write c * tanh(scores / c)")
+            raise NotRecognised("the scores pass through Tanh, but not as a soft-cap", "write c * tanh(scores / c)")
         self.below_tanh, self.outer, self.scale = True, self.scale, 1.0
         return first
 
@@ -129,23 +129,23 @@ class _Walk:
         if not leads_to_product(on) or (operator == "Div" and on is second):
             raise NotRecognised(f"the scores are combined with a tensor by {operator}")
         located = self._located(term, index)
-        found = self.reader.element(located)
+        formula = self.reader.element(located)
         if operator == "Mul" and self.reader.keeps(located):
-            return on  # `s m - 1e9 (1 - m)`: where the mask m is zero, the key is hidden anyway
-        if "j" in axes_of(found) or self.below_tanh:
+            return on  # `s m - 1e9 (1 - m)`: a key for which the mask m is zero is hidden anyway
+        if "j" in axes_of(formula) or self.below_tanh:
             raise NotRecognised(f"the scores are combined with a tensor by {operator}")
         self.factors.append(Multiplier(located, divides=operator == "Div"))
         return on
 
     def _add(self, operator: str, first: ir.Value, second: ir.Value, index: Index) -> ir.Value:
         if operator == "Sub" and _is_row_maximum(first, second):
-            return first  # a softmax does not change when all its scores are moved alike
+            return first  # a softmax does not change if the same number is subtracted from all its scores
         on, term = (first, second) if leads_to_product(first) else (second, first)
         if not leads_to_product(on) or (operator == "Sub" and on is second):
             linear = "; they come from a linear layer" if is_constant(first) or is_constant(second) else ""
             raise NotRecognised(f"neither side of an addition to the scores is a product of q and k{linear}")
         if self.below_tanh:
-            raise NotRecognised("a term is added to the scores before their soft-cap", "add it behind the cap")
+            raise NotRecognised("a term is added to the scores before their soft-cap", "add it after the cap")
         if self.factors:
             raise NotRecognised(
                 "a term is added to the scores before they are multiplied with a tensor", "multiply q with the tensor"
@@ -163,7 +163,7 @@ class _Walk:
             if isinstance(constant, Const):
                 low = constant.value * self.scale
                 if self.below_tanh:
-                    raise NotRecognised("scores are masked before their soft-cap", "mask behind the cap")
+                    raise NotRecognised("scores are masked before their soft-cap", "mask after the cap")
                 if not low <= LARGE_NEGATIVE:
                     raise NotRecognised(
                         f"masked scores are set to {low:g}, which hides nothing ({LARGE_NEGATIVE:g} or less does)",
@@ -176,7 +176,7 @@ class _Walk:
         raise NotRecognised("the scores are chosen from two tensors")
 
     def take_sink(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index]:
-        """`[scores, sink]` or `[sink, scores]`: one more score for each row, which the probabilities lose again."""
+        """Reads `[scores, sink]` or `[sink, scores]`; the probability of the sink has to be dropped later."""
         if self.sink is not None:
             raise NotRecognised("the scores are concatenated with more than one key")
         if self.scale != 1.0 or self.factors or self.below_tanh or self.reader.factors or self.reader.biases:
@@ -186,7 +186,7 @@ class _Walk:
         on, axis, sink, first = _padded(node) if node.op_type == "Pad" else _concatenated(node, len(index))
         wanted: Expr = op("Add", KEY, Const(1)) if first else KEY
         if index[axis] != wanted or not leads_to_product(on):
-            raise NotRecognised("the scores are concatenated, and not with one more key at their end")
+            raise NotRecognised("the scores are concatenated, but not with one more key at an end of the row")
         rank = len(sink.shape or ())
         self.sink = Located(sink, tuple(
             ZERO if dim == 1 else at for dim, at in zip(sink.shape or (), index[len(index) - rank :], strict=True)
@@ -195,21 +195,21 @@ class _Walk:
         return on, tuple(KEY if position == axis else at for position, at in enumerate(index))
 
     def _located(self, term: ir.Value, index: Index) -> Located:
-        own = broadcast_index(term, index)
-        if own is None:
-            raise NotRecognised(f"the sizes of {term.name}, which meets the scores, are not known")
-        return Located(term, own)
+        broadcast = broadcast_index(term, index)
+        if broadcast is None:
+            raise NotRecognised(f"the sizes of {term.name}, which is combined with the scores, are not known")
+        return Located(term, broadcast)
 
 
 def _concatenated(node: ir.Node, rank: int) -> tuple[ir.Value, int, ir.Value, bool]:
-    """The scores, the axis, the sink, and whether the sink stands first."""
+    """The scores, the axis, the sink, and whether the sink is first."""
     axis = node.attributes["axis"].as_int() % rank
     for at in (0, 1) if len(node.inputs) == 2 else ():
         on, sink = node.inputs[at], node.inputs[1 - at]
         dims = dims_of(sink)
         if on is not None and sink is not None and leads_to_product(on) and dims is not None and dims[axis] == 1:
             return on, axis, sink, at == 1
-    raise NotRecognised("the scores are concatenated, and not with one more key")
+    raise NotRecognised("the scores are concatenated, but not with one more key")
 
 
 def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
@@ -223,17 +223,17 @@ def _padded(node: ir.Node) -> tuple[ir.Value, int, ir.Value, bool]:
             wanted[len(dims) - 1 if first else -1] = 1
             if pads.reshape(-1).tolist() == wanted and scalar(fill) is not None:
                 return on, len(dims) - 1, fill, first
-    raise NotRecognised("the scores are padded, and not with one more key")
+    raise NotRecognised("the scores are padded, but not with one more key")
 
 
 def _zero() -> ir.Value:
-    """The constant that is padded with when none is named; in no graph."""
+    """The default constant of `Pad`, which belongs to no graph."""
     import numpy as np
     import onnx_ir as ir
 
-    made = ir.Value(name="", const_value=ir.tensor(np.float32(0)))
-    made.dtype, made.shape = ir.DataType.FLOAT, ir.Shape([])
-    return made
+    zero = ir.Value(name="", const_value=ir.tensor(np.float32(0)))
+    zero.dtype, zero.shape = ir.DataType.FLOAT, ir.Shape([])
+    return zero
 
 
 def _clamped(node: ir.Node) -> ir.Value:
@@ -265,7 +265,7 @@ def _is_row_maximum(scores: ir.Value, value: ir.Value) -> bool:
 
 
 def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
-    """Whether a value is a product of two computed tensors, scaled, masked or laid out anew."""
+    """Whether a value is a product of two computed tensors, which may be scaled, masked or in another layout."""
     node = value.producer() if value is not None else None
     if node is None or depth > _FAR or node.domain != "":
         return False
@@ -279,7 +279,7 @@ def leads_to_product(value: ir.Value | None, depth: int = 0) -> bool:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is a constant, laid out anew or not."""
+    """Whether a value is a constant, also in another layout."""
     for _ in range(_FAR):
         node = value.producer() if value is not None else None
         if value is None or value.const_value is not None or node is None:

@@ -1,4 +1,4 @@
-"""What it costs that somebody wants an attention's weights: no fused kernel gives them, so they are computed again."""
+"""The cost of attention weights that are used elsewhere: no fused kernel returns them, so they are computed again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def cost(graph: ir.Graph, found: Recognised, sizes: Mapping[str, int]) -> str:
-    """Says that the scores and the softmax are computed a second time, and how much that is; "" where they are not.
+def cost(graph: ir.Graph, attention: Recognised, sizes: Mapping[str, int]) -> str:
+    """A sentence with the cost of computing scores and softmax a second time; "" if they are not computed again.
 
     Args:
-        graph: After lowering, without the nodes that nobody uses.
-        found: An attention that was lowered.
-        sizes: The usual size of each named dim; without them only the formula is given.
+        graph: After lowering, without unused nodes.
+        attention: An attention that was lowered.
+        sizes: The usual size of each named dim; if one is missing, only the formula is given.
     """
-    if found.node.graph is not graph or found.node.op_type != "Softmax":
+    if attention.node.graph is not graph or attention.node.op_type != "Softmax":
         return ""
-    scores, q = dims_of(found.node.outputs[0]), dims_of(found.q.value)
+    scores, q = dims_of(attention.node.outputs[0]), dims_of(attention.q.value)
     elements, depth = _product(scores, sizes), _product(q[-1:] if q else None, sizes)
     text = "the weights are used elsewhere: q k^T and the softmax are computed a second time for them"
     if elements is None or depth is None:

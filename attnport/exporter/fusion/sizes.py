@@ -1,4 +1,4 @@
-"""Sizes of axes as formulas: a dim that a Concat makes is the sum of its parts, `|past| + |seq|`."""
+"""Sizes of axes as formulas: the dim of a Concat's output is the sum of its parts, `|past| + |seq|`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def size_along(value: ir.Value, index: Sequence[Expr], axis: Axis) -> Expr | None:
-    """As `size_sum`, of the axis of `value` at which `index` has the index variable `axis`."""
+    """As `size_sum`, for the axis of `value` that has the index variable `axis` in `index`."""
     return size_sum(value, list(index).index(axis)) if axis in index else None
 
 
 def size_sum(value: ir.Value | None, axis: int) -> Expr | None:
-    """The size of one axis, of dims that the graph's inputs have where they are known to make it up; None = unknown.
+    """The size of one axis, as a sum of dims of the graph's inputs if the graph shows that; None = unknown.
 
-    A name that no input has stands for a sum that the exporter made up (its own private note of it is dropped at
-    capture), so the graph is asked which Concat first has it.
+    A name that no input has may be the exporter's name for a sum. The expression is lost at capture, so the sum is read
+    from the first Concat whose output has the name.
     """
     return _sum(value, axis, frozenset())
 
@@ -32,7 +32,7 @@ def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None
     if isinstance(dim, int):
         return Const(dim)
     name = dim.value
-    if name is None or name in seen:  # a dim that is made of itself is no sum
+    if name is None or name in seen:  # a dim cannot be a part of itself
         return None
     producer = value.producer()
     graph = producer.graph if producer is not None else value.graph

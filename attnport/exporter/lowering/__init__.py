@@ -1,1 +1,1 @@
-"""One lowering target a file: each defines `LOWERING`, called by the file's name."""
+"""The lowering targets: each file defines `LOWERING`, a target with the file's name."""

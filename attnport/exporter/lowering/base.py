@@ -1,4 +1,4 @@
-"""What a lowering target offers. A target is one file in this folder that defines `LOWERING`, called by its name."""
+"""The interface of a lowering target. A target is one file in this folder that defines `LOWERING`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Written:
     Attributes:
         output: What replaces the attention's output.
         form: The form's name, for reports.
-        anchors: Names of the nodes that one kernel must cover to count as fused.
-        note: Why this form and not another; "" when the form is the target's usual one.
+        anchors: Names of the nodes that one kernel must cover for the attention to count as fused.
+        note: Why this form and not another; "" if the form is the target's usual one.
     """
 
     output: ir.Value
@@ -49,8 +49,8 @@ class Lowered:
         anchors: By attention, as in `Written`.
         forms: The form's name by attention.
         masks: The mask by attention, as text.
-        notes: By attention: why it was not recognised or not lowered, or a form's note.
-        costs: By attention: what it costs beside its form.
+        notes: By attention: why it was not recognised or not lowered, or the form's note.
+        costs: By attention: what it costs in addition to its form.
     """
 
     model: ir.Model
@@ -67,9 +67,8 @@ class Lowering(abc.ABC):
     Attributes:
         name: The file's name.
         opset: Of the graph that it writes.
-        plans: Precision plans it takes; the first is the default.
+        plans: The precision plans that it takes; the first is the default.
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
-        requires: Import name of the package that proves or runs it, for the reason when it is missing.
     """
 
     name: ClassVar[str]
@@ -79,23 +78,22 @@ class Lowering(abc.ABC):
 
     @abc.abstractmethod
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """Writes one attention in the target's form, before `build.before`; a sink has become the bias of key 0."""
+        """Writes one attention in the target's form, before `build.before`; a sink is already the bias of key 0."""
 
     def mask_writer(self, build: Builder) -> MaskWriter:
-        """What writes the masks of one graph."""
+        """A writer for the masks of one graph."""
         return MaskWriter(build)
 
     def form_key(self, plan: str) -> str:
-        """The key of a form in manifests: the target, with the plan where its default is not the plain fp32."""
+        """The key of a form in manifests: the target, followed by the plan unless the default plan fp32 is used."""
         return self.name if plan == self.plans[0] == "fp32" else f"{self.name}.{plan}"
 
     def graph_plan(self, plan: str) -> str:
-        """The plan that is written into the graph: another one where the runtime is told by a setting what it
-        computes in."""
+        """The plan that is written into the graph; it differs from `plan` if a setting of the runtime does the rest."""
         return plan
 
     def table_key(self, plan: str) -> str:
-        """The key of a table in `fusion.json`: the target, with the plan where it is not the default."""
+        """The key of a table in `fusion.json`: the target, followed by the plan if it is not the default."""
         return self.name if plan == self.plans[0] else f"{self.name}.{plan}"
 
     def lower(
@@ -111,11 +109,11 @@ class Lowering(abc.ABC):
         """Lowers a graph, in place.
 
         Args:
-            model: As exported (a copy: it is changed).
+            model: As exported. It is changed, so pass a copy.
             counted: The attentions counted at export.
-            plan: One of `plans`; or `auto`, of a target that takes fp16.
+            plan: One of `plans`, or `auto` if the target takes fp16.
             masks: The mask contracts of the graph's inputs.
-            sizes: The usual size of each named dim; a target may choose its form by them.
+            sizes: The usual size of each named dim, by which a target may choose its form.
             islands: The names of the nodes that stay in float32 under the plan `auto`, as a search found them.
 
         Raises:
@@ -135,11 +133,11 @@ class Lowering(abc.ABC):
 
     @property
     def searched(self) -> bool:
-        """Whether it takes the plan `auto`."""
+        """Whether the target takes the plan `auto`, which is searched."""
         return "fp16" in self.plans
 
     def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
-        """Gives a graph whose attentions are written its plan's types and the target's opset, in place."""
+        """Gives a lowered graph the plan's types and the target's opset, in place."""
         from attnport.exporter import precision
         from attnport.exporter.passes.cleanup import clean_up
         from attnport.exporter.passes.opset import to_opset
@@ -157,7 +155,7 @@ class Lowering(abc.ABC):
         masks: Collection[MaskSpec] = (),
         sizes: Mapping[str, int] | None = None,
     ) -> Lowered:
-        """As `lower`, but all in float32 still: what a search for islands starts from."""
+        """As `lower`, but all in float32, as a search for islands needs it."""
         from attnport.exporter.fusion import rewrites, second_branch
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
@@ -171,8 +169,8 @@ class Lowering(abc.ABC):
         writer = self.mask_writer(build)
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
         replaced: dict[ir.Value, ir.Value] = {}
-        for found in recognition.attentions:
-            current = _current(found, replaced)
+        for recognised in recognition.attentions:
+            current = _current(recognised, replaced)
             build.before, build.scope = current.last, current.name
             try:
                 attention = attention_of(build, current)
@@ -192,35 +190,37 @@ class Lowering(abc.ABC):
             if written.note:
                 result.notes[current.name] = written.note
         clean_up(model)
-        for found in recognition.attentions:
-            extra = second_branch.cost(model.graph, found, build.sizes) if found.name in result.forms else ""
+        for recognised in recognition.attentions:
+            extra = second_branch.cost(model.graph, recognised, build.sizes) if recognised.name in result.forms else ""
             if extra:
-                result.costs[found.name] = extra
+                result.costs[recognised.name] = extra
         return result
 
 
-def _current(found: Recognised, replaced: Mapping[ir.Value, ir.Value]) -> Recognised:
-    """An attention whose inputs are outputs of attentions before it reads what these were replaced with."""
+def _current(attention: Recognised, replaced: Mapping[ir.Value, ir.Value]) -> Recognised:
+    """The attention with each input that earlier lowering replaced exchanged for its replacement."""
 
-    def now(at: Located) -> Located:
-        return Located(replaced.get(at.value, at.value), at.index)
+    def now(located: Located) -> Located:
+        return Located(replaced.get(located.value, located.value), located.index)
 
-    biases = tuple(dataclasses.replace(bias, at=now(bias.at)) for bias in found.mask.biases)
-    mask = dataclasses.replace(found.mask, biases=biases)
-    factors = tuple(dataclasses.replace(factor, at=now(factor.at)) for factor in found.factors)
-    return dataclasses.replace(found, q=now(found.q), k=now(found.k), v=now(found.v), mask=mask, factors=factors)
+    biases = tuple(dataclasses.replace(bias, at=now(bias.at)) for bias in attention.mask.biases)
+    mask = dataclasses.replace(attention.mask, biases=biases)
+    factors = tuple(dataclasses.replace(factor, at=now(factor.at)) for factor in attention.factors)
+    return dataclasses.replace(
+        attention, q=now(attention.q), k=now(attention.k), v=now(attention.v), mask=mask, factors=factors
+    )
 
 
 def names() -> list[str]:
-    """The targets there are, in name order: every file of this folder but this one and those that begin with `_`."""
+    """The names of the targets, sorted: every file of this folder except this one and those that begin with `_`."""
     return registry.names("attnport.exporter.lowering")
 
 
 def get(name: str) -> Lowering:
-    """The target called `name`; hyphens are taken as underscores.
+    """The target called `name`, in which a hyphen means an underscore.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such target.
     """
     lowering: Lowering = registry.module("attnport.exporter.lowering", name, "target").LOWERING
     return lowering

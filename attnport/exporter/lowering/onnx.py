@@ -1,4 +1,4 @@
-"""The portable form: one standard `Attention` operator each, its mask at full size so that every runtime takes it."""
+"""The portable form: one standard `Attention` operator each, with its mask at full size for every runtime."""
 
 from __future__ import annotations
 

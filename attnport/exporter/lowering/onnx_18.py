@@ -12,14 +12,14 @@ from attnport.exporter.lowering.base import Lowering, Written
 
 
 class Onnx18(Lowering):
-    """Opset 18 has no attention operator; a runtime may still fuse the pattern, as OpenVINO proves."""
+    """Opset 18, which has no attention operator; a runtime may still fuse the pattern, as OpenVINO does."""
 
     name = "onnx_18"
     opset = 18
     proved_by: ClassVar[tuple[str, ...]] = ("openvino",)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """Products, `Where`, softmax; a row with no allowed key is zeroed behind the product with v."""
+        """Products, `Where` and a softmax; a row with no allowed key is set to zero after the product with v."""
         output, anchors = decomposed(build, masks, attention)
         return Written(output, "MatMul, Where, Softmax, MatMul", anchors)
 

@@ -12,9 +12,9 @@ from attnport.exporter.lowering.base import Lowering, Written
 
 
 class OpenVino(Lowering):
-    """It takes `[B,1,1,T]` as it is, so no tensor of S x T is ever made for padding.
+    """OpenVINO takes a mask `[B,1,1,T]` as it is, so that padding needs no tensor of S x T.
 
-    In bf16 the graph and its inputs and outputs stay float32: the CPU plugin computes in bf16 when it is told to.
+    In bf16 the graph and its inputs and outputs stay float32: a setting makes the CPU plugin compute in bf16.
     """
 
     name = "openvino"

@@ -1,7 +1,8 @@
 """ONNX Runtime on CPU: the standard's `Attention`, or the runtime's own operators where they are faster.
 
-`python benchmarks/ort_forms.py` measures it, medians of interleaved runs on one thread (1.31.1, AMD Zen 5, 12 heads, at
-T=4096 4, D 32 and 64), here as time over that of the standard's operator in its best form, `is_causal` or a float mask:
+Measured by `python benchmarks/ort_forms.py`: medians of interleaved runs on one thread (ONNX Runtime 1.31.1, AMD Zen 5,
+12 heads, 4 at T=4096, D 32 and 64). The table has the time divided by that of the standard's operator in its best form,
+`is_causal` or a float mask:
 
 | T | no mask, `MultiHeadAttention` | causal, `GroupQueryAttention` | padding, key padding | other masks, bias |
 |-|-|-|-|-|
@@ -13,8 +14,8 @@ T=4096 4, D 32 and 64), here as time over that of the standard's operator in its
 | 2048 | 0.85-0.86 | 0.77-0.86 | 0.77-0.82 | 0.88-0.89 |
 | 4096 (D=32) | 0.83 | 0.77 | 0.74 | 0.81 |
 
-With 8 items of 128, masks still cost the own operators 1.13 and more. Grouped heads, repeated for `MultiHeadAttention`,
-give 0.79-0.97 without a mask from 256 on and 0.87-0.92 with padding from 1024 on.
+With 8 items of 128 and a mask, the runtime's operators still take 1.13 and more. Grouped heads, repeated for
+`MultiHeadAttention`, take 0.79-0.97 without a mask from 256 on, and 0.87-0.92 with padding from 1024 on.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
 
 LONG, LONG_MASKED = 256, 1024
-"""Usual key lengths from which the runtime's own operators are taken: without a mask or with the causal one, and with
-any other mask (at 512 the gain is within the scatter between runs)."""
+"""Usual key lengths from which the runtime's own operators are used: the first without a mask or with the causal one,
+the second with any other mask (at 512 the gain is within the variation between runs)."""
 
 
 class OrtCpu(Lowering):
@@ -46,7 +47,7 @@ class OrtCpu(Lowering):
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """`Attention` with one additive mask that all layers share, unless the length is known to be great."""
+        """`Attention` with one additive mask that all layers share, unless the usual length is known to be large."""
         length = build.usual_size(attention.v, 2) or 0
         masked = bool(attention.mask.factors or attention.mask.biases)
         if length >= LONG and not why_not_group_query(attention):

@@ -18,8 +18,8 @@ from attnport.exporter.lowering.base import Lowering, Written
 
 
 class OrtCuda(Lowering):
-    """Kernels by type, as registered in ONNX Runtime's source (read, not run): `GroupQueryAttention` fp16 and bf16,
-    `MultiHeadAttention` fp32 and fp16; its flash kernels are in half precision, so that is the default."""
+    """The kernels' types are from ONNX Runtime's source (read, not run): `GroupQueryAttention` in fp16 and bf16,
+    `MultiHeadAttention` in fp32 and fp16. Half precision is the default, since the flash kernels need it."""
 
     name = "ort_cuda"
     opset = 23
@@ -27,7 +27,7 @@ class OrtCuda(Lowering):
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cuda",)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """`GroupQueryAttention` where the mask is exactly its own, else `MultiHeadAttention`, else the standard's."""
+        """`GroupQueryAttention` if it computes exactly this mask, else `MultiHeadAttention`, else the standard's."""
         if plan != "fp32" and not why_not_group_query(attention):
             output, anchors = group_query_attention(build, masks, attention)
             return Written(output, "GroupQueryAttention", anchors)

@@ -1,13 +1,14 @@
-"""TensorRT (data centre): strongly typed, half precision around attention, the leanest spelling for each mask.
+"""TensorRT (data centre): strongly typed, half precision around attention, the form that needs least memory by mask.
 
-Three choices, in order (measured by `benchmarks/engine_forms.py`):
+The form is chosen in three steps (measured by `benchmarks/engine_forms.py`):
 
-1. head dims are padded to what kernels take: q, k and v alike, a multiple of 8 from 16 to 256;
-2. the `Attention` operator for grouped heads, where no mask is written for it: none, causal alone, one of keys alone;
-3. else products around one `Where` (`forms/tiled.py`), grouped heads laid out as rows.
+1. head dims are padded to what kernels take: the same for q, k and v, a multiple of 8 from 16 to 256;
+2. grouped heads use the `Attention` operator if that writes no mask to memory: without a mask, with the causal mask
+   alone, or with a mask of keys alone;
+3. everything else is written as products around one `Where` (`forms/tiled.py`), with grouped heads as rows.
 
-For heads that are not grouped the products are as lean as the operator in each case, and build where it fails: with a
-single query and fewer than four heads.
+For heads that are not grouped, the products never need more memory than the operator, and they also build where the
+operator does not: with a single query and fewer than four heads.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
 
 
 class TensorRt(Lowering):
-    """Fused kernels exist in half precision only, so fp32 models get it as islands around attention."""
+    """Fused kernels exist in half precision only, so fp32 models use it in islands around attention."""
 
     name = "tensorrt"
     opset = 23
@@ -38,11 +39,11 @@ class TensorRt(Lowering):
     proved_by: ClassVar[tuple[str, ...]] = ("engine",)
 
     def mask_writer(self, build: Builder) -> MaskWriter:
-        """Masks are compared in int32, so that kernels compute them."""
+        """A writer that compares indices in int32, so that kernels compute the mask."""
         return NarrowMaskWriter(build)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """The leanest form that one kernel covers; a note says where there is none.
+        """The form that one kernel covers with the least memory; a note says if there is none.
 
         Raises:
             CannotRepeat: the head counts do not say how often a key/value head is repeated.
@@ -50,15 +51,17 @@ class TensorRt(Lowering):
         import onnx_ir as ir
 
         compute = {"fp16_islands": ir.DataType.FLOAT16, "bf16_islands": ir.DataType.BFLOAT16}.get(plan)
-        said: list[str] = []
+        changes: list[str] = []
         key_depth, value_depth = head_dims(attention)
         depth = None if plan == "fp32" else _kernel_depth(key_depth, value_depth)
         if depth is not None:
             attention = widened(build, attention, depth)
-            said.append(f"head dim {key_depth} padded to {depth}" if key_depth != depth else "")
-            said.append(f"value dim {value_depth} padded to {depth}" if value_depth not in (key_depth, depth) else "")
+            changes.append(f"head dim {key_depth} padded to {depth}" if key_depth != depth else "")
+            changes.append(
+                f"value dim {value_depth} padded to {depth}" if value_depth not in (key_depth, depth) else ""
+            )
         if attention.sink is not None:
-            said.append("sink as one more key")
+            changes.append("sink as one more key")
         if plan != "fp32" and _as_operator(attention):
             form = "Attention"
             output, anchors = attention_op(build, masks, attention, "bool", compute=compute)
@@ -67,17 +70,17 @@ class TensorRt(Lowering):
             rows = folded(build, masks, attention)
             output, anchors = tiled(build, masks, rows, compute=compute)
             output = unfolded(build, attention, output)
-            said.append("grouped heads as rows")
+            changes.append("grouped heads as rows")
         else:
             form = "MatMul, Where(-inf), Softmax, MatMul"
             output, anchors = tiled(build, masks, attention, compute=compute)
         if depth is not None and value_depth is not None and value_depth < depth:
             output = narrowed(build, output, value_depth)
-        return Written(output, ", ".join([form, *filter(None, said)]), anchors, _note(plan, key_depth, value_depth))
+        return Written(output, ", ".join([form, *filter(None, changes)]), anchors, _note(plan, key_depth, value_depth))
 
 
 def _kernel_depth(key_depth: int | None, value_depth: int | None) -> int | None:
-    """The head dim to pad to; None where nothing is to be padded, or no padding helps."""
+    """The head dim to pad to; None if no padding is needed or none helps."""
     if key_depth is None or value_depth is None:
         return None
     depth = max(LEAST_DEPTH, -(-max(key_depth, value_depth) // STEP) * STEP)
@@ -85,9 +88,10 @@ def _kernel_depth(key_depth: int | None, value_depth: int | None) -> int | None:
 
 
 def _as_operator(attention: Attention) -> bool:
-    """Whether the operator fuses, and is leaner than the products.
+    """Whether the operator fuses and needs less memory than the products.
 
-    A mask that depends on queries it writes to memory at full size; for a bias a product would write repeated keys.
+    The operator writes a mask that depends on queries to memory at full size. With a bias and no mask, the products
+    would write repeated keys.
     """
     mask = attention.mask
     heads, groups = attention.head_counts()

@@ -1,4 +1,4 @@
-"""TensorRT-RTX: takes the same graphs as the data-centre flavour (measured: the same forms fuse)."""
+"""TensorRT-RTX takes the same graphs as the data centre flavour (measured: the same forms fuse)."""
 
 from __future__ import annotations
 

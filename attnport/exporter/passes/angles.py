@@ -1,9 +1,9 @@
-"""Angles of positions stay in float32 in a graph of half precision: rotary and sinusoidal embeddings.
+"""Keeps the angles of rotary and sinusoidal embeddings in float32 in a graph of half precision.
 
-A position times a frequency is an angle. In fp16 its error at position 500 is a quarter of a radian, in bf16 two
-whole ones, and integers above 2048 (bf16: 256) are not even exact. Modules compute angles in float32 whatever they are
-cast to, and what they say about it is lost where the graph was traced in float32. Source: the rotary embeddings of
-transformers, which leave autocast for it.
+An angle is a position times a frequency. At position 500 its error is a quarter of a radian in fp16 and two radians in
+bf16, and integers above 2048 (bf16: 256) are not exact. Modules compute angles in float32 whatever they are cast to,
+but a graph that was traced in float32 does not show which operations must stay in it. Source: the rotary embeddings of
+transformers, which disable autocast for them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _WAVES = ("Sin", "Cos")
-# What angles are made by. No Gather: a row of an embedding is data, and a network of sines must not stay in float32.
+# Operators that compute angles. Gather is none: a row of an embedding is data, and sines of it may be rounded.
 _MAKES = {"Cast", "Mul", "Div", "Add", "Sub", "Neg", "Pow", "Exp", "Reciprocal", "MatMul", "Identity", "Constant"}
 _MOVES = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Concat", "Slice", "Tile", "Range"}
 
 
 def keep_angles(model: ir.Model) -> int:
-    """Marks what every sine and cosine of positions is made by, and casts what leaves it; returns how many nodes.
+    """Marks the nodes behind every sine and cosine of positions to stay in float32; returns how many there are.
 
-    What is made of integers and constants is meant; a sine of activations is left alone.
+    Positions are recognised by being computed from integers and constants alone; a sine of activations is not changed.
+    Values that leave these nodes are cast.
     """
     kept: dict[ir.Node, None] = {}
     for node in model.graph:
@@ -40,20 +41,20 @@ def keep_angles(model: ir.Model) -> int:
 
 
 def _made_by(wave: ir.Node) -> list[ir.Node] | None:
-    """The nodes from integers and constants to `wave`, itself among them; None where anything else comes in."""
-    found: dict[ir.Node, None] = {wave: None}
-    left = [wave]
-    while left:
-        for value in left.pop().inputs:
+    """The nodes from integers and constants up to `wave`, which is included; None if anything else is read."""
+    nodes: dict[ir.Node, None] = {wave: None}
+    pending = [wave]
+    while pending:
+        for value in pending.pop().inputs:
             if value is None or value.const_value is not None or not _is_float32(value):
                 continue
             node = value.producer()
             if node is None or node.domain != "" or node.op_type not in _MAKES | _MOVES:
                 return None
-            if node not in found:
-                found[node] = None
-                left.append(node)
-    return list(found)
+            if node not in nodes:
+                nodes[node] = None
+                pending.append(node)
+    return list(nodes)
 
 
 def _is_float32(value: ir.Value) -> bool:
@@ -61,14 +62,14 @@ def _is_float32(value: ir.Value) -> bool:
 
 
 def _cast_outside(model: ir.Model, node: ir.Node, value: ir.Value, kept: dict[ir.Node, None]) -> None:
-    """Puts a cast, which the plan gives its type, between a value and those of its users that do not stay."""
+    """Inserts a cast, whose type the plan changes later, between a value and the users that do not stay in float32."""
     import onnx_ir as ir
 
     name = str(value.name)
     cast = ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT}, name=f"{name}/to_plan")
     out = cast.outputs[0]
     out.dtype, out.shape = ir.DataType.FLOAT, value.shape
-    # The cast takes the name over: the value may be an output of the graph, or wanted by its name.
+    # The cast takes over the name: the value may be an output of the graph, or be looked up by its name.
     value.name, out.name = f"{name}/fp32", name
     for user, at in list(value.uses()):
         if user not in kept and user is not cast:

@@ -1,4 +1,4 @@
-"""Leaves a graph with only the nodes and weights that it uses, in order, with every type known."""
+"""Removes what a graph does not use, sorts it, and infers its types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clean_up(model: ir.Model) -> None:
 
 
 def inline_functions(model: ir.Model) -> None:
-    """Puts the bodies of the model's own functions where they are called, so that every pass sees every node."""
+    """Inlines the model's own functions, so that every pass sees every node."""
     import onnx_ir.passes.common as passes
 
     if model.functions:

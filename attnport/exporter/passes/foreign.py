@@ -1,4 +1,4 @@
-"""Makes a graph that was exported elsewhere as plain as one of ours: shapes known, constants folded, nodes named."""
+"""Prepares a graph from another exporter for recognition: infers shapes, folds constants, names nodes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 ROUNDS = 4
-"""Each round folds what the sizes of the round before made constant (a scale that is the root of a size)."""
+"""Each round can fold what the previous round's sizes made constant (a scale that is the root of a size)."""
 
 
 def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
-    """The same graph at `opset`, with what recognition needs: shapes, static head counts, one name a size, scopes.
+    """The same graph at `opset`, with what recognition needs: shapes, fixed head counts, module paths, and equal names
+    for equal sizes.
 
-    Exporters that trace at one size write head counts and scales as arithmetic on shapes, and leave no shapes behind.
+    Other exporters write head counts and scales as arithmetic on shapes, and do not record the shapes.
 
     Raises:
         ExportError: an operator has no form at that opset.
@@ -34,10 +35,10 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     _name_nodes(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     for _ in range(ROUNDS):
-        made = settle_sizes(model)
+        constants = settle_sizes(model)
         optimizer.optimize_ir(model, num_iterations=1, onnx_shape_inference=False)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        if not made:
+        if not constants:
             break
     if index_by_grid(model) + write_out_rotary(model):
         settle_sizes(model)
@@ -45,7 +46,7 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
 
 
 def _raised(model: ir.Model, opset: int) -> ir.Model:
-    """The graph at a newer opset; a newer graph stays."""
+    """The graph raised to `opset`; a graph of that opset or a newer one is returned unchanged."""
     import onnx
     import onnx_ir as ir
 
@@ -67,7 +68,7 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _name_nodes(model: ir.Model) -> None:
-    """Gives every node a name of its own, and a module path where its name is one: `/layer.0/attention/Softmax`."""
+    """Gives every node a unique name, and a module path if its name contains one: `/layer.0/attention/Softmax`."""
     taken: set[str] = set()
     for number, node in enumerate(model.graph):
         name = node.name or f"{node.op_type}_{number}"

@@ -1,7 +1,7 @@
-"""Tensors indexed by two grids, as the older exporter writes them, brought to the standard's `GatherND`.
+"""Rewrites tensors indexed by two grids, as the older exporter writes them, with the standard's `GatherND`.
 
-TorchScript's exporter turns `mask[b, j]` into a gather from the flattened mask at `j + b * T`, which hides from every
-reader which axis is which.
+TorchScript's exporter turns `mask[b, j]` into a gather from the flattened mask at `j + b * T`, which no longer shows
+which axis is which.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MOVES = ("Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Identity")
 def index_by_grid(model: ir.Model) -> int:
     """Rewrites every `flat(x)[j + b * T]` over whole axes of x `[B,T]` as `GatherND(x, (b, j))`; returns how many.
 
-    Only where both indices count through their axis from its start (`Range`), so that none can leave it. A reshape of a
-    reshape becomes one reshape, so that what comes behind is plain as well.
+    Both indices have to count through their axis from its start (`Range`), so that they are within bounds. A reshape of
+    a reshape becomes one reshape, so that later code reads one step.
     """
     import onnx_ir as ir
 
@@ -41,11 +41,11 @@ def index_by_grid(model: ir.Model) -> int:
         shape = build.op("Shape", at, name="shape", dtype=ir.DataType.INT64)
         last = build.const([-1], np.int64)
         grids = [build.op("Unsqueeze", build.op("Expand", grid, shape), last) for grid in (rows, columns)]
-        found = build.op("GatherND", source, build.op("Concat", *grids, axis=-1), name="grid")
+        gathered = build.op("GatherND", source, build.op("Concat", *grids, axis=-1), name="grid")
         rank = len(node.outputs[0].shape) if node.outputs[0].shape is not None else 0
         if at.shape is not None and rank == len(at.shape) + 1:
-            found = build.op("Unsqueeze", found, last, name="column")
-        build.replace(node.outputs[0], found)
+            gathered = build.op("Unsqueeze", gathered, last, name="column")
+        build.replace(node.outputs[0], gathered)
         changed += 1
     return changed
 
@@ -71,13 +71,13 @@ def _read(node: ir.Node, known: KnownSizes) -> tuple[ir.Value, ir.Value, ir.Valu
         for rows, width in (product.inputs[:2], product.inputs[1::-1]):
             content = known.contents.get(width) if width is not None else None
             whole = content is not None and content.size == 1 and content.item() == sizes[1]
-            if rows is not None and whole and [_counts_to(each, known) for each in (rows, columns)] == list(sizes):
+            if rows is not None and whole and [_counts_to(grid, known) for grid in (rows, columns)] == list(sizes):
                 return source, rows, columns, at
     return None
 
 
 def _counts_to(value: ir.Value, known: KnownSizes) -> Size | None:
-    """n of a tensor that is `Range(0, n, 1)` along one of its axes; None for any other."""
+    """n if a tensor is `Range(0, n, 1)` along one of its axes, else None."""
     node = value.producer()
     while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -90,7 +90,7 @@ def _counts_to(value: ir.Value, known: KnownSizes) -> Size | None:
 
 
 def _join_reshapes(model: ir.Model, known: KnownSizes) -> None:
-    """A reshape to a size that copies nothing from its input may skip a reshape before it."""
+    """Lets each reshape skip a reshape before it, unless it copies a size of its input."""
     for node in model.graph:
         before = node.inputs[0].producer() if node.op_type == "Reshape" and node.inputs[0] is not None else None
         target = known.content(node, 1)

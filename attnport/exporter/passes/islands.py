@@ -1,4 +1,4 @@
-"""Islands of float32 in a graph of half precision: which nodes stay, and no more casts at their borders than needed."""
+"""Islands of float32 in a graph of half precision: marks their nodes, and casts only what crosses their borders."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 STAYS = "attnport.float32"
-"""The mark, in a node's metadata, of what a lowering computes in float32 whatever the plan."""
+"""The key in a node's metadata that keeps the node in float32 under every plan."""
 _SHARED_ELEMENTS = 1024
-"""Constants of at most so many elements get a copy in float32 where an island shares them with the rest."""
+"""Constants of at most this many elements are copied if an island shares them with nodes outside."""
 
 
 def keep_islands(model: ir.Model, names: Collection[str]) -> int:
-    """Marks the nodes called `names` to stay in float32, and casts what leaves them; returns how many there are.
+    """Marks the nodes called `names` to stay in float32, and casts their results; returns how many there are.
 
-    A graph output that such a node makes stays in float32, since half precision may not be able to hold it.
+    A graph output that such a node computes stays in float32, since half precision may not be able to represent it.
 
     Raises:
         ExportError: there is no node of such a name.
@@ -35,7 +35,7 @@ def keep_islands(model: ir.Model, names: Collection[str]) -> int:
         raise ExportError(f"the graph has no node {min(missing)!r}, which is to stay in float32.")
     for node in kept:
         node.metadata_props[STAYS] = "1"
-    _own_constants(model, kept)
+    _copy_shared_constants(model, kept)
     for node in kept:
         for value in node.outputs:
             if value.dtype is not None and value.dtype.name == "FLOAT":
@@ -43,8 +43,8 @@ def keep_islands(model: ir.Model, names: Collection[str]) -> int:
     return len(kept)
 
 
-def _own_constants(model: ir.Model, kept: Collection[ir.Node]) -> None:
-    """An epsilon that an island shares with what is cast would be rounded on its way: each has its own."""
+def _copy_shared_constants(model: ir.Model, kept: Collection[ir.Node]) -> None:
+    """Copies the small constants that an island shares with nodes outside: a shared epsilon would be rounded."""
     import onnx_ir as ir
 
     for value in list(model.graph.initializers.values()):
@@ -54,15 +54,15 @@ def _own_constants(model: ir.Model, kept: Collection[ir.Node]) -> None:
         if value.const_value.size <= _SHARED_ELEMENTS and value.dtype == ir.DataType.FLOAT:
             name = f"{value.name}/fp32"
             tensor = ir.tensor(value.const_value.numpy(), name=name)
-            own = ir.Value(name=name, const_value=tensor, shape=value.shape)
-            own.dtype = ir.DataType.FLOAT  # a type object of its own: the other one's is changed in place
-            model.graph.register_initializer(own)
+            copy = ir.Value(name=name, const_value=tensor, shape=value.shape)
+            copy.dtype = ir.DataType.FLOAT  # a new type object: that of the shared constant is changed in place
+            model.graph.register_initializer(copy)
             for node, at in inside:
-                node.replace_input_with(at, own)
+                node.replace_input_with(at, copy)
 
 
 def _cast_outside(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
-    """Puts a cast, which the plan gives its type, between a value and those of its users that do not stay."""
+    """Inserts a cast, whose type the plan changes later, between a value and the users that do not stay in float32."""
     import onnx_ir as ir
 
     outside = [(user, at) for user, at in value.uses() if STAYS not in user.metadata_props]
@@ -77,26 +77,26 @@ def _cast_outside(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
 
 
 def join_casts(model: ir.Model) -> int:
-    """Leaves one cast of a value to a type, and none to half precision and back; returns how many casts go.
+    """Merges equal casts of a value, and bypasses casts to half precision and back; returns how many casts are unused.
 
-    What is cast to half precision for others is read in float32 by an island behind it, as it was made.
+    An island thus reads a float32 value as it was computed, also where other nodes read it in half precision.
     """
     first: dict[tuple[ir.Value, int], ir.Value] = {}
-    gone = 0
+    bypassed = 0
     for node in list(model.graph):
         if node.op_type != "Cast" or node.domain or node.inputs[0] is None:
             continue
         out, wide = node.outputs[0], _before_rounding(node)
         to = node.attributes["to"].as_int()
-        made = wide if wide is not None else first.setdefault((node.inputs[0], to), out)
-        if made is not out and not out.is_graph_output():
-            out.replace_all_uses_with(made)
-            gone += 1
-    return gone
+        replacement = wide if wide is not None else first.setdefault((node.inputs[0], to), out)
+        if replacement is not out and not out.is_graph_output():
+            out.replace_all_uses_with(replacement)
+            bypassed += 1
+    return bypassed
 
 
 def _before_rounding(node: ir.Node) -> ir.Value | None:
-    """Of a cast to float32 of what was cast from it: the value before both."""
+    """The float32 value before a cast to half precision and back to float32; None for any other cast."""
     import onnx_ir as ir
 
     assert node.inputs[0] is not None

@@ -1,4 +1,4 @@
-"""The sizes of a graph's values that are known so far, as formulas of its named dims."""
+"""The known sizes of a graph's values, as formulas of its named dims."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 MAX_CONTENT = 64
-"""Elements of an integer tensor whose values are followed: shapes, axes and bounds are short."""
+"""The largest integer tensor whose elements are tracked: shapes, axes and bounds are short."""
 Size = Any
-"""A sympy expression that is an integer; of a dim, a positive one."""
+"""An integer sympy expression; that of a dim is positive."""
 Sizes = tuple[Size, ...]
 Content = np.ndarray[Any, Any]
 """The elements of a short integer tensor, each a `Size`."""
 
 
 class KnownSizes:
-    """What is known: the sizes of every value so far, and the contents of short integer tensors."""
+    """What is known so far: the sizes of values, and the contents of short integer tensors."""
 
     def __init__(self, model: ir.Model) -> None:
         import sympy  # type: ignore[import-untyped]  # torch brings it
@@ -39,12 +39,12 @@ class KnownSizes:
         self.fresh = (f"unknown{number}" for number in itertools.count())
 
     def content(self, node: ir.Node, at: int) -> np.ndarray[Any, Any] | None:
-        """What is known of the values of an input."""
+        """The elements of an input, if they are known."""
         value = node.inputs[at] if len(node.inputs) > at else None
         return None if value is None else self.contents.get(value)
 
     def ints(self, node: ir.Node, at: int, attribute: str = "") -> list[int] | None:
-        """Integers that an input or, in older opsets, an attribute gives."""
+        """The integers in an input or, in older opsets, in an attribute; None if they are not known."""
         if attribute and attribute in node.attributes:
             return [int(number) for number in node.attributes[attribute].as_ints()]
         content = self.content(node, at)
@@ -53,42 +53,43 @@ class KnownSizes:
         return [int(size) for size in content.reshape(-1)]
 
     def size(self, dim: Any) -> Size:
-        """A dim of the graph as a formula; what has no name gets one."""
+        """A dim of the graph as a formula; a dim without a name gets a new one."""
         if isinstance(dim, int):
             return self.sympy.Integer(dim)
         name = dim.value if dim is not None and dim.value else next(self.fresh)
         return self.meaning.get(name, self.symbol(name))
 
     def symbol(self, name: str) -> Size:
-        """A size that is known by name alone."""
+        """The size with a name."""
         return self.sympy.Symbol(name, integer=True, positive=True)
 
     def unknown(self) -> Size:
-        """A size of its own."""
+        """A new size, which is equal to no other."""
         return self.symbol(next(self.fresh))
 
     def exact(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Integers as sympy's."""
-        made = np.empty(array.shape, object)
+        """An array of integers as sympy integers."""
+        result = np.empty(array.shape, object)
         for index, number in np.ndenumerate(array):
-            made[index] = self.sympy.Integer(int(number))
-        return made
+            result[index] = self.sympy.Integer(int(number))
+        return result
 
     @staticmethod
     def has_name(size: Size) -> bool:
-        """Whether a size is more than a symbol made up here."""
+        """Whether a size is anything but a symbol that `unknown` made."""
         return not (size.is_Symbol and size.name.startswith("unknown"))
 
     def broadcast(self, shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
-        """The shape that several broadcast to."""
+        """The shape to which several shapes broadcast."""
         rank = max(map(len, shapes), default=0)
         padded = [(*(self.sympy.Integer(1),) * (rank - len(sizes)), *sizes) for sizes in shapes]
         return tuple(self.broadcast_size(column) for column in zip(*padded, strict=True))
 
     def broadcast_size(self, sizes: Sequence[Size]) -> Size:
-        """One axis of it."""
+        """The size of one axis to which several sizes broadcast."""
         others = {size for size in sizes if size != 1}
-        # Of several, a number wins: the others are that number or 1. So does x over Min(x, 40): equal, or refused.
+        # A number determines the result: the other sizes are that number or 1. So does x beside Min(x, 40): the two are
+        # equal, or the runtime refuses.
         for size in sorted(others, key=str):
             if all(size == other or size.is_Integer or (other.func == self.sympy.Min and size in other.args)
                    for other in others):  # fmt: skip
@@ -96,7 +97,7 @@ class KnownSizes:
         return self.unknown() if others else self.sympy.Integer(1)
 
     def by_standard(self, node: ir.Node) -> Sequence[Sequence[Size] | None]:
-        """What the standard's own inference of one node says, with formulas passed through it as names."""
+        """The shapes that the standard's inference gives for one node's outputs; formulas pass through it as names."""
         import onnx
         import onnx_ir as ir
 
@@ -105,26 +106,26 @@ class KnownSizes:
             for attribute in node.attributes.values()
         ):
             return []
-        given = {value.name: value for value in node.inputs if value is not None and value.name}
+        inputs = {value.name: value for value in node.inputs if value is not None and value.name}
         spelt: dict[str, Size] = {}
-        types = {name: self.type_of(value, spelt) for name, value in given.items() if value.dtype is not None}
+        types = {name: self.type_of(value, spelt) for name, value in inputs.items() if value.dtype is not None}
         data = {
             str(name): ir.serde.serialize_tensor(value.const_value)
-            for name, value in given.items()
+            for name, value in inputs.items()
             if value.const_value is not None and value.const_value.size <= MAX_CONTENT
         }
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opsets.get(node.domain, 1), node.domain)
-            found = onnx.shape_inference.infer_node_outputs(
+            inferred = onnx.shape_inference.infer_node_outputs(
                 schema, ir.serde.serialize_node(node), types, data, ir_version=self.ir_version,
                 opset_imports=[onnx.helper.make_opsetid(*entry) for entry in self.opsets.items()],
             )  # fmt: skip
         except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError, KeyError):
-            return []  # another domain's operator, or an input of unknown type: the shape it has stays
-        return [self.read(found.get(str(value.name)), spelt) for value in node.outputs]
+            return []  # the operator is of another domain, or an input has no known type: the graph's shape is kept
+        return [self.read(inferred.get(str(value.name)), spelt) for value in node.outputs]
 
     def type_of(self, value: ir.Value, spelt: dict[str, Size]) -> onnx.TypeProto:
-        """A value's type for the standard's inference; `spelt` learns what its dims stand for."""
+        """A value's type for the standard's inference; adds the formulas of its dims to `spelt`, by name."""
         import onnx
 
         sizes = self.sizes.get(value)
@@ -134,12 +135,12 @@ class KnownSizes:
         assert value.dtype is not None
         return onnx.helper.make_tensor_type_proto(int(value.dtype), dims)
 
-    def read(self, found: onnx.TypeProto | None, spelt: dict[str, Size]) -> list[Size] | None:
-        """The shape in a type that the standard's inference gave."""
-        if found is None or not found.tensor_type.HasField("shape"):
+    def read(self, inferred: onnx.TypeProto | None, spelt: dict[str, Size]) -> list[Size] | None:
+        """The shape in a type that the standard's inference returned."""
+        if inferred is None or not inferred.tensor_type.HasField("shape"):
             return None
         sizes = []
-        for dim in found.tensor_type.shape.dim:
+        for dim in inferred.tensor_type.shape.dim:
             name = dim.dim_param or next(self.fresh)
             sizes.append(self.size(dim.dim_value) if dim.HasField("dim_value") else spelt.get(name, self.symbol(name)))
         return sizes

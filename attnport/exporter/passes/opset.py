@@ -1,4 +1,4 @@
-"""Brings a graph to a lower opset: newer operators are replaced by their own definition in the standard."""
+"""Converts a graph to a lower opset: replaces newer operators by their definitions in the standard."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def to_opset(model: ir.Model, opset: int) -> int:
     """Lowers `model` to `opset`, in place; returns how many operators were expanded.
 
-    An operator that the opset does not have is replaced by the function body that the ONNX standard gives for it. One
-    that it has stays: the standard's later versions of the same signature add types, and the checker runs at the end.
+    An operator that the opset does not have is replaced by its function body in the ONNX standard. An operator that it
+    has is kept: later versions with the same signature only add types, and the checker runs at the end.
 
     Raises:
-        ExportError: an operator has no form at that opset (names the node and the operator), or the result is not
-            valid at it.
+        ExportError: an operator has no form at that opset (the message names it and its node), or the result is not
+            valid.
     """
     import onnx
     import onnx_ir as ir
@@ -55,7 +55,10 @@ def to_opset(model: ir.Model, opset: int) -> int:
 
 
 def _fits(node: ir.Node, opset: int) -> bool:
-    """Whether an operator exists at `opset` with the attributes and inputs that the node uses."""
+    """Whether an operator exists at `opset` with the attributes and inputs that the node uses.
+
+    Attributes that the opset does not know are removed if they have their default value.
+    """
     import onnx
 
     try:
@@ -71,7 +74,7 @@ def _fits(node: ir.Node, opset: int) -> bool:
 
 
 def _is_default(node: ir.Node, name: str) -> bool:
-    """Whether an attribute only says what its absence says."""
+    """Whether an attribute has its default value."""
     import onnx
 
     version = node.graph.opset_imports.get("") if node.graph is not None else None
@@ -79,8 +82,8 @@ def _is_default(node: ir.Node, name: str) -> bool:
     default = schema.attributes[name].default_value if name in schema.attributes else None
     if default is None or not default.name:
         return False
-    found = onnx.helper.get_attribute_value(default)
-    return bool(node.attributes[name].value == (found.decode() if isinstance(found, bytes) else found))
+    expected = onnx.helper.get_attribute_value(default)
+    return bool(node.attributes[name].value == (expected.decode() if isinstance(expected, bytes) else expected))
 
 
 def _definition(node: ir.Node, opset: int, version: int) -> ir.Function:
@@ -97,9 +100,9 @@ def _definition(node: ir.Node, opset: int, version: int) -> ir.Function:
         body.ParseFromString(schema.get_context_dependent_function_with_opset_version(version, proto, types))
     elif schema.has_function:
         body.ParseFromString(schema.get_function_with_opset_version(_nearest(schema.function_opset_versions, opset)))
-    # A body names optional outputs even where it, for this node, does not compute them.
-    made = {name for inner in body.node for name in inner.output}
-    kept = [name for name in body.output if name in made]
+    # A body lists optional outputs even if it does not compute them for this node.
+    computed = {name for inner in body.node for name in inner.output}
+    kept = [name for name in body.output if name in computed]
     del body.output[:]
     body.output.extend(kept)
     function = ir.serde.deserialize_function(body)
@@ -113,7 +116,7 @@ def _definition(node: ir.Node, opset: int, version: int) -> ir.Function:
 
 
 def _nearest(versions: list[int], opset: int) -> int:
-    """The newest body written for `opset` or older; else the oldest one there is."""
+    """The newest version that is `opset` or older; without any, the oldest version."""
     return max((version for version in versions if version <= opset), default=min(versions))
 
 

@@ -1,8 +1,8 @@
-"""Rotary embeddings whose caches the standard does not allow, written out.
+"""Writes out rotary embeddings whose caches the standard does not allow.
 
-torch's exporter turns rotary embeddings into the standard's operator with caches of `[1,S,D/2]`. The standard wants
-`[B,S,D/2]`: ONNX Runtime refuses such a graph at run time, TensorRT at parse time. Written out, the caches broadcast,
-every opset has the operators, and attention fuses behind them all the same.
+torch's exporter uses the standard's operator with caches of `[1,S,D/2]`, but the standard requires `[B,S,D/2]`: ONNX
+Runtime refuses such a graph at run time, TensorRT when it parses it. Written out, the caches broadcast, every opset has
+the operators, and the attention after them still fuses.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def write_out(model: ir.Model) -> int:
-    """Replaces every `RotaryEmbedding` on `[B,H,S,D]` whose caches may not have x's batch; returns how many.
+    """Replaces every `RotaryEmbedding` on `[B,H,S,D]` whose caches may have another batch than x; returns how many.
 
     Source: the definition of RotaryEmbedding in the ONNX standard, opset 23: the halves (or, interleaved, the pairs) of
-    x turned by the angle of each position.
+    x are rotated by the angle of each position.
     """
     build = Builder(model)
     replaced = 0
     for node in [node for node in model.graph if node.op_type == "RotaryEmbedding" and node.domain == ""]:
-        if not _must_go(node):
+        if not _has_refused_caches(node):
             continue
         build.before, build.scope = node, node.name or "rotary"
         build.replace(node.outputs[0], _rotated(build, node))
@@ -35,7 +35,7 @@ def write_out(model: ir.Model) -> int:
     return replaced
 
 
-def _must_go(node: ir.Node) -> bool:
+def _has_refused_caches(node: ir.Node) -> bool:
     x, cosines = node.inputs[0], node.inputs[1]
     if x is None or cosines is None or x.shape is None or len(x.shape) != 4:
         return False
@@ -55,9 +55,9 @@ def _rotated(build: Builder, node: ir.Node) -> ir.Value:
     assert x.shape is not None
     half = int(str(x.shape[3])) // 2
     interleaved = "interleaved" in node.attributes and node.attributes["interleaved"].as_int() == 1
-    one = build.const([1], np.int64)
-    cos = build.op("Unsqueeze", cosines, one, name="cos")
-    sin = build.op("Unsqueeze", sines, one, name="sin")
+    axis = build.const([1], np.int64)
+    cos = build.op("Unsqueeze", cosines, axis, name="cos")
+    sin = build.op("Unsqueeze", sines, axis, name="sin")
     first, second = _parts(build, x, half, interleaved)
     turned = [
         build.op("Sub", build.op("Mul", first, cos), build.op("Mul", second, sin), name="first"),

@@ -1,6 +1,6 @@
-"""What single operators do to sizes: the shapes that values decide, and the integer tensors that shapes are made of.
+"""Rules for single operators: the contents of short integer tensors, and the shapes that depend on them.
 
-A rule takes what is known so far and a node; None means that it does not know.
+A rule takes what is known so far and a node, and returns None if it cannot tell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 FAR = 2**31 - 1
-"""A bound at or above this means "to the end"."""
+"""A bound of a slice at or above this means "to the end"."""
 
 
 def _of_shape(run: KnownSizes, node: ir.Node) -> Content | None:
@@ -49,7 +49,7 @@ def _of_concat(run: KnownSizes, node: ir.Node) -> Content | None:
 
 
 def _of_same(run: KnownSizes, node: ir.Node) -> Content | None:
-    """Casts, and what adds or removes axes of size 1 of a tensor of one axis at most."""
+    """The content after a cast, or after axes of size 1 are added or removed."""
     content, kind = run.content(node, 0), node.outputs[0].dtype
     sizes = run.sizes.get(node.outputs[0]) or _shape_of(run, node)
     if content is None or kind is None or not (kind.is_integer() or node.op_type != "Cast"):
@@ -62,8 +62,8 @@ def _of_same(run: KnownSizes, node: ir.Node) -> Content | None:
 def _shape_of(run: KnownSizes, node: ir.Node) -> Sizes | None:
     if node.op_type == "Reshape":
         return _reshape(run, node)
-    found = run.by_standard(node)
-    return tuple(found[0]) if found and found[0] is not None else None
+    shapes = run.by_standard(node)
+    return tuple(shapes[0]) if shapes and shapes[0] is not None else None
 
 
 def _of_slice(run: KnownSizes, node: ir.Node) -> Content | None:
@@ -91,7 +91,7 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[KnownSizes, ir
 
 
 def _divided(run: KnownSizes, node: ir.Node) -> Content | None:
-    """Integer division goes towards zero; sizes are not negative, so that is the floor."""
+    """Integer division rounds towards zero; since sizes are not negative, that is the floor."""
     left, right = run.content(node, 0), run.content(node, 1)
     if left is None or right is None or any(size.is_nonnegative is not True for size in (*left.flat, *right.flat)):
         return None
@@ -172,10 +172,10 @@ def _slice(run: KnownSizes, node: ir.Node) -> Sizes | None:
     axes = list(range(len(bounds) if bounds is not None else len(sizes))) if axes is None else axes
     after = list(sizes)
     for at, axis in enumerate(axes):
-        found = None
+        length = None
         if starts is not None and ends is not None and (steps is not None or not given[1]):
-            found = _slice_size(run, sizes[axis], starts[at], ends[at], steps[at] if steps else 1)
-        after[axis] = run.unknown() if found is None else found
+            length = _slice_size(run, sizes[axis], starts[at], ends[at], steps[at] if steps else 1)
+        after[axis] = run.unknown() if length is None else length
     return tuple(after)
 
 
@@ -190,7 +190,7 @@ def _slice_size(run: KnownSizes, size: Size, start: Size, end: Size, step: int) 
 
 
 def _bound(run: KnownSizes, size: Size, bound: Size) -> Size | None:
-    """A bound of a slice as a count from the start, inside the axis; None where the sign is not known."""
+    """A bound of a slice as a position counted from the start and within the axis; None if its sign is unknown."""
     if bound.is_Integer and abs(int(bound)) >= FAR:
         return size if bound > 0 else run.sympy.Integer(0)
     if bound.is_negative:
@@ -226,16 +226,16 @@ def _matmul(run: KnownSizes, node: ir.Node) -> Sizes | None:
 
 
 def _array(values: Any) -> Content:
-    """An array of objects, whatever NumPy would make of them."""
+    """An array of objects, which NumPy does not convert to another type."""
     if isinstance(values, np.ndarray):
         return values.astype(object)
     if isinstance(values, tuple | list):
-        made = np.empty(len(values), object)
-        made[:] = values
-        return made
-    made = np.empty((), object)
-    made[()] = values
-    return made
+        array = np.empty(len(values), object)
+        array[:] = values
+        return array
+    array = np.empty((), object)
+    array[()] = values
+    return array
 
 
 def _numbers(sizes: Sizes) -> bool:

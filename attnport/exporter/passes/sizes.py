@@ -1,8 +1,8 @@
 """Infers shapes as formulas of the graph's named dims, through the arithmetic that exporters do on shapes.
 
 The standard's inference stops where a shape is computed (`Shape`, `Gather`, `Concat`, `Where`, `Reshape`): it then
-knows neither the head count nor that two lengths are one. Here each size is a formula (`batch`, `4*batch`, 16), so that
-what is constant becomes a number and what is equal gets one name.
+knows neither the head count nor that two lengths are equal. Here each size is a formula (`batch`, `4*batch`, 16), so
+that constant sizes become numbers and equal sizes get one name.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ _BROADCAST = (
 
 
 def infer_sizes(model: ir.Model) -> int:
-    """Gives every value of the graph a shape whose equal sizes have equal names, and makes constants of what is one.
+    """Gives every value of the graph a shape in which equal sizes have equal names, and replaces constant tensors.
 
-    Returns how many integer tensors became constants. Control flow keeps the shapes that it has. A size that no rule
-    gives is a name of its own.
+    Returns how many integer tensors became constants. Values inside control flow keep their shapes. A size that no rule
+    gives gets a new name.
     """
     return Inference(model).run()
 
 
 def settle_sizes(model: ir.Model) -> int:
-    """Gives every value its type and shape, in place; returns how many integer tensors that made constants."""
+    """Gives every value its type and shape, in place; returns how many integer tensors became constants."""
     import onnx_ir.passes.common as passes
 
     shapes = {value: value.shape for node in model.graph for value in node.outputs if value.shape is not None}
-    passes.ShapeInferencePass(data_prop=False)(model)  # for the types; it puts names of its own over the exporter's
+    passes.ShapeInferencePass(data_prop=False)(model)  # for the types; it renames dims, so the shapes are put back
     for value, shape in shapes.items():
         value.shape = shape
-    made = infer_sizes(model)
+    constants = infer_sizes(model)
     passes.RemoveUnusedNodesPass()(model)
-    return made
+    return constants
 
 
 class Inference(KnownSizes):
-    """Visits the nodes in graph order, learns what is known of each, and writes it into the graph."""
+    """Visits the nodes in graph order, infers sizes and contents, and writes them into the graph."""
 
     def run(self) -> int:
-        """Visits every node in order and writes what was found; returns how many constants that made."""
+        """Visits every node in order and writes the results; returns how many integer tensors became constants."""
         for value in (*self.graph.inputs, *self.graph.initializers.values()):
             if value.shape is not None:
                 self.sizes[value] = tuple(map(self.size, value.shape))
@@ -68,35 +68,35 @@ class Inference(KnownSizes):
             content = CONTENTS[node.op_type](self, node)
             if content is not None and content.size <= MAX_CONTENT:
                 self.contents[node.outputs[0]] = content
-        found: Sequence[Sequence[Size] | None] = [None]
+        shapes: Sequence[Sequence[Size] | None] = [None]
         if node.domain == "" and node.op_type in SHAPES:
-            found = [SHAPES[node.op_type](self, node)]
+            shapes = [SHAPES[node.op_type](self, node)]
         elif node.domain == "" and node.op_type in _BROADCAST:
             known = [self.sizes.get(value) for value in node.inputs if value is not None]
-            found = [self.broadcast([sizes for sizes in known if sizes is not None]) if None not in known else None]
-        if found == [None]:
-            found = self.by_standard(node)
-        for value, sizes in itertools.zip_longest(node.outputs, found):
+            shapes = [self.broadcast([sizes for sizes in known if sizes is not None]) if None not in known else None]
+        if shapes == [None]:
+            shapes = self.by_standard(node)
+        for value, sizes in itertools.zip_longest(node.outputs, shapes):
             if value is not None:
                 self.learn(value, sizes)
 
     def learn(self, value: ir.Value, sizes: Sequence[Size] | None) -> None:
-        """Takes the sizes that were inferred; where none was, or one without a name, the one that the graph has."""
+        """Records the inferred sizes; an unknown size is taken from the graph's own shape."""
         graph = tuple(map(self.size, value.shape)) if value.shape is not None else None
         if sizes is not None and graph is not None and len(sizes) == len(graph):
             sizes = [ours if self.has_name(ours) else theirs for ours, theirs in zip(sizes, graph, strict=True)]
             for ours, theirs in zip(sizes, graph, strict=True):
-                # What the exporter gave one name is one size, here and wherever else it stands.
+                # A name that the exporter gave stands for one size, wherever it occurs.
                 if theirs != ours and theirs.is_Symbol and self.has_name(theirs) and theirs.name not in self.given:
                     self.meaning[theirs.name] = ours
                     if not ours.is_Integer and not ours.is_Symbol:
                         self.names.setdefault(ours, theirs.name)
-        found = sizes if sizes is not None else graph
-        if found is not None:
-            self.sizes[value] = tuple(found)
+        best = sizes if sizes is not None else graph
+        if best is not None:
+            self.sizes[value] = tuple(best)
 
     def write(self) -> int:
-        """Puts the sizes into the graph, and constants in the place of integer tensors whose every element is known."""
+        """Writes the sizes into the graph, and replaces integer tensors whose elements are all known by constants."""
         import onnx_ir as ir
 
         constants = 0
@@ -108,15 +108,15 @@ class Inference(KnownSizes):
             known = all(getattr(size, "is_Integer", False) for size in content.reshape(-1))
             if value.const_value is None and not value.is_graph_output() and known and value.dtype is not None:
                 array = np.asarray([int(size) for size in content.reshape(-1)], value.dtype.numpy())
-                made = ir.Value(name=f"{value.name}/known", const_value=ir.tensor(array.reshape(content.shape)))
-                made.shape, made.type = ir.Shape(content.shape), value.type
-                self.graph.register_initializer(made)
-                ir.convenience.replace_all_uses_with(value, made)
+                constant = ir.Value(name=f"{value.name}/known", const_value=ir.tensor(array.reshape(content.shape)))
+                constant.shape, constant.type = ir.Shape(content.shape), value.type
+                self.graph.register_initializer(constant)
+                ir.convenience.replace_all_uses_with(value, constant)
                 constants += 1
         return constants
 
     def name(self, size: Size) -> str:
-        """The name of a size in the graph: the same for equal sizes."""
+        """The name of a size in the graph; equal sizes have equal names."""
         if size.is_Symbol and self.has_name(size) and size.name not in self.meaning:
             return str(size.name)
         if size not in self.names:

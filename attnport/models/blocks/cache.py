@@ -1,4 +1,4 @@
-"""A key/value cache as attention reads it: what was kept of earlier tokens, and which of it each new token may see."""
+"""A key/value cache as attention reads it: keys and values of earlier tokens, and which of them a new token may see."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Cache(NamedTuple):
-    """What one layer has of P earlier tokens, when S new ones stand behind them; T = P + S.
+    """One layer's cache of P earlier tokens, for S new ones; T = P + S.
 
     Attributes:
         keys: [B, G, P, D].
         values: [B, G, P, D].
         allowed: [B, 1, S, T], True where a new token may attend to a cached or a new one.
-        length: int64 [B, 1, 1, 1], how many tokens the cache holds: the position of the first new one.
+        length: int64 [B, 1, 1, 1], the number of tokens in the cache, which is the position of the first new one.
     """
 
     keys: torch.Tensor
@@ -33,11 +33,11 @@ class Cache(NamedTuple):
 
 
 def allowed_behind(cache_mask_BP: torch.Tensor, S: int) -> torch.Tensor:
-    """What S new tokens may attend to, bool [B, 1, S, P + S]: what the cache holds, and the new ones up to their own.
+    """The mask of S new tokens, bool [B, 1, S, P + S]: all cached tokens, and the new ones up to the query's own.
 
     Args:
-        cache_mask_BP: 1 where the cache holds a token and 0 where it holds nothing, anywhere.
-        S: How many tokens are new; the last of them stands at the last key.
+        cache_mask_BP: 1 where the cache holds a token, and 0 at empty places, which may be anywhere.
+        S: The number of new tokens; the last one is at the position of the last key.
     """
     import torch
 

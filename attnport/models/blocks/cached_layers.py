@@ -1,4 +1,4 @@
-"""A stack of pre-norm layers that read a key/value cache, and give what is to be appended to it."""
+"""A stack of pre-norm layers that read a key/value cache and return the keys and values to append to it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from attnport.models.blocks.pre_norm import PreNormParts
 
 
 class CachedLayer(PreNormParts):
-    """`a = x + attention(norm(x))`, `y = a + f(norm(a))`, the attention behind a cache.
+    """`a = x + attention(norm(x))`, `y = a + f(norm(a))`, with a cache for the attention.
 
-    The attention is called with x and the layer's `Cache`; it gives [B, S, E], and the new tokens' keys and values.
+    The attention is called with norm(x) and the layer's `Cache`; it returns [B, S, E], and the new tokens' keys and
+    values.
     """
 
     def forward(self, x_BSE: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -22,7 +23,7 @@ class CachedLayer(PreNormParts):
 
 
 class CachedLayers(nn.ModuleList):
-    """L layers, each with its own part of the cache."""
+    """L layers, each with its part of the cache."""
 
     def forward(
         self, x_BSE: torch.Tensor, past_keys: torch.Tensor, past_values: torch.Tensor, cache_mask: torch.Tensor
@@ -33,7 +34,7 @@ class CachedLayers(nn.ModuleList):
             x_BSE: The new tokens.
             past_keys: [B, L, G, P, D].
             past_values: [B, L, G, P, D].
-            cache_mask: int64 [B, P], 1 where the cache holds a token and 0 where it holds nothing, anywhere.
+            cache_mask: int64 [B, P], 1 where the cache holds a token, and 0 at empty places, which may be anywhere.
 
         Returns:
             [B, S, E], and the new tokens' keys and values, each [B, L, G, S, D].

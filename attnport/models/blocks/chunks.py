@@ -11,15 +11,14 @@ if TYPE_CHECKING:
 def cut(x: torch.Tensor, length: int) -> torch.Tensor:
     """[..., T, D] to [..., C, W, D] with W = `length`, filled up with zeros to C = ceil(T / W) + 1 chunks.
 
-    There is one more than it takes, so that there are always several: torch.export would take the size of a single
-    chunk for one that never changes.
+    There is one chunk more than needed, so that there are always several: torch.export treats a size of 1 as constant.
     """
     import torch
 
     T = x.shape[-2]
     chunks = (T - 1) // length + 2
     filled = torch.nn.functional.pad(x, (0, 0, 0, chunks * length - T))
-    # By index, here and below: torch.export cannot know that a length that was rounded up divides.
+    # Indexed, not reshaped, here and below: torch.export cannot know that the padded length is divisible.
     at_C1, at_W = torch.arange(chunks, device=x.device)[:, None], torch.arange(length, device=x.device)
     return filled[..., at_C1 * length + at_W, :]
 

@@ -31,9 +31,9 @@ def sequence_contract(
 
     Args:
         width: E.
-        inputs: What else goes in, each int64 [batch, seq] of zeros and ones.
-        masks: What these mean, and the patterns that the layer has by itself.
-        positions: `none` where padding on the left changes nothing, for it moves all positions and no distance.
+        inputs: Further inputs, each int64 [batch, seq] of zeros and ones.
+        masks: What these mean, and the masks that the layer itself has.
+        positions: `none` if padding on the left changes nothing, because it changes all positions but no distance.
         limit: The longest sequence.
     """
     tokens = ("batch", "seq")
@@ -50,10 +50,11 @@ def sequence_contract(
 
 
 def token_contract(inputs: Mapping[str, int], width: int, *, limit: int = 512) -> IOContract:
-    """Token ids and what is said of each token, to `last_hidden_state` float32 [batch, seq, E].
+    """Token ids and other numbers of each token, to `last_hidden_state` float32 [batch, seq, E].
 
     Args:
-        inputs: Each int64 [batch, seq] of numbers below the one given here; `attention_mask` is among them.
+        inputs: By name, the number below which all of an input's are; each is int64 [batch, seq], and one is
+            `attention_mask`.
         width: E.
         limit: The longest sequence.
     """
@@ -70,8 +71,8 @@ def source_target_contract(names: tuple[str, str, str], vocabulary: int, output:
     """A source with its padding mask, and a target so far, to float32 [batch, target, width].
 
     Args:
-        names: Those of the source's ids, int64 [batch, seq], of its mask, and of the target's ids [batch, target].
-        vocabulary: Ids are below.
+        names: The names of the source's ids, int64 [batch, seq], of its mask, and of the target's ids [batch, target].
+        vocabulary: The number below which all ids are.
         output: The output's name.
         width: The output's last dim.
     """
@@ -99,9 +100,9 @@ def alignment_contract(
 
     Args:
         width: E.
-        outputs: What comes out.
-        masks: What hides a word of the source.
-        positions: `none` where padding on the left of the source changes nothing.
+        outputs: The outputs.
+        masks: The masks that hide words of the source.
+        positions: `none` if padding on the left of the source changes nothing.
     """
     return IOContract(
         inputs=(
@@ -119,17 +120,17 @@ def alignment_contract(
 def cache_contract(
     new: TensorSpec, output: TensorSpec, cached: tuple[int, ...], depth: int, *, limits: tuple[int, int] = (256, 512)
 ) -> IOContract:
-    """New tokens [batch, seq, ...] behind `past_keys`, `past_values` and `cache_mask`; out come `keys` and `values`.
+    """New tokens [batch, seq, ...] with `past_keys`, `past_values` and `cache_mask`, to an output, `keys` and `values`.
 
-    The cache is float32 [batch, *cached, past, D], what comes out [batch, *cached, seq, D]; `cache_mask` is int64
-    [batch, past]. The module's own mask is causal, with the last query at the last key.
+    The cache is float32 [batch, *cached, past, D], the new keys and values [batch, *cached, seq, D]; `cache_mask` is
+    int64 [batch, past]. The module's own mask is causal, with the last query at the last key.
 
     Args:
         new: The new tokens.
-        output: What the module makes of them.
-        cached: Layers, where there are several, and the heads of keys and values.
+        output: The module's output for them.
+        cached: The number of layers, if there are several, and of key and value heads.
         depth: Head dim D.
-        limits: The most tokens that are new, and that are cached.
+        limits: The largest numbers of new and of cached tokens.
     """
     past, added = (("batch", *cached, tokens, depth) for tokens in ("past", "seq"))
     most_new, most_past = limits

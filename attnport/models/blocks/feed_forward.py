@@ -51,7 +51,7 @@ class SwiGLU(nn.Module):
 
     Args:
         width: Model dim E.
-        hidden: Size of the gate and of what it gates; 8/3 E has as many weights as a plain block of 4 E.
+        hidden: Size of the gate and of the gated vector; 8/3 E has as many weights as a plain block of 4 E.
     """
 
     def __init__(self, width: int, hidden: int) -> None:

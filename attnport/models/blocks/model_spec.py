@@ -1,4 +1,4 @@
-"""The ModelSpec of a model of ours: it is called as its file."""
+"""The ModelSpec of a built-in model, which is named after its file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def model_spec(module: str, io: IOContract, make: Callable[[], nn.Module]) -> ModelSpec:
-    """What a model's file gives for itself.
+    """The ModelSpec for a model's file.
 
     Args:
         module: The file's `__name__`.
-        io: What goes in and out.
+        io: The inputs and outputs.
         make: Makes the module.
     """
     name = module.rpartition(".")[2]

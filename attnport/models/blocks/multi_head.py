@@ -26,14 +26,13 @@ class MultiHeadAttention(ProjectedAttention):
         self.scale = scale
 
     def forward(self, x_BSE: torch.Tensor, memory_BTE: torch.Tensor, mask_BHST: torch.Tensor | None) -> torch.Tensor:
-        """Attends from every position of `x_BSE` to the allowed ones of `memory_BTE`; gives [B, S, E].
+        """Attends from every position of `x_BSE` to the allowed ones of `memory_BTE`; returns [B, S, E].
 
         Args:
-            x_BSE: What asks.
-            memory_BTE: What is read; `x_BSE` again for self-attention.
-            mask_BHST: True where a key may be attended, or a bias that is -inf where it may not; 1 for B, H or S where
-                they do not matter, None where every key is allowed. A row with no allowed key gives zero before the
-                output projection.
+            x_BSE: The sequence of the queries.
+            memory_BTE: The sequence of the keys and values; `x_BSE` again for self-attention.
+            mask_BHST: True where a key may be attended to, or a bias that is -inf where it may not. B, H and S may be
+                1; None allows every key. A row with no allowed key gives zero before the output projection.
         """
         q_BHSD, k_BHTD, v_BHTD = self.project(x_BSE, memory_BTE)
         mixed_BHSD = nn.functional.scaled_dot_product_attention(

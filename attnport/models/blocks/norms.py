@@ -1,4 +1,4 @@
-"""RMSNorm: a token's activations divided by their root mean square."""
+"""RMSNorm divides a token's activations by their root mean square."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 class RMSNorm(nn.Module):
     """`w x / sqrt(mean(x^2) + eps)` (Zhang and Sennrich 2019): LayerNorm without the mean and the shift.
 
-    The mean is taken in float32 at least: the square of a half-precision number above 255 is infinite.
+    The mean is computed in float32 or wider, since the square of a half-precision number above 255 is infinite.
 
     Args:
         width: Model dim E.

@@ -1,4 +1,4 @@
-"""Absolute positions added to tokens, one vector a position: learned or sinusoidal."""
+"""Absolute positions, learned or sinusoidal: one vector per position, added to the tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import nn
 
 
 class LearnedPositions(nn.Module):
-    """A table of position vectors; position t of a sequence gets row t, whatever is padding.
+    """A table of position vectors; position t of a sequence gets row t, whether it is padding or not.
 
     Args:
-        limit: The longest sequence there is a vector for.
+        limit: The longest sequence, which is the number of vectors.
         width: Model dim E.
     """
 
@@ -20,7 +20,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
         """Adds the position vectors to `x_BTE`; T may not exceed the limit."""
-        # The size of a tensor, not a number of the configuration: this is what keeps T dynamic through export.
+        # The length is the size of a tensor, not a number of the configuration, so that T stays dynamic at export.
         positions_T = torch.arange(x_BTE.shape[1], device=x_BTE.device)
         added: torch.Tensor = x_BTE + self.table(positions_T)
         return added
@@ -29,8 +29,8 @@ class LearnedPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """`PE[p, 2i] = sin(p / base^(2i/E))`, `PE[p, 2i+1] = cos(p / base^(2i/E))` (Vaswani et al. 2017, section 3.5).
 
-    There is no longest sequence. The angles are computed in float32 at least: in half precision, integers above 2048
-    are not exact.
+    Sequences may have any length. The angles are computed in float32 or wider, since in half precision integers above
+    2048 are not exact.
 
     Args:
         width: Model dim E, even.
@@ -42,7 +42,7 @@ class SinusoidalPositions(nn.Module):
         self.frequencies = [base ** (-even / width) for even in range(0, width, 2)]
 
     def forward(self, x_BTE: torch.Tensor, offset: int = 0) -> torch.Tensor:
-        """Adds the position vectors to `x_BTE`, whose first token stands at `offset`."""
+        """Adds the position vectors to `x_BTE`, whose first token is at position `offset`."""
         dtype = torch.promote_types(x_BTE.dtype, torch.float32)
         positions_T = torch.arange(x_BTE.shape[1], device=x_BTE.device) + offset
         angles_TF = positions_T[:, None].to(dtype) * torch.tensor(self.frequencies, dtype=dtype, device=x_BTE.device)

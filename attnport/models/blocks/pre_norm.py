@@ -1,4 +1,4 @@
-"""Pre-norm transformer layers: attention and feed-forward, each with a norm of what it takes."""
+"""Pre-norm transformer layers: attention and feed-forward, each with a norm of its input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import nn
 
 
 class PreNormParts(nn.Module):
-    """A base class (Xiong et al. 2020): a derived one says in `forward` what the attention reads.
+    """The base class of pre-norm layers (Xiong et al. 2020); `forward` of a derived class calls the attention.
 
     Args:
         norm: Makes a norm.
-        attention: What is called on the norm of x.
+        attention: The module that is called with the norm of x.
         feed_forward: f, from [B, S, E] to [B, S, E].
     """
 

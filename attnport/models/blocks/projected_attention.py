@@ -1,4 +1,4 @@
-"""What stands around an attention: the projections to heads before it, and the one that merges the heads behind it."""
+"""The projections around an attention: those to heads before it, and the one that merges the heads after it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from attnport.models.blocks.query_key_value import QueryKeyValue
 
 
 class ProjectedAttention(nn.Module):
-    """A base class: a derived one says in `forward` how q, k and v, which `project` gives, are mixed for `merge`.
+    """The base class of attentions with projections: `forward` of a derived class calls `project` and `merge`.
 
     Args:
         width: Model dim E.
         heads: H.
-        groups: G, the heads of keys and values, a divisor of H; None: as many as queries have.
-        depth: Head dim D; None: E / H.
-        bias: Whether the four projections have one.
+        groups: G, the heads of keys and values, a divisor of H; None = H.
+        depth: Head dim D; None = E / H.
+        bias: Whether the four projections have a bias.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The projections before an attention: queries of one sequence, keys and values of it or of another, in heads."""
+"""The projections to heads: queries of one sequence, keys and values of the same or of another sequence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class QueryKeyValue(nn.Module):
     Args:
         width: Model dim E.
         heads: H.
-        groups: G, the heads of keys and values, a divisor of H; None: as many as queries have.
-        depth: Head dim D; None: E / H.
-        bias: Whether the projections have one.
+        groups: G, the heads of keys and values, a divisor of H; None = H.
+        depth: Head dim D; None = E / H.
+        bias: Whether the projections have a bias.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class QueryKeyValue(nn.Module):
     def forward(
         self, x_BSE: torch.Tensor, memory_BTE: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [B, H, S, D] of `x_BSE`; k and v [B, G, T, D] of `memory_BTE`, or of `x_BSE` where there is none."""
+        """q [B, H, S, D] of `x_BSE`; k and v [B, G, T, D] of `memory_BTE`, or of `x_BSE` if that is None."""
         read_BTE = x_BSE if memory_BTE is None else memory_BTE
         q_BHSD = split_heads(self.query(x_BSE), self.heads)
         k_BGTD, v_BGTD = (split_heads(project(read_BTE), self.groups) for project in (self.key, self.value))

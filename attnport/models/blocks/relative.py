@@ -1,4 +1,4 @@
-"""T5's relative positions: a learned number a head and bucket of distances, added to the scores."""
+"""T5's relative positions: a learned number for each head and bucket of distances, added to the scores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from attnport.masks.torch_biases import t5_bias
 class RelativePositions(nn.Module):
     """`bias[h, i, j] = table[bucket(j - i), h]` (Raffel et al. 2020, section 2.1, and its code).
 
-    Near distances have a bucket each, farther ones share buckets of logarithmic width; all beyond `max_distance`
-    share the last.
+    Each near distance has its own bucket; farther ones share buckets of logarithmic width, and all beyond
+    `max_distance` share the last.
 
     Args:
         heads: H.
-        buckets: Rows of the table; bidirectional, half of them are for later keys.
-        max_distance: Where the last bucket begins.
+        buckets: Rows of the table; if `bidirectional`, half of them are for later keys.
+        max_distance: The distance at which the last bucket begins.
         bidirectional: False in decoders, where later keys are hidden.
     """
 
@@ -28,7 +28,7 @@ class RelativePositions(nn.Module):
         self.bidirectional = bidirectional
 
     def forward(self, S: int, T: int, alignment: str = "upper_left") -> torch.Tensor:
-        """The bias of S queries and T keys, [1, H, S, T]; `lower_right`: the last query stands at the last key."""
+        """The bias of S queries and T keys, [1, H, S, T]; `lower_right`: the last query is at the last key."""
         return t5_bias(
             self.table.weight,
             S,

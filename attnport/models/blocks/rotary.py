@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE): queries and keys turned by an angle that grows with their position."""
+"""Rotary positions (RoPE): queries and keys are rotated by an angle that grows with their position."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import nn
 
 
 class RotaryPositions(nn.Module):
-    """Turns the pairs `(x[i], x[i + D/2])` of every head by `p base^(-2i/D)` (Su et al. 2021, "RoFormer").
+    """Rotates the pairs `(x[i], x[i + D/2])` of every head by `p base^(-2i/D)` (Su et al. 2021, "RoFormer").
 
-    The product of a query and a key then depends on the distance of their positions only. The paper turns neighbours,
-    `(x[2i], x[2i+1])`; halves, as in GPT-NeoX and LLaMA, are the same up to the order of the weights' rows.
-    The angles are computed in float32 at least: in half precision, integers above 2048 are not exact.
+    The product of a query and a key then depends only on the distance of their positions. The paper rotates pairs of
+    neighbours, `(x[2i], x[2i+1])`; pairs of halves, as in GPT-NeoX and LLaMA, are the same up to the order of the
+    weights' rows. The angles are computed in float32 or wider: in half precision integers above 2048 are not exact.
 
     Args:
         depth: Head dim D, even.
@@ -23,9 +23,9 @@ class RotaryPositions(nn.Module):
         self.frequencies = [base ** (-even / depth) for even in range(0, depth, 2)]
 
     def forward(self, x_BHTD: torch.Tensor, offset: int | torch.Tensor = 0) -> torch.Tensor:
-        """Turns queries or keys, of which the first stands at position `offset` (behind a cache: its length).
+        """Rotates queries or keys; `offset` is the position of the first one (with a cache: its length).
 
-        An offset [B, 1, 1, 1] is each item's own.
+        An offset may be [B, 1, 1, 1], with a number for each item.
         """
         dtype = torch.promote_types(x_BHTD.dtype, torch.float32)
         positions_T1 = torch.arange(x_BHTD.shape[2], device=x_BHTD.device)[:, None] + offset

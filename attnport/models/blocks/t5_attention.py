@@ -1,4 +1,4 @@
-"""T5's attention: without scale and without the projections' biases, for a bias that is added to the scores."""
+"""T5's attention: without scale and without biases of the projections, with a bias that is added to the scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ M = TypeVar("M", bound=nn.Module)
 class T5Attention(MultiHeadAttention):
     """`Wo softmax(q k^T + mask) v`, q of x and k, v of memory (Raffel et al. 2020, and its code).
 
-    The 1 / sqrt(D) of other models is in T5's initial weights: those of q have the variance 1 / (E D).
+    The factor 1 / sqrt(D) of other models is in T5's initial weights: those of q have variance 1 / (E D).
 
     Args:
         width: Model dim E.

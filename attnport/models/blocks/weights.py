@@ -1,4 +1,4 @@
-"""Random weights that make a wrong mask, scale or head show in the output."""
+"""Random weights with which a wrong mask, scale or head changes the output visibly."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def randomise(module: M) -> M:
 
 
 def build(construct: Callable[[], M], seed: int) -> M:
-    """What `construct` makes, with random weights, in eval mode; the same seed gives the same weights.
+    """The module that `construct` makes, with random weights, in eval mode; a seed always gives the same weights.
 
-    The global generator is left as it was.
+    The state of the global generator does not change.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Rewrites that make attention visible before it is looked for: each file defines `apply(model) -> int`.
+"""Rewrites that prepare a graph for recognition: each file defines `apply(model) -> int`.
 
-Each is true of any graph, attention or not, so that what is not recognised afterwards still computes the same.
+A rewrite never changes what a graph computes, whether attention is recognised afterwards or not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def modules() -> list[ModuleType]:
-    """Every rewrite: a file of this folder."""
+    """The rewrites: every file of this folder."""
     return [registry.module(__name__, name, "rewrite") for name in registry.names(__name__)]
 
 

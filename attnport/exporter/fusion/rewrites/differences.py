@@ -1,7 +1,7 @@
-"""`(a - c b) v`, with a and b the probabilities of two attentions that share v, as `a v - c (b v)`.
+"""Rewrites `(a - c b) v`, with a and b the probabilities of two attentions that share v, to `a v - c (b v)`.
 
-The differential transformer (Ye et al. 2024, arXiv 2410.05258) writes its attention so. Each part is then an attention
-of its own, which a kernel can compute; the product with v is done twice, the scores are never held in memory.
+The differential transformer (Ye et al. 2024, arXiv 2410.05258) has such an attention. Each part is then an attention
+that a kernel can compute: the product with v is computed twice, but the scores are never stored in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SAME = {"Cast", "Identity", "Dropout"}
 
 
 def apply(model: ir.Model) -> int:
-    """Distributes each product with v over such a sum; returns how many products there were."""
+    """Distributes each product with v over such a sum; returns how many products were rewritten."""
     build = Builder(model)
     replaced = 0
     for node in [node for node in model.graph if node.op_type == "MatMul" and node.domain == ""]:
@@ -27,15 +27,15 @@ def apply(model: ir.Model) -> int:
             continue
         build.before, build.scope = node, node.name or "difference"
         parts = [_part(build, value, node) for value in total.inputs]
-        made = build.op(total.op_type, *parts, name="parts", shape=dims_of(node.outputs[0]))
-        build.replace(node.outputs[0], made)
+        difference = build.op(total.op_type, *parts, name="parts", shape=dims_of(node.outputs[0]))
+        build.replace(node.outputs[0], difference)
         model.graph.remove(node, safe=True)
         replaced += 1
     return replaced
 
 
 def _sum(value: ir.Value | None) -> ir.Node | None:
-    """The sum or difference of two softmaxes, each times a factor or not, that a value is."""
+    """The node behind a value if it is a sum or difference of two softmaxes, each with or without a factor."""
     node = value.producer() if value is not None else None
     while node is not None and node.op_type in _SAME:
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -45,7 +45,7 @@ def _sum(value: ir.Value | None) -> ir.Node | None:
 
 
 def _weighted(value: ir.Value | None) -> tuple[ir.Value, ir.Value | None, str] | None:
-    """A softmax and its factor (None = one), with the operator that joins them; None where a value is no such thing."""
+    """A softmax, its factor (None = no factor) and the operator between them; None for any other value."""
     node = value.producer() if value is not None else None
     if node is None or value is None:
         return None
@@ -68,16 +68,16 @@ def _same_for_every_key(factor: ir.Value) -> bool:
 
 
 def _part(build: Builder, value: ir.Value | None, product: ir.Node) -> ir.Value:
-    found = _weighted(value)
-    assert found is not None
-    probabilities, factor, operator = found
+    weighted = _weighted(value)
+    assert weighted is not None
+    probabilities, factor, operator = weighted
     v, output = product.inputs[1], product.outputs[0]
     assert v is not None
     if v.dtype is not None:
         probabilities = build.cast(probabilities, v.dtype)
-    made = build.op("MatMul", probabilities, v, name="part", shape=dims_of(output))
+    product_with_v = build.op("MatMul", probabilities, v, name="part", shape=dims_of(output))
     if factor is None:
-        return made
+        return product_with_v
     if v.dtype is not None:
         factor = build.cast(factor, v.dtype)
-    return build.op(operator, made, factor, name="weighted", shape=dims_of(output))
+    return build.op(operator, product_with_v, factor, name="weighted", shape=dims_of(output))

@@ -1,4 +1,4 @@
-"""`Einsum` of two tensors, written as the matrix product that it is."""
+"""Rewrites an `Einsum` of two tensors as a matrix product."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Equation:
 
 
 def apply(model: ir.Model) -> int:
-    """Replaces each that sums over one letter; returns how many there were."""
+    """Replaces each `Einsum` that sums over one letter; returns how many were replaced."""
     build = Builder(model)
     replaced = 0
     for node in [node for node in model.graph if node.op_type == "Einsum" and len(node.inputs) > 2]:
@@ -54,7 +54,7 @@ def apply(model: ir.Model) -> int:
 
 
 def _in_pairs(build: Builder, model: ir.Model, node: ir.Node) -> None:
-    """Writes an equation of several operands as equations of two, from the left."""
+    """Splits an equation of several operands into equations of two, from the left."""
     inputs, arrow, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
     operands = inputs.split(",")
     if not arrow or "." in inputs or len(operands) != len(node.inputs):
@@ -63,23 +63,23 @@ def _in_pairs(build: Builder, model: ir.Model, node: ir.Node) -> None:
     value, letters = node.inputs[0], operands[0]
     sizes = {
         letter: dim
-        for operand, each in zip(operands, node.inputs, strict=True)
-        for letter, dim in zip(operand, dims_of(each) or [None] * len(operand), strict=False)
+        for operand, tensor in zip(operands, node.inputs, strict=True)
+        for letter, dim in zip(operand, dims_of(tensor) or [None] * len(operand), strict=False)
     }
-    for at, (operand, each) in enumerate(zip(operands[1:], node.inputs[1:], strict=True), start=2):
+    for at, (operand, tensor) in enumerate(zip(operands[1:], node.inputs[1:], strict=True), start=2):
         wanted = set(output).union(*operands[at:])
-        made = "".join(letter for letter in dict.fromkeys(letters + operand) if letter in wanted)
-        made = output if at == len(operands) else made
-        shape = [sizes[letter] for letter in made]
-        value = build.op("Einsum", value, each, name="pair", shape=shape, equation=f"{letters},{operand}->{made}")
-        letters = made
+        kept = "".join(letter for letter in dict.fromkeys(letters + operand) if letter in wanted)
+        kept = output if at == len(operands) else kept
+        shape = [sizes[letter] for letter in kept]
+        value = build.op("Einsum", value, tensor, name="pair", shape=shape, equation=f"{letters},{operand}->{kept}")
+        letters = kept
     assert value is not None
     build.replace(node.outputs[0], value)
     model.graph.remove(node, safe=True)
 
 
 def parse(text: str, ranks: list[int | None]) -> Equation | None:
-    """An equation of two operands as a product; None where it is none (diagonals, sums over one side, none at all)."""
+    """An equation of two operands as a product; None if it has diagonals, sums over one side, or sums over nothing."""
     text = text.replace(" ", "")
     inputs, arrow, output = text.partition("->")
     operands = inputs.split(",")
@@ -102,7 +102,7 @@ def parse(text: str, ranks: list[int | None]) -> Equation | None:
 
 
 def _without_ellipsis(operands: list[str], output: str | None, ranks: list[int]) -> tuple[str, str, str] | None:
-    """The letters of both operands and the output, with letters of their own for the axes of an ellipsis."""
+    """The letters of both operands and the output, with new letters for the axes of an ellipsis."""
     used = "".join(operands) + (output or "")
     spare = [letter for letter in string.ascii_letters if letter not in used]
     counts = [rank - len(text.replace("...", "")) for text, rank in zip(operands, ranks, strict=True)]
@@ -128,16 +128,16 @@ def _product(build: Builder, node: ir.Node, equation: Equation) -> ir.Value:
     gone = [len(equation.leads) + at for at, letter in enumerate((equation.row, equation.column)) if not letter]
     if gone:
         product = build.op("Squeeze", product, build.const(gone, np.int64), name="vector")
-    made = equation.leads + equation.row + equation.column
-    if made != equation.output:
+    order = equation.leads + equation.row + equation.column
+    if order != equation.output:
         product = build.op(
-            "Transpose", product, name="permuted", perm=[made.index(letter) for letter in equation.output]
+            "Transpose", product, name="permuted", perm=[order.index(letter) for letter in equation.output]
         )
     return product
 
 
 def _operand(build: Builder, value: ir.Value, letters: str, leads: str, row: str, column: str) -> ir.Value:
-    """An operand as `[leads, row, column]`, of size 1 on each axis that it does not have."""
+    """An operand as `[leads, row, column]`, with size 1 for each axis that it does not have."""
     dims = list(dims_of(value) or [])
     wanted = [letter for letter in (*leads, row, column) if letter and letter in letters]
     perm = [letters.index(letter) for letter in wanted]

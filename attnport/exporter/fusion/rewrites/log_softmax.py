@@ -1,4 +1,4 @@
-"""`exp(log_softmax(x))`, written as the softmax that it is."""
+"""Rewrites `exp(log_softmax(x))` as a softmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def apply(model: ir.Model) -> int:
-    """Replaces each; returns how many there were."""
+    """Replaces each `exp(log_softmax(x))`; returns how many were replaced."""
     build = Builder(model)
     replaced = 0
     for node in [node for node in model.graph if node.op_type == "Exp" and node.domain == ""]:

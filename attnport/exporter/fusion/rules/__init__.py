@@ -1,1 +1,1 @@
-"""One way to find an attention a file: each defines `match(node)`, found by its file."""
+"""The recognition rules, one per file: each defines `OP_TYPE`, `applies(node)` and `match(node, context)`."""

@@ -1,4 +1,4 @@
-"""The standard's `Attention` operator (opset 23 up), as torch exports scaled_dot_product_attention."""
+"""Reads the standard's `Attention` operator (opset 23 or later), as torch exports scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
             )
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         raise NotRecognised(
-            "a second output of the Attention operator is used; it stays as it is", "compute the weights apart"
+            "a second output of the Attention operator is used; it stays as it is", "compute the weights separately"
         )
     q_dims, k_dims, v_dims = (dims_of(value) for value in node.inputs[:3])
     if not (q_dims and k_dims and v_dims) or not len(q_dims) == len(k_dims) == len(v_dims) == 4:
@@ -62,7 +62,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
 
 
 def _keys(layout: Layout, value: ir.Value | None, dims: list[int | str | None]) -> Located:
-    """k or v of an operator, whose heads may be fewer than the queries'."""
+    """k or v of an operator, which may have fewer heads than the queries."""
     from attnport.exporter.fusion.formula import Const
     from attnport.exporter.fusion.indices import split
 

@@ -1,4 +1,4 @@
-"""Attention written out: starts at a softmax and walks both ways, reading scale, mask and bias as algebra."""
+"""Reads attention that is written out: walks both ways from a softmax, and reads scale, mask and bias as algebra."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OP_TYPE = "Softmax"
 MAX_SPLITS = 4
-"""Leading axes of an attention that are two axes merged."""
+"""The largest number of leading axes of an attention that may be two axes merged."""
 _BETWEEN = frozenset(
     (
         *("Cast", "Identity", "Dropout", "Where", "IsNaN", "Mul", "Div", "Add", "Sub"),
@@ -56,11 +56,11 @@ def match(node: ir.Node, context: Context) -> Recognised:
     """Reads the attention around a softmax.
 
     Raises:
-        NotRecognised: with the step at which it stops being one.
+        NotRecognised: a step is not that of an attention; the message names it.
     """
     product = product_of(node)
     p, values = product.inputs
-    transposed = not comes_from(p, node)  # `v^T p^T`, as of channels-first code
+    transposed = not comes_from(p, node)  # `v^T p^T`, as in channels-first code
     if transposed:
         p, values = values, p
     assert p is not None
@@ -77,7 +77,7 @@ def match(node: ir.Node, context: Context) -> Recognised:
 
 
 class Unsplit(Exception):
-    """A tensor is indexed by a part of a leading axis, which is two axes merged."""
+    """A tensor is indexed by a part of a leading axis, so that axis is two axes merged."""
 
     def __init__(self, axis: Axis, size: Expr) -> None:
         super().__init__(axis.name)
@@ -93,7 +93,7 @@ def _read(
     layout: Layout,
     context: Context,
 ) -> Recognised:
-    """Reads the attention for one layout. Raises Unsplit where a leading axis has to be taken for two."""
+    """Reads the attention for one layout; raises Unsplit if a leading axis has to be split into two."""
     v = at_product(values, layout.raw, *((DEPTH, KEY) if transposed else (KEY, DEPTH)))
     probabilities = at_product(p, layout.raw, *((KEY, ROW) if transposed else (ROW, KEY)))
     if v is None or probabilities is None:
@@ -103,7 +103,7 @@ def _read(
     reader = MaskReader(layout, context.masks)
     scores = read_scores(node, between.index, reader)
     if between.drops_one is not (scores.sink is not None):
-        raise NotRecognised("the probability of a key is dropped that is no sink, or that of a sink is kept")
+        raise NotRecognised("a key's probability is dropped that is not a sink's, or a sink's probability is kept")
     _check_zeroed(between.zeroed, reader)
     q, k = _operands(scores)
     k, v = key_and_value(layout, k, v)
@@ -116,7 +116,7 @@ def _read(
     for at, last in tensors:
         if not bringable(layout, at, *last):
             _check_split(layout, at)
-            raise NotRecognised(f"{at.value.name} lies in a way that has no form of rank 4")
+            raise NotRecognised(f"{at.value.name} has a layout that cannot be brought to rank 4")
     at_output, last_node = _output(layout, product, transposed)
     return Recognised(
         "", node, last_node, layout, q, k, v, scores.scale, mask, at_output, scores.softcap, scores.sink,
@@ -133,7 +133,7 @@ def _check_split(layout: Layout, at: Located) -> None:
 
 
 def _check_axis(node: ir.Node, between: Probabilities) -> None:
-    """The softmax runs over the keys, and over nothing else."""
+    """Refuses a softmax over another axis than the keys."""
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
     at = between.index[axis % len(between.index)]
     if at != KEY and not (between.drops_one and at == op("Add", KEY, Const(1))):
@@ -141,23 +141,23 @@ def _check_axis(node: ir.Node, between: Probabilities) -> None:
 
 
 def _check_zeroed(zeroed: tuple[Zeroed, ...], reader: MaskReader) -> None:
-    for each in zeroed:
-        hidden = reader.keeps(each.at) if each.number else reader.implies(each.at, hides=each.hides)
-        empty = of_every_key(each.at) if each.hides else None
-        if each.number and not hidden:
+    for step in zeroed:
+        hidden = reader.keeps(step.at) if step.number else reader.implies(step.at, hides=step.hides)
+        empty = of_every_key(step.at) if step.hides else None
+        if step.number and not hidden:
             raise NotRecognised(
                 "after the softmax the probabilities are multiplied by a tensor, not by v",
                 "where the factor is the same for every key, multiply the output with it",
             )
         if not hidden and (empty is None or not reader.implies(empty, hides=True)):
             raise NotRecognised(
-                "after the softmax probabilities become zero that no mask before it hides",
+                "after the softmax, probabilities become zero that no mask before it hides",
                 "hide these keys before the softmax",
             )
 
 
 def _operands(scores: Scores) -> tuple[Located, Located]:
-    """q and k at the product, whichever stands left; over the leading axes."""
+    """The product's operands q and k, in either order, over the leading axes."""
     *leads, row, column = scores.index
     # A product of one row, as of one token with its cache, is often squeezed away.
     row, column = (ROW if column == KEY and row == ZERO else row), (ROW if row == KEY and column == ZERO else column)
@@ -174,7 +174,7 @@ def _operands(scores: Scores) -> tuple[Located, Located]:
 
 
 def _output(layout: Layout, product: ir.Node, transposed: bool) -> tuple[Located, ir.Node]:
-    """What a lowered form replaces: the product, or the reshape behind it that brings it to `[B,H,S,Dv]`."""
+    """What a lowered form replaces: the product, or the reshape after it that brings it to `[B,H,S,Dv]`."""
     value = product.outputs[0]
     here = Located(value, (*layout.raw, *((DEPTH, ROW) if transposed else (ROW, DEPTH))))
     if is_canonical(layout, here):
@@ -184,7 +184,7 @@ def _output(layout: Layout, product: ir.Node, transposed: bool) -> tuple[Located
         after, before = dims_of(users[0].outputs[0]), dims_of(value)
         wanted: Index = (layout.batch_index, layout.head_index, ROW, DEPTH)
         if after is not None and before is not None and len(after) == 4:
-            there = Located(users[0].outputs[0], wanted)
-            if is_canonical(layout, there) and reshaped(wanted, after, before) == here.index:
-                return there, users[0]
+            reshaped_value = Located(users[0].outputs[0], wanted)
+            if is_canonical(layout, reshaped_value) and reshaped(wanted, after, before) == here.index:
+                return reshaped_value, users[0]
     return here, product
