@@ -1,4 +1,4 @@
-"""How `gpu-check` is printed: for each model and plan the verdicts, then a table a call with rates beside the peaks."""
+"""What `gpu-check` prints: for each model and plan the verdicts, then a table of rates for each workload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK = {"faster": "", "slower": "", "baseline": "", "no difference shown": " ~"
 
 
 def show_gpu_report(report: GpuReport) -> Iterator[doc.Block]:
-    """The device, its peaks, every piece, what is left."""
+    """The device, its peaks, every piece, and what is left for the next run."""
     yield doc.Text(f"GPU: {report.device}", "strong")
     yield from _peaks(report.peaks)
     timed = False
@@ -35,11 +35,11 @@ def show_gpu_report(report: GpuReport) -> Iterator[doc.Block]:
     yield from cells.warnings(report.left, "left for the next run")
     if timed:
         yield from cells.quiet(
-            f"ratio: to {report.eager}, of device times where both have them, else of calls; ~ no difference shown",
-            "device ms: computing alone, by events; rates are of that time, or * of the whole call with its copies",
+            f"ratio: to {report.eager}, of device times if both have them, else of calls; ~ no difference shown",
+            "device ms: computing only, by events; rates are of that time, or * of the whole call with its copies",
             "to, from device: copying inputs and outputs, by events",
-            "load, first call: in a fresh process; with what it kept: in a further one",
-            "GB/s: of the least that has to move: weights, inputs and outputs; %: of the peak that was measured here",
+            "load, first call: in a fresh process; with what it kept: in another one",
+            "GB/s: for weights, inputs and outputs, the least that must move; %: of the peak measured here",
         )
 
 
@@ -47,9 +47,9 @@ def _peaks(peaks: Peaks | None) -> Iterator[doc.Block]:
     if peaks is None:
         yield doc.Text("peak rates: not measured", "miss")
         return
-    found = [f"{plan} {peak.per_s / 1e12:.3g} TFLOP/s ({peak.what})" for plan, peak in peaks.flops.items()]
-    found += [f"{peaks.copy.per_s / 1e9:.4g} GB/s ({peaks.copy.what})"] if peaks.copy else []
-    for line in found:
+    lines = [f"{plan} {peak.per_s / 1e12:.3g} TFLOP/s ({peak.what})" for plan, peak in peaks.flops.items()]
+    lines += [f"{peaks.copy.per_s / 1e9:.4g} GB/s ({peaks.copy.what})"] if peaks.copy else []
+    for line in lines:
         yield doc.Text(f"measured peak: {line}")
 
 
@@ -60,15 +60,15 @@ def _parity(name: str, piece: Piece) -> Iterator[doc.Block]:
 
     yield doc.Text((f"{name}: ", doc.Verdict(verdict_of(piece))), "strong")
     rows = (
-        (runtime, doc.Verdict(found.verdict), piece.fused.get(runtime, "")) for runtime, found in piece.parity.items()
+        (runtime, doc.Verdict(parity.verdict), piece.fused.get(runtime, "")) for runtime, parity in piece.parity.items()
     )
     yield doc.Table(piece.about, doc.words("runtime", "parity", "fused"), doc.rows(rows))
-    yield cells.notes({runtime: found.reason for runtime, found in piece.parity.items() if found.reason})
+    yield cells.notes({runtime: parity.reason for runtime, parity in piece.parity.items() if parity.reason})
 
 
-def _call(title: str, found: Mapping[str, LatencyRow], rates: Mapping[str, Achieved]) -> doc.Table:
+def _call(title: str, rows_by_runtime: Mapping[str, LatencyRow], rates: Mapping[str, Achieved]) -> doc.Table:
     rows: list[tuple[doc.Line, ...]] = []
-    for name, row in found.items():
+    for name, row in rows_by_runtime.items():
         if row.median_ns is None:
             rows.append((name, doc.Verdict("NOT_RUN")))
             continue
@@ -88,19 +88,19 @@ def _call(title: str, found: Mapping[str, LatencyRow], rates: Mapping[str, Achie
 
 
 def _around(rows: Mapping[str, LatencyRow]) -> Iterator[doc.Block]:
-    """What lies around computing: the copies, and the start, again from what a runtime had compiled and kept."""
-    found: list[tuple[str, dict[str, float | None]]] = []
+    """The times around computing: copies, and the start, also with what the runtime compiled and kept before."""
+    starts: list[tuple[str, dict[str, float | None]]] = []
     for name, row in rows.items():
         if row.median_ns is None:
             continue
         copies = (row.parts_ns.get("host_to_device"), row.parts_ns.get("device_to_host"))
-        found.append((name, dict(zip(_AROUND, (*copies, row.load_ns, row.first_ns), strict=True))))
+        starts.append((name, dict(zip(_AROUND, (*copies, row.load_ns, row.first_ns), strict=True))))
         if row.cached_load_ns is not None or row.cached_first_ns is not None:
             cached = (None, None, row.cached_load_ns, row.cached_first_ns)
-            found.append(("  with what it kept", dict(zip(_AROUND, cached, strict=True))))
-    shown = [column for column in _AROUND if any(times[column] is not None for _, times in found)]
+            starts.append(("  with what it kept", dict(zip(_AROUND, cached, strict=True))))
+    shown = [column for column in _AROUND if any(times[column] is not None for _, times in starts)]
     if shown:
-        lines = ((name, *(_ms(times[column]) for column in shown)) for name, times in found)
+        lines = ((name, *(_ms(times[column]) for column in shown)) for name, times in starts)
         yield doc.Table("", cells.columns("ms", *shown, right=shown, whole=shown), doc.rows(lines))
 
 
