@@ -1,4 +1,4 @@
-"""`attnport check`: every runtime and every lowered form against a float64 run of the module."""
+"""`attnport check`: compares every runtime and every lowered form with a float64 run of the module."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ def check(
     trust_source: bool = False,
     progress: Progress = lambda message: None,
 ) -> ParityReport:
-    """Checks an artifact folder and writes `parity.json`; returns the earlier report when nothing changed.
+    """Checks an artifact folder and writes `parity.json`; returns the earlier report if nothing has changed.
 
     Args:
         folder: An artifact folder.
-        runtimes: Names; None = every runtime there is. Lowered forms are always checked.
-        text: A file of sentences, one a line, for models that read text.
+        runtimes: Names; None = all runtimes. Lowered forms are always checked.
+        text: A file of sentences, one in each line, for models that read text.
         inputs: An `.npz` with an array for each input, as a further case.
-        force: Run even when the same was run before.
-        batch: Sentences a batch.
+        force: Run even if nothing has changed.
+        batch: The number of sentences in a batch.
         threads: Compute threads; None = the physical cores.
         timeout_s: Seconds for each answer of a runtime that has a process of its own.
-        isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`);
-            PyTorch eager, by which the others are judged, stays in this one.
-        bundle: A bundle made of this folder: its forms are checked through its own reader, as the runtime `bundle`.
+        isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`).
+            PyTorch eager, by which the others are judged, stays in this process.
+        bundle: A bundle of this folder, whose forms are checked through its own reader, as the runtime `bundle`.
         trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
 
     Raises:
-        ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
-        SpecError: to load the source would run code that was not asked for on this machine; names it.
-        UsageError: an unknown runtime, or inputs that do not fit. See `raise_for` for verdicts.
+        ArtifactError, IntegrityError, SpecError: the folder, its files or its source have changed.
+        SpecError: loading the source would run code that this user has not exported or trusted; names it.
+        UsageError: a runtime is unknown, or inputs do not fit. See `raise_for` for verdicts.
     """
     open_folder(folder)
     chosen = [base.get(name) for name in (runtimes if runtimes is not None else base.names())]
@@ -80,7 +80,7 @@ def check(
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:
-            raise ArtifactError(f"{folder} is no artifact.")
+            raise ArtifactError(f"{folder} is not an artifact.")
         check_files(folder, manifest, *_model_files(manifest))
         require(manifest.source, given=trust_source)
         progress("loading the model")
@@ -88,10 +88,10 @@ def check(
         limits = Limits(timeout_s, every=isolate)
         progress("probing the runtimes")
         probed = probe_all([base.get(name) for name in _needed(chosen)], limits)
-        given = digest_file(inputs) if inputs and inputs.is_file() else ""
+        inputs_digest = digest_file(inputs) if inputs and inputs.is_file() else ""
         wanted = [runtime.name for runtime in chosen]
         numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digest = _inputs_digest(manifest, probed, wanted, [*sentences, given, bundle_digest(bundle)], numbers)
+        digest = _inputs_digest(manifest, probed, wanted, [*sentences, inputs_digest, bundle_digest(bundle)], numbers)
         if not force and fresh(folder, manifest, STAGE, digest):
             return read(ParityReport, folder / FILE)
         tried = cases_of(folder, manifest, sentences, inputs, seed, batch)
@@ -120,10 +120,10 @@ def check_and_bisect(
     progress: Progress = lambda message: None,
     **options: Any,
 ) -> Bisected:
-    """Checks, then finds the layer from which on each that failed is wrong, and measures errors by layer.
+    """Checks, then finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
 
     Args:
-        tell: Is given one line where errors by layer could not be measured, which takes no verdict from the check.
+        tell: Called with a line if errors by layer could not be measured; the verdict of the check is not affected.
         options: The other arguments of `check`.
 
     Raises:
@@ -134,27 +134,27 @@ def check_and_bisect(
 
     same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout_s, "isolate": isolate, "progress": progress}
     report = check(folder, runtimes, force=force, **same, **options)
-    found = bisect(folder, report, **same)
+    bisected = bisect(folder, report, **same)
     if problem := why_no_layers(folder, report, force=force, **same):
         tell(problem)
-    return found
+    return bisected
 
 
 def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
-    """Turns a report into the exception that its verdict calls for.
+    """Raises the exception for the verdict of a report, if any.
 
     Args:
-        named: Runtimes that the user asked for by name: one that is NOT_RUN is an error.
+        named: Runtimes that the user named; if one is NOT_RUN, it is an error.
 
     Raises:
         ParityFailed: a runtime or a lowered form failed.
         UnavailableError: a named runtime was not run.
     """
-    found = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
+    results = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
     hint = f"{FILE} has every case."
-    if EAGER in found and found[EAGER].verdict == "FAIL":
-        hint += " The module fails by itself: does each mask input mean what it was declared to, :hide for one?"
-    for name, result in found.items():
+    if EAGER in results and results[EAGER].verdict == "FAIL":
+        hint += " The module itself fails: check that each mask input has the declared meaning, such as :hide."
+    for name, result in results.items():
         if result.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {result.reason}.", hint=hint)
     for name in (name.replace("-", "_") for name in named):
@@ -165,12 +165,12 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
 
 
 def _needed(chosen: Sequence[Runtime]) -> list[str]:
-    """The runtimes whose probe matters: the chosen ones and the evaluators of forms."""
+    """The runtimes to probe: the chosen ones and the evaluators of forms."""
     return sorted({runtime.name for runtime in chosen} | {EAGER, FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
 def _model_files(manifest: Manifest) -> list[str]:
-    """What `check` reads of a folder: models, weights, engines, the tokenizer; not the reports beside them."""
+    """The files that `check` reads in a folder: models, weights, engines, the tokenizer; not reports."""
     return [name for name in manifest.files if Path(name).suffix in MODEL_SUFFIXES or name == manifest.tokenizer]
 
 
@@ -181,7 +181,7 @@ def _inputs_digest(
     texts: Sequence[str],
     numbers: tuple[float, ...],
 ) -> str:
-    """Everything that could change the report."""
+    """The digest of everything that the report depends on."""
     files = {name: manifest.files[name] for name in _model_files(manifest)}
     parts = [
         asdict(manifest.source),
@@ -189,6 +189,6 @@ def _inputs_digest(
         files,
         {key: asdict(form) for key, form in manifest.forms.items()},
     ]
-    parts += [{name: asdict(found) for name, found in sorted(probed.items())}]
+    parts += [{name: asdict(capabilities) for name, capabilities in sorted(probed.items())}]
     text = json.dumps([toolchain(*_PACKAGES), parts, list(wanted), list(numbers)], sort_keys=True, default=str)
     return digest_text(text, *texts)
