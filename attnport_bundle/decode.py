@@ -116,7 +116,7 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     for field in dataclasses.fields(kind):
         if field.name not in value:
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")
-    fields = {key: _decode(hints[key], given, f"{where}.{key}" if where else key) for key, given in value.items()}
+    fields = {key: _decode(hints[key], item, f"{where}.{key}" if where else key) for key, item in value.items()}
     try:
         return kind(**fields)
     except (UsageError, ValueError) as err:

@@ -146,10 +146,10 @@ class EngineSession:
             return None, None
         config = self._engine.create_runtime_config()
         compiled = config.create_runtime_cache()
-        kept = self._cache.read()
+        blob = self._cache.read()
         # TensorRT-RTX refuses a blob of another device or version, and then compiles as without one.
-        if kept is not None:
-            compiled.deserialize(kept)
+        if blob is not None:
+            compiled.deserialize(blob)
         config.set_runtime_cache(compiled)
         return config, compiled
 

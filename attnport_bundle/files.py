@@ -132,9 +132,9 @@ def _external(folder: Path, manifest: Manifest, form: Form) -> Iterator[FileProb
     except ValueError as err:
         yield FileProblem(form.file, f"not a model that can be read: {err}")
         return
-    for location, taken in ranges.items():
+    for location, used in ranges.items():
         end = 0
-        for offset, length in sorted(taken):
+        for offset, length in sorted(used):
             if offset < end:
                 yield FileProblem(form.file, f"takes overlapping weights from {location} at byte {offset}")
                 return

@@ -161,12 +161,12 @@ def load(
     manifest, _ = trust.read(path, None if require_signature is None else Path(require_signature))
     if check_files:
         files.require(path, manifest)
-    kept = find(path, None if cache is None else Path(cache)) if cache or _keeps(manifest, form) else None
+    store = find(path, None if cache is None else Path(cache)) if cache or _keeps(manifest, form) else None
 
     def proved(name: str) -> Model:
-        model = Model(manifest, name, open_session(path, manifest, name, threads, kept))
+        model = Model(manifest, name, open_session(path, manifest, name, threads, store))
         try:
-            _prove(model, path, kept, record=check_files)
+            _prove(model, path, store, record=check_files)
         except BaseException:
             model.close()
             raise
@@ -256,7 +256,7 @@ def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:
 def _keeps(manifest: Manifest, form: str | None) -> bool:
     """Whether a form that may be opened uses the cache."""
     forms = [manifest.forms[name] for name in _candidates(manifest, form)]
-    return any(found.proof != "device" or found.runtime in ENGINES for found in forms)
+    return any(candidate.proof != "device" or candidate.runtime in ENGINES for candidate in forms)
 
 
 def _may_pass_over(manifest: Manifest, name: str, err: BundleError) -> bool:

@@ -124,12 +124,12 @@ def _engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache
     if form.requires.sm and device.sm not in form.requires.sm:
         targets = ", ".join(map(str, form.requires.sm))
         raise RuntimeMissing(f"the engine was built for SM {targets}; {device.name} is SM {device.sm}.")
-    kept = None
+    runtime_cache = None
     if cache is not None and form.runtime == "tensorrt_rtx":
-        kept = RuntimeCache(cache, entry(manifest, name, str(module.__version__), gpu(device)))
+        runtime_cache = RuntimeCache(cache, entry(manifest, name, str(module.__version__), gpu(device)))
     device.open()
     try:
-        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), kept)
+        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), runtime_cache)
     except BaseException:
         device.close()
         raise

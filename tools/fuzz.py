@@ -126,10 +126,10 @@ def _keep(target: str, new_inputs: Path) -> None:
     _run(target, "-merge=1", "-verbosity=0", str(merged), str(new_inputs))
     known = {path.name for path in corpus.iterdir()}
     new = sorted((path for path in merged.iterdir() if path.name not in known), key=lambda path: path.stat().st_size)
-    kept = new[: max(0, MAX_FILES - len(known))]
-    for path in kept:
+    added = new[: max(0, MAX_FILES - len(known))]
+    for path in added:
         shutil.copy(path, corpus)
-    print(f"{target}: {len(known)} files in the corpus, {len(kept)} added", flush=True)
+    print(f"{target}: {len(known)} files in the corpus, {len(added)} added", flush=True)
 
 
 def _run(target: str, *options: str) -> int:

@@ -58,8 +58,8 @@ def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend)
     if parity is None:
         return (not_run("parity was not checked"),) * 2
     used = {backend.file, backend.form.file}
-    made = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
-    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < made:
+    latest = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
+    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < latest:
         return (not_run("it was made again after parity was checked"),) * 2
     missing = not_run("it is not in the parity report")
     key = _key(manifest, backend)

@@ -28,11 +28,11 @@ from attnport.reporting.metrics import (
 
 def _matrix(report: ParityReport) -> doc.Table:
     """Verdict and largest share of the bound, by runtime or form and by case; padding invariance is the last column."""
-    everything = [*report.runtimes.values(), *report.forms.values()]
+    all_members = [*report.runtimes.values(), *report.forms.values()]
     batches: dict[str, set[str]] = {}
-    for result in (result for judged in everything for result in judged.cases):
+    for result in (result for judged in all_members for result in judged.cases):
         batches.setdefault(_column(result.case), set()).add(result.case)
-    invariance = any(judged.invariance for judged in everything)
+    invariance = any(judged.invariance for judged in all_members)
 
     def row(link: str, key: str, judged: RuntimeParity) -> doc.Row:
         first = (doc.Span(doc.Name(key), link=link), doc.Verdict(judged.verdict))
@@ -189,11 +189,11 @@ def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
     if report.notes:
         yield doc.Bullets(report.notes)
     members = [(kind, *member) for kind, _, members in _members(report) for member in enumerate(members.items())]
-    everything = [
+    folded = [
         _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{place}", result)
         for kind, place, (key, result) in members
     ]
-    legend = [doc.Text(LEGEND, "quiet")] if everything else []
-    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *everything))
+    legend = [doc.Text(LEGEND, "quiet")] if folded else []
+    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *folded))
     failed = [(doc.Name(key), f": {result.reason}") for _, _, (key, result) in members if result.verdict == "FAIL"]
     yield doc.Only("markdown", (*([doc.Bullets(tuple(failed))] if failed else []), *_worst(report)))

@@ -57,7 +57,9 @@ class DeviceSession(CheckedSession):
 
         assert self._call is not None
         with refused(self.ran.provider, feeds), torch.inference_mode():
-            result = self._call({name: self._device.put(held) for name, held in self._held(feeds).items()})
+            result = self._call(
+                {name: self._device.put(host_tensor) for name, host_tensor in self._held(feeds).items()}
+            )
             return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:

@@ -129,11 +129,11 @@ def module_paths(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
             handle.remove()
 
 
-def numbered(found: Iterator[tuple[str, Tensor]], batch: int) -> Mapping[str, Tensor]:
+def numbered(attentions: Iterator[tuple[str, Tensor]], batch: int) -> Mapping[str, Tensor]:
     """Names attentions as at export: by module path, with `#1`, `#2` for the second and third of one module."""
     named: dict[str, Tensor] = {}
     seen: dict[str, int] = {}
-    for path, weights in found:
+    for path, weights in attentions:
         count = seen[path] = seen.get(path, 0) + 1
         name = path or "module"
         # Handwritten attention may fold heads into the batch (3-D) or have an axis for groups (5-D).

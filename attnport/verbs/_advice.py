@@ -52,8 +52,8 @@ def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
 
 def _older_times(manifest: Manifest, backend: Backend) -> bool:
     used = {backend.file, backend.form.file}
-    made = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
-    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < made
+    latest = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
+    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < latest
 
 
 def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:

@@ -131,8 +131,8 @@ class _Target:
             self._note_ranges(name, model, ranges)
         if self.kind == "onnx":
             _add_neighbours(self.path, ranges)
-        for name, taken in ranges.items():
-            findings += audit_unreferenced(name, self.root / name, taken)
+        for name, used in ranges.items():
+            findings += audit_unreferenced(name, self.root / name, used)
         for name in names:
             if not name.endswith(".onnx") and name not in ranges:
                 progress(f"auditing {name}")
