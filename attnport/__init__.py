@@ -1,7 +1,7 @@
 """attnport ports PyTorch attention and transformer modules to ONNX Runtime, OpenVINO and TensorRT, with proof.
 
 The verbs of the command line are functions here, on the same values: `attnport.export("bert_encoder", Path("out"))`.
-Each is imported when it is first asked for; `import attnport` imports nothing heavy.
+Each is imported on first use; `import attnport` imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The values that flow between stages.
 
-Every value is a frozen dataclass saved as JSON (by `jsonfile`) beside the files that it describes. What is read back is
-validated strictly (unknown keys, wrong types and NaN are refused), because it may have been edited or cut short.
+Every value is a frozen dataclass, saved as JSON (by `jsonfile`) beside the files that it describes. It is validated
+strictly when it is read (unknown keys, wrong types and NaN are refused), as it may have been edited or cut short.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ FORMAT = 1
 PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
 """Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
 AUTO = "auto"
-"""fp16 with the islands of fp32 that a search finds to be needed; its twin rounds as fp16 does and never overflows."""
+"""fp16 with the islands of fp32 that a search finds necessary; its eager twin rounds as fp16 and never overflows."""
 
 # --- what goes in -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model came from, so that a later verb reloads it and notices that it changed.
+    """Where a model came from, so that later verbs can reload it and notice a change.
 
     Attributes:
         text: The SPEC as the user gave it.
-        inputs: The `--input` declarations that came with it.
-        dims: The `--dim` declarations that came with it.
+        inputs: The `--input` declarations given with it.
+        dims: The `--dim` declarations given with it.
         code_digest: SHA-256 over the source files of the module's classes.
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
@@ -72,14 +72,14 @@ class Source:
 
 @dataclass(frozen=True)
 class IOContract(IO):
-    """What goes in and out, the only place where shapes are declared; and whether the module has positions."""
+    """Inputs and outputs, and whether the module uses positions. All shapes are derived from this declaration."""
 
     positions: Literal["absolute", "none"] = "absolute"
 
     __pydantic_config__ = STRICT
 
     def profile(self) -> Profile:
-        """The profile that covers everything the model takes."""
+        """The profile that covers all sizes of the model."""
         return Profile(self.dims)
 
     def dim(self, name: str) -> Dim:
@@ -126,12 +126,12 @@ class SourceAttention:
 
 @dataclass(frozen=True)
 class Form:
-    """One lowered form of the model: a file, what it was made for, and the nodes that stand for each attention.
+    """One lowered form of the model: its file, target and plan, and the nodes of each attention.
 
     Attributes:
         anchors: For each attention, the names of the nodes that one kernel must cover to count as fused: a single
             attention operator, or the QK^T product, the softmax and the PV product.
-        precision: Of a form of the plan `auto`: what stays in float32, and why.
+        precision: For a form of the plan `auto`: what stays in float32, and why.
     """
 
     target: str
@@ -147,13 +147,13 @@ class Form:
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """A TensorRT engine: what it was built from, for what, by what, and how much memory it wants.
+    """A TensorRT engine: its form, target, version, and memory.
 
     Attributes:
-        scratch_bytes: Device memory the engine needs beside its weights and I/O, over all profiles.
+        scratch_bytes: Device memory that the engine needs in addition to weights and I/O, over all profiles.
         sm: Compute capabilities it was built for (`86` is 8.6); empty = the builder's default list.
         version: The TensorRT version, checked before anything else at open.
-        precision: Of the plan `auto`: what stays in float32, and why.
+        precision: For the plan `auto`: what stays in float32, and why.
     """
 
     target: str
@@ -183,9 +183,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FusionItem:
-    """What became of one attention on one target; `reason` is never empty when `fused` is false.
+    """Whether one attention is fused on one target; `reason` is never empty if `fused` is false.
 
-    `cost` says what it costs beside its kernel, as a second branch for its weights does; "" where nothing.
+    `cost` names costs in addition to the kernel, such as a second branch for its weights; "" if there are none.
     """
 
     attention: str
@@ -205,8 +205,8 @@ class FusionTable:
     """All attentions of the source on one target.
 
     Attributes:
-        proved_by: The runtime or engine that was asked; None where none on this machine could look, so that an
-            attention that is not fused may well be where the target is.
+        proved_by: The runtime or engine that the evidence comes from. None if none on this machine could give any; then
+            an attention that is not fused here may be fused on the target's machine.
     """
 
     attentions: int
@@ -225,7 +225,7 @@ class FusionTable:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """`fusion.json`: one table a target (`target`, or `target.plan` beside the target's default plan)."""
+    """`fusion.json`: a table for each target (`target`, or `target.plan` for a plan other than the default)."""
 
     targets: Mapping[str, FusionTable]
 
@@ -234,7 +234,7 @@ class FusionReport:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a verb was given (one digest) and wrote, so that running it again can be skipped."""
+    """The inputs (as a digest) and outputs of a verb, so that it need not run again if nothing has changed."""
 
     inputs: str
     files: tuple[str, ...]
@@ -246,7 +246,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`attnport.json`: what a folder holds, with the SHA-256 of every file in it."""
+    """`attnport.json`: the content of a folder, with the SHA-256 of every file."""
 
     format: int
     attnport: str
@@ -273,8 +273,8 @@ class Capabilities:
     """What a runtime's probe found on the installed version; `reason` and `hint` say why it is not available.
 
     Attributes:
-        attention_forms: What becomes of each way to write an attention; see `runtimes._attention_forms`.
-        libraries: The NVIDIA libraries that it asks for by name, with the path that the loader finds; "" = none.
+        attention_forms: How it takes each way to write an attention; see `runtimes._attention_forms`.
+        libraries: The NVIDIA libraries that it needs, by name, with the path that the loader finds; "" if not found.
     """
 
     runtime: str
@@ -301,20 +301,20 @@ class Session(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees what the session holds; closing twice is fine."""
+        """Frees the session; closing twice is fine."""
         ...
 
 
 class DeviceTimedSession(Session, Protocol):
-    """A session that computes on a device and can say by events how long each part of a call took.
+    """A session that computes on a device and can time the parts of a call by events.
 
     Attributes:
-        modes: How it can run a call, the way of `run` first: such as `stream` and `graph` (a captured CUDA graph).
-            `bench` gives each mode beyond the first a row of its own.
+        modes: The ways to run a call, that of `run` first, such as `stream` and `graph` (a captured CUDA graph). In
+            `bench`, each mode after the first has a row of its own.
     """
 
     modes: tuple[str, ...]
 
     def run_timed(self, feeds: Mapping[str, np.ndarray[Any, Any]], mode: str) -> Mapping[str, int]:
-        """Makes a call as `run` does, outputs left aside, and returns ns by part of `DEVICE_PARTS`."""
+        """Makes a call as `run` does, drops the outputs, and returns ns by part of `DEVICE_PARTS`."""
         ...

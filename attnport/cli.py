@@ -1,4 +1,4 @@
-"""The command line: reads arguments, calls a verb, prints. Heavy imports stand inside the verb that needs them."""
+"""The command line: reads arguments, calls a verb, prints. Heavy imports are inside the verb that needs them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script; Ctrl-C before a verb has begun ends as quietly as later."""
+    """The console script. Ctrl-C before a verb starts ends the program without a traceback too."""
     leave_current_folder()
     prepare_streams()
     try:
@@ -38,7 +38,7 @@ def main() -> None:
         sys.exit(err.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
-    except OSError as err:  # of --help and --version: a verb says its own
+    except OSError as err:  # from --help and --version; a verb reports its own
         if why := why_lost(err):
             complain(why, SEND_ELSEWHERE)
             sys.exit(LOST)
@@ -47,10 +47,10 @@ def main() -> None:
 
 @cli.command()
 @source_options
-@click.option("--text", type=FOLDER, help="Sentences, one a line, for models that read text.")
-@click.option("--require", is_flag=True, help="Exit 5 when a target whose fusion can be proved is not fused.")
+@click.option("--text", type=FOLDER, help="Sentences, one in each line, for models that read text.")
+@click.option("--require", is_flag=True, help="Exit 5 if a target whose fusion can be proved is not fused.")
 @click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds for latency.")
-@click.option("--shape", "shapes", multiple=True, help="Sizes to time, as of bench: batch=1/8,seq=64/128.")
+@click.option("--shape", "shapes", multiple=True, help="Sizes to time, as in bench: batch=1/8,seq=64/128.")
 @verb
 def ship(
     out: Reporter, spec: str, output: Path, text: Path | None, budget: float, **options: Any
@@ -92,10 +92,10 @@ def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[
 @cli.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--target", "targets", multiple=True, help="A lowering target; default: all.")
-@click.option("--dtype", "plan", help="Precision plan of the targets that take it; default: each its own.")
+@click.option("--dtype", "plan", help="Precision plan of the targets that support it; default: each target's own.")
 @click.option("--explain", is_flag=True, help="Say for each attention what happened and why.")
-@click.option("--require", is_flag=True, help="Exit 5 when an attention is not fused.")
-@click.option("--force", is_flag=True, help="Do it again even when nothing changed.")
+@click.option("--require", is_flag=True, help="Exit 5 if an attention is not fused.")
+@click.option("--force", is_flag=True, help="Run again even if nothing has changed.")
 @verb
 def fuse(
     out: Reporter, folder: Path, targets: tuple[str, ...], plan: str | None, explain: bool, require: bool, force: bool
@@ -111,13 +111,13 @@ def fuse(
 
     def finish() -> None:
         keys = [lowering.table_key(plans.get(lowering.name, lowering.plans[0])) for lowering in chosen]
-        # The file keeps what earlier runs found for other targets; a terminal shows those that were asked for.
-        asked = (
+        # The file keeps the tables of other targets from earlier runs; a terminal only shows the requested ones.
+        requested = (
             report
             if out.as_json or not targets
             else replace(report, targets={key: report.targets[key] for key in keys})
         )
-        out.show(asked, "show_fusion_explained" if explain else "show_fusion")
+        out.show(requested, "show_fusion_explained" if explain else "show_fusion")
         if require:
             provable = [key for key in keys if targets or report.targets[key].proved_by is not None]
             fusing.require(report, provable)
@@ -129,15 +129,18 @@ def fuse(
 @click.argument("folder", type=FOLDER)
 @click.option("--target", required=True, help="tensorrt_rtx (builds without a GPU) or tensorrt.")
 @click.option("--dtype", "plan", default="fp16", show_default=True, help="fp16, bf16, fp32, *_islands or auto.")
-@click.option("--budget", help="With --dtype auto: error allowed, as a multiple of PyTorch's own in fp16; default 2x.")
+@click.option("--budget", help="With --dtype auto: allowed error, as a multiple of PyTorch's own in fp16; default 2x.")
 @click.option(
-    "--profile", "profiles", multiple=True, help='Sizes, least:usual:largest, "batch=1:8:64,seq=1:128:512"; several.'
+    "--profile",
+    "profiles",
+    multiple=True,
+    help='Sizes, smallest:usual:largest, "batch=1:8:64,seq=1:128:512"; several allowed.',
 )
 @click.option("--sm", multiple=True, type=int, help="Compute capability, 86 for 8.6; several allowed.")
 @click.option(
     "--trust-source", is_flag=True, help="With --dtype auto: run the code that a folder from elsewhere names."
 )
-@click.option("--force", is_flag=True, help="Build even when nothing changed.")
+@click.option("--force", is_flag=True, help="Build even if nothing has changed.")
 @verb
 def build(
     out: Reporter, folder: Path, target: str, plan: str, profiles: tuple[str, ...], sm: tuple[int, ...], **options: Any
@@ -159,8 +162,8 @@ def build(
 
 @cli.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other.")
-@click.option("--text", type=FOLDER, help="Sentences, one a line.")
+@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report has only these.")
+@click.option("--text", type=FOLDER, help="Sentences, one in each line.")
 @click.option("--inputs", type=FOLDER, help="An .npz with an array for each input.")
 @click.option("--shape", "shapes", multiple=True, help='Further cases, full batches of "batch=1/8,seq=512".')
 @click.option("--dtype", "plan", help="One precision plan alone, modules cast to it; writes parity.PLAN.json.")
@@ -175,10 +178,12 @@ def build(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
     help="Seconds for each answer of a runtime's process.",
 )  # fmt: skip
-@click.option("--isolate", is_flag=True, help="A process for every runtime, also for those that need none.")
-@click.option("--bisect", "search", is_flag=True, help="Of each that fails, find the layer where it goes wrong.")
+@click.option(
+    "--isolate", is_flag=True, help="Give every runtime a process of its own, also those that do not need it."
+)
+@click.option("--bisect", "search", is_flag=True, help="For each that fails, find the layer where it goes wrong.")
 @click.option("--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later.")
-@click.option("--force", is_flag=True, help="Check even when nothing changed.")
+@click.option("--force", is_flag=True, help="Check even if nothing has changed.")
 @verb
 def check(
     out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, timeout: float,
@@ -186,14 +191,14 @@ def check(
 ) -> Callable[[], None]:  # fmt: skip
     """Compare the numbers of all runtimes with a float64 run.
 
-    Every lowered form is compared too, its graph run by ONNX Runtime or ONNX's reference evaluator. A runtime that
-    crashes, hangs or takes all memory in its process is NOT_RUN, and the others are reported all the same.
+    Every lowered form is compared too, by running its graph in ONNX Runtime or ONNX's reference evaluator. A runtime
+    that crashes, hangs or takes all memory in its process is NOT_RUN; the others are still reported.
     """
     from attnport.verbs import check as checking
 
-    given: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "progress": out.progress, **options}
-    bisected = checking.check_and_bisect(folder, runtimes or None, tell=out.tell, **given) if search else None
-    report = bisected.parity if bisected else checking.check(folder, runtimes or None, **given)
+    arguments: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "progress": out.progress, **options}
+    bisected = checking.check_and_bisect(folder, runtimes or None, tell=out.tell, **arguments) if search else None
+    report = bisected.parity if bisected else checking.check(folder, runtimes or None, **arguments)
 
     def finish() -> None:
         out.show(bisected or report, "show_bisected" if bisected else "show_parity")
@@ -211,7 +216,7 @@ def bench(
 ) -> Callable[[], None]:  # fmt: skip
     """Compare the latency of runtimes, with intervals.
 
-    FOLDER is measured. With --compare, two reports of earlier runs are compared instead, as of two versions.
+    FOLDER is measured. With --compare, two reports of earlier runs are compared instead, for example of two versions.
     """
     from attnport.verbs import compare as regression
 
@@ -246,13 +251,18 @@ def bench(
 @cli.command()
 @click.argument("folder", type=FOLDER)
 @click.option("-o", "--output", type=FOLDER, required=True, help="The bundle's folder.")
-@click.option("--lang", multiple=True, default=("python",), help="A reader: python, which is always there, or cpp.")
+@click.option("--lang", multiple=True, default=("python",), help="A reader: python, which is always included, or cpp.")
 @click.option(
-    "--form", "forms", multiple=True, default=("ort_cpu",), show_default=True, help="Forms and engines, the best first."
+    "--form",
+    "forms",
+    multiple=True,
+    default=("ort_cpu",),
+    show_default=True,
+    help="Forms and engines, the preferred one first.",
 )
-@click.option("--sign", type=FOLDER, help="An Ed25519 private key (PEM), kept outside of both folders.")
-@click.option("--unverified", is_flag=True, help="Take forms whose parity was not run; the bundle says so.")
-@click.option("--force", is_flag=True, help="Replace a bundle even when its files were changed.")
+@click.option("--sign", type=FOLDER, help="An Ed25519 private key (PEM) outside of both folders.")
+@click.option("--unverified", is_flag=True, help="Accept forms whose parity was not run; the bundle says so.")
+@click.option("--force", is_flag=True, help="Replace a bundle even if its files were changed.")
 @verb
 def bundle(
     out: Reporter, folder: Path, output: Path, lang: tuple[str, ...], forms: tuple[str, ...], **options: Any
@@ -273,7 +283,7 @@ def bundle(
 )  # fmt: skip
 @verb
 def verify(out: Reporter, path: Path, key: Path | None, timeout: float) -> Callable[[], None]:
-    """Check that files are as written, signature, golden outputs.
+    """Check files, signature and golden outputs.
 
     PATH is a bundle or an artifact folder.
     """
@@ -291,13 +301,13 @@ def verify(out: Reporter, path: Path, key: Path | None, timeout: float) -> Calla
 
 @cli.command()
 @click.argument("path", type=FOLDER)
-@click.option("--fix", is_flag=True, help="Take away notes, doc strings and unknown fields of ONNX files.")
+@click.option("--fix", is_flag=True, help="Remove notes, doc strings and unknown fields of ONNX files.")
 @verb
 def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
-    """Say what a file gives away: paths, people, notes, weights, data.
+    """Find what a file gives away: paths, people, notes, weights, data.
 
-    PATH is an ONNX file, an engine, an artifact folder or a bundle. Exits with 6 when something was found and is still
-    there.
+    PATH is an ONNX file, an engine, an artifact folder or a bundle. Exits with 6 if something is found (and is not
+    removed by --fix).
     """
     from attnport.verbs.audit import audit as run
     from attnport.verbs.audit import raise_for
@@ -315,21 +325,21 @@ def audit(out: Reporter, path: Path, fix: bool) -> Callable[[], None]:
 @click.argument("path", type=FOLDER)
 @verb
 def inspect(out: Reporter, path: Path) -> Callable[[], None]:
-    """Say what a folder, ONNX file, engine or bundle is."""
+    """Describe a folder, ONNX file, engine or bundle."""
     from attnport.verbs.inspect import inspect as run
 
-    found = run(path)
-    return lambda: out.show(found, "show_inspection")
+    inspection = run(path)
+    return lambda: out.show(inspection, "show_inspection")
 
 
 @cli.command()
 @verb
 def doctor(out: Reporter) -> Callable[[], None]:
-    """Say what is installed, what it can do here, and what mends it."""
+    """Show what is installed, what it can do here, and how to fix it."""
     from attnport.verbs.doctor import doctor as run
 
-    found = run()
-    return lambda: out.show(found, "show_doctor")
+    report = run()
+    return lambda: out.show(report, "show_doctor")
 
 
 @cli.command("gpu-check")
@@ -338,16 +348,16 @@ def doctor(out: Reporter) -> Callable[[], None]:
 def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **options: Any) -> Callable[[], None]:
     """Measure every GPU runtime: parity, latency, rates.
 
-    BERT base, and a decoder that prefills and decodes. Steps that are done stay; the same command goes on.
+    BERT base, and a decoder that prefills and decodes. Finished steps are kept; the same command continues.
     """
     from attnport.verbs.gpu.report import raise_for
     from attnport.verbs.gpu_check import gpu_check as run
 
-    found = run(runtimes=runtimes, budget_s=budget, progress=out.progress, tell=out.tell, **options)
+    report = run(runtimes=runtimes, budget_s=budget, progress=out.progress, tell=out.tell, **options)
 
     def finish() -> None:
-        out.show(found, "show_gpu_report")
-        raise_for(found, runtimes)
+        out.show(report, "show_gpu_report")
+        raise_for(report, runtimes)
 
     return finish
 
@@ -356,11 +366,11 @@ def gpu_check(out: Reporter, runtimes: tuple[str, ...], budget: float | None, **
 @click.argument("what", type=click.Choice(["models", "runtimes", "targets", "rules"]))
 @verb
 def list_(out: Reporter, what: str) -> Callable[[], None]:
-    """List what there is: models, runtimes, targets, rules."""
+    """List models, runtimes, targets or rules."""
     from attnport.verbs.listing import listing
 
-    found = listing(what)
-    return lambda: out.show(found, "show_listing")
+    names = listing(what)
+    return lambda: out.show(names, "show_listing")
 
 
 @cli.command()
@@ -369,8 +379,8 @@ def list_(out: Reporter, what: str) -> Callable[[], None]:
     "--format", "kind", type=click.Choice(["html", "md"]), default="html", show_default=True,
     help="report.html, a page with charts, or report.md.",
 )  # fmt: skip
-@click.option("--text", type=FOLDER, help="Sentences, one a line; one of them gets its attention drawn.")
-@click.option("--force", is_flag=True, help="Write it even when nothing changed.")
+@click.option("--text", type=FOLDER, help="Sentences, one in each line; the attention maps show one of them.")
+@click.option("--force", is_flag=True, help="Write it even if nothing has changed.")
 @verb
 def report(out: Reporter, folder: Path, kind: Any, text: Path | None, force: bool) -> Callable[[], None]:
     """Write a report: recommendation, fusion, parity, latency, maps."""

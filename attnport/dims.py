@@ -1,4 +1,4 @@
-"""Optimization profiles and sizes as users write them. `Dim`, `TensorSpec` and `Profile` are the reader's own.
+"""Parses optimization profiles and sizes as users write them; `Dim`, `TensorSpec` and `Profile` are the reader's.
 
 Shape legend, used in names, docstrings and ONNX dims: B batch, H heads, G key/value heads, S query length,
 T key length, D head dim, E model dim.
@@ -18,15 +18,16 @@ from attnport_bundle.contract import TensorSpec as TensorSpec
 
 
 def profiles_digest(profiles: Sequence[Profile]) -> str:
-    """Eight hex digits that name a list of profiles in file names."""
+    """Eight hex digits that identify a list of profiles in file names."""
     return hashlib.sha256(";".join(map(str, profiles)).encode()).hexdigest()[:8]
 
 
 def parse_profile(text: str, dims: Sequence[Dim]) -> Profile:
-    """Reads `batch=1:8:64,seq=1:128:512` against a model's own dims; a dim left out keeps its range.
+    """Parses `batch=1:8:64,seq=1:128:512` for a model's dims; a dim that is left out keeps its range.
 
     Raises:
-        ProfileError: malformed text, an unknown or repeated dim, min > opt > max, or a size beyond the model's limit.
+        ProfileError: the text is malformed, a dim is unknown or repeated, or its sizes are not in order or exceed the
+            model's limits.
     """
     known = {dim.name: dim for dim in dims}
     given: dict[str, Dim] = {}
@@ -35,7 +36,7 @@ def parse_profile(text: str, dims: Sequence[Dim]) -> Profile:
         if not match:
             raise ProfileError(
                 f"{text!r}: cannot read {part!r}.",
-                hint="Write DIM=SIZE or DIM=LEAST:USUAL:LARGEST, for example seq=128 or seq=1:128:512.",
+                hint="Write DIM=SIZE or DIM=SMALLEST:USUAL:LARGEST, for example seq=128 or seq=1:128:512.",
             )
         name, low, opt, high = match.groups()
         if name not in known:
@@ -51,6 +52,6 @@ def parse_profile(text: str, dims: Sequence[Dim]) -> Profile:
 
 
 def parse_sizes(text: str, dims: Iterable[Dim]) -> dict[str, int]:
-    """Reads `batch=8,seq=128` into sizes; a dim left out takes its opt. Raises ProfileError as `parse_profile`."""
+    """Parses sizes such as `batch=8,seq=128`; other dims have their opt size. Raises as `parse_profile`."""
     profile = parse_profile(text, tuple(dims))
     return {dim.name: dim.opt for dim in profile.dims}

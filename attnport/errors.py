@@ -1,8 +1,8 @@
-"""One tree of errors, whose root and common classes are those of the bundle reader.
+"""The errors of attnport, which share their base and common classes with the bundle reader.
 
-Each class owns its exit code and carries a hint that says how to fix it.
+Each class has an exit code, and each error may have a hint that says how to fix it.
 
-Exit codes: 0 fine, 1 our bug, 2 usage or bad input, 3 a runtime or dependency is not available,
+Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependency is not available,
 4 parity failed, 5 a required fusion is missing, 6 integrity or a disclosure, 7 slower than before;
 129, 130 and 143 ended by SIGHUP, Ctrl-C and SIGTERM.
 """
@@ -21,21 +21,21 @@ from attnport_bundle.errors import UsageError as UsageError
 
 
 def first_line(err: BaseException) -> str:
-    """The first line of a foreign error that says something, with its type when it says nothing."""
+    """The first line of another library's error that is not blank, or its type if there is none."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(err).__name__
 
 
 class SpecError(UsageError):
-    """A SPEC cannot be turned into a module, or the module no longer is what was exported."""
+    """A SPEC cannot be turned into a module, or the module is no longer the one that was exported."""
 
 
 class ArtifactError(UsageError):
-    """A folder or file is not what it should be (no artifact, half written, malformed)."""
+    """A folder or file is not what it should be (not an artifact, incomplete, malformed)."""
 
 
 class ExportError(UsageError):
-    """The module cannot be exported, or a dimension froze on the way."""
+    """The module cannot be exported, or a dimension froze during the export."""
 
 
 class EngineBuildError(UsageError):
@@ -43,28 +43,28 @@ class EngineBuildError(UsageError):
 
 
 class MissingDependency(UnavailableError):
-    """A Python package that was asked for is not installed; the hint is the pip line."""
+    """A Python package that is needed is not installed; the hint is the pip command."""
 
 
 class ParityFailed(AttnportError):
-    """A runtime's numbers are outside the bound."""
+    """A runtime's errors exceed the bound."""
 
     exit_code = 4
 
 
 class FusionMissing(AttnportError):
-    """An attention that had to be fused is not."""
+    """An attention that must be fused is not."""
 
     exit_code = 5
 
 
 class Disclosure(AttnportError):
-    """A file gives away what whoever gets it need not know: paths, people, notes, attention weights, data."""
+    """A file gives away what its receivers need not know: paths, people, notes, attention weights, data."""
 
     exit_code = 6
 
 
 class LatencyRegressed(AttnportError):
-    """A model is slower than it was, and that was to be no success."""
+    """A model is slower than before, which the user wants to be an error."""
 
     exit_code = 7

@@ -1,4 +1,4 @@
-"""Values as JSON files, read back strictly, and the digests by which files and texts are told apart."""
+"""Writes values as JSON, reads them strictly, and computes digests of files and texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def to_json(value: Any, *, ascii_only: bool = False) -> str:
-    """A value as JSON text, ending in a newline; NaN and Inf are refused. ASCII alone fits every stream."""
+    """A value as JSON text, ending in a newline; NaN and Inf are refused. `ascii_only` suits any stream encoding."""
     return json.dumps(dataclasses.asdict(value), indent=1, allow_nan=False, ensure_ascii=ascii_only) + "\n"
 
 
@@ -24,7 +24,7 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
     """Validates JSON text as a value of `kind`; `where` names the file in errors.
 
     Raises:
-        ArtifactError: not JSON, or not a `kind`; says where and what.
+        ArtifactError: the text is not JSON, or not a `kind`; says where and what.
     """
     import pydantic
 
@@ -37,12 +37,12 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
             f"{where} is not a valid {kind.__name__}: {first['msg']} (at {place}).",
             hint="It was cut short, edited, or written by another version; make it again.",
         ) from err
-    except AttnportError as err:  # a value's own check, which does not know the file
+    except AttnportError as err:  # from a value's own check, which does not know the file
         raise ArtifactError(f"{where} is not a valid {kind.__name__}: {err}") from err
 
 
 def read(kind: type[T], path: Path) -> T:
-    """Reads a value from the JSON file `path`. Raises ArtifactError when it is missing, too large or malformed."""
+    """Reads a value from the JSON file `path`. Raises ArtifactError if it is missing, too large or malformed."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ArtifactError(f"{path} has {path.stat().st_size} bytes; at most {MAX_JSON_BYTES} are read.")
@@ -59,7 +59,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest_text(*parts: str) -> str:
-    """SHA-256 over texts, each with its length so that no two lists collide."""
+    """SHA-256 over texts, each with its length, so that different lists have different digests."""
     sha = hashlib.sha256()
     for part in parts:
         data = part.encode()

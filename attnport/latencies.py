@@ -1,4 +1,4 @@
-"""What `latency.json` holds: rows by workload and runtime. Everything imports these from `artifacts`."""
+"""The content of `latency.json`: rows by workload and runtime. Import these from `artifacts`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from attnport_bundle.contract import STRICT, Ran
 
 DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
-"""What events on a device's stream tell apart: copying inputs there, computing, copying outputs back."""
+"""The parts of a call that events on a device's stream time: copying inputs, computing, copying outputs."""
 
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """One runtime on one workload; times in ns, one sample a call.
+    """One runtime on one workload; times in ns, a sample for each call.
 
     Attributes:
         ratio: Low, middle and high of the bootstrap interval of median / baseline median; below 1 is faster.
         verdict: `faster`, `slower`, `no difference shown`, `baseline` or `NOT_RUN`.
-        p90_ns: None where there are too few samples to support it; so `p99_ns`.
-        samples_ns: In the order in which they were taken, `calls` to a round.
+        p90_ns: None if there are too few samples for it; likewise `p99_ns`.
+        samples_ns: In the order in which they were taken, `calls` in each round.
         peak_bytes: Peak memory of a child process above its level after imports, from a separate run.
-        load_ns: What opening the model took in that run, its packages imported and nothing else alive.
-        first_ns: What the first call of this workload took there.
-        cached_load_ns: As `load_ns`, in a further process that found what that one had compiled on the device and kept;
-            None for a runtime that keeps nothing, or whose cache is not ours to empty.
-        cached_first_ns: As `first_ns`, there.
+        load_ns: The time to open the model in that run, with packages imported before and no other process alive.
+        first_ns: The time of the first call of this workload there.
+        cached_load_ns: As `load_ns`, in another process that used what the first one had compiled on the device and
+            kept; None for a runtime that keeps nothing, or whose cache we must not empty.
+        cached_first_ns: As `first_ns`, in that process.
         warm_calls: Calls before the first sample.
-        parts_ns: Medians of what events on the device timed, by part (`DEVICE_PARTS`); empty without a device.
-        device_ratio: As `ratio`, of the part `device` alone; None where this row or the baseline has no such times.
+        parts_ns: Medians of times from events on the device, by part (`DEVICE_PARTS`); empty without a device.
+        device_ratio: As `ratio`, for the part `device` only; None if this row or the baseline has no such times.
     """
 
     verdict: str
@@ -59,7 +59,8 @@ class LatencyReport:
     """`latency.json`: rows by workload, then by runtime; `settings` records threads, spinning, seed and machine.
 
     Attributes:
-        model: The model's name, and `weights` the digest of its weights: what two reports must share to be compared.
+        model: The model's name; two reports can only be compared if it is the same.
+        weights: The digest of the model's weights.
         notes: What the reader must know about the whole run.
     """
 

@@ -1,8 +1,8 @@
-"""What a Python process of ours imports from: never the current folder, which may have come from elsewhere.
+"""Keeps the current folder off the module path of our Python processes, as it may have come from elsewhere.
 
-A `numpy.py` in a folder that was downloaded would be run by `cd there; attnport bench .` if the current folder were on
-the module path, or if `PYTHONPATH` had an entry that is empty or relative, which Python takes from the current folder.
-Absolute entries are the user's own choice and stay.
+If the current folder were on the module path, `cd FOLDER; attnport bench .` would run a `numpy.py` in a downloaded
+folder. The same is true for empty or relative entries of `PYTHONPATH`, which Python resolves in the current folder.
+Absolute entries are the user's own choice and are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = str(Path(__file__).parent.parent.absolute())
-"""The folder that `attnport` is imported from. Where it is the current folder, it stays: its code is being run."""
+"""The folder from which `attnport` is imported. It stays even if it is the current folder, as its code runs anyway."""
 
 
 def child_command(*arguments: str) -> list[str]:
@@ -22,31 +22,31 @@ def child_command(*arguments: str) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment for a Python process that is to find the same attnport.
+    """The environment for a Python process that should import the same attnport.
 
-    What that process starts in turn is kept from the current folder as well: inductor runs `python -c` without `-P`.
+    It also protects processes that this process starts: inductor runs `python -c` without `-P`.
     """
     absolute, _ = _entries()
     return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([ROOT, *absolute])}
 
 
 def leave_current_folder() -> None:
-    """Takes the current folder, and what `PYTHONPATH` names by a relative path, off this process's module path.
+    """Removes the current folder and relative entries of `PYTHONPATH` from this process's module path.
 
-    For the command line, whose process is ours: an application's module path is its own affair. What was imported
-    before this call is not undone; Python itself imports some modules before any program begins.
+    Only the command line calls this; an application decides about its own module path. Modules imported before this
+    call stay; Python itself imports some before any program starts.
     """
     absolute, relative = _entries()
-    # A current folder that was deleted has nothing to import, and no path.
+    # A current folder that was deleted has no path, and nothing to import.
     with contextlib.suppress(FileNotFoundError):
         here = str(Path.cwd())
         kept = {ROOT, *map(os.path.normpath, absolute)}
-        # What `python -m` puts first; the same folder further back was put there by something else.
+        # `python -m` puts the current folder first; at another place, something else has put it there.
         if not sys.flags.safe_path and sys.path[:1] == [here] and here not in kept:
             del sys.path[0]
         # Python made relative entries absolute when it started.
         left = {os.path.normpath(Path(here, entry)) for entry in relative} - kept
-        # An editable install puts a name on the path that is no folder; one that is called so may lie here.
+        # An editable install puts a name on the path that is not a folder, but may be one in the current folder.
         sys.path[:] = [
             entry for entry in sys.path if entry not in left and (Path(entry).is_absolute() or not Path(entry).exists())
         ]
@@ -54,7 +54,7 @@ def leave_current_folder() -> None:
 
 def _entries() -> tuple[list[str], list[str]]:
     """The absolute entries of `PYTHONPATH`, and the others."""
-    given = os.environ.get("PYTHONPATH", "")
-    entries = given.split(os.pathsep) if given else []
+    value = os.environ.get("PYTHONPATH", "")
+    entries = value.split(os.pathsep) if value else []
     absolute = [entry for entry in entries if Path(entry).is_absolute()]
     return absolute, [entry for entry in entries if not Path(entry).is_absolute()]

@@ -1,4 +1,4 @@
-"""Optional dependencies: ask by import name, get the module or the pip line that brings it."""
+"""Imports optional dependencies; if one is missing, the error has the pip command that installs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 from attnport.errors import MissingDependency
 
-# import name -> the extra of this project that brings it
+# import name -> the extra of this project that installs it
 EXTRAS: dict[str, str] = {
     "cryptography": "sign",
     "onnxruntime": "cpu",
@@ -40,7 +40,7 @@ def require(name: str) -> ModuleType:
                 f"{name} cannot be imported: {err}", hint=f"Install what it needs: {pip_line(name)}"
             ) from err
         raise MissingDependency(f"{name} is not installed.", hint=pip_line(name)) from err
-    except (ImportError, OSError) as err:  # OSError: a library that the package loads by itself is not there
+    except (ImportError, OSError) as err:  # OSError: a library that the package loads is missing
         raise MissingDependency(
             f"{name} is installed but cannot be imported: {err}", hint=f"Reinstall it: {pip_line(name)}"
         ) from err

@@ -1,7 +1,6 @@
-"""What `parity.json` and `layers.json` hold: results by runtime, and by case and output or by layer.
+"""The content of `parity.json` and `layers.json`: results by runtime, and by case and output or by layer.
 
-All import them from `artifacts`.
-Fields with a default came later than the first reports, so that those stay readable.
+Import these from `artifacts`. Fields with a default are newer than the first reports, which can still be read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ FILE = "parity.json"
 
 @dataclass(frozen=True)
 class NonFinite:
-    """Census of the elements that are no finite number."""
+    """The numbers of NaN and Inf among some elements."""
 
     nan: int = 0
     positive_inf: int = 0
@@ -26,7 +25,7 @@ class NonFinite:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all of them."""
         return self.nan + self.positive_inf + self.negative_inf
 
 
@@ -45,9 +44,9 @@ class Ulps:
 
 @dataclass(frozen=True)
 class Argmax:
-    """Of the valid rows of an output of logits, in how many the largest stands where the reference's does.
+    """The number of valid rows of logits, and of those whose largest value is at the same place as the reference's.
 
-    A row in which the reference's largest value stands twice agrees with either.
+    If the reference has its largest value twice in a row, either place agrees.
     """
 
     rows: int
@@ -58,9 +57,9 @@ class Argmax:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """The elements that are not compared, for the record: they may hold anything finite.
+    """The elements of padded query rows, for information: they are not compared, and may have any finite value.
 
-    Errors are None where one of them is no finite number.
+    Errors are None if one of the elements is not finite.
     """
 
     elements: int
@@ -73,16 +72,16 @@ class PaddedRows:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One output on one case: all metrics, and the verdict apart. Errors are against the float64 reference.
+    """One output in one case: the verdict, and all metrics. Errors are against the float64 reference.
 
-    Metrics are over the valid elements, and None when the case has no comparable element or a NaN or Inf in one.
+    Metrics are over the valid elements. They are None if there is no comparable element, or one is NaN or Inf.
 
     Attributes:
         relative: The norm of the error over that of the reference.
-        cosine: The smallest over valid rows (of the last axis).
-        nonfinite: Elements that are no finite number and made the case fail.
-        census: Which they are, of the valid elements; None where nothing could be compared.
-        padded: The elements of padded query rows; None where there are none.
+        cosine: The smallest cosine similarity over valid rows (of the last axis).
+        nonfinite: The number of elements that are not finite and made the case fail.
+        census: The kinds of these among the valid elements; None if nothing could be compared.
+        padded: The elements of padded query rows; None if there are none.
         argmax: For outputs of logits.
     """
 
@@ -108,7 +107,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class InvarianceResult:
-    """Padding invariance of one output: the largest difference between runs that differ in padding alone."""
+    """Padding invariance of one output: the largest difference between runs that differ only in padding."""
 
     comparison: str
     output: str
@@ -137,8 +136,8 @@ class RuntimeParity:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """`parity.json`. `runtimes`: by runtime; `forms`: graph parity by lowered form; `notes`: what the reader must know,
-    such as where the raw module differs from the mask contract."""
+    """`parity.json`. `runtimes` is by runtime, `forms` is graph parity by lowered form, and `notes` are what the reader
+    must know, such as where the raw module differs from the mask contract."""
 
     verdict: Verdict
     runtimes: Mapping[str, RuntimeParity]
@@ -154,8 +153,8 @@ class Layer:
 
     Attributes:
         name: The module's path, up to its first number: `encoder.layer.3`. An output has its own name.
-        tensor: The last tensor of it that torch's graph and every form have by one name.
-        reference_rms: The RMS of its float64 values: what errors are seen against.
+        tensor: Its last tensor that has the same name in torch's graph and in every form.
+        reference_rms: The RMS of its float64 values, by which errors are divided.
     """
 
     name: str
@@ -167,7 +166,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerError:
-    """One runtime's errors at one layer; None where they cannot be compared, as `reason` says."""
+    """One runtime's errors at one layer; None if they cannot be compared, for `reason`."""
 
     verdict: Verdict
     reason: str
@@ -181,10 +180,10 @@ class LayerError:
 
 @dataclass(frozen=True)
 class LayerSeries:
-    """The errors of one runtime, one a layer; none where it was not measured, as `reason` says.
+    """The errors of one runtime, an item for each layer; empty if it was not measured, for `reason`.
 
     Attributes:
-        changed: Whether asking for the layers changed bits of the runtime's own outputs.
+        changed: Whether marking the layers as outputs changed bits of the runtime's own outputs.
     """
 
     plan: str
@@ -197,7 +196,7 @@ class LayerSeries:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """`layers.json`: errors against float64 from layer to layer, of the one case that comes nearest to its bound."""
+    """`layers.json`: errors against float64 from layer to layer, for the case that is closest to its bound."""
 
     case: str
     layers: tuple[Layer, ...]

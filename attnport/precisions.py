@@ -1,4 +1,4 @@
-"""What a searched precision plan is, as a form's record keeps it. Everything imports these from `artifacts`."""
+"""The result of a search for a precision plan, as stored with a form. Import these from `artifacts`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ class Island:
     """A part of a graph that stays in float32 in a form of half precision.
 
     Attributes:
-        name: The module path, with the operators where a module has several parts.
-        operators: In topological order.
+        name: The module path, with the operators if a module has several parts.
+        operators: Its operators in topological order.
         nodes: Their names in the lowered graph.
-        largest: The largest finite magnitude among what it reads and makes, in float32; fp16 ends at 65504.
-        without: The error, as a share of the bound, with this part alone in half precision too; None where that is
-            not finite.
+        largest: The largest finite magnitude among its inputs and outputs, in float32; that of fp16 is 65504.
+        without: The error, as a share of the bound, if this part is in half precision too; None if it is not finite.
     """
 
     name: str
@@ -31,22 +30,22 @@ class Island:
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """Which parts of a form stay in float32, and what was measured to say so.
+    """The parts of a form that stay in float32, and the measurements behind this.
 
-    Shares are the largest, over the cases and outputs of the search, of RMS or max error to its bound: over 1 is
-    beyond it, None is NaN or Inf.
+    A share is the largest RMS or max error divided by its bound, over the cases and outputs of the search: above 1 it
+    exceeds the bound, None is NaN or Inf.
 
     Attributes:
         half: The type of everything else.
-        budget: How many times PyTorch eager's RMS error is allowed.
-        share: With these islands.
-        share_of_half: Without any.
-        parts: How many parts the graph was searched in.
-        evaluations: How many graphs were run to find them.
-        capped: The search ended at its limit of evaluations, so that fewer islands may do.
-        cases: What the search ran.
-        held_out: How many further cases the result was tried on.
-        evaluator: The runtime that ran the graphs, probed to compute in the types that a graph declares.
+        budget: The allowed error, as a multiple of PyTorch eager's RMS error.
+        share: The share with these islands.
+        share_of_half: The share without islands.
+        parts: The number of parts that the graph was divided into for the search.
+        evaluations: The number of graphs that were run.
+        capped: Whether the search ended at its limit of evaluations, so that fewer islands may be enough.
+        cases: The cases of the search.
+        held_out: The number of further cases that the result was tried on.
+        evaluator: The runtime that ran the graphs, tested to compute in the types that a graph declares.
     """
 
     half: str

@@ -1,6 +1,6 @@
-"""What is found by its file: one thing a file in a folder of this package, called by the file's name.
+"""Finds runtimes, models, targets and rules: each is a file in a folder of this package, and has the file's name.
 
-`base` and names that begin with `_` are helpers and not one of them.
+`base` and files whose names begin with `_` are helpers.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from attnport.errors import UsageError
 
 
 def files(package: str) -> list[Path]:
-    """The files of `package`, such as `attnport.runtimes`, in name order; none of them is imported."""
+    """The files of `package`, such as `attnport.runtimes`, sorted by name, without importing them."""
     folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
     return [path for path in sorted(folder.glob("*.py")) if path.stem != "base" and not path.stem.startswith("_")]
 
 
 def names(package: str) -> list[str]:
-    """The names of what `package` holds, in order."""
+    """The names in `package`, sorted."""
     return [path.stem for path in files(package)]
 
 
 def module(package: str, name: str, what: str) -> ModuleType:
-    """Imports the one called `name`; hyphens are taken as underscores.
+    """Imports the module called `name`; hyphens are taken as underscores.
 
     Args:
-        what: What it is, for the error: `runtime`.
+        what: The kind of thing, for the error: `runtime`.
 
     Raises:
-        UsageError: there is none; lists those there are.
+        UsageError: there is no such name; lists all names.
     """
-    found, known = name.replace("-", "_"), names(package)
-    if found not in known:
-        raise UsageError(f"{what} {found!r}: there is none; expected one of {', '.join(known)}.")
-    return importlib.import_module(f"{package}.{found}")
+    stem, known = name.replace("-", "_"), names(package)
+    if stem not in known:
+        raise UsageError(f"{what} {stem!r}: there is none; expected one of {', '.join(known)}.")
+    return importlib.import_module(f"{package}.{stem}")

@@ -1,4 +1,4 @@
-"""Reads a bundle: checks every file, opens the model, checks what goes in. Needs numpy and onnxruntime, no more.
+"""Reads a bundle: checks every file, opens the model and checks its inputs. Needs only numpy and a runtime.
 
 from attnport_bundle import load
 

@@ -1,6 +1,6 @@
-"""`python -m attnport_bundle selftest` checks the bundle, `bench` times it; exit codes are those of errors.py.
+"""The command line: `python -m attnport_bundle selftest` checks the bundle, `bench` times it.
 
-0 fine, 2 no bundle or wrong use, 3 no runtime, 4 numbers are off, 6 a file differs.
+Exit codes (see errors.py): 0 success, 2 not a bundle or wrong usage, 3 no runtime, 4 wrong numbers, 6 a file differs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         return err.exit_code
 
 
-def _verb(verbs: Any, name: str, run: Verb, words: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=words)
+def _verb(verbs: Any, name: str, run: Verb, description: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=description, description=description)
     parser.set_defaults(run=run)
     parser.add_argument("folder", nargs="?", type=Path, default=HERE, help="another bundle (default: this one)")
     parser.add_argument("--threads", type=int, help="compute threads (default: the runtime's own choice)")

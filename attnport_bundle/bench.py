@@ -1,4 +1,4 @@
-"""How long one call takes here: warmed up, one shape, every sample kept."""
+"""Measures how long one call takes on this machine: one shape, after a warm-up, with every sample kept."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     import numpy as np
 
 WINDOW = 5
-"""Calls whose median is compared with that of the calls before them."""
+"""Calls in a window; the median of each window is compared with that of the window before."""
 AGREE = 0.05
 P90_SAMPLES = 20
-"""Fewer samples than this do not say where a tenth of the calls lies."""
+"""The fewest samples from which a 90th percentile is computed."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured; nothing is compared with anything.
+    """What was measured.
 
     Attributes:
         sizes: The size of each named dim.
         settled: Whether the last two medians of the warm-up agreed within 5 % before its time was over.
-        p90_ns: None where the samples are too few for it.
+        p90_ns: None with fewer than `P90_SAMPLES` samples.
     """
 
     form: str
@@ -55,16 +55,16 @@ def bench(
 
     Args:
         model: An open model; load it with the number of threads that is to be measured.
-        sizes: Sizes of named dims; the others have their usual one.
-        seconds: How long samples are taken; one is taken in any case.
-        clock: Nanoseconds.
+        sizes: Sizes of named dims; a dim that is not named has its usual size.
+        seconds: How long samples are taken; at least one is taken.
+        clock: Returns the time in nanoseconds.
 
     Raises:
-        FeedError: an unknown dim, or a size that it does not have.
+        FeedError: a dim is unknown, or its size is out of range.
         BundleError: the runtime failed.
     """
     feeds = sample_feeds(model.io, sizes or {})
-    found = feeding.check_feeds(model.io, feeds)
+    checked_sizes = feeding.check_feeds(model.io, feeds)
 
     def call() -> int:
         start = clock()
@@ -83,7 +83,7 @@ def bench(
         runtime=model.manifest.forms[model.form].runtime,
         version=model.version,
         provider=model.provider,
-        sizes=found,
+        sizes=checked_sizes,
         warmup_runs=warmup_runs,
         settled=settled,
         samples_ns=tuple(samples),
@@ -93,7 +93,7 @@ def bench(
 
 
 def _warm_up(call: Callable[[], int], limit_ns: int) -> tuple[int, bool]:
-    """Runs windows of calls until two medians in a row agree; the first calls allocate and are not like the rest."""
+    """Runs windows of calls until two medians in a row agree: the first calls allocate memory and are slower."""
     spent, runs, before = 0, 0, 0.0
     while True:
         window = [call() for _ in range(WINDOW)]
@@ -112,27 +112,27 @@ def _quantile(samples: list[int], share: float) -> float:
 
 
 def sample_feeds(io: IO, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-    """Inputs that the contract allows, equal in every call: drawn at random, nothing of them padded or hidden.
+    """Random inputs that the contract allows, without padding or hidden positions. Every call gives the same.
 
     Raises:
-        FeedError: `sizes` names an unknown dim, or gives one a size that it does not have.
+        FeedError: `sizes` names an unknown dim, or a size out of its dim's range.
     """
     import numpy as np
 
     _check_sizes(io, sizes)
-    every = {dim.name: dim.opt for dim in io.dims} | dict(sizes)
+    all_sizes = {dim.name: dim.opt for dim in io.dims} | dict(sizes)
     masks = {mask.input: mask for mask in io.masks if mask.input}
     random = np.random.default_rng(0)
     return {
-        spec.name: _open_mask(masks[spec.name], spec, shape, every)
+        spec.name: _open_mask(masks[spec.name], spec, shape, all_sizes)
         if spec.name in masks
         else _drawn(spec, shape, random)
-        for spec, shape in ((spec, tuple(_size(dim, every) for dim in spec.dims)) for spec in io.inputs)
+        for spec, shape in ((spec, tuple(_size(dim, all_sizes) for dim in spec.dims)) for spec in io.inputs)
     }
 
 
 def _check_sizes(io: IO, sizes: Mapping[str, int]) -> None:
-    """Before anything is allocated: a size that the model does not take may be one that no memory takes."""
+    """Checks sizes before anything is allocated, as a size out of range may not fit into memory."""
     known = {dim.name: dim for dim in io.dims}
     for name, size in sizes.items():
         if name not in known:
@@ -148,7 +148,7 @@ def _size(dim: str | int, sizes: Mapping[str, int]) -> int:
 def _open_mask(
     mask: MaskSpec, spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """A mask that hides nothing, lengths that are full, one document, or every position global."""
+    """A mask that hides nothing: full lengths, ids of one document, or marks that make every position global."""
     import numpy as np
 
     value = sizes[mask.keys] if mask.keys else int(mask.carries != "mask" or mask.polarity == "keep")
@@ -158,5 +158,5 @@ def _open_mask(
 def _drawn(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, np.dtype[Any]]:
     if spec.dtype.startswith("float"):
         return random.standard_normal(shape).astype(spec.dtype)
-    # Without a limit, what an integer may be is not known; 0 and 1 are what the model was tried with.
+    # The valid range of an integer input without a limit is unknown; the model was tried with 0 and 1.
     return random.integers(0, spec.high or 2, shape).astype(spec.dtype)

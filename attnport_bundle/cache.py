@@ -1,7 +1,7 @@
-"""The folder where a machine keeps what it found out about bundles: see `model.load` and `runtime_cache`.
+"""The user's cache folder for bundles: proofs (see `model.load`) and compiled kernels (see `runtime_cache`).
 
-Nothing in it is needed, and nothing is believed that does not say itself what it belongs to. It lies outside every
-bundle: what came with a bundle must not answer whether the bundle works here.
+Everything in it can be made again. An entry is used only if its own content names what it belongs to. The folder must
+lie outside the bundle: a file that came with a bundle must not decide whether the bundle works on this machine.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Cache:
-    """Files by name in a folder that is this user's alone."""
+    """Files by name, in a folder that only this user can write to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None when there is none that can be read, or it is larger than `MAX_BYTES`."""
+        """The bytes of a file; None if it does not exist, cannot be read or is larger than `MAX_BYTES`."""
         try:
             with open_regular(self.folder / name) as file:
                 data: bytes = file.read(MAX_BYTES + 1)
@@ -43,7 +43,7 @@ class Cache:
         return data if len(data) <= MAX_BYTES else None
 
     def write(self, name: str, data: bytes) -> bool:
-        """Puts a file in its place, whole or not at all, and says whether it could: a full disk costs time, no more."""
+        """Writes a file, whole or not at all. Returns whether it could: without it, work is only done again."""
         temporary = None
         try:
             handle, temporary = tempfile.mkstemp(prefix=".", dir=self.folder)
@@ -61,14 +61,14 @@ class Cache:
 
 
 def find(bundle: Path, asked: Path | None = None) -> Cache | None:
-    """The cache of this user, made where it is not there yet.
+    """The cache of this user; its folder is created if necessary.
 
     Args:
         bundle: The bundle that is being opened.
         asked: The folder; None = `$ATTNPORT_CACHE`, else `attnport` in the user's folder for caches.
 
     Returns:
-        The cache, or None and a warning where the folder cannot be made, or others may write to it.
+        The cache, or None with a warning if the folder cannot be created or other users may write to it.
 
     Raises:
         BundleError: the folder is inside the bundle.
@@ -77,7 +77,7 @@ def find(bundle: Path, asked: Path | None = None) -> Cache | None:
     if folder is None:
         return None
     if folder.resolve().is_relative_to(bundle.resolve()):
-        raise BundleError(f"{folder}: a cache inside the bundle {bundle} would not be believed; take a folder outside.")
+        raise BundleError(f"{folder}: the cache may not be inside the bundle {bundle}; choose a folder outside it.")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         problem = _problem(folder.stat())
@@ -90,11 +90,11 @@ def find(bundle: Path, asked: Path | None = None) -> Cache | None:
 
 
 def default_folder() -> Path | None:
-    """Where the cache lies when nobody says; None on a system without a home folder."""
+    """The folder of the cache unless another one is given; None on a system without a home folder."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     base = os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else os.environ.get("XDG_CACHE_HOME")
-    # XDG: a path that is not absolute is to be ignored.
+    # The XDG specification says to ignore a path that is not absolute.
     if base and Path(base).is_absolute():
         return Path(base) / "attnport"
     try:
@@ -114,19 +114,19 @@ def _problem(status: os.stat_result) -> str:
 
 
 def entry(manifest: Manifest, form: str, version: str, machine: Machine) -> str:
-    """The name of what is known of one form, on one release of its runtime, on one device with one driver.
+    """The name of the entry for one form, on one release of its runtime and one device with one driver.
 
-    The manifest as it was read has the digest of every file, so another model, another golden or another bound is
-    another entry.
+    The name depends on the whole manifest, which holds the digest of every file. A changed model, golden or bound
+    therefore has another entry.
     """
-    found = {
+    identity = {
         "manifest": hashlib.sha256(_canonical(dataclasses.asdict(manifest))).hexdigest(),
         "form": form,
         "runtime": manifest.forms[form].runtime,
         "version": version,
         **dataclasses.asdict(machine),
     }
-    return hashlib.sha256(_canonical(found)).hexdigest()
+    return hashlib.sha256(_canonical(identity)).hexdigest()
 
 
 def _canonical(value: object) -> bytes:

@@ -2,21 +2,21 @@
 
 Three classes of rows, the same on every runtime:
 
-- *valid* rows equal the module's and never depend on how much padding stands beside them;
+- *valid* rows equal the module's and never depend on the amount of padding;
 - an *attention row with no allowed key* gives zero as the attention's own output (the ONNX standard's answer);
 - *padded query rows* are unspecified but finite.
 
-What each kind of mask allows, for query i of S, at position p(i), and key j of T, of batch item b. p(i) is i with
-alignment `upper_left`, and i + T - S with `lower_right`, where the last query stands at the last key (a cache came
-before it).
+The table says which keys each kind of mask allows, for query i of S, at position p(i), key j of T and batch item b.
+p(i) is i with alignment `upper_left`, and i + T - S with `lower_right`, where the last query stands at the last key
+(as with a key/value cache).
 
 ==========  ====================================================================================================
 none        every key
-padding     the keys that item b has: `keep[b, j]`, or `j < lengths[b]`
+padding     the real keys of item b: `keep[b, j]`, or `j < lengths[b]`
 causal      j <= p(i)
 window      |p(i) - j| <= window; with `causal` that leaves the last window + 1 keys
 prefix      j <= p(i) or j < prefix[b] (prefix-LM, Raffel et al. 2020): widens `causal`, which need not be named
-documents   ids[b, p(i)] == ids[b, j]; with `padding` from the same ids, those of 0 are padding
+documents   ids[b, p(i)] == ids[b, j]; with `padding` from the same ids, id 0 is padding
 global      widens `window`: keys and queries marked global see and are seen by all (Beltagy et al. 2020)
 bias        every key; finite numbers are added to the scores
 explicit    any other pattern over queries and keys
@@ -35,14 +35,14 @@ from typing import Literal
 from .errors import ProfileError, UsageError
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""The configuration by which pydantic reads these values from JSON, where attnport does (a plain dict)."""
+"""The pydantic configuration with which attnport reads these values; a plain dict, as the reader has no pydantic."""
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "bool")
 KINDS = ("none", "padding", "causal", "window", "prefix", "documents", "global", "bias", "explicit")
 POLARITIES = ("keep", "hide", "additive")
 ALIGNMENTS = ("upper_left", "lower_right")
 CARRIES = {"mask": KINDS, "lengths": ("padding", "prefix"), "ids": ("documents",), "marks": ("global",)}
-"""What an input may hold, and the kinds that it can say by that."""
+"""What an input may hold, and the kinds of mask that each can express."""
 
 Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 
@@ -105,23 +105,23 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """The meaning of one mask: of an input tensor, or of the mask that an attention was found to have.
+    """The meaning of one mask: of an input tensor, or of the mask recognised in an attention.
 
     Attributes:
-        kinds: What it combines, of `KINDS`; the module's text says what each allows.
+        kinds: The kinds that it combines, of `KINDS`; the module's docstring says what each allows.
         input: The input that carries it; None when the model computes it, or when several inputs carry it.
         polarity: Of a `mask`: `keep` (nonzero or True may be attended), `hide` (nonzero is hidden) or `additive`.
         alignment: Where queries stand among the keys: `upper_left` (query i at i) or `lower_right` (the last query
             at the last key).
-        window: For `window`: the largest distance of an allowed key; 0 elsewhere.
+        window: For `window`: the largest distance of an allowed key; otherwise 0.
         carries: What the input holds: `mask` (an element for each key, `[B,T]`, or pair, `[B,1|H,1|S,T]`), `lengths`
             (integers `[B]`: of the items for `padding`, of the prefixes for `prefix`), `ids` (integers `[B,T]`, equal
             within a document) or `marks` (`[B,T]`, nonzero for global tokens).
-        keys: For `lengths`: the dim that they count, where the inputs have several beside the batch. A bundle always
-            says it.
+        keys: For `lengths`: the dim that they count, needed where the inputs have several beside the batch. A bundle
+            always has it.
 
     Raises:
-        UsageError: an unknown kind, polarity, alignment or content, or parts that do not go together.
+        UsageError: an unknown kind, polarity, alignment or content, or a combination that has no meaning.
     """
 
     kinds: tuple[str, ...] = ("none",)
@@ -150,7 +150,7 @@ class MaskSpec:
             raise UsageError(f"mask {self}: {problem}.")
 
     def _problem(self) -> str:
-        """Why the parts do not go together, or ""."""
+        """Why the combination has no meaning, or ""."""
         if len(set(self.kinds)) != len(self.kinds):
             return "a kind is named twice; each is there once"
         if "none" in self.kinds and len(self.kinds) > 1:
@@ -163,14 +163,15 @@ class MaskSpec:
             return "" if self.keys is None else f"got keys={self.keys!r}; only lengths count the keys of a dim"
         if self.input is None:
             return f"got {self.carries} without the input that holds them"
-        said = [kind for kind in self.kinds if kind in CARRIES[self.carries]]
-        if len(said) != 1:
+        expressible = [kind for kind in self.kinds if kind in CARRIES[self.carries]]
+        if len(expressible) != 1:
             expected = ", ".join(CARRIES[self.carries])
             return f"{self.carries} cannot say {', '.join(self.kinds)}; expected exactly one of {expected}"
-        others = set(self.kinds) - {*said, "causal", "window", "bias", *["padding"] * (self.carries == "ids")}
+        others = set(self.kinds) - {*expressible, "causal", "window", "bias", *["padding"] * (self.carries == "ids")}
         if others:
             return (
-                f"{self.carries} of {said[0]} cannot say {', '.join(sorted(others))} as well; another input carries it"
+                f"{self.carries} of {expressible[0]} cannot say {', '.join(sorted(others))} as well; "
+                "use another input for that"
             )
         if self.polarity != "keep":
             return f"got polarity {self.polarity} for {self.carries}; only a mask has one"
@@ -199,7 +200,7 @@ class IO:
         return tuple(mask for mask in self.masks if mask.input and "padding" in mask.kinds)
 
     def check(self) -> None:
-        """Raises UsageError where names, dims, masks and dtypes do not go together."""
+        """Raises UsageError if names, dims, masks and dtypes contradict each other."""
         for names in ([x.name for x in self.inputs], [x.name for x in self.outputs], [dim.name for dim in self.dims]):
             if len(set(names)) != len(names):
                 raise UsageError(f"a name is there twice among {', '.join(names)}.")
@@ -219,7 +220,7 @@ class IO:
 
 
 def _check_carried(mask: MaskSpec, carrier: TensorSpec | None, dims: set[str]) -> None:
-    """Raises UsageError unless the input that carries a mask, and the dims, are what the mask says."""
+    """Raises UsageError unless the input that carries a mask, and the dims, fit the mask."""
     if carrier is None and mask.input is not None:
         raise UsageError(f"a mask is carried by {mask.input!r}, which is no input.")
     rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
@@ -249,13 +250,15 @@ class Profile:
         return {dim.name: getattr(dim, which) for dim in self.dims}
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every size lies in its dim's range; a dim without a size does not matter."""
+        """Whether every given size lies in its dim's range."""
         return all(dim.min <= sizes.get(dim.name, dim.min) <= dim.max for dim in self.dims)
 
     def check(self, io: IO) -> None:
         """Raises ProfileError unless it has the model's dims, in order, each inside its range."""
         if [dim.name for dim in self.dims] != [dim.name for dim in io.dims]:
-            raise ProfileError(f"a profile has dims {[dim.name for dim in self.dims]}; the model's are others.")
+            raise ProfileError(
+                f"a profile has dims {[dim.name for dim in self.dims]}; expected {[dim.name for dim in io.dims]}."
+            )
         for own, limit in zip(self.dims, io.dims, strict=True):
             if own.min < limit.min or own.max > limit.max:
                 raise ProfileError(f"a profile has {own.name} from {own.min} to {own.max}, beyond the model's range.")
@@ -263,7 +266,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Ran:
-    """What really ran, as the runtime itself tells."""
+    """What really ran, as the runtime itself reports it."""
 
     device: str
     provider: str

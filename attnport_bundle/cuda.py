@@ -1,6 +1,6 @@
-"""The few calls of the CUDA driver that an engine needs, through ctypes, and what tells one GPU from another.
+"""The few calls of the CUDA driver that an engine needs, through ctypes, and what identifies a GPU.
 
-No CUDA build of PyTorch is asked for: the driver's library comes with every GPU, and its C interface is stable.
+No CUDA build of PyTorch is needed: the driver's library is installed with every GPU, and its C interface is stable.
 Source: CUDA Driver API reference, https://docs.nvidia.com/cuda/cuda-driver-api/; the driver's release comes from NVML,
 https://docs.nvidia.com/deploy/nvml-api/.
 """
@@ -23,16 +23,16 @@ def load_driver() -> Any:
     """The driver's library.
 
     Raises:
-        RuntimeMissing: there is none.
+        RuntimeMissing: it cannot be loaded.
     """
-    found = _library(_LIBRARIES)
-    if found is None:
+    library = _library(_LIBRARIES)
+    if library is None:
         raise RuntimeMissing(f"no NVIDIA driver: {_LIBRARIES[0]} cannot be loaded.", hint=_HINT)
-    return found
+    return library
 
 
 def driver_release() -> str:
-    """The driver's release, such as `580.65.06`; "" where it cannot be asked."""
+    """The driver's release, such as `580.65.06`; "" if NVML does not tell."""
     library, text = _library(_MANAGEMENT), ctypes.create_string_buffer(81)
     if library is None or library.nvmlInit_v2() != 0:
         return ""
@@ -58,7 +58,7 @@ class Device:
     Attributes:
         name: As the driver calls it.
         sm: Compute capability; `86` is 8.6.
-        uuid: 32 hex digits, no two GPUs have the same.
+        uuid: 32 hex digits, different for every GPU.
         stream: The stream's handle.
     """
 
@@ -82,7 +82,7 @@ class Device:
         self.stream = 0
 
     def open(self) -> None:
-        """Takes the context and makes the stream; `close` gives both back, and nothing is held where this fails."""
+        """Takes the context and creates the stream; `close` releases both. Nothing is held if this fails."""
         context, stream = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self._context = context
@@ -99,7 +99,7 @@ class Device:
         self._call("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:
-        """Gives stream and context back; closing twice is fine."""
+        """Releases stream and context; closing twice is fine."""
         if self._context is None:
             return
         if self.stream:
@@ -115,7 +115,7 @@ class Device:
         return address.value
 
     def free(self, address: int) -> None:
-        """Frees what `allocate` gave."""
+        """Frees memory from `allocate`."""
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def upload(self, address: int, array: Any) -> None:
@@ -129,7 +129,7 @@ class Device:
         )
 
     def download(self, array: Any, address: int) -> None:
-        """Copies device memory into a C-contiguous array; it is there after `synchronize`."""
+        """Copies device memory into a C-contiguous array; the copy is complete after `synchronize`."""
         self._call(
             "cuMemcpyDtoHAsync_v2",
             ctypes.c_void_p(array.ctypes.data),
@@ -148,7 +148,7 @@ class Device:
         return value.value
 
     def _call(self, function: str, *args: Any) -> None:
-        """Raises RuntimeMissing with the driver's own name of the error."""
+        """Calls a function of the driver. Raises RuntimeMissing with the driver's own name of the error."""
         status = getattr(self._driver, function)(*args)
         if status != 0:
             text = ctypes.c_char_p()

@@ -1,7 +1,7 @@
-"""JSON from an untrusted file into dataclasses: strict, bounded, and without surprises.
+"""Decodes JSON from an untrusted file into dataclasses, strictly and within limits.
 
-Refused: duplicate keys, NaN and Inf, unknown keys, missing ones, wrong types (a bool is no number), integers that a
-double cannot hold, text that cannot be printed or is long, deep nesting.
+Refused: duplicate keys, NaN and Inf, unknown keys, missing keys, wrong types (a bool is not a number), integers that a
+double cannot hold, long text, text that cannot be printed, and deep nesting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 MAX_DEPTH = 32
 MAX_TEXT = 1000
 MAX_INTEGER = (1 << 53) - 1
-"""The largest that every reader of JSON takes for what is written."""
+"""The largest integer that every JSON reader reads exactly."""
 _MODULES = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 
@@ -54,12 +54,12 @@ def _check_depth(data: bytes) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    unique: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in unique:
             raise ValueError(f"key {_short(key)} is there twice")
-        found[key] = value
-    return found
+        unique[key] = value
+    return unique
 
 
 def _no_constant(text: str) -> Any:
@@ -74,10 +74,10 @@ def _finite(text: str) -> float:
 
 
 def decode(kind: type[T], value: Any, where: str) -> T:
-    """Turns parsed JSON into a `kind`: a dataclass, or anything its fields may be.
+    """Turns parsed JSON into a `kind`: a dataclass, or any type that its fields may have.
 
     Raises:
-        IntegrityError: names the place in the file, what was got and what is expected.
+        IntegrityError: the value does not fit; names the place in the file, what was got and what is expected.
     """
     result: T = _decode(kind, value, where)
     return result
@@ -103,12 +103,12 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         if kind is str:
             _check_text(value, where)
         return value
-    raise IntegrityError(f"{where}: got {_short(value)}; expected {_words(kind)}.")
+    raise IntegrityError(f"{where}: got {_short(value)}; expected {_type_name(kind)}.")
 
 
 def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise IntegrityError(f"{where}: got {_short(value)}; expected {_words(kind)}.")
+        raise IntegrityError(f"{where}: got {_short(value)}; expected {_type_name(kind)}.")
     hints = _hints(kind)
     for key in value:
         if key not in hints:
@@ -116,7 +116,7 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     for field in dataclasses.fields(kind):
         if field.name not in value:
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")
-    fields = {key: _decode(hints[key], given, f"{where}.{key}" if where else key) for key, given in value.items()}
+    fields = {key: _decode(hints[key], item, f"{where}.{key}" if where else key) for key, item in value.items()}
     try:
         return kind(**fields)
     except (UsageError, ValueError) as err:
@@ -125,7 +125,7 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass' fields; working them out anew would be most of the time that a manifest takes."""
+    """The types of a dataclass' fields. Without the cache, most of the time to read a manifest would go here."""
     return typing.get_type_hints(kind)
 
 
@@ -138,7 +138,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _check_text(value: str, where: str) -> None:
-    """Text reaches a terminal in messages, so control characters and the like stay out."""
+    """Refuses control characters and the like, as messages print the text to a terminal."""
     if any("\ud800" <= letter <= "\udfff" for letter in value):
         raise IntegrityError(f"{where}: half of a surrogate pair.")
     if not is_printable(value) or len(value) > MAX_TEXT:
@@ -150,6 +150,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _words(kind: Any) -> str:
-    """A kind without its modules: their names depend on where this reader was copied to."""
+def _type_name(kind: Any) -> str:
+    """A type without its modules, whose names depend on where this reader was copied to."""
     return kind.__name__ if isinstance(kind, type) else _MODULES.sub("", str(kind))

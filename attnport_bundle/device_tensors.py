@@ -1,7 +1,7 @@
-"""Tensors that stay where they are: another library's memory bound to a session through DLPack, without a copy.
+"""Binds another library's tensors to a session through DLPack, without a copy.
 
-DLPack: https://dmlc.github.io/dlpack/latest. Measured with onnxruntime 1.28 and 1.31: `OrtValue.from_dlpack` takes what
-is contiguous and writable, and no booleans; those are bound by their address. NumPy arrays are bound as they are.
+DLPack: https://dmlc.github.io/dlpack/latest. Measured with onnxruntime 1.28 and 1.31: `OrtValue.from_dlpack` takes
+contiguous, writable tensors, but no booleans; those are bound by their address. NumPy arrays are bound as they are.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _CPU, _CUDA = (1, 3), (2, 13)  # DLDeviceType: kDLCPU, kDLCUDAHost; kDLCUDA, kDL
 
 @dataclass(frozen=True)
 class Described:
-    """Shape and dtype of a tensor whose values stay unseen, in NumPy's words."""
+    """Shape and dtype, in NumPy's terms, of a tensor whose values are not read."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 def described(name: str, tensor: Any) -> Any:
-    """What the contract is compared with: an array itself, a tensor's shape and dtype.
+    """What is compared with the contract: an array itself, or a tensor's shape and dtype.
 
     Raises:
-        FeedError: it is neither an array nor a tensor with `__dlpack__`.
+        FeedError: the value is neither an array nor a tensor with `__dlpack__`.
     """
     import numpy as np
 
@@ -44,13 +44,13 @@ def described(name: str, tensor: Any) -> Any:
 
 
 def bound(module: Any, session: Any, feeds: Mapping[str, Any], place: str) -> Any:
-    """A binding of `session` with every input in it; the caller keeps `feeds` alive until it has run.
+    """A binding of `session` with every input bound; the caller keeps `feeds` alive until the session has run.
 
     Args:
         place: Where the session computes, `cpu` or `cuda`.
 
     Raises:
-        FeedError: a tensor elsewhere, not contiguous, or one that carries gradients.
+        FeedError: a tensor is on another device, is not contiguous or carries gradients.
         RuntimeMissing: this onnxruntime is older than 1.28 and has no public DLPack.
     """
     import numpy as np
@@ -65,29 +65,33 @@ def bound(module: Any, session: Any, feeds: Mapping[str, Any], place: str) -> An
             binding.bind_cpu_input(name, np.ascontiguousarray(tensor).reshape(tensor.shape))
             continue
         _check(name, tensor, place)
-        shape = described(name, tensor)
-        if shape.dtype == "bool":
-            binding.bind_input(name, place, _index(tensor), np.bool_, list(shape.shape), _address(name, tensor))
+        described_as = described(name, tensor)
+        if described_as.dtype == "bool":
+            binding.bind_input(name, place, _index(tensor), np.bool_, list(described_as.shape), _address(name, tensor))
         else:
             binding.bind_ortvalue_input(name, _taken(module, name, tensor))
     return binding
 
 
 def through_numpy(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds as arrays, for runtimes that take no foreign memory. Raises FeedError for what is not on the CPU."""
+    """The feeds as arrays, for runtimes that take no other library's memory.
+
+    Raises:
+        FeedError: a tensor is not on the CPU, is not contiguous or carries gradients.
+    """
     import numpy as np
 
-    found = {}
+    arrays = {}
     for name, tensor in feeds.items():
         if isinstance(tensor, np.ndarray):
-            found[name] = tensor
+            arrays[name] = tensor
             continue
         _check(name, tensor, "cpu")
         try:
-            found[name] = np.from_dlpack(tensor)
-        except Exception as err:  # every library raises its own kind when it does not hand its memory out
+            arrays[name] = np.from_dlpack(tensor)
+        except Exception as err:  # the libraries raise exceptions of different types
             raise FeedError(f"input {name!r}: the tensor cannot be taken over: {err}") from err
-    return found
+    return arrays
 
 
 def _check(name: str, tensor: Any, place: str) -> None:
@@ -106,7 +110,7 @@ def _taken(module: Any, name: str, tensor: Any) -> Any:
         return tensor
     try:
         return module.OrtValue.from_dlpack(tensor)
-    except Exception as err:  # every library raises its own kind when it does not hand its memory out
+    except Exception as err:  # the libraries raise exceptions of different types
         raise FeedError(f"input {name!r}: the tensor cannot be taken over: {err}") from err
 
 
@@ -115,7 +119,7 @@ def _index(tensor: Any) -> int:
 
 
 def _address(name: str, tensor: Any) -> int:
-    """Where a tensor of booleans lies: PyTorch and onnxruntime say so in one way."""
+    """The address of a boolean tensor, which PyTorch and onnxruntime both give by `data_ptr`."""
     pointer = getattr(tensor, "data_ptr", None)
     if pointer is None:
         raise FeedError(f"input {name!r}: got booleans of {type(tensor).__name__}, which has no data_ptr().")

@@ -1,7 +1,7 @@
 """The header of a serialized TensorRT-RTX engine: magic, size, version and target mask.
 
-NVIDIA does not document it. The layout was read off engines of TensorRT-RTX 1.7.1: bytes 0-3 `vtrt`, a u64 at 16 = the
-size of the file, bytes 24-27 = the version, a u32 at 32 = the bit mask of targets. All little-endian.
+NVIDIA does not document it. The layout was taken from engines of TensorRT-RTX 1.7.1, all little-endian: bytes 0-3 are
+`vtrt`, the u64 at 16 is the size of the file, bytes 24-27 are the version, the u32 at 32 is the bit mask of targets.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 MAGIC = b"vtrt"
 HEADER_BYTES = 36
 TARGET_BITS = {1 << 0: 75, 1 << 1: 80, 1 << 2: 86, 1 << 3: 89, 1 << 4: 120, 1 << 5: 121}
-"""Compute capability by bit. An engine for the builder's default list also sets bit 6, for devices still to come."""
+"""Compute capability by bit. An engine for the builder's default list also sets bit 6, for future devices."""
 
 
 class NoEngine(ValueError):
-    """It does not begin as an engine does."""
+    """The file does not begin as an engine does."""
 
 
 class OtherSize(ValueError):
-    """It is cut short, or has bytes behind its end."""
+    """The file is cut short, or has extra bytes at its end."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EngineHeader:
 
     Attributes:
         version: The TensorRT-RTX version that built it, such as `1.7.1.116`.
-        size_bytes: The size of the whole file; equal to what is on disk, or `read_header` had refused it.
+        size_bytes: The size of the whole file; `read_header` refuses a file of another size.
         sm: The compute capabilities it runs on (`86` is 8.6).
     """
 
@@ -42,13 +42,13 @@ class EngineHeader:
 def read_header(path: Path) -> EngineHeader:
     """Reads and checks the header of a TensorRT-RTX engine.
 
-    It finds a file that is no engine and one that was cut short. A changed byte behind the header it does not find:
-    compare the digest for that.
+    This finds files that are not engines and files that were cut short. It does not find a changed byte behind the
+    header: compare the digest for that.
 
     Raises:
         OSError: the file cannot be read.
-        NoEngine: other magic.
-        OtherSize: it is cut short or has bytes behind its end.
+        NoEngine: the file has other magic.
+        OtherSize: the file is cut short or has extra bytes at its end.
     """
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)

@@ -1,7 +1,7 @@
-"""A TensorRT engine on a device: profiles, device memory, one execution context a profile. Both flavours share one API.
+"""A TensorRT engine on a device: profiles, device memory, an execution context for each profile.
 
-Arrays go in and come out in the engine's own dtypes, bfloat16 as uint16 (see `halves`). Whoever opens an engine has
-compared digest, version, header and device before.
+It works with TensorRT and TensorRT-RTX, which share one API. Arrays go in and come out in the engine's own dtypes,
+bfloat16 as uint16 (see `halves`). The caller has compared digest, version, header and device before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EngineSession:
     """A deserialised engine; the attributes are `session.Session`'s. Calls from several threads take turns.
 
     Attributes:
-        profiles: Least and largest shape of each input, a mapping for each optimization profile.
+        profiles: For each optimization profile, the smallest and largest shape of each input by name.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class EngineSession:
         """Deserialises an engine; `device` is open, and is closed with the session.
 
         Args:
-            where: What messages call the engine.
-            cache: Where what TensorRT-RTX compiles on the device is kept; None = nowhere.
+            where: The name of the engine in messages.
+            cache: Keeps what TensorRT-RTX compiles on the device; None = it is not kept.
 
         Raises:
             BundleError: TensorRT refuses the engine.
@@ -64,9 +64,9 @@ class EngineSession:
         self.provider, self.version = f"{name} {module.__version__}", str(module.__version__)
         self.machine = gpu(device)
         ports = [self._port(self._engine.get_tensor_name(index)) for index in range(self._engine.num_io_tensors)]
-        taken = [self._engine.get_tensor_mode(port.name) == module.TensorIOMode.INPUT for port in ports]
-        self.inputs = tuple(port for port, is_input in zip(ports, taken, strict=True) if is_input)
-        self.outputs = tuple(port for port, is_input in zip(ports, taken, strict=True) if not is_input)
+        is_inputs = [self._engine.get_tensor_mode(port.name) == module.TensorIOMode.INPUT for port in ports]
+        self.inputs = tuple(port for port, is_input in zip(ports, is_inputs, strict=True) if is_input)
+        self.outputs = tuple(port for port, is_input in zip(ports, is_inputs, strict=True) if not is_input)
         self.profiles: list[dict[str, Range]] = []
         for index in range(self._engine.num_optimization_profiles):
             shapes = {port.name: self._engine.get_tensor_profile_shape(port.name, index) for port in self.inputs}
@@ -81,7 +81,7 @@ class EngineSession:
         Raises:
             FeedError: no profile admits the shapes.
             BundleError: TensorRT refuses shapes that a profile admits, or cannot execute the engine.
-            RuntimeMissing: the driver gives no memory, or TensorRT makes no context.
+            RuntimeMissing: device memory or an execution context cannot be allocated.
         """
         with self._lock:
             return self._run(feeds)
@@ -92,19 +92,19 @@ class EngineSession:
         profile = choose_profile(self.profiles, {port.name: feeds[port.name].shape for port in self.inputs})
         self._device.bind()
         context, fresh = self._context(profile)
-        # Held until the stream was waited for: the driver reads them in its own time.
-        held = {
+        # The driver reads these asynchronously, so they are kept until the stream is synchronized.
+        uploads = {
             port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(feeds[port.name].shape)
             for port in self.inputs
         }
-        for name, array in held.items():
+        for name, array in uploads.items():
             if not context.set_input_shape(name, array.shape):
                 raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
             address = self._buffer(name, array.nbytes)
             self._device.upload(address, array)
             context.set_tensor_address(name, address)
         if missing := context.infer_shapes():
-            raise BundleError(f"the engine leaves the shape of {', '.join(map(shown, missing))} open.")
+            raise BundleError(f"the engine does not determine the shape of {', '.join(map(shown, missing))}.")
         outputs = {}
         for port in self.outputs:
             outputs[port.name] = np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
@@ -141,15 +141,15 @@ class EngineSession:
             self._device.close()
 
     def _configured(self) -> tuple[Any, Any]:
-        """The configuration of contexts and the compiled kernels in it; None where nothing is to be kept."""
+        """The configuration of contexts and its cache of compiled kernels; None and None without a cache."""
         if self._cache is None:
             return None, None
         config = self._engine.create_runtime_config()
         compiled = config.create_runtime_cache()
-        kept = self._cache.read()
-        # A blob of another device or version is refused there and left out; it then compiles as if there were none.
-        if kept is not None:
-            compiled.deserialize(kept)
+        blob = self._cache.read()
+        # TensorRT-RTX refuses a blob of another device or version, and then compiles as without one.
+        if blob is not None:
+            compiled.deserialize(blob)
         config.set_runtime_cache(compiled)
         return config, compiled
 
@@ -158,7 +158,7 @@ class EngineSession:
             self._cache.write(bytes(memoryview(self._compiled.serialize())))
 
     def _context(self, profile: int) -> tuple[Any, bool]:
-        """The context of a profile, and whether it was made just now."""
+        """The context of a profile, and whether this call created it."""
         if profile in self._contexts:
             return self._contexts[profile], False
         make: Callable[..., Any] = self._engine.create_execution_context
@@ -170,10 +170,10 @@ class EngineSession:
         return context, True
 
     def _buffer(self, name: str, size_bytes: int) -> int:
-        """Device memory for a tensor; kept, and made anew when it has to grow."""
-        address, held = self._buffers.get(name, (0, -1))
-        if held < size_bytes:
-            if held >= 0:
+        """The address of device memory for a tensor; kept between calls, and replaced when it has to grow."""
+        address, held_bytes = self._buffers.get(name, (0, -1))
+        if held_bytes < size_bytes:
+            if held_bytes >= 0:
                 self._device.free(self._buffers.pop(name)[0])
             address = self._device.allocate(size_bytes)
             self._buffers[name] = (address, size_bytes)
@@ -189,10 +189,10 @@ class EngineSession:
 
 
 def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The profile that admits every shape; of several the one that ends soonest, as it was tuned closest.
+    """The profile that admits every shape; of several the one with the smallest upper ends, as it was tuned closest.
 
     Raises:
-        FeedError: none does; names a tensor, its shape and the ranges.
+        FeedError: no profile admits them; names a tensor, its shape and the ranges.
     """
 
     def admits(ranges: Range, shape: tuple[int, ...]) -> bool:
@@ -219,9 +219,9 @@ def choose_profile(profiles: Sequence[Mapping[str, Range]], shapes: Mapping[str,
 
 
 def logger(module: Any, complaints: list[str]) -> Any:
-    """A TensorRT logger that keeps errors for our messages and prints nothing."""
+    """A TensorRT logger that appends errors to `complaints` and prints nothing."""
 
-    class Log(module.ILogger):  # type: ignore[misc]  # a base that is known when TensorRT is there
+    class Log(module.ILogger):  # type: ignore[misc]  # the base is only known once TensorRT is imported
         def __init__(self) -> None:
             module.ILogger.__init__(self)
 

@@ -1,6 +1,7 @@
-"""One tree of errors, of this reader and of attnport; each class owns its exit code, and an error may have a hint.
+"""The errors of this reader and of attnport. Each class has an exit code, and an error may have a hint.
 
-Whatever this reader raises about a bundle is a `BundleError`. attnport adds classes of its own below `AttnportError`.
+Every error that this reader raises about a bundle is a `BundleError`. attnport derives further classes from
+`AttnportError`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from typing import ClassVar
 
 
 class AttnportError(Exception):
-    """Base of every error that a user can cause or meet.
+    """Base of every error that is reported to the user.
 
     Args:
         message: What happened, with the evidence (tensor, got, expected).
-        hint: How to fix it, one sentence; empty when the message says it.
+        hint: How to fix it, in one sentence; empty if the message already says it.
     """
 
     exit_code: ClassVar[int] = 1
@@ -25,13 +26,13 @@ class AttnportError(Exception):
 
 
 class UsageError(AttnportError):
-    """The arguments do not fit: an unknown name, a bad number, a missing option."""
+    """Wrong arguments: an unknown name, a bad number, a missing option."""
 
     exit_code = 2
 
 
 class ProfileError(UsageError):
-    """A dim or an optimization profile is contradictory or beyond what the model can take."""
+    """A dim or an optimization profile contradicts itself or exceeds what the model can take."""
 
 
 class UnavailableError(AttnportError):
@@ -41,7 +42,7 @@ class UnavailableError(AttnportError):
 
 
 class BundleError(AttnportError):
-    """Not a bundle, of a version that this reader does not know, or used in a way that it does not offer."""
+    """The folder is not a bundle, has a version that this reader does not know, or was used in an unsupported way."""
 
     exit_code = 2
 
@@ -57,16 +58,16 @@ class RuntimeMissing(BundleError, UnavailableError):
 
 
 class BundleWarning(UserWarning):
-    """Something was done in another way than one may expect: a form was passed over, or no cache is kept."""
+    """Something worth knowing that is not an error: a form was passed over, or no cache is kept."""
 
 
 class NumbersOff(BundleError):
-    """The model computes something else here than where the bundle was made."""
+    """The model computes other numbers here than where the bundle was made."""
 
     exit_code = 4
 
 
 class IntegrityError(BundleError):
-    """A file is not the one that was written: digest, version, target or signature differ, or it cannot be trusted."""
+    """A file is not the one that was written (digest, version, target or signature differ), or cannot be trusted."""
 
     exit_code = 6

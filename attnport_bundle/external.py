@@ -1,8 +1,8 @@
 """The external data that an ONNX file refers to, read from its protobuf encoding without the onnx package.
 
-Encoding: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto3. Every place where a tensor can
-stand is visited: initializers, sparse ones, attributes, subgraphs, functions and training graphs. What is counted on
-the way is in structure.py.
+Encoding: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto3. Every place that can hold a
+tensor is visited: initializers, sparse initializers, attributes, subgraphs, functions and training graphs. On the way,
+nodes and graphs are counted for structure.py.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def references(path: Path) -> list[Reference]:
     """Every reference to external data in the ONNX file `path`.
 
     Raises:
-        ValueError: it is not an ONNX file, or goes beyond a limit of structure.py.
-        OSError: it is a link.
+        ValueError: the file is not an ONNX file, or exceeds a limit of structure.py.
+        OSError: the file cannot be opened, or is a link.
     """
     structure = Structure()
-    found = list(_visit(_mapped(path), "model", structure, structure.model, 0))
+    all_references = list(_visit(_mapped(path), "model", structure, structure.model, 0))
     structure.check()
-    return found
+    return all_references
 
 
 def _mapped(path: Path) -> memoryview:
@@ -66,22 +66,22 @@ def _mapped(path: Path) -> memoryview:
 
 
 def opset(path: Path) -> int:
-    """The opset of ONNX's own operators that the file `path` is written in. Raises ValueError when it names none."""
-    found = []
+    """The opset of ONNX's own operators that the file `path` imports. Raises ValueError if it imports none."""
+    versions = []
     for number, _, value in _fields(_mapped(path)):
         if number == _OPSET_IMPORT and value is not None:
             domain, version = "", 0
             for key, integer, text in _fields(value):
                 domain = bytes(text).decode("utf-8") if key == 1 and text is not None else domain
                 version = integer if key == 2 else version
-            found += [version] if domain in ("", "ai.onnx") else []
-    if not found:
+            versions += [version] if domain in ("", "ai.onnx") else []
+    if not versions:
         raise ValueError("it imports no opset of ONNX's own operators")
-    return max(found)
+    return max(versions)
 
 
 def _visit(view: memoryview, message: str, structure: Structure, body: Body, depth: int) -> Iterator[Reference]:
-    """The references in one message; what it holds is counted in `body`, inside `depth` nested graphs."""
+    """The references in a message inside `depth` nested graphs; its nodes and graphs are counted in `body`."""
     if message == _TENSOR:
         yield from _tensor(view)
         return
@@ -89,15 +89,15 @@ def _visit(view: memoryview, message: str, structure: Structure, body: Body, dep
         body.graph(depth := depth + 1)
     elif message == "function":
         body = Body()
-    graphs, inside = body.graphs, _FIELDS[message]
+    graphs, fields = body.graphs, _FIELDS[message]
     texts = dict.fromkeys(_NAMES.get(message, ()), b"")
     for number, _, value in _fields(view):
         if value is None:
             continue
-        if number in inside:
+        if number in fields:
             before = body.graphs
-            yield from _visit(value, inside[number], structure, body, depth)
-            if message == "function" and inside[number] == "attribute" and body.graphs > before:
+            yield from _visit(value, fields[number], structure, body, depth)
+            if message == "function" and fields[number] == "attribute" and body.graphs > before:
                 raise ValueError(GRAPH_HANDED)
         elif number in texts:
             texts[number] = bytes(value)
@@ -114,8 +114,8 @@ def _tensor(view: memoryview) -> Iterator[Reference]:
     external = False
     for number, integer, value in _fields(view):
         if number == _DATA_LOCATION:
-            # Protobuf cuts an enum to 32 bits (2**32 + 1 is EXTERNAL), and the last of several counts: any that is not
-            # DEFAULT is taken for external, and nothing takes that back.
+            # Protobuf cuts an enum to 32 bits (2**32 + 1 is EXTERNAL) and keeps the last of several values. So any
+            # value but DEFAULT counts as external, whatever follows.
             external = external or integer != 0
         elif number == _EXTERNAL_DATA and value is not None:
             external = True
@@ -144,7 +144,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, memoryview | None]]:
     while at < end:
         begin = at
         tag, at = _varint(view, at)
-        # Protobuf keeps 32 bits of a tag, and some parsers drop the others: 2**29 + 7 is field 7 there.
+        # A tag has 32 bits, and some parsers drop any further ones: they read field 2**29 + 7 as field 7.
         if tag > _LARGEST_TAG or at - begin > _TAG_BYTES:
             raise ValueError("a tag of more than 32 bits")
         number, wire = tag >> 3, tag & 7

@@ -1,4 +1,4 @@
-"""Arrays checked against the contract before they reach the runtime, and masks made from lengths."""
+"""Checks arrays against the contract before they reach the runtime, and makes padding masks from lengths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_feeds(io: IO, feeds: Mapping[str, object]) -> dict[str, int]:
 
 
 def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] | None = None) -> dict[str, int]:
-    """As `check_feeds`, of names, dtypes and shapes alone; `dtypes`: of inputs, where they are not the contract's."""
+    """As `check_feeds`, but without values. `dtypes` are those of inputs that differ from the contract's."""
     declared = {spec.name: spec for spec in io.inputs}
     for name in feeds:
         if name not in declared:
@@ -43,7 +43,7 @@ def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] 
 
 
 def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
-    """The values of those feeds that are arrays; raises as `check_feeds`. Other tensors may be on a device."""
+    """Checks the values of those feeds that are arrays (other tensors may be on a device). Raises as `check_feeds`."""
     import numpy as np
 
     for spec in io.inputs:
@@ -52,10 +52,11 @@ def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
 
 
 def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Checks the shapes of outputs, which a file need not tell before it runs.
+    """Checks the shapes of outputs, which are often unknown before the model runs.
 
     Args:
-        sizes: The named dims of this call, as the inputs have them. One that is in outputs alone is as in the first.
+        sizes: The named dims of this call, as the inputs have them. A dim that only outputs have takes its size from
+            the first of them.
 
     Raises:
         BundleError: another rank, fixed size, or size of a named dim; names the output, got and expected.
@@ -67,12 +68,12 @@ def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequenc
         for got, dim in zip(shape, spec.dims, strict=False):
             fits = fits and got == (known.setdefault(dim, got) if isinstance(dim, str) else dim)
         if not fits:
-            said = ", ".join(f"{dim.name}={known[dim.name]}" for dim in io.dims if dim.name in known)
-            raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {said or 'any size'}.")
+            stated = ", ".join(f"{dim.name}={known[dim.name]}" for dim in io.dims if dim.name in known)
+            raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {stated or 'any size'}.")
 
 
 def _check_values(spec: TensorSpec, array: Any) -> None:
-    # ONNX takes a negative index from the end, so an id below zero would give a wrong answer and no error.
+    # ONNX counts a negative index from the end, so a negative id would give a wrong answer instead of an error.
     if spec.high is not None and array.size and not (int(array.min()) >= 0 and int(array.max()) < spec.high):
         raise FeedError(
             f"input {spec.name!r}: got values {int(array.min())} to {int(array.max())}; expected 0 to {spec.high - 1}."
@@ -80,10 +81,11 @@ def _check_values(spec: TensorSpec, array: Any) -> None:
 
 
 def not_an_array(value: object, dtype: str) -> str:
-    """Why a value is not taken for an array of `dtype`, in words behind the input's name; "" = it is one.
+    """Why a value is not accepted as an array of `dtype`, to follow the input's name in a message; "" = it is.
 
-    Subclasses of numpy.ndarray are arrays, such as numpy.memmap, but for masked ones: they hide elements, and a
-    runtime would compute with what stands there. What only looks like an array may say one thing and give another.
+    Subclasses of numpy.ndarray such as numpy.memmap are accepted, except masked arrays: a runtime would compute with
+    the elements that the mask hides. Objects that only behave like arrays are refused, as what they report of
+    themselves may differ from what they contain.
     """
     import numpy as np
 
@@ -96,7 +98,7 @@ def not_an_array(value: object, dtype: str) -> str:
 
 
 def _plain(spec: TensorSpec, value: Any, wanted: str) -> np.ndarray[Any, Any]:
-    """The elements as the runtime sees them, whatever a subclass says of itself. Raises FeedError for no array."""
+    """The array as the runtime sees it, without any subclass. Raises FeedError if it is not an array."""
     import numpy as np
 
     problem = not_an_array(value, wanted)
@@ -137,15 +139,15 @@ def _check_size(
 def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
     """Every input that says what is padding, for items of `lengths`, padded on the right to `size`.
 
-    That is a mask, the lengths themselves, or ids of one document an item with 0 behind it.
+    Each is a mask, the lengths themselves, or document ids: 1 for an item's positions and 0 for its padding.
 
     Args:
         lengths: How many positions of each item are real; at least one item.
         size: The padded length; None = the longest item.
 
     Raises:
-        FeedError: the model takes no padding mask, lengths or a size that are no integers, lengths beyond the size, or
-            a mask without a rule, by its rank or because it is to say more than padding.
+        FeedError: the model takes no padding mask, lengths or size are not integers, a length exceeds the size, or
+            there is no rule for the mask: it has another rank or expresses more than padding.
     """
     masks = io.padding_masks()
     if not masks:
@@ -160,7 +162,7 @@ def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> di
 
 
 def _integers(name: str, values: Sequence[int]) -> list[int]:
-    """Integers as they may come, in a list or an array. Raises FeedError for anything else."""
+    """Integers from a list or an array. Raises FeedError for anything else."""
     try:
         return [operator.index(value) for value in values]
     except TypeError as err:
@@ -175,7 +177,7 @@ def _padding_mask(mask: MaskSpec, spec: TensorSpec, lengths: Sequence[int], size
     others = [kind for kind in mask.kinds if kind != "padding"]
     if mask.carries == "mask" and others:
         raise FeedError(
-            f"input {spec.name!r} is to say {', '.join(others)} as well as padding; make it for your items."
+            f"input {spec.name!r} also carries {', '.join(others)}, not only padding; make it yourself for your items."
         )
     keep_BT = np.arange(size)[None, :] < np.asarray(lengths)[:, None]
     if mask.polarity == "keep":

@@ -1,4 +1,4 @@
-"""Every file of a bundle against the manifest: nothing changed, missing, added, linked or pointing elsewhere."""
+"""Compares the files of a bundle with its manifest: none may be changed, missing, added, a link, or refer elsewhere."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ MAX_PROBLEMS = 20
 
 @dataclass(frozen=True)
 class FileProblem:
-    """One thing that is wrong with a bundle's files; `name` is relative to the folder, and printable."""
+    """A problem with one of a bundle's files; `name` is relative to the folder, and printable."""
 
     name: str
     problem: str
 
 
 def check(folder: Path, manifest: Manifest) -> list[FileProblem]:
-    """What is wrong with the files of a bundle, at most `MAX_PROBLEMS` things; empty = all is as it was bundled."""
+    """The problems of a bundle's files, at most `MAX_PROBLEMS`; empty = all files are as they were bundled."""
     return list(itertools.islice(_problems(folder, manifest), MAX_PROBLEMS))
 
 
 def require(folder: Path, manifest: Manifest) -> None:
-    """Raises IntegrityError for the first thing that `check` finds, and says how many there are."""
-    found = check(folder, manifest)
-    if found:
-        more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-        raise IntegrityError(f"{folder / found[0].name}: {found[0].problem}{more}. Restore the bundle as it was made.")
+    """Raises IntegrityError for the first problem that `check` finds, and says how many more there are."""
+    problems = check(folder, manifest)
+    if problems:
+        more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise IntegrityError(
+            f"{folder / problems[0].name}: {problems[0].problem}{more}. Restore the bundle as it was made."
+        )
 
 
 def _problems(folder: Path, manifest: Manifest) -> Iterator[FileProblem]:
@@ -48,19 +50,21 @@ def _problems(folder: Path, manifest: Manifest) -> Iterator[FileProblem]:
             yield FileProblem(shown(name), problem)
     damaged = any(problems.values())
     for name, expected in manifest.files.items():
-        if problems.get(name):  # said already, and perhaps a pipe that one would wait for
+        if problems.get(name):  # reported above; it may be a pipe, and reading it would wait
             continue
         problem = _compare(folder / name, expected.bytes, expected.sha256) if name in problems else "missing"
         if problem:
             damaged = True
             yield FileProblem(name, problem)
-    if not damaged:  # the models are looked into only once they are known to be the ones that were bundled
-        for form in (one for one in manifest.forms.values() if one.runtime not in ENGINES):
+    if damaged:  # a model is parsed only once it is known to be the bundled one
+        return
+    for form in manifest.forms.values():
+        if form.runtime not in ENGINES:
             yield from _external(folder, manifest, form)
 
 
 def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Every entry with what is wrong with it, "" when it may be there. Links are not followed."""
+    """Every entry with its problem, "" if it has none. Links are not followed."""
     folders = {parent.as_posix() for name in manifest.files for parent in Path(name).parents}
     pending = [""]
     while pending:
@@ -82,7 +86,7 @@ def _walk(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
                     yield name, "added: this folder is not part of the bundle"
             elif not entry.is_file(follow_symlinks=False):
                 yield name, "not a regular file"
-            elif name == SIGNATURE:  # whether it is the right one takes a key: signature.py
+            elif name == SIGNATURE:  # to check it takes a key: see signature.py
                 size = entry.stat(follow_symlinks=False).st_size
                 yield name, "" if size == BYTES else f"not a signature: got {size} bytes; expected {BYTES}"
             elif name not in manifest.files and name != MANIFEST:
@@ -109,7 +113,7 @@ def _compare(path: Path, size: int, sha256: str) -> str:
 
 
 def _external(folder: Path, manifest: Manifest, form: Form) -> Iterator[FileProblem]:
-    """External data that a model takes from elsewhere than its own weights files, or from beyond their end."""
+    """Problems of external data: in a file other than the model's weights files, beyond its end, or overlapping."""
     ranges: dict[str, set[tuple[int, int]]] = {}
     try:
         for reference in references(folder / form.file):
@@ -128,9 +132,9 @@ def _external(folder: Path, manifest: Manifest, form: Form) -> Iterator[FileProb
     except ValueError as err:
         yield FileProblem(form.file, f"not a model that can be read: {err}")
         return
-    for location, taken in ranges.items():
+    for location, used in ranges.items():
         end = 0
-        for offset, length in sorted(taken):
+        for offset, length in sorted(used):
             if offset < end:
                 yield FileProblem(form.file, f"takes overlapping weights from {location} at byte {offset}")
                 return

@@ -1,4 +1,4 @@
-"""What a model file takes and gives, as its runtime reads it, against what the manifest says of it."""
+"""Compares the inputs and outputs of a model file, as its runtime reads them, with the manifest."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .session import Port, Session
 def check_ports(io: IO, form: Form, session: Session, where: str) -> None:
     """Raises IntegrityError unless names, dtypes, ranks and fixed sizes of an open session are the manifest's.
 
-    The largest size that a named dim takes cannot be read off a file: there the manifest has to be believed.
+    A file does not tell the largest size of a named dim, so that the manifest's cannot be checked.
     """
     for kind, specs, ports in (("inputs", io.inputs, session.inputs), ("outputs", io.outputs, session.outputs)):
-        found = {port.name: port for port in ports}
-        if set(found) != {spec.name for spec in specs} or len(found) != len(ports):
-            got, stated = ", ".join(map(shown, sorted(found))), ", ".join(spec.name for spec in specs)
+        by_name = {port.name: port for port in ports}
+        if set(by_name) != {spec.name for spec in specs} or len(by_name) != len(ports):
+            got, stated = ", ".join(map(shown, sorted(by_name))), ", ".join(spec.name for spec in specs)
             raise IntegrityError(f"{where} has the {kind} {got or 'none'}; the manifest says {stated}.")
         for spec in specs:
-            _check_port(io, spec, form.dtypes.get(spec.name, spec.dtype), found[spec.name], where)
+            _check_port(io, spec, form.dtypes.get(spec.name, spec.dtype), by_name[spec.name], where)
 
 
 def _check_port(io: IO, spec: TensorSpec, dtype: str, port: Port, where: str) -> None:
@@ -53,9 +53,9 @@ def check_profiles(
         ranges = {dim.name: (dim.min, dim.max) for dim in stated.dims}
         for spec in io.inputs:
             wanted = [(dim, dim) if isinstance(dim, int) else ranges[dim] for dim in spec.dims]
-            found = list(zip(*got.get(spec.name, ((), ())), strict=True))
-            if found != wanted:
+            got_ranges = list(zip(*got.get(spec.name, ((), ())), strict=True))
+            if got_ranges != wanted:
                 raise IntegrityError(
-                    f"{where}: profile {index} takes {spec.name!r} from {[low for low, _ in found]} to "
-                    f"{[high for _, high in found]}; the manifest says {wanted}."
+                    f"{where}: profile {index} takes {spec.name!r} from {[low for low, _ in got_ranges]} to "
+                    f"{[high for _, high in got_ranges]}; the manifest says {wanted}."
                 )

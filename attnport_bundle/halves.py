@@ -1,7 +1,7 @@
-"""The casts between a contract's dtypes and those of a file in half precision. NumPy has no bfloat16 of its own.
+"""Casts between a contract's dtypes and those of a file in half precision.
 
-A bfloat16 is the upper half of a float32; here it travels as uint16. Rounding is to nearest, ties to even, as in
-ml_dtypes and PyTorch.
+NumPy has no bfloat16, which is the upper half of a float32; here it is stored as uint16. Rounding is to nearest, ties
+to even, as in ml_dtypes and PyTorch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ BFLOAT16 = "bfloat16"
 
 
 def storage(dtype: str) -> str:
-    """The NumPy dtype that an array of `dtype` travels in."""
+    """The NumPy dtype that stores an array of `dtype`."""
     return "uint16" if dtype == BFLOAT16 else dtype
 
 
 def to_file(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """An array of the contract's dtype in the dtype that the file takes; itself when they are one."""
+    """An array of the contract's dtype in the file's dtype; the array itself if they are the same."""
     if dtype == BFLOAT16:
         return _rounded(array)
     return array.astype(dtype, copy=False)
 
 
 def from_file(array: np.ndarray[Any, Any], dtype: str, wanted: str) -> np.ndarray[Any, Any]:
-    """What the file gave, in `dtype`, as the contract's dtype `wanted`."""
+    """An output of the file, of `dtype`, in the contract's dtype `wanted`."""
     if dtype == BFLOAT16:
         import numpy as np
 

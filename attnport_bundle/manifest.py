@@ -19,11 +19,11 @@ FORMAT = "attnport-bundle"
 VERSION = 3
 MAX_BYTES = 4 << 20
 MODEL = ".onnx"
-"""What the name of every model file ends in that is no engine."""
+"""The suffix of every model file that is not an engine."""
 ARRAYS = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")
-"""The dtypes of a bundle's inputs and outputs: those that NumPy has."""
+"""The dtypes that a bundle's inputs and outputs may have: those of NumPy."""
 ENGINES = ("tensorrt", "tensorrt_rtx")
-"""Runtimes that open an engine: a file for one version and certain devices. The others open an ONNX file."""
+"""Runtimes that open an engine, a file for one release and certain devices. The others open an ONNX file."""
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -50,9 +50,10 @@ class Requires:
     """What a form needs to be opened.
 
     Attributes:
-        runtime: The release of its runtime: the least one, or the only one where `exact`, as engines have it.
-        opset: The opset that an ONNX file is written in; None for engines.
-        sm: Compute capabilities that an engine runs on (`86` is 8.6), increasing; empty = its file does not say.
+        runtime: The release of its runtime: the earliest one, or the only one if `exact`.
+        exact: Whether no other release will do; true for engines and for nothing else.
+        opset: The opset of an ONNX file; None for engines.
+        sm: Compute capabilities that an engine runs on (`86` is 8.6), increasing; empty = its file does not tell.
     """
 
     runtime: str
@@ -71,7 +72,7 @@ class Requires:
 
 @dataclass(frozen=True)
 class Measured:
-    """One output of one case of parity: errors against the float64 reference, each inside its bound."""
+    """The errors of one output in one parity case against the float64 reference, each within its bound."""
 
     case: str
     output: str
@@ -87,14 +88,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Parity:
-    """The verdict on a form where it was made. No form that failed is in a bundle.
+    """The parity verdict on a form where the bundle was made. A form that failed is never in a bundle.
 
     Attributes:
-        verdict: PASS where one of the next two passed; NOT_RUN where neither ran.
-        runtime: Of the form on its own runtime and device.
-        graph: Of its graph run numerically.
-        results: What was measured: on the runtime where it ran, else of the graph.
-        ran: What ran to give `results`; None where nothing did.
+        verdict: PASS if `runtime` or `graph` is PASS; NOT_RUN if neither ran.
+        runtime: The verdict on the form on its own runtime and device.
+        graph: The verdict on its graph, computed without that runtime.
+        results: What was measured: on the runtime if it ran there, otherwise on the graph.
+        ran: What computed `results`; None if nothing ran.
     """
 
     verdict: Verdict
@@ -116,7 +117,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class FusionItem:
-    """What became of one attention; `reason` says why when it is not fused."""
+    """Whether one attention is fused, and into which kernel; `reason` says why if it is not."""
 
     attention: str
     fused: bool
@@ -129,7 +130,7 @@ class Fusion:
     """How many attentions the model has, and how many run as one kernel.
 
     Attributes:
-        proved_by: The runtime or engine that was asked; None where none was there to look.
+        proved_by: The runtime or engine that the evidence comes from; None if there is no evidence.
     """
 
     attentions: int
@@ -146,15 +147,15 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Form:
-    """A model file or an engine, the runtime that opens it, and what was found about it.
+    """A model file or an engine, the runtime that opens it, and its parity and fusion.
 
     Attributes:
         external: The weights files of an ONNX file.
         plan: The precision plan; the goldens have bounds for it.
         provider: ONNX Runtime's execution provider; None for the other runtimes.
-        dtypes: The dtype of every input and output in the file, where the contract's may be wider.
-        profiles: Of an engine; a call must fit one of them.
-        proof: `device` when parity passed on the runtime itself, else `graph-only`.
+        dtypes: The dtype of every input and output in the file; the contract's may be wider.
+        profiles: The optimization profiles of an engine; a call must fit one of them.
+        proof: `device` if parity passed on the runtime itself, otherwise `graph-only`.
     """
 
     file: str
@@ -181,7 +182,7 @@ class Form:
             or (self.requires.sm and not engine)
         ):
             raise ValueError(f"{self.runtime}: an ONNX file has an opset, an engine has none and no external data")
-        # Runtimes tell other formats by the name: what was looked into would not be what they read.
+        # Runtimes recognise other formats by the suffix, and would then read other content than was checked.
         if not engine and not self.file.endswith(MODEL):
             raise ValueError(f"got file {self.file!r} for {self.runtime}; expected a name that ends in {MODEL}")
         if (self.proof == "device") is not (self.parity.runtime == "PASS"):
@@ -194,14 +195,14 @@ class Form:
             if got != spec.dtype and not (got in _FLOATS and spec.dtype in _FLOATS):
                 raise ValueError(f"{self.file}: {spec.name!r} is {got} in the file; the contract says {spec.dtype}")
         if len(self.dtypes) != len({spec.name for spec in (*io.inputs, *io.outputs)}):
-            raise ValueError(f"{self.file}: there are dtypes of what is no input or output")
+            raise ValueError(f"{self.file}: dtypes has a name that is no input or output")
         for profile in self.profiles:
             profile.check(io)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far one output of one golden case may be from the float64 reference at a plan, over its valid elements."""
+    """The largest allowed errors of one output in one golden case at a plan, over the valid elements."""
 
     case: str
     output: str
@@ -216,22 +217,22 @@ class Bound:
 
 @dataclass(frozen=True)
 class Goldens:
-    """The file with golden inputs and outputs, and the bound of each output of each case at each plan."""
+    """The file with golden inputs and outputs, and the bounds for each case, output and plan."""
 
     file: str
     bounds: tuple[Bound, ...]
 
     def check(self, outputs: tuple[TensorSpec, ...], plans: set[str]) -> None:
-        """Raises ValueError unless there is one bound for every case, output and plan, and none for anything else."""
-        found = [(bound.plan, bound.case, bound.output) for bound in self.bounds]
+        """Raises ValueError unless there is exactly one bound for every case, output and plan, and no other bound."""
+        places = [(bound.plan, bound.case, bound.output) for bound in self.bounds]
         cases = {bound.case for bound in self.bounds}
         if not cases:
             raise ValueError("goldens: there is no golden case")
-        if len(set(found)) != len(found):
+        if len(set(places)) != len(places):
             raise ValueError("goldens: a bound is there twice")
-        # Both sides in one order, side by side up to the first that differs: all that is wanted may be more than fits.
+        # Both sides are compared in sorted order up to the first difference: the whole product may not fit into memory.
         wanted = itertools.product(sorted(plans), sorted(cases), sorted(spec.name for spec in outputs))
-        for sides in itertools.zip_longest(wanted, sorted(found)):
+        for sides in itertools.zip_longest(wanted, sorted(places)):
             if sides[0] != sides[1]:
                 plan, case, output = min(place for place in sides if place is not None)
                 raise ValueError(
@@ -246,11 +247,11 @@ class Provenance:
 
     Attributes:
         source: The SPEC, without folders.
-        inputs: The declarations of inputs that came with it.
-        code_sha256: Of the source files of the module's classes.
-        weights_sha256: Of the parameters and buffers.
-        commands: What was run to make it, in order, each as its arguments, without folders.
-        versions: Of the packages that made it.
+        inputs: The input declarations given with it.
+        code_sha256: The digest of the source files of the module's classes.
+        weights_sha256: The digest of the parameters and buffers.
+        commands: The commands that made it, in order, each as its arguments without folders.
+        versions: The versions of the packages that made it.
     """
 
     source: str
@@ -269,19 +270,19 @@ class Provenance:
 
 
 def check_contract(io: IO) -> None:
-    """Raises UsageError for a contract that does not go together, or that a bundle cannot have."""
+    """Raises UsageError for a contract that contradicts itself, or that a bundle cannot have."""
     io.check()
     for tensor in (*io.inputs, *io.outputs):
         if tensor.dtype not in ARRAYS:
             raise UsageError(f"{tensor.name}: got dtype {tensor.dtype}; a bundle takes and gives {', '.join(ARRAYS)}.")
     for mask in io.masks:
         if mask.carries == "lengths" and mask.keys is None:
-            raise UsageError(f"{mask.input!r} holds lengths of no dim; a bundle says of which.")
+            raise UsageError(f"{mask.input!r} holds lengths of no dim; in a bundle, keys names the dim.")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of `bundle.json`. `order`: the forms, the one to be preferred first; `tokenizer`: of text models."""
+    """The content of `bundle.json`. `order` lists the forms, the preferred first; only text models have `tokenizer`."""
 
     format: str
     version: int
@@ -317,8 +318,8 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     """Reads a manifest.
 
     Raises:
-        BundleError: it is of another format, or of a version that this reader does not know.
-        IntegrityError: it is malformed, or names what it must not.
+        BundleError: it has another format, or a version that this reader does not know.
+        IntegrityError: it is malformed, or has a value that is not allowed.
     """
     value = parse(data, where)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -329,11 +330,11 @@ def from_bytes(data: bytes, where: str) -> Manifest:
 
 
 def read_bytes(folder: Path) -> bytes:
-    """The bytes of the manifest in `folder`, not looked into.
+    """The bytes of the manifest in `folder`, unchecked.
 
     Raises:
-        BundleError: it is no bundle, or it cannot be read.
-        IntegrityError: the manifest is a link, or larger than any.
+        BundleError: the folder is not a bundle, or the manifest cannot be read.
+        IntegrityError: the manifest is a link, or larger than `MAX_BYTES`.
     """
     path = folder / MANIFEST
     try:

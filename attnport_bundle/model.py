@@ -1,4 +1,4 @@
-"""Opening a bundle's model, and running it."""
+"""Opens a bundle's model and runs it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _PASS_FORMAT = "attnport-first-open"
 
 
 class Model:
-    """A model that is open. `run` may be called from several threads at once.
+    """An open model. `run` may be called from several threads at once.
 
     Attributes:
-        manifest: Everything that the bundle says about itself.
+        manifest: The content of `bundle.json`.
         form: The name of the form that is open.
-        provider: What the form was opened with, as the runtime tells: ONNX Runtime's first execution provider, or the
-            runtime itself. Operators that a provider lacks are computed on the CPU, which ONNX Runtime does not tell.
+        provider: What the form was opened with, as the runtime reports it: ONNX Runtime's first execution provider, or
+            the runtime itself. ONNX Runtime does not report which operators a provider lacks and the CPU computes.
         version: The runtime's release.
         machine: The device that it runs on.
         passed_over: The forms that the bundle prefers to this one, each with the reason why it was not opened.
@@ -58,41 +58,41 @@ class Model:
 
     @property
     def dtypes(self) -> Mapping[str, str]:
-        """The dtypes of the form that is open: those of `run_device`. `run` has the contract's."""
+        """The dtypes of the open form, which `run_device` uses; `run` uses the contract's."""
         return self.manifest.forms[self.form].dtypes
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """Runs the model: an array for each input by name, an array for each output by name.
+        """Runs the model. Takes an array for each input by name, and returns an array for each output by name.
 
         Raises:
             FeedError: a missing or unknown name, a wrong dtype, rank, size or value; names tensor, got and expected.
-            BundleError: the model is closed, the runtime failed, or an output has another shape than the contract's.
+            BundleError: the model is closed, the runtime failed, or the shape of an output breaks the contract.
         """
         sizes = feeding.check_feeds(self.io, feeds)
-        found = self._ran(False, {name: to_file(array, self.dtypes[name]) for name, array in feeds.items()})
-        feeding.check_outputs(self.io, sizes, {name: array.shape for name, array in found.items()})
+        outputs = self._ran(False, {name: to_file(array, self.dtypes[name]) for name, array in feeds.items()})
+        feeding.check_outputs(self.io, sizes, {name: array.shape for name, array in outputs.items()})
         specs = self.io.outputs
-        return {spec.name: from_file(found[spec.name], self.dtypes[spec.name], spec.dtype) for spec in specs}
+        return {spec.name: from_file(outputs[spec.name], self.dtypes[spec.name], spec.dtype) for spec in specs}
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs the model on tensors where they are: anything with `__dlpack__`, and arrays.
+        """Runs the model on tensors of other libraries (anything with `__dlpack__`) and on arrays.
 
         On ONNX Runtime nothing is copied, and outputs stay on the device of the provider; they have `__dlpack__`, so
         `torch.from_dlpack(output)` takes them. OpenVINO and TensorRT copy, from and to the CPU. Dtypes are the file's
-        (`dtypes`). Values are not looked at, as they would have to be copied: an id beyond the vocabulary is not found,
-        but in an array.
+        (`dtypes`). Only the values of arrays are checked, as tensors would have to be copied for it: an id beyond the
+        vocabulary is not noticed in a tensor.
 
         Raises:
-            FeedError: as `run`; a tensor on another device, not contiguous, or one that carries gradients.
+            FeedError: as `run`; or a tensor is on another device, is not contiguous or carries gradients.
             RuntimeMissing: this onnxruntime is older than 1.28.
-            BundleError: the model is closed, the runtime failed, or an output has another shape than the contract's.
+            BundleError: the model is closed, the runtime failed, or the shape of an output breaks the contract.
         """
         shapes = {name: described(name, value) for name, value in feeds.items()}
         sizes = feeding.check_shapes(self.io, shapes, self.dtypes)
         feeding.check_arrays(self.io, feeds)
-        found = self._ran(True, feeds)
-        feeding.check_outputs(self.io, sizes, {name: described(name, value).shape for name, value in found.items()})
-        return {spec.name: found[spec.name] for spec in self.io.outputs}
+        outputs = self._ran(True, feeds)
+        feeding.check_outputs(self.io, sizes, {name: described(name, value).shape for name, value in outputs.items()})
+        return {spec.name: outputs[spec.name] for spec in self.io.outputs}
 
     def _ran(self, on_device: bool, feeds: Mapping[str, Any]) -> dict[str, Any]:
         session = self._session
@@ -109,7 +109,7 @@ class Model:
         """Every input that says what is padding, for items of `lengths` padded on the right to `size`.
 
         Raises:
-            FeedError: the model takes no padding mask, one without a rule, or lengths beyond the size.
+            FeedError: the model takes no padding mask, there is no rule for its mask, or a length exceeds the size.
         """
         return feeding.padding_masks(self.io, lengths, size)
 
@@ -137,36 +137,36 @@ def load(
 ) -> Model:
     """Checks a bundle and opens its model.
 
-    A form that was never run on its device is proved first: it runs the bundle's golden cases, once on each device,
-    driver and release. One that cannot run here or fails is passed over for the next of the bundle's order, with a
-    BundleWarning and a line in `Model.passed_over`.
+    A form that was never run on its device is proved first: it runs the bundle's golden cases, once for each device,
+    driver and release. If a form cannot run here or fails its proof, the next one in the bundle's order is opened, with
+    a BundleWarning and a line in `Model.passed_over`.
 
     Args:
-        folder: The bundle; None = the one that this package stands in.
-        form: Which form to open, that one or none; None = the first of the bundle's order that can be opened here.
+        folder: The bundle; None = the one that contains this package.
+        form: The only form to try; None = the first in the bundle's order that can be opened here.
         threads: Compute threads; None = the runtime's own choice.
         check_files: Compare every file with its digest first. False trusts the disk and saves the time to read it; an
             engine, which is code for a device, is compared all the same.
-        require_signature: A public key, as a PEM file from outside the bundle: open only what is signed with it. With
-            `check_files=False` the manifest is checked and the files are not.
-        cache: The folder for proofs and for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, else the user's own.
+        require_signature: A public key, as a PEM file from outside the bundle; a bundle that is not signed with it is
+            refused. With `check_files=False` this checks the manifest but not the files.
+        cache: The folder for proofs and for what TensorRT-RTX compiles; None = `$ATTNPORT_CACHE`, or the user's own.
 
     Raises:
-        BundleError: no bundle, or of a version that this reader does not know; or an unknown form.
-        IntegrityError: a file was changed, is missing or was added, or the signature is not right.
-        RuntimeMissing: no form's runtime is installed, or none in a release that the bundle takes.
-        NumbersOff: a form that had to be proved computes something else here.
+        BundleError: the folder is not a bundle, has a version that this reader does not know, or has no such form.
+        IntegrityError: a file was changed, is missing or was added, or the signature is wrong.
+        RuntimeMissing: no form's runtime is installed in a release that the bundle accepts.
+        NumbersOff: a form that had to be proved computes other numbers here.
     """
     path = HERE if folder is None else Path(folder)
     manifest, _ = trust.read(path, None if require_signature is None else Path(require_signature))
     if check_files:
         files.require(path, manifest)
-    kept = find(path, None if cache is None else Path(cache)) if cache or _keeps(manifest, form) else None
+    store = find(path, None if cache is None else Path(cache)) if cache or _keeps(manifest, form) else None
 
     def proved(name: str) -> Model:
-        model = Model(manifest, name, open_session(path, manifest, name, threads, kept))
+        model = Model(manifest, name, open_session(path, manifest, name, threads, store))
         try:
-            _prove(model, path, kept, record=check_files)
+            _prove(model, path, store, record=check_files)
         except BaseException:
             model.close()
             raise
@@ -176,7 +176,7 @@ def load(
 
 
 def _first(manifest: Manifest, names: Sequence[str], opened: Callable[[str], Model]) -> Model:
-    """The first form that opens; says which were passed over. Raises as `load`."""
+    """The first form that opens; warns of those passed over. Raises as `load`."""
     errors: dict[str, BundleError] = {}
     for name in names:
         try:
@@ -192,14 +192,14 @@ def _first(manifest: Manifest, names: Sequence[str], opened: Callable[[str], Mod
         return model
     if len(errors) == 1:
         raise next(iter(errors.values()))
-    # Numbers that are off say more than a runtime that is not here.
+    # The most telling error counts: wrong numbers before other failures, and a missing runtime last.
     kinds = {type(err) for err in errors.values()}
     worst = next((kind for kind in (NumbersOff, BundleError) if kind in kinds), RuntimeMissing)
     raise worst(" ".join(f"{name}: {err}" for name, err in errors.items()))
 
 
 def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None = None) -> Model:
-    """Opens one form of a bundle whose files were checked, without a proof: for who runs the goldens himself.
+    """Opens one form of a bundle whose files were checked, without a proof: the caller runs the goldens.
 
     Raises as `load`.
     """
@@ -210,15 +210,15 @@ def open_form(folder: Path, manifest: Manifest, form: str, threads: int | None =
 def _prove(model: Model, folder: Path, cache: Cache | None, *, record: bool) -> None:
     """Runs the goldens on a form that is `graph-only`, unless they passed here before.
 
-    A pass is kept in the user's cache under the form's entry (see `cache.entry`), so another model, bound, runtime,
-    device or driver is another first open.
+    A pass is kept in the user's cache under the form's entry (see `cache.entry`), so that a changed model, bound,
+    runtime, device or driver needs a new proof.
 
     Args:
-        record: Whether a pass may be kept: only when the files were compared with their digests.
+        record: Whether to keep a pass; only allowed if the files were compared with their digests.
 
     Raises:
-        NumbersOff: an output is over its bound here.
-        IntegrityError: the goldens are not what the manifest says.
+        NumbersOff: an output exceeds its bound here.
+        IntegrityError: the goldens differ from the manifest.
     """
     if model.manifest.forms[model.form].proof == "device":
         return
@@ -231,8 +231,8 @@ def _prove(model: Model, folder: Path, cache: Cache | None, *, record: bool) -> 
         first = f"{failed[0].case}, {failed[0].output}: {failed[0].reason}" if failed else "there is no golden case"
         raise NumbersOff(f"{model.form} does not pass the goldens on {model.machine.device}: {first}.")
     if cache is not None and record:
-        found = {"format": _PASS_FORMAT, "entry": name, "results": [dataclasses.asdict(result) for result in results]}
-        cache.write(_pass_file(name), (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+        proof = {"format": _PASS_FORMAT, "entry": name, "results": [dataclasses.asdict(result) for result in results]}
+        cache.write(_pass_file(name), (json.dumps(proof, indent=1, allow_nan=False) + "\n").encode())
 
 
 def _pass_file(name: str) -> str:
@@ -241,10 +241,10 @@ def _pass_file(name: str) -> str:
 
 def _passed(data: bytes | None, name: str) -> bool:
     try:
-        found = json.loads(data or b"")
+        value = json.loads(data or b"")
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("format") == _PASS_FORMAT and found.get("entry") == name
+    return isinstance(value, dict) and value.get("format") == _PASS_FORMAT and value.get("entry") == name
 
 
 def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:
@@ -254,16 +254,16 @@ def _candidates(manifest: Manifest, form: str | None) -> tuple[str, ...]:
 
 
 def _keeps(manifest: Manifest, form: str | None) -> bool:
-    """Whether a form that may be opened has anything to keep between processes."""
+    """Whether a form that may be opened uses the cache."""
     forms = [manifest.forms[name] for name in _candidates(manifest, form)]
-    return any(found.proof != "device" or found.runtime in ENGINES for found in forms)
+    return any(candidate.proof != "device" or candidate.runtime in ENGINES for candidate in forms)
 
 
 def _may_pass_over(manifest: Manifest, name: str, err: BundleError) -> bool:
-    """Whether the next form may be taken: never behind a file that is not the bundled one.
+    """Whether the next form may be opened after this error.
 
-    A form that ran on its device when it was bundled and is refused here is a fault to be seen; of one that never ran
-    it is an answer to be expected.
+    Never after an IntegrityError. A form that ran on its device when it was bundled should run here too, so that only
+    a missing runtime is accepted; a form that never ran may fail in any other way.
     """
     unproved = manifest.forms[name].proof != "device"
     return not isinstance(err, IntegrityError) and (unproved or isinstance(err, RuntimeMissing))

@@ -1,4 +1,4 @@
-"""Names of files inside a bundle: plain on every file system, and none that another name may be taken for."""
+"""Checks the names of files in a bundle: each must be plain, and a different file, on every file system."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .signature import SIGNATURE
 
 MANIFEST = "bundle.json"
 RESERVED = (MANIFEST, SIGNATURE)
-"""Files that speak of all the others, and so are not among them."""
+"""Files that describe all the others, and so are not listed among them."""
 
-# Two names of other letters may be one file in ways that depend on the system and its release of Unicode.
+# ASCII only: which other letters name the same file depends on the system and its release of Unicode.
 _LETTERS = frozenset(map(chr, range(0x20, 0x7F))) - set('\\/:*?"<>|')
 _DIGITS = "0123456789"
 _DEVICES = {
@@ -25,12 +25,12 @@ _NO_BYTECODE = f"{_READER}__pycache__"
 
 
 def shown(name: str) -> str:
-    """A name of a file on disk, as a terminal may see it: escaped where it holds anything that is not printable."""
+    """The name of a file on disk for a message; escaped if it holds anything that is not printable."""
     return name if is_printable(name) else ascii(name)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises ValueError for a name that leaves the folder, or that some file system takes for another one."""
+    """Raises ValueError for a name that leaves the folder, or that may be the same file as another name."""
     seen: dict[str, str] = {name: name for name in RESERVED}
     for name in names:
         for part in name.split("/"):
@@ -46,9 +46,10 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_reader(names: Collection[str]) -> None:
-    """Raises ValueError for code beside the Python reader, and for a reader that Python could cache compiled code of.
+    """Raises ValueError for code beside the Python reader, and if Python could cache compiled code of the reader.
 
-    `python/` is where Python looks first when the reader is run: a `numpy.py` in it would run in NumPy's place.
+    Python searches `python/` first when the reader is run: a `numpy.py` there would replace NumPy. The file that takes
+    the place of the folder for compiled code keeps Python from loading code that is not in the manifest.
     """
     for name in names:
         if name.lower().startswith(_PYTHON) and not name.startswith(_READER):

@@ -1,4 +1,4 @@
-"""A form on ONNX Runtime, on the execution provider that it was judged on and no other."""
+"""A form on ONNX Runtime, with the execution provider on which it was checked and no other."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _OF_THE_FILE = ("NoSuchFile", "NoModel", "InvalidProtobuf", "InvalidGraph")
-"""Exceptions that say that the file is at fault, whatever it is opened with."""
-# TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
+"""Exceptions for which the file is at fault, not the provider."""
+# TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32.
 _OPTIONS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
 _DTYPES = {"float": "float32", "double": "float64"}
-# Not its own format, which it knows by a name or a key like this one, and which nothing here has looked into.
+# ONNX Runtime recognises its own format by the file's name or this key; files of that format are not checked here.
 _FORMAT = ("session.load_model_format", "ONNX")
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
@@ -39,10 +39,10 @@ class OnnxRuntimeSession:
 
         Args:
             threads: Compute threads; None = the runtime's own choice.
-            mapped: Weights files may be mapped; else they are read.
+            mapped: Whether weights files may be mapped; otherwise they are read.
 
         Raises:
-            RuntimeMissing: ONNX Runtime was built without the provider, or it does not start here.
+            RuntimeMissing: ONNX Runtime was built without the provider, or the provider does not start here.
             IntegrityError: a weights file cannot be read.
             BundleError: ONNX Runtime refuses the file.
         """
@@ -54,15 +54,15 @@ class OnnxRuntimeSession:
         options.add_session_config_entry(*_FORMAT)
         if threads is not None:
             options.intra_op_num_threads = threads
-        # Other providers move weights to their device, and not all of them were tried with such.
+        # On the CPU alone: other providers move weights to their device, and not all were tried with weights in memory.
         names = () if mapped or provider != CPU else form.external
         weights = {name: read_regular(path.parent / name) for name in names}
-        # Its package has this from 1.24 on.
+        # The method exists from ONNX Runtime 1.24 on.
         if weights and hasattr(options, "add_external_initializers_from_files_in_memory"):
             sizes = [len(data) for data in weights.values()]
             options.add_external_initializers_from_files_in_memory(list(weights), list(weights.values()), sizes)
         try:
-            # Its way back to the CPU is off: it prints what went wrong as it is, text of the model file too.
+            # The fallback to the CPU is off, as it prints the error, which may hold text of the model file, unescaped.
             session = module.InferenceSession(
                 path, options, providers=[(provider, _OPTIONS.get(provider, {}))], enable_fallback=0
             )
@@ -70,7 +70,7 @@ class OnnxRuntimeSession:
             if provider != CPU and type(err).__name__ not in _OF_THE_FILE:
                 raise RuntimeMissing(f"{provider} does not start here: {escaped(str(err))}") from err
             raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
-        # onnxruntime goes on with another provider and a warning when the one that was asked for does not start.
+        # If the requested provider does not start, onnxruntime only warns and takes another one.
         if session.get_providers()[0] != provider:
             raise RuntimeMissing(f"got provider {session.get_providers()[0]}; expected {provider}.")
         self._module, self._session = module, session
@@ -82,14 +82,14 @@ class OnnxRuntimeSession:
         self._halves = any(port.dtype == BFLOAT16 for port in (*self.inputs, *self.outputs))
 
     def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """Every output by name, in the file's own dtypes; bfloat16 goes in and comes out as uint16."""
+        """Every output by name, in the file's own dtypes; bfloat16 is passed as uint16 both ways."""
         if not self._halves:
             return dict(zip(self._names, self._session.run(self._names, dict(feeds)), strict=True))
         dtypes = {port.name: port.dtype for port in self.inputs}
-        given = {name: self._value(array, dtypes[name]) for name, array in feeds.items()}
-        found = self._session.run_with_ort_values(self._names, given)
-        # An array is a view: one of an input that the graph gives on would be of the caller's memory.
-        outputs = {name: _array(value) for name, value in zip(self._names, found, strict=True)}
+        values = {name: self._value(array, dtypes[name]) for name, array in feeds.items()}
+        results = self._session.run_with_ort_values(self._names, values)
+        # The arrays are views; if an output is an input passed through, its memory is the caller's.
+        outputs = {name: _array(value) for name, value in zip(self._names, results, strict=True)}
         return {name: array.copy() if name in feeds else array for name, array in outputs.items()}
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,28 +101,28 @@ class OnnxRuntimeSession:
         binding.synchronize_inputs()
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
-        found = dict(zip(self._names, binding.get_outputs(), strict=True))
-        # An input that a graph gives on is the caller's memory, which need not stay behind the call.
-        return {name: self._copied(name, value) if name in feeds else value for name, value in found.items()}
+        outputs = dict(zip(self._names, binding.get_outputs(), strict=True))
+        # An output that is an input passed through is the caller's memory, which the caller may free after the call.
+        return {name: self._copied(name, value) if name in feeds else value for name, value in outputs.items()}
 
     def close(self) -> None:
         """Frees the session."""
         self._session = None
 
     def _copied(self, name: str, value: Any) -> Any:
-        """An output in memory that is the runtime's. Raises BundleError where it is on a GPU."""
+        """A copy of an output in the runtime's own memory. Raises BundleError if the output is on a GPU."""
         if value.device_name() != "cpu":
             raise BundleError(
-                f"output {name!r}: it is the caller's own memory on the GPU, which may go away; call run."
+                f"output {name!r} is the caller's own memory on the GPU, which the caller may free; call run instead."
             )
         import numpy as np
 
         dtype = next(port.dtype for port in self.outputs if port.name == name)
-        # Not from an array: what others take from such a value by DLPack does not keep the array.
+        # Not from a NumPy array: a DLPack capsule of such a value would not keep the array alive.
         kind: Any = _ONNX_BFLOAT16 if dtype == BFLOAT16 else np.dtype(dtype)
-        made = self._module.OrtValue.ortvalue_from_shape_and_type(value.shape(), kind)
-        ctypes.memmove(made.data_ptr(), value.data_ptr(), math.prod(value.shape()) * np.dtype(storage(dtype)).itemsize)
-        return made
+        copy = self._module.OrtValue.ortvalue_from_shape_and_type(value.shape(), kind)
+        ctypes.memmove(copy.data_ptr(), value.data_ptr(), math.prod(value.shape()) * np.dtype(storage(dtype)).itemsize)
+        return copy
 
     def _value(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
         kind = self._module.OrtValue
@@ -145,6 +145,6 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 def _port(tensor: Any) -> Port:
     kind = tensor.type.removeprefix("tensor(").removesuffix(")")
-    # Onnxruntime shows an unknown rank as it shows a scalar.
+    # onnxruntime reports an unknown rank in the same way as a scalar.
     shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in tensor.shape or ()) or None
     return Port(tensor.name, _DTYPES.get(kind, kind), shape)

@@ -1,7 +1,7 @@
-"""One form of a bundle, opened: what it requires first, then the file itself, then its runtime, then the contract.
+"""Opens one form of a bundle: checks the file, then its runtime's release, opens it, and compares it with the contract.
 
-A release, provider or device that does not fit is RuntimeMissing: another form may do. A file that is not what the
-manifest says is IntegrityError: nothing else of the bundle is to be believed then.
+A release, provider or device that does not fit raises RuntimeMissing, as another form may run. A file that differs
+from the manifest raises IntegrityError, as then nothing in the bundle can be trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .runtime_cache import RuntimeCache
 from .session import Session, gpu
 
 READ_BYTES = 1 << 28
-"""Weights of a form of at most so many bytes are read; larger ones may be mapped (FORMAT.md, Changes in place)."""
+"""Weights of a form up to this size are read; larger ones may be mapped (FORMAT.md, Changes in place)."""
 
 
 def open_session(
@@ -36,10 +36,10 @@ def open_session(
 
     Args:
         threads: Compute threads of a runtime on the CPU; None = the runtime's own choice.
-        cache: Where TensorRT-RTX keeps what it compiles; None = nowhere.
+        cache: Keeps what TensorRT-RTX compiles; None = it is not kept.
 
     Raises:
-        RuntimeMissing: the runtime, provider or device is not here, or is not the one that the form requires.
+        RuntimeMissing: the runtime, provider or device is missing, or is not the one that the form requires.
         IntegrityError: the file is not the one that the manifest describes.
         BundleError: the runtime refuses the file.
     """
@@ -66,14 +66,14 @@ def open_session(
 
 
 def _check_file(path: Path, form: Form) -> None:
-    """What the file says about itself against the manifest."""
+    """Raises IntegrityError unless the version, targets or opset in the file are the manifest's."""
     try:
         if form.runtime == "tensorrt_rtx":
             header = engine_header.read_header(path)
             got: object = (header.version, header.sm)
             stated: object = (form.requires.runtime, form.requires.sm)
         elif form.runtime == "tensorrt":
-            return  # nothing is known of the header of this flavour
+            return  # the header of these engines is not documented
         else:
             got, stated = opset(path), form.requires.opset
     except (OSError, ValueError) as err:
@@ -84,9 +84,10 @@ def _check_file(path: Path, form: Form) -> None:
 
 
 def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
-    """The bytes of an engine. Raises IntegrityError unless they are the bundled ones, whatever was compared before.
+    """The bytes of an engine. Raises IntegrityError unless they are the bundled ones.
 
-    An engine is code for a device. These very bytes are what TensorRT gets: the file is not read again.
+    An engine is code for a device, so it is compared even if all files were. TensorRT gets exactly these bytes: the
+    file is not read again.
     """
     data = read_regular(path)
     if hashlib.sha256(data).hexdigest() != manifest.files[form.file].sha256:
@@ -95,25 +96,25 @@ def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
 
 
 def _module(runtime: str, requires: Requires) -> Any:
-    """The runtime's package, in a release that will do."""
+    """Imports the runtime's package. Raises RuntimeMissing if it is missing, or its release does not fit."""
     package = runtime.replace("_", "-")
     wanted = f"{package}=={requires.runtime}" if requires.exact else f"{package}>={requires.runtime}"
     try:
         module = importlib.import_module(runtime)
-    except (ImportError, OSError) as err:  # OSError: a library that the package loads by itself is not there
+    except (ImportError, OSError) as err:  # OSError: a library that the package loads is missing
         absent = isinstance(err, ModuleNotFoundError) and err.name == runtime
-        words = "is not installed" if absent else f"cannot be imported: {err}"
-        raise RuntimeMissing(f'{runtime} {words}; pip install "{wanted}".') from err
+        problem = "is not installed" if absent else f"cannot be imported: {err}"
+        raise RuntimeMissing(f'{runtime} {problem}; pip install "{wanted}".') from err
     version = str(module.__version__)
     fits = version == requires.runtime if requires.exact else release(version) >= release(requires.runtime)
     if not fits:
-        words = ", that release exactly" if requires.exact else " or later"
-        raise RuntimeMissing(f'got {runtime} {version}; expected {requires.runtime}{words}; pip install "{wanted}".')
+        problem = ", that release exactly" if requires.exact else " or later"
+        raise RuntimeMissing(f'got {runtime} {version}; expected {requires.runtime}{problem}; pip install "{wanted}".')
     return module
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version, to compare; what a build adds behind them does not count."""
+    """The first three numbers of a version, for comparison; suffixes of a build are left out."""
     return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+-]", version)[0], re.ASCII)[:3])
 
 
@@ -123,12 +124,12 @@ def _engine(module: Any, path: Path, manifest: Manifest, name: str, cache: Cache
     if form.requires.sm and device.sm not in form.requires.sm:
         targets = ", ".join(map(str, form.requires.sm))
         raise RuntimeMissing(f"the engine was built for SM {targets}; {device.name} is SM {device.sm}.")
-    kept = None
+    runtime_cache = None
     if cache is not None and form.runtime == "tensorrt_rtx":
-        kept = RuntimeCache(cache, entry(manifest, name, str(module.__version__), gpu(device)))
+        runtime_cache = RuntimeCache(cache, entry(manifest, name, str(module.__version__), gpu(device)))
     device.open()
     try:
-        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), kept)
+        session = EngineSession(module, device, _bundled(path, manifest, form), str(path), runtime_cache)
     except BaseException:
         device.close()
         raise

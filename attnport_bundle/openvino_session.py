@@ -1,4 +1,4 @@
-"""A form on OpenVINO's CPU plugin, in the precision of its plan and no other."""
+"""A form on OpenVINO's CPU plugin, in exactly the precision of its plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
-"""The plugin's own words. It has no float16 on CPU. bf16: an fp32 graph that the plugin computes in bfloat16."""
+"""The plugin's names of precisions. bf16 is an fp32 graph that it computes in bfloat16; it has no float16 on CPU."""
 
 _INT32 = -(1 << 31), (1 << 31) - 1
 _DTYPES = {
@@ -34,10 +34,10 @@ _DTYPES = {
 
 
 def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Path) -> Any:
-    """Compiles a graph for the CPU and reads back what was really set.
+    """Compiles a graph for the CPU, and checks the precision and device that the plugin really uses.
 
     Args:
-        graph: What `Core.read_model` gave.
+        graph: The result of `Core.read_model`.
         threads: Compute threads; None = the plugin's own choice.
         where: The file, for messages.
 
@@ -49,7 +49,7 @@ def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Pat
         raise RuntimeMissing(f"openvino computes in {' or '.join(PRECISIONS)} on CPU; {plan} was asked for.")
     wanted = PRECISIONS[plan]
     settings: dict[str, Any] = {
-        # Left alone, the plugin computes an fp32 graph in bf16 where the CPU can.
+        # Without it, the plugin computes an fp32 graph in bf16 if the CPU can.
         "INFERENCE_PRECISION_HINT": wanted,
         "PERFORMANCE_HINT": "LATENCY",
     }
@@ -57,22 +57,22 @@ def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Pat
         settings["INFERENCE_NUM_THREADS"] = threads
     try:
         with signal_stack_kept():
-            made = module.Core().compile_model(graph, "CPU", settings)
+            model = module.Core().compile_model(graph, "CPU", settings)
     except Exception as err:  # a runtime's own exceptions share no base
         raise BundleError(f"{where}: OpenVINO cannot compile it: {escaped(_reason(str(err)))}") from err
-    precision = made.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-    devices = list(made.get_property("EXECUTION_DEVICES"))
+    precision = model.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    devices = list(model.get_property("EXECUTION_DEVICES"))
     if precision != wanted or devices != ["CPU"]:
         raise RuntimeMissing(
             f"OpenVINO was asked for {wanted} on CPU; it runs {precision} on {', '.join(devices)}. "
             "This CPU may lack bfloat16 instructions.",
             hint="Where bfloat16 was asked for and this CPU lacks it, use the plan fp32.",
         )
-    return made
+    return model
 
 
 def _reason(said: str) -> str:
-    """The line that says why: those before it name the plugin's own source files."""
+    """The line with the reason; the lines before it name the plugin's own source files."""
     lines = said.splitlines() or [""]
     return next((line for line in lines if line.strip() and not line.startswith("Exception from ")), lines[0])
 
@@ -80,11 +80,11 @@ def _reason(said: str) -> str:
 def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str, ...]) -> dict[str, Any]:
     """Runs a request; the outputs are copies.
 
-    Inputs are copied too (share_inputs off): OpenVINO 2026.4 keeps the address of a shared array beyond the call and
-    crashed when it was freed and another request of the same model ran at another shape.
+    Inputs are copied too (share_inputs off): OpenVINO 2026.4 keeps the address of a shared array after the call, and
+    crashed when the array was freed and another request of the same model ran at another shape.
 
     Raises:
-        FeedError: an integer that does not fit 32 bits, of which the plugin would silently take the lower half.
+        FeedError: an integer does not fit into 32 bits; the plugin would silently use its lower half.
     """
     for name, array in feeds.items():
         if array.dtype == "int64" and array.size and not (_INT32[0] <= array.min() and array.max() <= _INT32[1]):
@@ -104,7 +104,7 @@ class OpenVinoSession:
 
         Args:
             threads: Compute threads; None = the plugin's own choice.
-            mapped: Weights files may be mapped; else they are read.
+            mapped: Whether weights files may be mapped; otherwise they are read.
 
         Raises:
             RuntimeMissing: the CPU does not compute in the plan's precision.
@@ -131,7 +131,7 @@ class OpenVinoSession:
             return infer(self._request, self._made, feeds, tuple(port.name for port in self.outputs))
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """As `run`; inputs and outputs are copied, on the CPU, where this runtime computes."""
+        """As `run`: this runtime computes on the CPU and copies inputs and outputs."""
         return dict(self.run(through_numpy(feeds)))
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class OpenVinoSession:
 
 
 def _port(port: Any, declared: set[str]) -> Port:
-    # OpenVINO may know a tensor by several names; the contract's is the one that counts.
+    # A tensor may have several names in OpenVINO; the contract's counts.
     names = sorted(port.get_names())
     name = next((name for name in names if name in declared), names[0] if names else "")
     kind = port.get_element_type().get_type_name()

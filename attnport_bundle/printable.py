@@ -1,6 +1,6 @@
-"""Which characters may reach a terminal: a fixed table (FORMAT.md, Text), so that every reader answers alike.
+"""The characters that may be printed to a terminal, as a fixed table (FORMAT.md, Text) that all readers share.
 
-Python's own `str.isprintable` changes with each release of Unicode, and readers in other languages do not have it.
+Python's `str.isprintable` is not used: it changes with each release of Unicode, and other languages do not have it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _HIDDEN = (
     *((0x1D173, 0x1D17A), (0xE0001, 0xE0001), (0xE0020, 0xE007F), (0xF0000, 0x10FFFF)),
     *((plane + 0xFFFE, plane + 0xFFFF) for plane in range(0, 0xF0000, 0x10000)),
 )
-"""Controls, formats, separators but the space, surrogates, private use and noncharacters: first and last of each."""
+"""First and last of each range of controls, formats, separators except the space, surrogates, private use and
+noncharacters."""
 
 _PATTERN = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in _HIDDEN) + "]")
 
@@ -29,8 +30,8 @@ def is_printable(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """What a runtime or parser said, as a terminal may see it: it may repeat text of a model file.
+    """A message of a runtime or parser, made safe to print on one line: it may contain text of a model file.
 
-    Without blanks around it, and each character that cannot be printed escaped as `repr` has it: on one line.
+    Blanks around it are removed, and each character that cannot be printed is escaped as by `repr`.
     """
-    return _PATTERN.sub(lambda found: ascii(found[0])[1:-1], text.strip(_BLANKS))
+    return _PATTERN.sub(lambda match: ascii(match[0])[1:-1], text.strip(_BLANKS))

@@ -1,4 +1,4 @@
-"""Opening a regular file and nothing else: no link is followed, no pipe waited for."""
+"""Opens regular files only: it follows no link and does not wait for a pipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from .errors import IntegrityError
 
-# Neither of the first two flags is there on every system.
+# Not every system has all of these flags.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -17,10 +17,10 @@ def open_regular(path: Path) -> BinaryIO:
     """Opens `path` for reading.
 
     Raises:
-        OSError: it cannot be opened; a link is one of the reasons.
+        OSError: it cannot be opened, or is a link.
         ValueError: it is not a regular file.
     """
-    # By descriptor: the file whose kind is looked at is the one that is read.
+    # The descriptor makes sure that the file that is checked is the one that is read.
     file = open(os.open(path, os.O_RDONLY | _FLAGS), "rb")  # noqa: PTH123, SIM115 - see above; the caller closes it
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -29,7 +29,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a bundled file that is to be there. Raises IntegrityError where it cannot be read."""
+    """The bytes of a bundled file. Raises IntegrityError if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read()

@@ -1,7 +1,8 @@
-"""What TensorRT-RTX compiled for a device, kept for the next time.
+"""Keeps the kernels that TensorRT-RTX compiled for a device.
 
-A file is a magic number, the SHA-256 of the rest, the entry's name and the blob. The digest finds damage, no more: the
-cache is believed because the folder is this user's alone. TensorRT-RTX itself refuses a blob of another release or GPU.
+A file is a magic number, the SHA-256 of the rest, the entry's name and the blob. The digest only finds damage; the
+content is trusted because only this user can write to the folder. TensorRT-RTX itself refuses a blob of another release
+or GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class RuntimeCache:
     """The kept blob of one entry.
 
     Attributes:
-        entry: What `cache.entry` named.
-        last: What is in the file, as far as it is known; equal blobs are not written again.
+        entry: The name from `cache.entry`.
+        last: The blob in the file, if known; an equal blob is not written again.
     """
 
     cache: Cache
@@ -34,7 +35,7 @@ class RuntimeCache:
         return f"{self.entry}.rtxcache"
 
     def read(self) -> bytes | None:
-        """The blob; None where there is none, or the file is damaged or another entry's."""
+        """The blob; None if the file does not exist, is damaged or belongs to another entry."""
         data = self.cache.read(self.name) or b""
         head, rest = data[: len(MAGIC)], data[len(MAGIC) + _DIGEST_BYTES :]
         if head != MAGIC or hashlib.sha256(rest).digest() != data[len(MAGIC) : len(MAGIC) + _DIGEST_BYTES]:
@@ -45,7 +46,7 @@ class RuntimeCache:
         return self.last
 
     def write(self, blob: bytes) -> None:
-        """Keeps a blob; where that is not possible it is compiled again next time."""
+        """Keeps a blob. If that fails, TensorRT-RTX compiles again next time."""
         if blob == self.last:
             return
         rest = self.entry.encode() + blob

@@ -1,4 +1,4 @@
-"""The whole check of a bundle: manifest, files, then the golden cases on every form that can run here."""
+"""Checks a whole bundle: the manifest, the files, then the golden cases on every form that can run here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found. `exit_code`: 0, or that of the first thing that is wrong."""
+    """The result of a check. `exit_code` is 0, or that of the first problem."""
 
     rows: tuple[Row, ...]
     exit_code: int
@@ -36,34 +36,34 @@ class Report:
 
 
 def selftest(folder: Path, threads: int | None = None, key: Path | None = None) -> Report:
-    """Checks a bundle. The model is opened only once every file is known to be the one that was bundled.
+    """Checks a bundle. The model is opened only if every file is as it was bundled.
 
     Args:
         folder: The bundle.
         threads: Compute threads; None = the runtime's own choice.
-        key: The public key that the bundle must be signed with, a PEM file from outside; None = not checked.
+        key: The public key that the bundle must be signed with, a PEM file from outside the bundle; None = not checked.
 
     Raises:
-        BundleError: it is no bundle, of a version that this reader does not know, or the key is not taken.
+        BundleError: the folder is not a bundle, has a version that this reader does not know, or the key is refused.
         IntegrityError: the manifest is malformed or, with a key, not signed with it.
-        RuntimeMissing: there is a key and the package cryptography is not installed.
+        RuntimeMissing: a key is given and the package cryptography is not installed.
     """
     manifest, fingerprint = trust.read(folder, key)
-    found = files.check(folder, manifest)
-    if found:
-        rows = tuple(Row(finding.name, "FAIL", finding.problem) for finding in found)
+    problems = files.check(folder, manifest)
+    if problems:
+        rows = tuple(Row(finding.name, "FAIL", finding.problem) for finding in problems)
         return Report(rows, IntegrityError.exit_code, manifest.unverified)
     size = sum(file.bytes for file in manifest.files.values())
     as_bundled = Row("files", "PASS", f"{len(manifest.files)} files, {size / 1e6:.1f} MB, as they were bundled")
     rows = (_signature(folder, fingerprint), as_bundled)
-    code, ran, more = OK, 0, []
+    code, ran, form_rows = OK, 0, []
     for row, exit_code in _forms(folder, manifest, threads):
-        more.append(row)
+        form_rows.append(row)
         code = code or exit_code
         ran += row.verdict != "NOT_RUN"
     if not ran:
         code = RuntimeMissing.exit_code
-    return Report((*rows, *more), code, manifest.unverified)
+    return Report((*rows, *form_rows), code, manifest.unverified)
 
 
 def _signature(folder: Path, fingerprint: str) -> Row:
@@ -73,7 +73,7 @@ def _signature(folder: Path, fingerprint: str) -> Row:
 
 
 def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tuple[Row, int]]:
-    """A row and its exit code for every form, and for every golden case of those that run."""
+    """Rows with their exit codes: one for each golden case of a form that runs, or one for a form that does not."""
     for name in manifest.order:
         opened = False
         try:
@@ -83,15 +83,15 @@ def _forms(folder: Path, manifest: Manifest, threads: int | None) -> Iterator[tu
                 for result in goldens.check(name, model.run):
                     code = OK if result.passed else NumbersOff.exit_code
                     verdict: Verdict = "PASS" if result.passed else "FAIL"
-                    yield Row(f"{name} {result.case} {result.output}", verdict, _words(result)), code
+                    yield Row(f"{name} {result.case} {result.output}", verdict, _detail(result)), code
         except RuntimeMissing as err:
-            # Of a form that can be opened every case counts: what did not run is not taken for passed.
+            # If the form could be opened, all its cases must run; those that did not are not taken as passed.
             yield Row(name, "NOT_RUN", str(err)), RuntimeMissing.exit_code if opened else OK
         except BundleError as err:
             yield Row(name, "FAIL", str(err)), err.exit_code
 
 
-def _words(result: Result) -> str:
+def _detail(result: Result) -> str:
     if result.reason:
         return result.reason
     return f"max error {result.max_error:.1e}, bound {result.max_bound:.1e}"

@@ -1,4 +1,4 @@
-"""What every runtime's session offers to a model that is open, and what it may be asked about the machine."""
+"""The interface of every runtime's session, and the description of the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output as the model file itself has it; `shape`: None for what is open, whole or by axis."""
+    """An input or output of the model file. `shape` is None if the rank is unknown, an axis None if it is dynamic."""
 
     name: str
     dtype: str
@@ -29,7 +29,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a pass of the goldens holds for: this device with this driver. `uuid`, `sm` and `driver` are a GPU's."""
+    """The device and driver that a pass of the goldens is valid for. `uuid`, `sm` and `driver` are for GPUs."""
 
     device: str
     uuid: str = ""
@@ -41,10 +41,11 @@ class Session(Protocol):
     """A model file that a runtime has open.
 
     Attributes:
-        provider: What the file was opened with, as the runtime tells: ONNX Runtime's first provider, or the runtime.
+        provider: What the file was opened with, as the runtime reports it: ONNX Runtime's first provider, or the
+            runtime.
         version: The runtime's release.
-        machine: What it runs on.
-        inputs, outputs: What the file takes and gives.
+        machine: The device that it runs on.
+        inputs, outputs: The inputs and outputs of the file.
     """
 
     provider: str
@@ -57,19 +58,19 @@ class Session(Protocol):
         """Every output by name, in the file's own dtypes; `feeds` fit the contract."""
 
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """As `run`, for tensors with `__dlpack__`; the outputs have it as well and stay on the device."""
+        """As `run`, for tensors with `__dlpack__`; the outputs have it too and stay on the device."""
 
     def close(self) -> None:
-        """Frees what the session holds."""
+        """Frees the session."""
 
 
 def gpu(device: cuda.Device) -> Machine:
-    """The GPU and its driver: both decide what is compiled for it."""
+    """The GPU and its driver; the compiled kernels depend on both."""
     return Machine(device.name, device.uuid, device.sm, cuda.driver_release())
 
 
 def cpu() -> Machine:
-    """The processor: another one takes other kernels, so a pass on this one says nothing about it."""
+    """The processor; a pass says nothing about another one, which uses other kernels."""
     name = platform.processor()
     if _CPU_INFO.is_file():
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,8 +1,9 @@
-"""Keeps the stack that signals run on where it was before a library took it.
+"""Restores the alternate signal stack of a thread after a library has changed it.
 
-OpenVINO's CPU plugin gives the thread that compiles a model a signal stack of the model's own, and takes it back when
-the model goes. Two models that do not go in reverse order leave the thread with a stack that is freed: the next Ctrl-C
-is then a segmentation fault (openvino 2026.4.1, seen in gdb; `sigaltstack` shows the stale address).
+When OpenVINO's CPU plugin compiles a model, it gives the thread a signal stack that belongs to the model, and restores
+the previous one when the model is destroyed. If two models are not destroyed in reverse order, the thread keeps a stack
+that was freed, and the next Ctrl-C is a segmentation fault (openvino 2026.4.1, seen in gdb; `sigaltstack` shows the
+stale address).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class _Stack(ctypes.Structure):
 
 @contextlib.contextmanager
 def signal_stack_kept() -> Iterator[None]:
-    """Gives the calling thread back, at the end, the signal stack that it has now; does nothing but on Linux."""
-    # Elsewhere there is no such call, or `stack_t` has another order.
+    """Restores the calling thread's signal stack at the end of the block; does nothing outside Linux."""
+    # Other systems have no such call, or another order of fields in `stack_t`.
     swap = getattr(ctypes.CDLL(None), "sigaltstack", None) if sys.platform == "linux" else None
     before = _Stack()
     known = swap is not None and swap(None, ctypes.byref(before)) == 0

@@ -1,6 +1,6 @@
-"""`bundle.sig`: the Ed25519 signature of a bundle's manifest, and through its digests of every file.
+"""`bundle.sig`: the Ed25519 signature of a bundle's manifest, which holds the digest of every file.
 
-The public key always comes from outside the bundle: a key inside would only say that the bundle agrees with itself.
+The public key always comes from outside the bundle: a key inside would only prove that the bundle agrees with itself.
 Ed25519: https://www.rfc-editor.org/rfc/rfc8032. Keys are PEM files, as `openssl genpkey -algorithm ed25519` makes them.
 """
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 SIGNATURE = "bundle.sig"
 BYTES = 64
 MAX_KEY_BYTES = 1 << 16
-# What is signed starts with this, so that a signature made for another purpose never fits a manifest.
+# The signed text starts with this, so that a signature made for another purpose is never valid for a manifest.
 _PREFIX = b"attnport-bundle-signature-v1\0"
 _P = 2**255 - 19
 
 
 def message(manifest: bytes) -> bytes:
-    """What is signed: the bytes of `bundle.json` behind a prefix."""
+    """The signed text: a prefix, followed by the bytes of `bundle.json`."""
     return _PREFIX + manifest
 
 
 def read_signature(folder: Path) -> bytes | None:
-    """The signature that lies in the bundle `folder`; None = it is not signed.
+    """The signature in the bundle `folder`; None = it is not signed.
 
     Raises:
-        IntegrityError: there is something of that name that is no signature.
+        IntegrityError: there is something of that name, but it is not a signature.
     """
     path = folder / SIGNATURE
     if not os.path.lexists(path):
@@ -52,7 +52,7 @@ def read_signature(folder: Path) -> bytes | None:
 
 
 def check(manifest: bytes, signature: bytes | None, key: Path, folder: Path) -> str:
-    """Checks the signature of a manifest, before anything in the manifest is believed.
+    """Checks the signature of a manifest, before anything in the manifest is used.
 
     Args:
         manifest: The bytes of `bundle.json`.
@@ -83,10 +83,10 @@ def check(manifest: bytes, signature: bytes | None, key: Path, folder: Path) -> 
 
 
 def refuse_inside(key: Path, folder: Path) -> None:
-    """Raises BundleError when a key lies in the folder, or is one file with something in it, by whatever link."""
+    """Raises BundleError if a key lies in the folder, or is the same file as one in it, by whatever link."""
     parents = {Path(os.path.abspath(folder)), folder.resolve()}  # noqa: PTH100 - abspath follows no link, resolve does
     spelled = {Path(os.path.abspath(key)), key.parent.resolve() / key.name, key.resolve()}  # noqa: PTH100 - as above
-    inside = any(one.is_relative_to(parent) for one in spelled for parent in parents)
+    inside = any(path.is_relative_to(parent) for path in spelled for parent in parents)
     if inside or any(_is_one_file(key, path) for path in _files(folder)):
         raise BundleError(f"{key}: a key inside {folder} proves nothing; keep it elsewhere.")
 

@@ -1,4 +1,4 @@
-"""Text into the inputs of a model, as its contract asks for them."""
+"""Turns text into the inputs of a model, following its contract."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ IDS, TYPES = "input_ids", "token_type_ids"
 
 
 class Tokenizer:
-    """Fills every input of a text model: token ids, type ids, and what says where padding is."""
+    """Makes every input of a text model: token ids, type ids and padding masks."""
 
     def __init__(self, path: str | os.PathLike[str], io: IO) -> None:
         """Reads a tokenizer file.
 
         Args:
             path: The bundle's `tokenizer.json`.
-            io: The contract of the model that is to be fed: `model.io`.
+            io: The contract of the model: `model.io`.
 
         Raises:
-            BundleError: the file is of a kind that only the `tokenizers` package reads, or the model reads no text.
+            BundleError: only the `tokenizers` package reads this kind of file, or the model does not read text.
         """
         self._words = WordPiece(Path(path))
         self._io = io
@@ -42,10 +42,10 @@ class Tokenizer:
         self._least, self._longest = next(((dim.min, dim.max) for dim in io.dims if dim.name == last), (last, last))
 
     def encode(self, texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """One row a text, padded on the right to the longest; a text that the model cannot hold is cut at its end.
+        """A row for each text, padded on the right to the longest. A text too long for the model is cut at its end.
 
         Raises:
-            FeedError: no text, or texts of several lengths for a model that takes no padding mask.
+            FeedError: there is no text, or the model takes no padding mask and the texts have different lengths.
         """
         import numpy as np
 

@@ -1,4 +1,4 @@
-"""A bundle's manifest, read in the order of trust: its size, its signature, and only then what it says."""
+"""Reads a bundle's manifest safely: it checks the size, then the signature, and only then parses the content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .signature import check, read_signature
 
 
 def read(folder: Path, key: Path | None) -> tuple[Manifest, str]:
-    """Reads the manifest of a bundle, with a key only when its signature is right.
+    """Reads the manifest of a bundle; with a key, only if its signature is valid.
 
     Args:
         folder: The bundle.
@@ -19,9 +19,9 @@ def read(folder: Path, key: Path | None) -> tuple[Manifest, str]:
         The manifest, and the fingerprint of the key ("" without one).
 
     Raises:
-        BundleError: no bundle, of a version that this reader does not know, or a key that is not taken.
+        BundleError: the folder is not a bundle, has a version that this reader does not know, or the key is refused.
         IntegrityError: the manifest is malformed or, with a key, not signed with it.
-        RuntimeMissing: there is a key and the package cryptography is not installed.
+        RuntimeMissing: a key is given and the package cryptography is not installed.
     """
     data = read_bytes(folder)
     fingerprint = "" if key is None else check(data, read_signature(folder), key, folder)

@@ -1,11 +1,11 @@
-"""From text to token ids as BERT does it, in plain Python, so that a bundle answers a text without another package.
+"""BERT's tokenizer in plain Python, so that a bundle can take text without another package.
 
-It follows what a `tokenizer.json` says (the format of the `tokenizers` package) where that is BERT's own way: cleaned
-and lower-cased text, split at spaces and punctuation, each word cut into the longest pieces of a vocabulary (WordPiece:
-Devlin et al., 2018, https://arxiv.org/abs/1810.04805). Anything else in the file is refused, never guessed at.
+It reads a `tokenizer.json` (the format of the `tokenizers` package) of BERT's kind: text is cleaned, lower-cased and
+split at spaces and punctuation, and each word is cut into the longest pieces of a vocabulary (WordPiece: Devlin et al.,
+2018, https://arxiv.org/abs/1810.04805). A file with anything else is refused.
 
-How long a text may be is not the file's to say: its `max_length` is what somebody else's program once cut at, and the
-model's contract has the limit of the model. So texts are cut by the contract and padded to the longest of a call.
+The file's `max_length` is ignored: it is a setting of the program that wrote the file, and the model's contract has the
+real limit. Texts are cut to the contract's limit and padded to the longest of a call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IDEOGRAPHS = (
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
 IDS = 1 << 31
-"""Ids are below this, so that every integer type of a model holds them."""
+"""Ids are smaller than this, so that every integer dtype of a model can hold them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Pieces:
 
 @dataclass(frozen=True)
 class _Added:
-    """A token that is found in the text as it stands, before anything is done to the text."""
+    """A token that is searched for in the raw text, before normalization."""
 
     id: int
     content: str
@@ -80,7 +80,7 @@ class _Special:
 
 @dataclass(frozen=True)
 class _Template:
-    """What stands around a text. Each part has one key: `SpecialToken`, always there, or `Sequence`, the text."""
+    """The tokens around a text. Each part has one key: `SpecialToken`, a fixed token, or `Sequence`, the text."""
 
     type: Literal["TemplateProcessing"]
     single: tuple[Mapping[str, _Place], ...]
@@ -100,24 +100,24 @@ class WordPiece:
     """The tokenizer of one `tokenizer.json`.
 
     Attributes:
-        pad_id: The id that stands behind the end of a text.
+        pad_id: The id of padding.
     """
 
     def __init__(self, path: Path) -> None:
         """Reads the file.
 
         Raises:
-            BundleError: there is no such file, or it is not BERT's way; `tokenizers` reads every kind.
+            BundleError: the file does not exist, or is not a BERT tokenizer; `tokenizers` reads every kind.
         """
         try:
             value = parse(path.read_bytes(), str(path))
             if not isinstance(value, dict):
-                raise IntegrityError("it is no object")
+                raise IntegrityError("it is not a JSON object")
             self._read(value)
         except (IntegrityError, OSError, KeyError, ValueError) as err:
-            said = f"{err} is missing" if isinstance(err, KeyError) else str(err)
+            problem = f"{err} is missing" if isinstance(err, KeyError) else str(err)
             raise BundleError(
-                f"{path} is not read here: {said.rstrip('.')}. The reader knows BERT's tokenizers only; "
+                f"{path} is not read here: {problem.rstrip('.')}. The reader knows BERT's tokenizers only; "
                 "pip install tokenizers, and use tokenizers.Tokenizer.from_file."
             ) from err
 
@@ -136,7 +136,7 @@ class WordPiece:
             raise ValueError("post_processor.single: expected one place for the text")
         self._constant = sum(len(self._always(place)) for kind, place in self._around if kind != "Sequence")
         self._unknown = self._vocab[self._pieces.unk_token]
-        # Of two tokens that begin at one place the longer one counts.
+        # Of two tokens that begin at the same place the longer one counts.
         longest_first = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if self._added else None
         for key in ("truncation", "padding"):
@@ -144,9 +144,9 @@ class WordPiece:
         self.pad_id = self._added.get("[PAD]", 0)
         if value.get("padding") is not None:
             self.pad_id = decode(int, _object(value, "padding")["pad_id"], "padding.pad_id")
-        always = (index for special in self._template.special_tokens.values() for index in special.ids)
+        fixed_ids = (index for special in self._template.special_tokens.values() for index in special.ids)
         types = (place.type_id for _, place in self._around)
-        wrong = next((i for i in (self.pad_id, *self._added.values(), *always, *types) if not 0 <= i < IDS), None)
+        wrong = next((i for i in (self.pad_id, *self._added.values(), *fixed_ids, *types) if not 0 <= i < IDS), None)
         if wrong is not None:
             raise ValueError(f"got id {wrong}; expected 0 or more, and less than 2**31")
 
@@ -154,18 +154,20 @@ class WordPiece:
         return self._template.special_tokens[place.id].ids
 
     def encode(self, text: str, longest: int) -> Tokens:
-        """The ids of `text`, cut at its end so that at most `longest` remain with those that are always there.
+        """The ids of `text` with the tokens around it, the text cut at its end so that there are at most `longest`.
 
         Raises:
-            BundleError: those that are always there are more than `longest`.
+            BundleError: the tokens around a text are more than `longest`.
         """
         if self._constant > longest:
-            raise BundleError(f"got {longest} positions; expected {self._constant} or more for the tokens of no text.")
-        found = [index for part in self._split_added(text) for index in part][: longest - self._constant]
+            raise BundleError(
+                f"got {longest} positions; expected {self._constant} or more for the tokens around a text."
+            )
+        text_ids = [index for part in self._split_added(text) for index in part][: longest - self._constant]
         ids: list[int] = []
         types: list[int] = []
         for kind, place in self._around:
-            here = found if kind == "Sequence" else self._always(place)
+            here = text_ids if kind == "Sequence" else self._always(place)
             ids += here
             types += [place.type_id] * len(here)
         return Tokens(tuple(ids), tuple(types))
@@ -178,24 +180,24 @@ class WordPiece:
                 yield [index for word in _words(_normalised(part, self._rules)) for index in self._cut(word)]
 
     def _cut(self, word: str) -> list[int]:
-        """The longest piece that the vocabulary has, again and again; one unknown token where there is none."""
+        """Cuts off the longest piece in the vocabulary repeatedly; the unknown token if there is none at any place."""
         if len(word) > self._pieces.max_input_chars_per_word:
             return [self._unknown]
-        found, start, vocab = list[int](), 0, self._vocab
+        ids, start, vocab = list[int](), 0, self._vocab
         while start < len(word):
             prefix = self._pieces.continuing_subword_prefix if start else ""
-            # No longer than the longest piece: a file may say that a word may have any length.
+            # Limited by the longest piece, as a file may allow words of any length.
             last = min(len(word), start + self._longest_piece)
             end = next((end for end in range(last, start, -1) if prefix + word[start:end] in vocab), None)
             if end is None:
                 return [self._unknown]
-            found.append(vocab[prefix + word[start:end]])
+            ids.append(vocab[prefix + word[start:end]])
             start = end
-        return found
+        return ids
 
 
 def _check_right(value: Mapping[str, Any], key: str) -> None:
-    """Raises ValueError where texts are to be cut or padded at their beginning; older files do not say where."""
+    """Raises ValueError if the file cuts or pads texts at their beginning; older files do not say where."""
     if value.get(key) is None:
         return
     direction = _object(value, key).get("direction", "Right")
@@ -204,14 +206,14 @@ def _check_right(value: Mapping[str, Any], key: str) -> None:
 
 
 def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = value[key]
-    if not isinstance(found, dict):
-        raise ValueError(f"{key}: got {found!r:.60}; expected an object")
-    return found
+    entry = value[key]
+    if not isinstance(entry, dict):
+        raise ValueError(f"{key}: got {entry!r:.60}; expected an object")
+    return entry
 
 
 def _vocabulary(value: Any) -> dict[str, int]:
-    """A piece may be any text, control characters too, so the rules for names in a manifest are not for it."""
+    """The id of each piece. A piece may be any text, with control characters too, so `decode` is not used."""
     if not isinstance(value, dict):
         raise ValueError("model.vocab: expected the id of each piece")
     wrong = next((piece for piece, index in value.items() if type(index) is not int or not 0 <= index < IDS), None)
@@ -228,7 +230,7 @@ def _normalised(text: str, rules: _Normalizer) -> str:
     if rules.lowercase if rules.strip_accents is None else rules.strip_accents:
         text = "".join(char for char in unicodedata.normalize("NFD", text) if unicodedata.category(char) != "Mn")
     if rules.lowercase:
-        # One by one: str.lower() makes the last sigma of a word another one.
+        # One by one: str.lower() of a whole word changes a sigma at its end.
         text = "".join(char.lower() for char in text)
     return text
 
@@ -242,7 +244,7 @@ def _is_ideograph(char: str) -> bool:
 
 
 def _words(text: str) -> Iterator[str]:
-    """What stands between spaces; every punctuation mark is a word of its own."""
+    """The words between spaces; every punctuation mark is a word of its own."""
     start = 0
     for at, char in enumerate(text):
         mark = char in _ASCII_PUNCTUATION or unicodedata.category(char).startswith("P")

@@ -1,6 +1,6 @@
-"""Installs Chromium, which the tests of the report's page run in, on a Debian machine where we are root.
+"""Installs Chromium, in which the tests of the report's page run, on a Debian machine where we are root.
 
-What is there already is left as it is. On any other machine it says what to install; the tests are then skipped.
+It does nothing if a browser is installed. On any other machine it says what to install; the tests are then skipped.
 
     python tools/browser_setup.py
 """
@@ -17,7 +17,7 @@ PACKAGE = "chromium"
 
 
 def setup() -> str:
-    """What is wrong, or "" when a browser is there in the end."""
+    """Installs a browser if there is none. Returns the problem, or "" if there is a browser now."""
     if any(shutil.which(name) for name in NAMES):
         return ""
     if shutil.which("apt-get") is None or os.geteuid() != 0:
@@ -33,7 +33,7 @@ def setup() -> str:
 
 
 def main() -> None:
-    """Exits with 1 and one line where there is no browser in the end."""
+    """Exits with 1 and a message if there is no browser."""
     problem = setup()
     if problem:
         sys.exit(f"error: {problem}")

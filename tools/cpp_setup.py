@@ -1,9 +1,9 @@
-"""Prepares what the tests of the C++ reader need on a Debian machine: compilers, libraries, ONNX Runtime's headers.
+"""Installs what the tests of the C++ reader need on a Debian machine: compilers, libraries, ONNX Runtime's headers.
 
-What is there already is left as it is. Packages are installed with apt-get by root; for anybody else, the libraries'
-headers are unpacked under `.cache/cpp`, CMake and Ninja come from pip, and a missing compiler is an error that names
-its package. ONNX Runtime's wheel has no headers and this release of Debian may have none either, so those of two later
-ones are unpacked: an old and a new state of the interface. They come from where the machine's own packages come from.
+What is installed already is not changed. Root installs packages with apt-get. For other users, headers of libraries
+are unpacked under `.cache/cpp`, CMake and Ninja come from pip, and a missing compiler is an error that names its
+package. ONNX Runtime's wheel has no headers, and this release of Debian may have none either. So the headers of two
+later releases are unpacked, with an old and a new version of the interface, from the machine's own package sources.
 
     python tools/cpp_setup.py [--all]       --all: clang and clang-tidy too, which only `make cpp-test` needs
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".cache" / "cpp"
 UNPACKED = WORK / "packages"
-"""What a machine where we are not root gets instead of installed packages."""
+"""The folder for unpacked packages, used instead of installing them if we are not root."""
 SUITES = ("trixie", "sid")
 """Releases of Debian: ONNX Runtime's headers with an old interface (21), and with plug-in providers (23)."""
 PROGRAMS = {"g++": "g++", "cmake": "cmake", "ninja": "ninja-build"}
@@ -37,37 +37,39 @@ FROM_PIP = {"cmake": "cmake", "ninja-build": "ninja"}
 
 
 class SetupError(Exception):
-    """What is missing and cannot be had here."""
+    """Something is missing and cannot be installed here."""
 
 
 def onnxruntime_headers(suite: str) -> Path:
-    """The folder of ONNX Runtime's headers as that release of Debian has them."""
+    """The folder of ONNX Runtime's headers from that release of Debian."""
     return WORK / "onnxruntime" / suite
 
 
 def missing(everything: bool) -> list[str]:
-    """The packages of what is not there."""
+    """The packages to install."""
     scripts = sysconfig.get_path("scripts")
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     programs = PROGRAMS | (MORE_PROGRAMS if everything else {})
-    found = [package for program, package in programs.items() if shutil.which(program, path=path) is None]
+    packages = [package for program, package in programs.items() if shutil.which(program, path=path) is None]
     if everything and not any(Path("/usr/lib").glob("llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a")):
-        found.append(SANITIZERS)
+        packages.append(SANITIZERS)
     places = (Path("/usr/include"), Path("/usr/local/include"), UNPACKED / "usr" / "include")
-    found += [package for header, package in HEADERS.items() if not any((one / header).exists() for one in places)]
-    return found
+    packages += [
+        package for header, package in HEADERS.items() if not any((place / header).exists() for place in places)
+    ]
+    return packages
 
 
 def install(packages: Sequence[str]) -> None:
-    """Installs packages: by root into the system, by others where they can be used from."""
+    """Installs packages: into the system as root, otherwise from pip or unpacked under `UNPACKED`."""
     if shutil.which("apt-get") is None:
-        raise SetupError(f"this is no Debian; install by hand what {', '.join(packages)} are here")
+        raise SetupError(f"this is not Debian; install the equivalents of these packages: {', '.join(packages)}")
     if os.geteuid() == 0:
         run("apt-get", "update")
         run("apt-get", "install", "--yes", "--no-install-recommends", *packages)
         return
-    pip = [FROM_PIP[one] for one in packages if one in FROM_PIP]
-    unpack = [one for one in packages if one in HEADERS.values() and one != "libssl-dev"]  # that one is optional
+    pip = [FROM_PIP[name] for name in packages if name in FROM_PIP]
+    unpack = [name for name in packages if name in HEADERS.values() and name != "libssl-dev"]  # that one is optional
     if pip:
         run(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *pip)
     if unpack:
@@ -75,13 +77,13 @@ def install(packages: Sequence[str]) -> None:
             run("apt-get", "download", *unpack, cwd=Path(scratch))
             for package in sorted(Path(scratch).glob("*.deb")):
                 run("dpkg-deb", "-x", str(package), str(UNPACKED))
-    rest = [one for one in packages if one not in (*FROM_PIP, *unpack, "libssl-dev")]
+    rest = [name for name in packages if name not in (*FROM_PIP, *unpack, "libssl-dev")]
     if rest:
         raise SetupError(f"only root can install compilers: apt-get install {' '.join(rest)}")
 
 
 def fetch_onnxruntime(suite: str) -> None:
-    """Unpacks ONNX Runtime's headers of a release of Debian, with lists of packages of its own."""
+    """Unpacks ONNX Runtime's headers of a release of Debian; it uses separate package lists."""
     target = onnxruntime_headers(suite)
     WORK.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=WORK) as folder:
@@ -111,13 +113,13 @@ def codename() -> str:
     try:
         text = Path("/etc/os-release").read_text()
     except OSError as err:
-        raise SetupError(f"what system this is cannot be told: {err}") from err
-    found = re.search(r'^VERSION_CODENAME="?([a-z]+)"?$', text, re.MULTILINE)
-    return found[1] if found else "sid"
+        raise SetupError(f"the release of this system cannot be read: {err}") from err
+    match = re.search(r'^VERSION_CODENAME="?([a-z]+)"?$', text, re.MULTILINE)
+    return match[1] if match else "sid"
 
 
 def sources_of(suite: str, own: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """The machine's own sources of packages with another release in them, in both formats; each with its suffix."""
+    """The machine's package sources with another release put in, in both formats; each with its suffix."""
     for path in sorted((folder / "sources.list.d").glob("*.sources")):
         for stanza in re.split(r"\n\s*\n", path.read_text()):
             suites = re.search(r"^Suites:(.*)$", stanza, re.MULTILINE)
@@ -131,25 +133,25 @@ def sources_of(suite: str, own: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def api_version(headers: Path) -> str:
-    """The version of the interface that headers of ONNX Runtime are of."""
-    found = re.search(r"#define ORT_API_VERSION (\d+)", (headers / "onnxruntime_c_api.h").read_text("utf-8"))
-    return found[1] if found else "unknown"
+    """The interface version of ONNX Runtime's headers."""
+    match = re.search(r"#define ORT_API_VERSION (\d+)", (headers / "onnxruntime_c_api.h").read_text("utf-8"))
+    return match[1] if match else "unknown"
 
 
 def run(*command: str, cwd: Path | None = None) -> None:
-    """Runs a command, shown before; its words are an error's."""
+    """Prints and runs a command. Raises SetupError with its last line of output if it fails."""
     print(f"  {' '.join(command)}", flush=True)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise SetupError(f"{command[0]} said: {said}")
+        last_line = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise SetupError(f"{command[0]} failed: {last_line}")
 
 
 def main() -> int:
-    """The command line: exit 3 where something cannot be had."""
+    """The command line; exit 3 if something cannot be installed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="clang and clang-tidy too")
     options = parser.parse_args()

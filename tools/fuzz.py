@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Fuzzes the bundle's readers, Python's and the C++ one: `make fuzz`. Both start from tests/fuzz/corpus.
+"""Fuzzes the bundle's readers in Python and C++: `make fuzz`. Both start from tests/fuzz/corpus.
 
-What reaches new code of Python's reader is kept in the corpus; `make test` replays it with both. A find ends the run
-with exit 1; its input lies in .cache/fuzz, to be moved into the corpus with the fix.
+Inputs that reach new code in the Python reader are added to the corpus; `make test` replays it with both readers. If an
+input causes a crash, the run ends with exit 1; the input is in .cache/fuzz, and belongs into the corpus with the fix.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _OPTIONS = ("-max_len=8192", "-timeout=2", "-verbosity=0", "-print_final_stats=1
 
 
 def main() -> int:
-    """Fuzzes each target for its share of the time; the exit code of the first that finds something."""
+    """Fuzzes all targets. Returns the exit code of the first that finds something."""
     for target, seconds in TARGETS.items():
-        found = _new_folder(target)
+        new_inputs = _new_folder(target)
         print(f"fuzzing {target} for {seconds} s", flush=True)
         total = f"-max_total_time={seconds}"
-        code = _run(target, *_OPTIONS, total, f"-artifact_prefix={WORK / target}-", str(found), str(CORPUS / target))
+        code = _run(
+            target, *_OPTIONS, total, f"-artifact_prefix={WORK / target}-", str(new_inputs), str(CORPUS / target)
+        )
         if code:
             return _tell(target, code)
-        _keep(target, found)
+        _keep(target, new_inputs)
     return _build() or _fuzz_cpp()
 
 
@@ -44,10 +46,10 @@ def _fuzz_cpp() -> int:
     environment = {**os.environ, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
     for target, seconds in CPP_TARGETS.items():
         name = f"cpp-{target}"
-        found = _new_folder(name)
+        new_inputs = _new_folder(name)
         print(f"fuzzing {target} in C++ for {seconds} s", flush=True)
         command = [BUILD / "bin" / f"fuzz_{target}", *_OPTIONS, f"-max_total_time={seconds}", "-print_funcs=0"]
-        places = [f"-artifact_prefix={WORK / name}-", found, CORPUS / target]
+        places = [f"-artifact_prefix={WORK / name}-", new_inputs, CORPUS / target]
         code = subprocess.run([*map(str, command), *map(str, places)], check=False, env=environment).returncode
         if code:
             return _tell(name, code)
@@ -88,10 +90,10 @@ def _build() -> int:
 
 
 def _new_folder(name: str) -> Path:
-    found = WORK / name
-    shutil.rmtree(found, ignore_errors=True)
-    found.mkdir(parents=True)
-    return found
+    folder = WORK / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _tell(name: str, code: int) -> int:
@@ -99,23 +101,23 @@ def _tell(name: str, code: int) -> int:
     return code
 
 
-def _keep(target: str, found: Path) -> None:
-    """Takes into the corpus what reaches code that the corpus does not."""
+def _keep(target: str, new_inputs: Path) -> None:
+    """Adds inputs to the corpus that reach new code."""
     corpus, merged = CORPUS / target, WORK / f"{target}-merged"
     shutil.rmtree(merged, ignore_errors=True)
     shutil.copytree(corpus, merged)
-    _run(target, "-merge=1", "-verbosity=0", str(merged), str(found))
+    _run(target, "-merge=1", "-verbosity=0", str(merged), str(new_inputs))
     known = {path.name for path in corpus.iterdir()}
     new = sorted((path for path in merged.iterdir() if path.name not in known), key=lambda path: path.stat().st_size)
-    kept = new[: max(0, MAX_FILES - len(known))]
-    for path in kept:
+    added = new[: max(0, MAX_FILES - len(known))]
+    for path in added:
         shutil.copy(path, corpus)
-    print(f"{target}: {len(known)} files in the corpus, {len(kept)} added", flush=True)
+    print(f"{target}: {len(known)} files in the corpus, {len(added)} added", flush=True)
 
 
 def _run(target: str, *options: str) -> int:
     command = [sys.executable, "tests/fuzz/runner.py", target, *options]
-    with tempfile.TemporaryDirectory() as scratch:  # libFuzzer ends without Python's own clearing up
+    with tempfile.TemporaryDirectory() as scratch:  # libFuzzer ends without Python's own cleanup
         return subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, "TMPDIR": scratch}).returncode
 
 

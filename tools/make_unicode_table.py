@@ -1,8 +1,8 @@
-"""Writes the C++ reader's tables of Unicode, from those of the Python that runs it.
+"""Writes the C++ reader's Unicode tables, from the tables of the Python that runs this.
 
     python tools/make_unicode_table.py
 
-A test compares the reader with Python on every code point, so the two are of one version, the one that the file names.
+The file names the Unicode version. A test compares the reader with Python on every code point, so both must have it.
 """
 
 from __future__ import annotations
@@ -35,71 +35,71 @@ PARTS = 4
 
 
 def kind(code: int) -> str:
-    """What the tokenizer does with a character; "" = keeps it in a word."""
+    """How the tokenizer treats a character; "" = it is part of a word."""
     category = unicodedata.category(chr(code))
     if category in ("Cc", "Cf", "Co"):
         return "Removed"
     if category.startswith("P"):
         return "Punctuation"
     if category == "Mn":
-        # What may not change places keeps apart what stands at its two sides, also where it is left out itself.
+        # A mark of class 0 separates the marks on its two sides, even though it is itself left out.
         return "Mark" if unicodedata.combining(chr(code)) else "FixedMark"
     return ""
 
 
 def order(code: int) -> str:
-    """The canonical combining class of what stays when marks are left out; "" = it stays where it is."""
-    found = unicodedata.combining(chr(code))
-    return str(found) if found and kind(code) != "Mark" else ""
+    """The canonical combining class of a character that is not left out as a mark; "" if it is not reordered."""
+    combining_class = unicodedata.combining(chr(code))
+    return str(combining_class) if combining_class and kind(code) != "Mark" else ""
 
 
 def parts(code: int) -> tuple[int, ...] | None:
-    """The canonical decomposition without marks that may change places; None where it is the character itself."""
-    found = unicodedata.normalize("NFD", chr(code))
-    if code in HANGUL or found == chr(code):
+    """The canonical decomposition without marks that are reordered; None if it is the character itself."""
+    decomposed_text = unicodedata.normalize("NFD", chr(code))
+    if code in HANGUL or decomposed_text == chr(code):
         return None
-    return tuple(ord(char) for char in found if kind(ord(char)) != "Mark")
+    return tuple(ord(char) for char in decomposed_text if kind(ord(char)) != "Mark")
 
 
 def codes() -> Iterator[int]:
-    """Every code point but surrogates, which no UTF-8 has."""
+    """Every code point except surrogates, which UTF-8 does not have."""
     return (code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF)
 
 
 def ranges(rule: Callable[[int], str]) -> Iterator[str]:
-    """First and last code point and what the rule says of both and all between."""
-    first, last, said = -1, -1, ""
+    """Ranges of code points with the same result of a rule: first, last and the result."""
+    first, last, result = -1, -1, ""
     for code in codes():
-        now = rule(code)
-        if now == said and code == last + 1:
+        current = rule(code)
+        if current == result and code == last + 1:
             last = code
             continue
-        if said:
-            yield f"{{{first:#x}, {last:#x}, {said}}},"
-        first, last, said = code, code, now
-    if said:
-        yield f"{{{first:#x}, {last:#x}, {said}}},"
+        if result:
+            yield f"{{{first:#x}, {last:#x}, {result}}},"
+        first, last, result = code, code, current
+    if result:
+        yield f"{{{first:#x}, {last:#x}, {result}}},"
 
 
 def lowered() -> Iterator[str]:
-    """Ranges of one distance to the lower-case letter; each has every character, or every second one."""
-    found: list[list[int]] = []  # first, last, step, distance
+    """Ranges with the same distance to the lower-case letter; each has all characters, or every second one."""
+    lower_ranges: list[list[int]] = []  # first, last, step, distance
     for code in codes():
         lower = chr(code).lower()
         if lower == chr(code) or len(lower) > 1:
             continue
         distance = ord(lower) - code
-        if found and found[-1][3] == distance:
-            first, last, step, _ = found[-1]
+        if lower_ranges and lower_ranges[-1][3] == distance:
+            first, last, step, _ = lower_ranges[-1]
             if code - last == step or (first == last and code - last == 2):
-                found[-1][1:3] = [code, code - last]
+                lower_ranges[-1][1:3] = [code, code - last]
                 continue
-        found.append([code, code, 1, distance])
-    return (f"{{{first:#x}, {last:#x}, {step}, {distance}}}," for first, last, step, distance in found)
+        lower_ranges.append([code, code, 1, distance])
+    return (f"{{{first:#x}, {last:#x}, {step}, {distance}}}," for first, last, step, distance in lower_ranges)
 
 
 def several() -> Iterator[str]:
-    """Characters whose lower case is several."""
+    """Characters whose lower case has several characters."""
     for code in codes():
         lower = chr(code).lower()
         if len(lower) > 1:
@@ -139,15 +139,15 @@ def row(code: int, found: Iterable[int]) -> str:
 
 
 def table(name: str, of: str, rows: Iterable[str]) -> Iterator[str]:
-    """An array in C++, several rows a line."""
+    """An array in C++, with several rows in a line."""
     listed = list(rows)
     yield f"constexpr std::array<{of}, {len(listed)}> {name}_rows{{{{\n"
     line = "   "
-    for one in listed:
-        if len(line) + 1 + len(one) > 120:
+    for cell in listed:
+        if len(line) + 1 + len(cell) > 120:
             yield line + "\n"
             line = "   "
-        line += " " + one
+        line += " " + cell
     yield line + "\n}};\n\n"
 
 
@@ -163,9 +163,9 @@ def text() -> str:
         ("lower", "LowerRange", lowered()),
         ("lower_several", "Letters", several()),
     ]
-    made = "".join("".join(table(*one)) for one in whole)
+    arrays = "".join("".join(table(*columns)) for columns in whole)
     shown = "".join(f"const Rows<{of}> {name}{{{name}_rows.data(), {name}_rows.size()}};\n" for name, of, _ in whole)
-    return f"{HEAD.format(version=unicodedata.unidata_version)}{made}}}  // namespace\n\n{shown}{TAIL}"
+    return f"{HEAD.format(version=unicodedata.unidata_version)}{arrays}}}  // namespace\n\n{shown}{TAIL}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Runs every test, one file at a time, slow ones first, and goes on where an earlier run stopped.
+"""Runs every test, one file at a time, slow ones first, and continues where an earlier run stopped.
 
-A file that passed is not run again while the working tree stays as it is: its result is kept under `.cache/test-all`,
-in a folder named by the state of the tree. A file that failed, or ran past the limit, is run again. Each file is a
-process of its own, so that a crash of a runtime loses one file's results and not all.
+A file that passed is not run again as long as the working tree is unchanged: its result is kept under
+`.cache/test-all`, in a folder named by the state of the tree. A file that failed, or exceeded the limit, is run again.
+Each file has a process of its own, so that a crash of a runtime only loses the results of one file.
 
     python tools/test_all.py [--fresh] [--jobs 2] [--limit-minutes 80] [TEST_FILE ...] [-- PYTEST_ARGUMENT ...]
 """
@@ -28,7 +28,7 @@ LIMIT_MINUTES = 80.0
 
 @dataclass(frozen=True)
 class Counts:
-    """How many tests of one file passed, failed (errors too) and were skipped, and the seconds they took."""
+    """The numbers of tests that passed, failed (with errors) and were skipped, and the seconds that they took."""
 
     passed: int = 0
     failed: int = 0
@@ -64,14 +64,14 @@ def tree_state(root: Path) -> str:
 def test_files(root: Path) -> list[str]:
     """Every test file below `tests`, those with a test marked slow first, by name.
 
-    A long file begun last has one processor wait for the other: files begun by name alone took a fifth longer.
+    If a long file starts last, one processor waits for the other: in name order the run took a fifth longer.
     """
     files = sorted(path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py"))
     return sorted(files, key=lambda file: "pytest.mark.slow" not in (root / file).read_text(encoding="utf-8"))
 
 
 def count(report: Path) -> Counts:
-    """Reads a JUnit XML report. A report that is missing or cut short (the process died) counts as one failure."""
+    """Counts the tests in a JUnit XML report. A missing or incomplete report (the process died) is one failure."""
     try:
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
     except (OSError, ElementTree.ParseError):
@@ -85,7 +85,7 @@ def count(report: Path) -> Counts:
 
 
 def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str]) -> tuple[Counts, str]:
-    """Runs pytest on one file; its counts, and what it printed."""
+    """Runs pytest on one file. Returns the counts and what it printed."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         began = time.monotonic()
@@ -97,19 +97,19 @@ def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str]) ->
             )  # fmt: skip
         except subprocess.TimeoutExpired as err:
             printed = err.stdout.decode(errors="replace") if isinstance(err.stdout, bytes) else err.stdout or ""
-            said = f"{printed}\n{file}: stopped after {limit_s / 60:.0f} minutes; split it.\n"
-            return Counts(failed=1, seconds=time.monotonic() - began), said
-        found = count(report)
-        # 5: nothing was selected. Any other bad end without a counted failure (a crash after the report) is one.
-        if done.returncode not in (0, 5) and not found.failed:
-            found += Counts(failed=1)
-        return found, done.stdout
+            output = f"{printed}\n{file}: stopped after {limit_s / 60:.0f} minutes; split it.\n"
+            return Counts(failed=1, seconds=time.monotonic() - began), output
+        counts = count(report)
+        # 5: no test was selected. Any other bad exit without a counted failure (a crash after the report) is a failure.
+        if done.returncode not in (0, 5) and not counts.failed:
+            counts += Counts(failed=1)
+        return counts, done.stdout
 
 
 def run(
     root: Path, files: Sequence[str], limit_s: float, fresh: bool, arguments: Sequence[str], jobs: int = 1
 ) -> Counts:
-    """Runs the files that have not passed in this state of the tree, `jobs` at once; returns the counts of all."""
+    """Runs the files that have not passed in this state of the tree, `jobs` at a time. Returns the counts of all."""
     done = root / ".cache" / "test-all" / hashlib.sha256((tree_state(root) + repr(arguments)).encode()).hexdigest()[:16]
     done.mkdir(parents=True, exist_ok=True)
 
@@ -117,31 +117,31 @@ def run(
         number, file = numbered
         stamp = done / (file.replace("/", "__") + ".json")
         if stamp.exists() and not fresh:
-            found, how, said = Counts(**json.loads(stamp.read_text())), "done before", ""
+            counts, how, output = Counts(**json.loads(stamp.read_text())), "done before", ""
         else:
             print(f"[{number}/{len(files)}] {file}", flush=True)
-            (found, said), how = run_file(root, file, limit_s, arguments), "done"
-            if not found.failed:
+            (counts, output), how = run_file(root, file, limit_s, arguments), "done"
+            if not counts.failed:
                 draft = stamp.with_suffix(".new")
-                draft.write_text(json.dumps(asdict(found)))
+                draft.write_text(json.dumps(asdict(counts)))
                 draft.replace(stamp)
-        print(  # in one piece, so that files that run at once do not mix
-            f"{said}[{number}/{len(files)}] {file}: {how}, {found.passed} passed, {found.failed} failed, "
-            f"{found.skipped} skipped, {found.seconds:.0f} s",
+        print(  # in one call, so that the output of parallel files does not mix
+            f"{output}[{number}/{len(files)}] {file}: {how}, {counts.passed} passed, {counts.failed} failed, "
+            f"{counts.skipped} skipped, {counts.seconds:.0f} s",
             flush=True,
         )
-        return found
+        return counts
 
     with ThreadPoolExecutor(jobs) as pool:
         return sum(pool.map(run_one, enumerate(files, 1)), Counts())
 
 
 def main() -> int:
-    """The command line: exit 1 when a test failed or none ran."""
+    """The command line; exit 1 if a test failed or none ran."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="test files; all of them when left out")
-    parser.add_argument("--fresh", action="store_true", help="run again what passed already")
-    parser.add_argument("--jobs", type=int, default=1, help="files at once")
+    parser.add_argument("files", nargs="*", help="test files; default: all")
+    parser.add_argument("--fresh", action="store_true", help="also run files that have passed")
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
     parser.add_argument("--limit-minutes", type=float, default=LIMIT_MINUTES, help="longest time for one file")
     own, arguments = sys.argv[1:], []
     if "--" in own:

@@ -1,1 +1,1 @@
-"""Bundles: a folder that an application takes over, and the reader that is copied into it (see FORMAT.md)."""
+"""Writes bundles: folders for applications, with a copy of the reader in them (see FORMAT.md)."""

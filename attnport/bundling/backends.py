@@ -1,4 +1,4 @@
-"""What a bundle takes from an artifact under one name: a form, or an engine with the form that it was built from."""
+"""The backends of a bundle: a form of an artifact, or an engine with the form that it was built from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS: dict[str, tuple[Runtime, str | None]] = {
     "tensorrt": ("tensorrt", None),
     "tensorrt_rtx": ("tensorrt_rtx", None),
 }
-"""By lowering target: the runtime that opens what was made for it, and ONNX Runtime's execution provider."""
+"""By lowering target: the runtime that opens its forms or engines, and ONNX Runtime's execution provider."""
 
 _STANDARD = ("onnx", "onnx_18")
 
@@ -30,9 +30,9 @@ class Backend:
     """One entry of a bundle's order.
 
     Attributes:
-        form: The form; of an engine, the one that it was built from.
-        engine: None for a form that is opened itself.
-        measured_as: Its name among the runtimes of `parity.json`; None where no runtime there opens such a form.
+        form: The form, or the one from which the engine was built.
+        engine: The engine; None for a form.
+        measured_as: Its name among the runtimes in `parity.json`; None if no runtime there opens such a form.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Backend:
         return [self.engine.file] if self.engine else [self.form.file, *external_files(folder, self.form.file)]
 
     def table(self, report: FusionReport | None) -> FusionTable | None:
-        """What was proved of its fusion; None when that was asked of another file."""
+        """Its fusion table; None if there is none for this file."""
         for table in report.targets.values() if report else ():
             if table.proved_by == self.engine.file if self.engine else table.file == self.form.file:
                 return table
@@ -68,29 +68,32 @@ class Backend:
 
 
 def choose(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[Backend]:
-    """The backends of these names, each once, in order: keys of forms and engines, or a target with one engine.
+    """The backends of these names, in order and without duplicates.
+
+    Args:
+        names: Keys of forms and engines, or targets that have one engine.
 
     Raises:
         ArtifactError: there is no such form or engine.
-        UsageError: nothing was named, no runtime opens the form, or a target has several engines.
+        UsageError: no name was given, no runtime opens the form, or a target has several engines.
     """
-    found = {backend.name: backend for backend in (_backend(folder, manifest, name) for name in names)}
-    if not found:
+    backends = {backend.name: backend for backend in (_backend(folder, manifest, name) for name in names)}
+    if not backends:
         raise UsageError(
             "no form was named.", hint=f"Name one of {', '.join((*manifest.forms, *manifest.engines)) or 'none'}."
         )
-    return list(found.values())
+    return list(backends.values())
 
 
 def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
     if name in manifest.engines:
         return _engine(folder, manifest, name)
     key = name.replace("-", "_")
-    built = [one for one, record in manifest.engines.items() if record.target == key]
-    if len(built) == 1:
-        return _engine(folder, manifest, built[0])
-    if built:
-        raise UsageError(f"target {key} has {len(built)} engines.", hint=f"Name one of {', '.join(built)}.")
+    engines = [engine_name for engine_name, record in manifest.engines.items() if record.target == key]
+    if len(engines) == 1:
+        return _engine(folder, manifest, engines[0])
+    if engines:
+        raise UsageError(f"target {key} has {len(engines)} engines.", hint=f"Name one of {', '.join(engines)}.")
     form = manifest.forms.get(key)
     if form is None:
         raise ArtifactError(

@@ -1,4 +1,4 @@
-"""The command lines that a bundle was made with, worked out from the artifact: nothing of the shell that ran them."""
+"""The commands that make a bundle, derived from the artifact and not from the shell that ran them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from attnport.bundling.backends import Backend
 
 _OUT = "out/"
 _KINDS = ("hf:", "onnx:")
-# OWNER/NAME of the hub. A folder of a folder looks the same, and is told as it stands.
+# OWNER/NAME of the hub. A folder within a folder looks the same, and is kept as well.
 _HUB_ID = re.compile(r"hf:[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.onnx)", re.ASCII)
 
 
 def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str, ...], ...]:
     """The commands that make this artifact's backends, in order, each as its arguments.
 
-    Folders are cut as in `without_folders`.
+    Folders are removed as in `without_folders`.
     """
     source = manifest.source
     export = ["export", without_folders(source.text)]
@@ -26,16 +26,16 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str
             export += [option, value]
     if source.trust_remote_code:
         export.append("--trust-remote-code")
-    made = [[*export, "-o", _OUT]]
+    lines = [[*export, "-o", _OUT]]
     for backend in backends:
-        made += [command for command in _of(backend) if command not in made]
-    return tuple(("attnport", *command) for command in made)
+        lines += [command for command in _of(backend) if command not in lines]
+    return tuple(("attnport", *command) for command in lines)
 
 
 def without_folders(source: str) -> str:
-    """A SPEC with the last part of a path only: the builder's folders are nobody else's business.
+    """A SPEC with only the last part of a path, as the folders of the builder are private.
 
-    A hub id keeps its owner: it has exactly one slash, and no path from a root, a home, a drive or a dot.
+    A hub id keeps its owner: it has exactly one slash, and does not start at a root, a home, a drive or a dot.
     """
     if _HUB_ID.fullmatch(source):
         return source

@@ -1,4 +1,4 @@
-"""The golden cases that export stored, and the file of them that a bundle carries."""
+"""Reads the golden cases that `export` stored, and writes those of a bundle."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class GoldenSet:
-    """What a bundle carries: inputs, references and what is valid, by name; and a bound for each output and plan."""
+    """The goldens of a bundle: inputs, references and validity by name, and bounds for each case, output and plan."""
 
     arrays: Mapping[str, Array]
     bounds: tuple[Bound, ...]
 
 
 def eager(plan: str) -> str:
-    """What PyTorch's outputs at a precision plan are called in `golden.npz`."""
+    """The name in `golden.npz` of PyTorch's outputs at a precision plan."""
     return "eager" if plan == "fp32" else f"eager.{plan}"
 
 
@@ -40,7 +40,7 @@ def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> 
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except Exception as err:  # damaged bytes make numpy and zipfile raise a dozen kinds
+    except Exception as err:  # for a damaged file, numpy and zipfile raise a dozen types of exceptions
         raise ArtifactError(f"{path} is not a file of arrays: {err}", hint="Export again.") from err
     kinds = ("out", "valid", *(eager(plan) for plan in plans))
     wanted = {
@@ -55,7 +55,7 @@ def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> 
         missing = sorted(wanted - set(arrays))
         raise ArtifactError(
             f"{path} lacks {missing[0] if missing else 'golden cases'}.",
-            hint="Export again; PyTorch is run there at every precision plan that it can compute in.",
+            hint="Export again; export runs PyTorch at every precision plan that it supports.",
         )
     return {name: arrays[name] for name in sorted(wanted)}
 

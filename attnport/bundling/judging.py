@@ -1,4 +1,4 @@
-"""What parity and fusion found about what a bundle is to take, and whether it may."""
+"""The parity and fusion of the backends of a bundle, and whether they may be bundled."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ _CHECK = "check"
 
 
 def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> list[Judged]:
-    """The backends with what the artifact's reports say of them; raises as `jsonfile.read`."""
+    """The backends with their verdicts from the artifact's reports; raises as `jsonfile.read`."""
     parity = read(ParityReport, folder / PARITY) if PARITY in manifest.files else None
     fusion = read(FusionReport, folder / FUSION) if FUSION in manifest.files else None
-    found = []
+    judged = []
     for backend in backends:
         runtime, graph = _verdicts(manifest, parity, backend)
         verdicts = (runtime.verdict, graph.verdict)
         verdict: Verdict = "FAIL" if "FAIL" in verdicts else "PASS" if "PASS" in verdicts else "NOT_RUN"
-        decided = [one for one in (runtime, graph) if one.verdict == verdict]
-        reason = "; ".join(dict.fromkeys(one.reason for one in decided if one.reason))
+        decided = [parity_of_backend for parity_of_backend in (runtime, graph) if parity_of_backend.verdict == verdict]
+        reason = "; ".join(
+            dict.fromkeys(parity_of_backend.reason for parity_of_backend in decided if parity_of_backend.reason)
+        )
         measured = decided[0] if verdict == "PASS" else None
-        found.append(Judged(backend, verdict, *verdicts, reason, measured, backend.table(fusion)))
-    return found
+        judged.append(Judged(backend, verdict, *verdicts, reason, measured, backend.table(fusion)))
+    return judged
 
 
 def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
-    """Raises ParityFailed for one that failed, or that nobody ran and `unverified` does not let through."""
-    for found in judged:
-        kind = "engine" if found.backend.engine else "form"
-        if found.verdict == "FAIL":
+    """Raises ParityFailed if one failed, or if one was not run and `unverified` is false."""
+    for backend_judged in judged:
+        kind = "engine" if backend_judged.backend.engine else "form"
+        if backend_judged.verdict == "FAIL":
             raise ParityFailed(
-                f"{kind} {found.backend.name} failed parity: {found.reason}.",
+                f"{kind} {backend_judged.backend.name} failed parity: {backend_judged.reason}.",
                 hint=f"It is never bundled; see {folder / PARITY}.",
             )
-        if found.verdict == "NOT_RUN" and not unverified:
+        if backend_judged.verdict == "NOT_RUN" and not unverified:
             raise ParityFailed(
-                f"{kind} {found.backend.name} has no parity verdict: {found.reason}.",
-                hint=f"Run: attnport check {folder}; or bundle with --unverified, which is said inside.",
+                f"{kind} {backend_judged.backend.name} has no parity verdict: {backend_judged.reason}.",
+                hint=f"Run: attnport check {folder}; or bundle with --unverified, which the bundle then states.",
             )
 
 
 def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend) -> tuple[RuntimeParity, RuntimeParity]:
-    """What was found of a backend on its runtime, and of its graph."""
+    """The parity of a backend on its runtime, and that of its graph."""
 
     def not_run(reason: str) -> RuntimeParity:
         return RuntimeParity("NOT_RUN", reason, backend.form.plan)
@@ -56,14 +58,14 @@ def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend)
     if parity is None:
         return (not_run("parity was not checked"),) * 2
     used = {backend.file, backend.form.file}
-    made = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
-    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < made:
+    latest = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
+    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < latest:
         return (not_run("it was made again after parity was checked"),) * 2
     missing = not_run("it is not in the parity report")
     key = _key(manifest, backend)
     graph = parity.forms.get(key, missing)
     if backend.measured_as is None:
-        # No runtime is made for this form, but its graph may have been run by the very runtime that will open it.
+        # No runtime is for this form alone, but its graph may have been run by the runtime that will open it.
         same = graph.ran is not None and graph.ran.provider == backend.provider
         return graph if same else not_run("its graph was run by another runtime"), graph
     return parity.runtimes.get(backend.measured_as, missing), graph

@@ -1,4 +1,4 @@
-"""What an ONNX form needs of the place that it is bundled for: its weights files, and the oldest ONNX Runtime."""
+"""What an ONNX form in a bundle needs: its weights files, and the oldest ONNX Runtime that opens it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 from attnport.errors import ArtifactError, IntegrityError
 from attnport_bundle.external import references
 
-# Opset, IR version and the oldest release that loads them, measured with a model of each on 1.22 to 1.31.
+# Opset, IR version and the oldest ONNX Runtime that loads them, measured with models on 1.22 to 1.31.
 _OLDEST = ((23, 11, "1.23"), (25, 13, "1.24"), (26, 13, "1.25"))
-# Up to 1.27 the CPU kernel of the standard's Attention gives NaN for a row with no allowed key; from 1.28 on zero. That
-# of GroupQueryAttention gives NaN for queries behind an item's length in 1.23, 1.24 and 1.26, and is right in 1.28.
+# Up to 1.27 the CPU kernel of the standard's Attention gives NaN for a row with no allowed key, from 1.28 on zero. The
+# kernel of GroupQueryAttention gives NaN for queries in padding in 1.23, 1.24 and 1.26, and is correct in 1.28.
 _ATTENTION = "1.28"
 _SINCE_ATTENTION = {("Attention", ""), ("Attention", "ai.onnx"), ("GroupQueryAttention", "com.microsoft")}
 
 
 def external_files(folder: Path, name: str) -> tuple[str, ...]:
-    """The weights files that the form `name` takes tensors from.
+    """The weights files of the form `name`.
 
     Raises:
-        ArtifactError: it is not an ONNX file.
-        IntegrityError: it points to a file outside its own folder.
+        ArtifactError: the form is not an ONNX file.
+        IntegrityError: it refers to a file outside its own folder.
     """
     try:
-        found = sorted({reference.location for reference in references((folder / name).resolve())})
+        locations = sorted({reference.location for reference in references((folder / name).resolve())})
     except ValueError as err:
         raise ArtifactError(f"{folder / name} is not an ONNX file: {err}", hint="Make it again.") from err
-    for location in found:
+    for location in locations:
         if location != Path(location).name or location in (".", "..", "") or "\\" in location:
             raise IntegrityError(f"{folder / name} takes weights from {location!r}, which is outside its folder.")
-    return tuple(found)
+    return tuple(locations)
 
 
 def oldest_onnxruntime(path: Path) -> tuple[str, int]:
-    """The oldest ONNX Runtime that loads a form, as far as measured, and the form's opset.
+    """The oldest measured ONNX Runtime that loads a form, and the form's opset.
 
     Raises:
-        ArtifactError: its opset or IR version is newer than any that was measured.
+        ArtifactError: its opset or IR version is newer than those measured.
     """
     import onnx
 
@@ -54,16 +54,16 @@ def oldest_onnxruntime(path: Path) -> tuple[str, int]:
 
 
 def dtypes(path: Path) -> dict[str, str]:
-    """The dtype of every input and output in the file; a half-precision form's are narrower than the contract's."""
+    """The dtype of every input and output in the file, which for a half-precision form differ from the contract's."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
     names = {"FLOAT": "float32", "DOUBLE": "float64"}
-    found = {}
+    by_name = {}
     for value in (*graph.input, *graph.output):
         name = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
-        found[value.name] = names.get(name, name.lower())
-    return found
+        by_name[value.name] = names.get(name, name.lower())
+    return by_name
 
 
 def _has_attention(graph: Any) -> bool:
@@ -71,7 +71,12 @@ def _has_attention(graph: Any) -> bool:
     for node in graph.node:
         if (node.op_type, node.domain) in _SINCE_ATTENTION:
             return True
-        inner = [found for attribute in node.attribute for found in (attribute.g, *attribute.graphs) if found.node]
-        if any(_has_attention(found) for found in inner):
+        inner = [
+            graph_inside
+            for attribute in node.attribute
+            for graph_inside in (attribute.g, *attribute.graphs)
+            if graph_inside.node
+        ]
+        if any(_has_attention(graph_inside) for graph_inside in inner):
             return True
     return False

@@ -1,4 +1,4 @@
-"""A whole folder put in its place at once: built beside it, then exchanged with what is there."""
+"""Replaces a whole folder at once: a new one is built beside it, then exchanged with it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 
 @contextmanager
 def replaced(out: Path, may_replace: Callable[[], None]) -> Iterator[Path]:
-    """Yields an empty folder to fill; on a clean exit it becomes `out`, in one step where the file system can.
+    """Yields an empty folder to fill; on a clean exit it becomes `out`, in one step if the file system can do this.
 
-    A kill before that leaves `out` as it was, and a hidden folder beside it that the next call removes.
+    If the process is killed before that, `out` is unchanged, and the next call removes the hidden folder beside it.
 
     Args:
-        may_replace: Raises when what stands at `out` must stay; called right before the step.
+        may_replace: Called right before the exchange; raises if `out` must not be replaced.
 
     Raises:
         UsageError: `out` cannot be written, or the disk is full.
@@ -63,10 +63,10 @@ def _prefix(out: Path) -> str:
 
 
 def _stage(out: Path) -> tuple[Path, int]:
-    """A new folder beside `out`, and the lock on it that says that its maker is alive."""
+    """A new folder beside `out`, and a lock on it that is held as long as this process lives."""
     while True:
         staged = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
-        with suppress(FileNotFoundError):  # another call took it for a dead one's before it was locked
+        with suppress(FileNotFoundError):  # another call removed it before it was locked
             lock = os.open(staged, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if staged.exists():
@@ -78,7 +78,7 @@ def _stage(out: Path) -> tuple[Path, int]:
 
 
 def _clear(out: Path) -> None:
-    """Removes what calls that were killed left behind."""
+    """Removes the folders of calls that were killed."""
     for stale in out.parent.glob(f"{_prefix(out)}*"):
         with suppress(OSError):
             lock = os.open(stale, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
@@ -90,7 +90,7 @@ def _clear(out: Path) -> None:
 
 
 def _swap(staged: Path, out: Path) -> None:
-    """Makes `staged` be `out`; what was there is `staged` afterwards."""
+    """Moves `staged` to `out`; if there was a folder at `out`, it is at `staged` afterwards, or removed."""
     if not os.path.lexists(out):
         staged.rename(out)
         return
@@ -102,7 +102,7 @@ def _swap(staged: Path, out: Path) -> None:
         if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(out))
-    # A file system that cannot exchange: a kill between the two renames leaves the old folder under the hidden name.
+    # If the file system cannot exchange, a kill between the two renames leaves the old folder under a hidden name.
     aside = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
     out.rename(aside)
     staged.rename(out)

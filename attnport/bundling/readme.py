@@ -1,4 +1,4 @@
-"""The README.md of a bundle: for the team that receives it, with a program that runs as it stands."""
+"""The README.md of a bundle, for the team that receives it, with a program that runs unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUNTIMES = {
     "tensorrt": "tensorrt",
     "tensorrt_rtx": "tensorrt-rtx",
 }
-"""The package that brings a runtime of the format."""
+"""The package of each runtime."""
 
 
 def package_of(runtime: str, provider: str | None) -> str:
@@ -41,8 +41,8 @@ def readme(
         name: The model's name.
         io: The contract; the program is made for it.
         tokenizer: The bundle's tokenizer file, for models that read text.
-        folder: Where that file stands now: tried whether the reader reads it without another package.
-        packages: What the forms need, the preferred one first; one of them is enough.
+        folder: The folder with that file, to test whether the reader can read it without another package.
+        packages: The packages of the forms, the preferred one first; one of them is enough.
         cpp: Whether the C++ reader is in the bundle too.
     """
     wanted = list(dict.fromkeys(packages))
@@ -81,7 +81,7 @@ def readme(
 
 
 def program(io: IO) -> str:
-    """A program that opens the bundle in `app/` and runs it once; it stands beside the folder."""
+    """A program, for the folder that contains `app/`, that opens the bundle and runs it once."""
     masked, lengths = made_by_masks(io)
     zeros = filled_with_zeros(io)
     lines = [
@@ -96,14 +96,14 @@ def program(io: IO) -> str:
     lines.append(f"    feeds = model.masks({lengths})  # the length of each item" if masked else "    feeds = {}")
     for spec in io.inputs:
         if spec.name not in masked:
-            made = "zeros" if spec.name in zeros else "ones"
-            lines.append(f'    feeds["{spec.name}"] = np.{made}({usual_shape(spec, io)}, dtype="{spec.dtype}")')
+            fill = "zeros" if spec.name in zeros else "ones"
+            lines.append(f'    feeds["{spec.name}"] = np.{fill}({usual_shape(spec, io)}, dtype="{spec.dtype}")')
     lines += ["    outputs = model.run(**feeds)", "for name, array in outputs.items():", "    print(name, array.shape)"]
     return "\n".join(lines)
 
 
 def made_by_masks(io: IO) -> tuple[set[str], list[int]]:
-    """The inputs that a reader's `masks` makes, all of them, from the lengths of usual items; none where it cannot."""
+    """The inputs that a reader's `masks` makes, and the lengths to call it with; none if it cannot make them all."""
     padded = [mask for mask in io.masks if mask.input and "padding" in mask.kinds]
     carriers = [(mask, spec) for mask in padded for spec in io.inputs if spec.name == mask.input]
     counted = {(spec.dims[0], mask.keys or spec.dims[-1]) for mask, spec in carriers}
@@ -115,12 +115,12 @@ def made_by_masks(io: IO) -> tuple[set[str], list[int]]:
 
 
 def filled_with_zeros(io: IO) -> set[str]:
-    """The inputs that hide nothing where they are zero; of the others, ones are fine."""
+    """The mask inputs for which zeros hide nothing; for the others, ones do."""
     return {mask.input for mask in io.masks if mask.input and mask.polarity != "keep"}
 
 
 def usual_shape(spec: TensorSpec, io: IO) -> tuple[int, ...]:
-    """An input's shape where every named dim has the size that the model is mostly used with."""
+    """An input's shape with every named dim at its usual size."""
     sizes = {dim.name: dim.opt for dim in io.dims}
     return tuple(_size(dim, sizes) for dim in spec.dims)
 
@@ -136,7 +136,7 @@ def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
                 indent(_own_program(tokenizer)),
             ]
     except BundleError:
-        pass  # a kind that only the package reads
+        pass  # only the package `tokenizers` reads this file
     return [
         f"From text (`pip install tokenizers`). {cut_at(io)}",
         indent(_package_program(io, tokenizer)),
@@ -144,7 +144,7 @@ def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
 
 
 def cut_at(io: IO) -> str:
-    """What a tokenizer does with texts of other lengths."""
+    """How texts are cut and padded."""
     return (
         f"A text longer than {_longest(io)} tokens, the model's limit, is cut; a `max_length` in the tokenizer's file "
         "does not count. Rows are padded at the right."
@@ -174,7 +174,7 @@ def _own_program(tokenizer: str) -> str:
 
 def _package_program(io: IO, tokenizer: str) -> str:
     feeds = [
-        f'    "{spec.name}": np.array([one.{TEXT_INPUTS[spec.name]} for one in found], dtype="{spec.dtype}"),'
+        f'    "{spec.name}": np.array([row.{TEXT_INPUTS[spec.name]} for row in rows], dtype="{spec.dtype}"),'
         for spec in io.inputs
     ]
     return "\n".join(
@@ -190,7 +190,7 @@ def _package_program(io: IO, tokenizer: str) -> str:
             "tokenizer.enable_padding()",
             'side = (tokenizer.truncation or {}).get("direction", "right")',
             f"tokenizer.enable_truncation({_longest(io)}, direction=side)",
-            'found = tokenizer.encode_batch(["A sentence.", "Another one, longer."])',
+            'rows = tokenizer.encode_batch(["A sentence.", "Another one, longer."])',
             "feeds = {",
             *feeds,
             "}",
@@ -202,7 +202,7 @@ def _package_program(io: IO, tokenizer: str) -> str:
 
 
 def _has_rule(mask: MaskSpec, spec: TensorSpec) -> bool:
-    """Whether `Model.masks` makes the input from the lengths of items."""
+    """Whether `Model.masks` can make the input from the lengths of items."""
     if mask.carries != "mask":
         return True
     return mask.kinds == ("padding",) and (len(spec.dims) == 2 or (len(spec.dims) == 4 and spec.dims[1] == 1))
@@ -213,17 +213,18 @@ def _size(dim: str | int, sizes: dict[str, int]) -> int:
 
 
 def indent(text: str) -> str:
-    """Text as a block of code in Markdown."""
+    """Text as a code block in Markdown."""
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
 
 
 def contract(io: IO) -> list[str]:
-    """What goes in and out: a table, the ranges of named dims, the meaning of masks."""
+    """Inputs and outputs: a table, the ranges of named dims, the meaning of masks."""
     parts = [
         _table(io),
         "Named dims: " + "; ".join(f"`{dim.name}` from {dim.min} to {dim.max}" for dim in io.dims) + ".",
     ]
-    return [*parts, f"Masks: {'; '.join(_words(mask) for mask in io.masks if mask.input)}."] if _carried(io) else parts
+    masks = [_meaning(mask) for mask in io.masks if mask.input]
+    return [*parts, f"Masks: {'; '.join(masks)}."] if masks else parts
 
 
 def _table(io: IO) -> str:
@@ -233,18 +234,14 @@ def _table(io: IO) -> str:
     return "\n".join(lines)
 
 
-def _carried(io: IO) -> bool:
-    return any(mask.input for mask in io.masks)
-
-
-def _words(mask: MaskSpec) -> str:
-    meaning = {
+def _meaning(mask: MaskSpec) -> str:
+    elements = {
         "keep": "nonzero may be attended",
         "hide": "nonzero is hidden",
         "additive": "added to the scores, -inf hides",
     }
     held = {
-        "mask": meaning[mask.polarity],
+        "mask": elements[mask.polarity],
         "lengths": f"a number of positions of `{mask.keys}` for each item",
         "ids": "a number for each position, equal within a document"
         + (", 0 for padding" if "padding" in mask.kinds else ""),

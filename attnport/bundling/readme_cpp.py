@@ -45,7 +45,7 @@ def readme_cpp(name: str, io: IO, tokenizer: str | None, folder: Path, forms: Ma
         name: The model's name.
         io: The contract; the program is made for it.
         tokenizer: The bundle's tokenizer file, for models that read text.
-        folder: Where that file stands now: tried whether the reader reads it.
+        folder: The folder with that file, to test whether the reader can read it.
         forms: The forms of the bundle, the preferred one first.
     """
     parts = [
@@ -86,7 +86,7 @@ def program_cpp(io: IO) -> str:
 
 def _input(spec: TensorSpec, shape: tuple[int, ...], number: int, *, zero: bool) -> list[str]:
     plain = re.fullmatch(r"[A-Za-z](_?[A-Za-z0-9])*", spec.name)
-    variable = f"{spec.name}_values" if plain else f"input_{number}"  # no word of C++ is like either
+    variable = f"{spec.name}_values" if plain else f"input_{number}"  # neither can be a keyword of C++
     count = " * ".join(map(str, shape)) or "1"
     value = _ZEROS.get(spec.dtype, "0") if zero else _ONES.get(spec.dtype, "1")
     data = f"{variable}.data(), attnport::DType::Bool" if spec.dtype == "bool" else variable
@@ -136,10 +136,10 @@ def _forms(forms: Mapping[str, Form]) -> str:
 
 def _build(forms: Mapping[str, Form]) -> list[str]:
     runtimes = {form.runtime for form in forms.values()}
-    told = ["onnxruntime" in runtimes and "ONNXRUNTIME_INCLUDE_DIR", "openvino" in runtimes and "OpenVINO_DIR"]
+    variables = ["onnxruntime" in runtimes and "ONNXRUNTIME_INCLUDE_DIR", "openvino" in runtimes and "OpenVINO_DIR"]
     if runtimes & {"tensorrt", "tensorrt_rtx"}:
-        told += ["TENSORRT_INCLUDE_DIR", "CUDA_INCLUDE_DIR"]
-    settings = "".join(f" -D{name}=..." for name in told if name)
+        variables += ["TENSORRT_INCLUDE_DIR", "CUDA_INCLUDE_DIR"]
+    settings = "".join(f" -D{name}=..." for name in variables if name)
     parts = [
         "## Build it",
         "    apt-get install g++ cmake nlohmann-json3-dev libssl-dev\n"

@@ -1,4 +1,4 @@
-"""Signs a bundle: `bundle.sig` beside its manifest, with an Ed25519 private key from elsewhere."""
+"""Signs a bundle: writes `bundle.sig` beside its manifest, with an Ed25519 private key from outside the bundle."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PASSWORD = "ATTNPORT_KEY_PASSWORD"
-"""The environment variable with the password of an encrypted key: arguments are seen by every user of a machine."""
+"""The environment variable with the password of an encrypted key; every user of a machine can see arguments."""
 _HOW = "Make one with: openssl genpkey -algorithm ed25519 -out KEY"
 
 
 def sign(folder: Path, key: Path) -> None:
-    """Writes the signature of the bundle `folder`; one key gives one manifest the same bytes each time.
+    """Writes the signature of the bundle `folder`; the same key and manifest always give the same bytes.
 
     Args:
-        key: The private key: PEM, PKCS 8, encrypted ones with their password in `$ATTNPORT_KEY_PASSWORD`.
+        key: The private key: PEM, PKCS 8; the password of an encrypted key is in `$ATTNPORT_KEY_PASSWORD`.
 
     Raises:
-        UsageError: the key cannot be read, is no Ed25519 private key, or lies in the bundle.
+        UsageError: the key cannot be read, is not an Ed25519 private key, or lies in the bundle.
         MissingDependency: the package cryptography is not installed.
     """
     signature = private_key(key, folder).sign(message((folder / MANIFEST).read_bytes()))
@@ -48,7 +48,7 @@ def private_key(path: Path, *folders: Path) -> Ed25519PrivateKey:
         key = load_pem_private_key(read_key(path), None if password is None else password.encode())
     except BundleError as err:
         raise UsageError(str(err)) from err
-    except TypeError as err:  # encrypted and no password, or the other way round
+    except TypeError as err:  # an encrypted key without a password, or the reverse
         raise UsageError(f"{path}: {err}", hint=f"The password of a key is read from ${PASSWORD}.") from err
     except (ValueError, UnsupportedAlgorithm) as err:
         raise UsageError(

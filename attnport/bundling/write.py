@@ -1,4 +1,4 @@
-"""Writes a bundle into an empty folder: FORMAT.md says what it holds. Equal inputs give equal bytes."""
+"""Writes a bundle into an empty folder, as described in FORMAT.md. Equal inputs give equal bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h", "include/attnport/*.
 GOLDENS = "goldens.safetensors"
 README = "README.md"
 OPENVINO = "2026.4"
-"""The release of OpenVINO that forms were tried with; none before it was."""
+"""The release of OpenVINO with which forms were tested; older ones were not."""
 
 _NO_BYTECODE = (
     "Python keeps compiled code in a folder of this name. As a file it keeps Python from writing or reading any here,\n"
@@ -42,12 +42,12 @@ _NO_BYTECODE = (
 
 @dataclass(frozen=True)
 class Judged:
-    """What was found about a form or engine.
+    """A form or engine with its parity and fusion.
 
     Attributes:
         runtime: The verdict on its own runtime.
-        graph: The verdict on the graph alone.
-        measured: The one of the two that has the evidence: the runtime's where it passed.
+        graph: The verdict on its graph.
+        measured: The parity that passed: that on the runtime, or else that of the graph.
     """
 
     backend: Backend
@@ -60,7 +60,7 @@ class Judged:
 
 
 def needed_files(folder: Path, manifest: Manifest, backends: Iterable[Backend]) -> list[str]:
-    """The artifact's files that a bundle is made from; of an engine also the form, whose dtypes it has.
+    """The artifact's files from which a bundle is made; for an engine also its form, which has the dtypes.
 
     Raises:
         ArtifactError, IntegrityError: a form is not an ONNX file, or takes weights from outside the folder.
@@ -86,10 +86,10 @@ def write(
     Args:
         folder: The artifact folder; its files are compared with the manifest while they are copied.
         forms: The forms and engines to bundle, the preferred one first.
-        cpp: Put the C++ reader in too.
+        cpp: Add the C++ reader too.
 
     Raises:
-        UsageError: an input or output that a bundle cannot carry, or an engine that no golden case fits.
+        UsageError: a bundle cannot have this input or output, or no golden case fits the profiles of an engine.
         ArtifactError, IntegrityError: a file of the artifact is damaged.
     """
     contract = _contract(manifest)
@@ -108,7 +108,7 @@ def write(
         _copy_cpp(target / "cpp")
         page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled)
         (target / "cpp" / README).write_text(page, encoding="utf-8")
-    made = spec.Manifest(
+    bundle_manifest = spec.Manifest(
         format=spec.FORMAT,
         version=spec.VERSION,
         name=manifest.name,
@@ -123,9 +123,9 @@ def write(
             path.relative_to(target).as_posix(): _record(path) for path in sorted(target.rglob("*")) if path.is_file()
         },
     )
-    text = json.dumps(dataclasses.asdict(made), indent=1, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(dataclasses.asdict(bundle_manifest), indent=1, allow_nan=False, ensure_ascii=False)
     (target / spec.MANIFEST).write_text(text + "\n", encoding="utf-8")
-    return made
+    return bundle_manifest
 
 
 def _tokenizer(manifest: Manifest) -> set[str]:
@@ -145,7 +145,7 @@ def _provenance(manifest: Manifest, backends: Sequence[Backend]) -> spec.Provena
 
 
 def _contract(manifest: Manifest) -> IO:
-    """The contract as the bundle states it. Raises UsageError where no bundle can have it."""
+    """The contract in the bundle. Raises UsageError if a bundle cannot have it."""
     io = manifest.io
     masks = tuple(dataclasses.replace(mask, keys=_counted(io, mask)) for mask in io.masks)
     outputs = tuple(dataclasses.replace(tensor, high=None) for tensor in io.outputs)
@@ -158,20 +158,20 @@ def _contract(manifest: Manifest) -> IO:
             )
     try:
         spec.check_contract(contract)
-    except UsageError as err:  # a factory makes its ModelSpec itself, and may declare what makes no sense
-        raise UsageError(f"{manifest.name}: {err}", hint="Mend the ModelSpec, and export again.") from err
+    except UsageError as err:  # the ModelSpec of a factory may contradict itself
+        raise UsageError(f"{manifest.name}: {err}", hint="Correct the ModelSpec, and export again.") from err
     return contract
 
 
 def _counted(io: IOContract, mask: MaskSpec) -> str | None:
-    """The dim whose positions an input's lengths count: where it is not said, the only one beside the items'."""
+    """The dim whose positions an input's lengths count; by default the only one beside that of items."""
     if mask.carries != "lengths" or mask.keys is not None:
         return mask.keys
     items = next(tensor.dims[0] for tensor in io.inputs if tensor.name == mask.input)
     named = dict.fromkeys(dim for tensor in io.inputs for dim in tensor.dims if isinstance(dim, str) and dim != items)
     if len(named) != 1:
         raise UsageError(
-            f"{mask.input}: got lengths of one of {', '.join(named) or 'no dim'}; a bundle says of which.",
+            f"{mask.input}: got lengths of one of {', '.join(named) or 'no dim'}; a bundle has to name it.",
             hint="Declare the input with :keys=DIM.",
         )
     return next(iter(named))
@@ -199,7 +199,7 @@ def _requires(folder: Path, backend: Backend) -> spec.Requires:
     if engine is None:
         release, opset = oldest_onnxruntime(folder / backend.file)
         return spec.Requires(OPENVINO if backend.runtime == "openvino" else release, False, opset, ())
-    if engine.target != "tensorrt_rtx":  # nothing is known of the header of the other flavour
+    if engine.target != "tensorrt_rtx":  # the header of these engines is not documented
         return spec.Requires(engine.version, True, None, tuple(sorted(engine.sm)))
     try:
         header = engine_header.read_header(folder / engine.file)
@@ -214,10 +214,10 @@ def _requires(folder: Path, backend: Backend) -> spec.Requires:
 
 
 def _check_profiles(name: str, form: spec.Form, io: IOContract, arrays: Mapping[str, golden.Array]) -> None:
-    """Raises UsageError for an engine that no golden case fits: nothing could ever show that it is right."""
-    found = [golden.sizes(arrays, io, case) for case in golden.cases(arrays)]
-    if form.profiles and not any(profile.admits(sizes) for profile in form.profiles for sizes in found):
-        wanted = ",".join(f"{dim}={size}" for dim, size in found[0].items())
+    """Raises UsageError for an engine whose profiles admit no golden case, as no reader could test it."""
+    case_sizes = [golden.sizes(arrays, io, case) for case in golden.cases(arrays)]
+    if form.profiles and not any(profile.admits(sizes) for profile in form.profiles for sizes in case_sizes):
+        wanted = ",".join(f"{dim}={size}" for dim, size in case_sizes[0].items())
         raise UsageError(
             f"engine {name}: no golden case has sizes inside one of its profiles, so that no reader could test it.",
             hint=f"Build it with a profile that admits {wanted}.",
@@ -225,13 +225,15 @@ def _check_profiles(name: str, form: spec.Form, io: IOContract, arrays: Mapping[
 
 
 def _parity(judged: Judged) -> spec.Parity:
-    found = judged.measured
+    measured = judged.measured
     results = [
-        spec.Measured(one.case, one.output, one.rms_error, one.rms_bound, one.max_error, one.max_bound)
-        for one in (found.cases if found else ())
-        if one.rms_error is not None and one.max_error is not None
+        spec.Measured(
+            result.case, result.output, result.rms_error, result.rms_bound, result.max_error, result.max_bound
+        )
+        for result in (measured.cases if measured else ())
+        if result.rms_error is not None and result.max_error is not None
     ]
-    ran = found.ran if found else None
+    ran = measured.ran if measured else None
     return spec.Parity(judged.verdict, judged.runtime, judged.graph, _line(judged.reason), tuple(results), ran)
 
 
@@ -239,21 +241,23 @@ def _fusion(table: FusionTable | None) -> spec.Fusion | None:
     if table is None:
         return None
     items = tuple(
-        spec.FusionItem(one.attention, one.fused, None if one.kernel is None else _line(one.kernel), _line(one.reason))
-        for one in table.items
+        spec.FusionItem(
+            item.attention, item.fused, None if item.kernel is None else _line(item.kernel), _line(item.reason)
+        )
+        for item in table.items
     )
     return spec.Fusion(table.attentions, table.fused, table.proved_by, items)
 
 
 def _line(text: str) -> str:
-    """Text of a runtime as one line that a reader takes: printable, and not too long."""
+    """Text of a runtime as one line that a reader accepts: printable and not too long."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     line = " ".join(printable.split())
     return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 3] + "..."
 
 
 def _copy(source: Path, target: Path, sha256: str) -> None:
-    """Copies bytes (never a hard link: the bundle must not change with the artifact) and compares what was copied."""
+    """Copies a file (no hard link: the bundle must not change with the artifact) and checks the copy's digest."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target, follow_symlinks=False)
     if target.is_symlink() or _record(target).sha256 != sha256:

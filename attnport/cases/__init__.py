@@ -1,1 +1,1 @@
-"""Inputs to try a model with: random ones, masks, extremes, sizes, sentences, a file of the user's."""
+"""Inputs to try a model with: random values, masks, extremes, sizes, sentences, and files of inputs."""

@@ -1,4 +1,4 @@
-"""The cases of a check: those of the contract, inputs that were given, and sentences."""
+"""Collects the cases of a check: those of the contract, given inputs, and sentences."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from attnport.errors import UsageError
 def cases_of(
     folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None, seed: int, batch: int
 ) -> list[Case]:
-    """The cases of a check: the contract's, given inputs, sentences. Raises UsageError for text without a tokenizer."""
-    found = cases(manifest.io, seed)
+    """The cases of a check. Raises UsageError if there are sentences and the folder has no tokenizer."""
+    chosen = cases(manifest.io, seed)
     if inputs:
-        found.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
+        chosen.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
     if sentences:
         if not manifest.tokenizer:
             raise UsageError(
                 f"{folder} has no tokenizer, so it cannot read text.",
                 hint="Leave --text out, or give tensors with --inputs.",
             )
-        found += text_cases(manifest.io, sentences, folder / manifest.tokenizer, batch)
-    return found
+        chosen += text_cases(manifest.io, sentences, folder / manifest.tokenizer, batch)
+    return chosen
 
 
 def read_feeds(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of an `.npz` by name; nothing is unpickled.
 
     Raises:
-        UsageError: there is no such file, it is not an `.npz`, it is cut short, or it holds Python objects.
+        UsageError: the file does not exist, is not an `.npz`, is cut short or holds Python objects.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except OSError as err:
         raise UsageError(f"{path} cannot be read: {err.strerror or err}.", hint="Write it with numpy.savez.") from err
-    # One array alone (.npy) is no context manager: AttributeError or TypeError.
+    # A single array (.npy) is not a context manager: AttributeError or TypeError.
     except (
         ValueError,
         EOFError,
@@ -56,5 +56,6 @@ def read_feeds(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         NotImplementedError,
     ) as err:
         raise UsageError(
-            f"{path} is no .npz of arrays: {err}.", hint="Write it with numpy.savez, an array for each input, by name."
+            f"{path} is not an .npz of arrays: {err}.",
+            hint="Write it with numpy.savez, an array by name for each input.",
         ) from err

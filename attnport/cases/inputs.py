@@ -1,4 +1,4 @@
-"""Test inputs derived from a model's contract alone: every layout of masks, size and value that breaks things."""
+"""Test inputs derived from a model's contract alone: layouts of masks, sizes and values that often fail."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ class Case:
 
 
 def cases(io: IOContract, seed: int = 0) -> list[Case]:
-    """The cases of a contract: layouts of its mask inputs, sizes, those around a window's width among them, extremes.
+    """The cases of a contract: layouts of its mask inputs, sizes (also around a window's width), and extremes.
 
-    Token ids are random below `TensorSpec.high`, float inputs standard normal; padded places hold random values too,
-    because a mask that leaks shows only there. The same contract and seed give the same arrays, and so does a case
-    whatever others there are.
+    Token ids are random below `TensorSpec.high`, float inputs standard normal. Padding holds random values too, as only
+    these show that a mask leaks. The same contract and seed give the same arrays, and the arrays of a case do not
+    depend on the other cases.
     """
-    made = []
+    all_cases = []
     for name, group, sizes, layout in _plans(io):
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        made.append(case(io, name, group, _feeds(io, sizes, layout, rng)))
+        all_cases.append(case(io, name, group, _feeds(io, sizes, layout, rng)))
     for name, layout in EXTREMES.items():
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         usual = _feeds(io, plans.usual(io), layout, rng)
         feeds = extreme_feeds(io, usual, name, batch_dim(io))
         if any((feeds[key] != array).any() for key, array in usual.items()):
-            made.append(case(io, name, "extremes", feeds))
-    return made
+            all_cases.append(case(io, name, "extremes", feeds))
+    return all_cases
 
 
 def _plans(io: IOContract) -> Iterator[tuple[str, str, plans.Sizes, str]]:
-    """Name, group, sizes and layout of each case with usual values; what another case has had already is left out."""
+    """Name, group, sizes and layout of each case with usual values, without duplicates."""
     carried = [mask for mask in io.masks if mask.input]
     usual, shortest = plans.usual(io), plans.shortest(io)
     for layout in dict.fromkeys(layout for mask in carried for layout in layouts_of(mask)):
@@ -67,31 +67,31 @@ def _plans(io: IOContract) -> Iterator[tuple[str, str, plans.Sizes, str]]:
     if not carried:
         yield "usual sizes", "sizes", usual, NO_PADDING
     ones = all(size == 1 for name, size in shortest.items() if name != batch_dim(io))
-    found = {
+    sized = {
         "sequence 1" if ones else "shortest": (shortest, NO_PADDING),
         "longest": (plans.longest(io), "right padding"),
         "primes": (plans.primes(io), "right padding"),
     }
     if batch_dim(io):
-        found["one item"] = plans.usual(io, 1), NO_PADDING
-    found |= {f"length {length}": (sizes, NO_PADDING) for length, sizes in plans.around_windows(io).items()}
-    yield from ((name, "sizes", sizes, layout) for name, (sizes, layout) in found.items())
-    had = [usual, *(sizes for sizes, _ in found.values())]
+        sized["one item"] = plans.usual(io, 1), NO_PADDING
+    sized |= {f"length {length}": (sizes, NO_PADDING) for length, sizes in plans.around_windows(io).items()}
+    yield from ((name, "sizes", sizes, layout) for name, (sizes, layout) in sized.items())
+    used = [usual, *(sizes for sizes, _ in sized.values())]
     further = {"all at their least": (plans.least(io), NO_PADDING), "opt sizes": (plans.opt(io), "right padding")}
     if batch_dim(io):
         further["largest batch"] = plans.largest_batch(io), "right padding"
     further |= {f"{dim} at its least": (sizes, "right padding") for dim, sizes in plans.one_least(io).items()}
     for name, (sizes, layout) in further.items():
-        if sizes not in had:
-            had.append(sizes)
+        if sizes not in used:
+            used.append(sizes)
             yield name, "sizes", sizes, layout
 
 
 def full_case(io: IOContract, sizes: Mapping[str, int], seed: int = 0) -> Case:
-    """A case of the given sizes without any padding, named `batch=8,seq=128`; dims left out take their opt."""
-    every = {dim.name: sizes.get(dim.name, dim.opt) for dim in io.dims}
-    name = ",".join(f"{dim}={size}" for dim, size in every.items())
-    return case(io, name, "sizes", _feeds(io, every, "no padding", np.random.default_rng(seed)))
+    """A case of the given sizes without padding, named like `batch=8,seq=128`; other dims have their opt size."""
+    all_sizes = {dim.name: sizes.get(dim.name, dim.opt) for dim in io.dims}
+    name = ",".join(f"{dim}={size}" for dim, size in all_sizes.items())
+    return case(io, name, "sizes", _feeds(io, all_sizes, "no padding", np.random.default_rng(seed)))
 
 
 def case(io: IOContract, name: str, group: str, feeds: Mapping[str, Array]) -> Case:
@@ -104,16 +104,16 @@ def case(io: IOContract, name: str, group: str, feeds: Mapping[str, Array]) -> C
 
 
 def keeps(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """For each padding mask input, which keys each batch item has: bool [B, T] (or [T])."""
+    """For each padding mask input, the keys that are not padding: bool [B, T] (or [T])."""
     sizes = check_feeds(io, feeds)
     return {str(mask.input): keep_of(io, mask, feeds[str(mask.input)], sizes) for mask in io.padding_masks()}
 
 
 def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Where each output is compared: bool over its leading dims.
+    """The elements of each output that are compared: bool over its leading dims.
 
-    Rows of tokens that the padding mask keeps are; so are the rows of a batch item with no key at all, since the mask
-    contract says what attention gives there. An output without the key dim is compared everywhere.
+    These are the rows of tokens that the padding mask keeps. They are also all rows of a batch item without any key,
+    as the mask contract defines what attention gives there. An output without the key dim is compared everywhere.
     """
     sizes = check_feeds(io, feeds)
     kept = keeps(io, feeds)
@@ -143,7 +143,7 @@ def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def real_tokens(io: IOContract, feeds: Mapping[str, Array]) -> int:
-    """Tokens that are no padding; without a padding mask, positions over all named dims of the first input."""
+    """The number of tokens that are not padding; without a padding mask, of positions in the first input."""
     kept = keeps(io, feeds)
     if kept:
         return max(int(keep.sum()) for keep in kept.values())

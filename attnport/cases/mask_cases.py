@@ -1,4 +1,4 @@
-"""Values for mask inputs: for each thing that an input may hold, the layouts that break attentions.
+"""Values for mask inputs, in layouts that often show errors of attentions.
 
 Letters: B batch, S query length, T key length.
 """
@@ -30,25 +30,25 @@ _LAYOUTS = {
 
 
 def layouts_of(mask: MaskSpec) -> tuple[str, ...]:
-    """The layouts that an input of this meaning is tried with."""
-    found = [layout for kind in mask.kinds for layout in _LAYOUTS.get(kind, ())]
+    """The layouts to try for a mask input."""
+    layouts = [layout for kind in mask.kinds for layout in _LAYOUTS.get(kind, ())]
     if mask.carries == "lengths" and "padding" in mask.kinds:
-        found = [NO_PADDING, "right padding", EMPTY_ROW]  # nothing else has lengths
+        layouts = [NO_PADDING, "right padding", EMPTY_ROW]  # lengths cannot express other layouts
     if mask.carries == "ids":
-        found = list(_LAYOUTS["documents"])
-    return tuple(dict.fromkeys(found or _PADDING))
+        layouts = list(_LAYOUTS["documents"])
+    return tuple(dict.fromkeys(layouts or _PADDING))
 
 
 def keys_dim(io: IOContract, mask: MaskSpec) -> str | int:
-    """The dim (or the fixed size) of the keys that a mask input is about.
+    """The dim (or the fixed size) of the keys that a mask input is for.
 
     Raises:
-        UsageError: lengths that may count the keys of several dims, or of one that there is not.
+        UsageError: it holds lengths, and the dim that they count is ambiguous or unknown.
     """
     spec = next(spec for spec in io.inputs if spec.name == mask.input)
     if mask.carries != "lengths":
         return spec.dims[-1]
-    named = dict.fromkeys(dim for each in io.inputs for dim in each.dims if isinstance(dim, str))
+    named = dict.fromkeys(dim for tensor in io.inputs for dim in tensor.dims if isinstance(dim, str))
     others = [dim for dim in named if dim != spec.dims[0]]
     if mask.keys is not None and mask.keys not in named:
         raise UsageError(f"mask {mask}: got keys={mask.keys!r}; the inputs have the dims {', '.join(named)}.")
@@ -57,13 +57,13 @@ def keys_dim(io: IOContract, mask: MaskSpec) -> str | int:
     if len(others) != 1:
         raise UsageError(
             f"mask {mask}: lengths of which dim? The inputs have {', '.join(others) or 'none'} beside {spec.dims[0]}.",
-            hint=f"Say it: {spec}:padding:keys=DIM, or MaskSpec(..., keys=DIM).",
+            hint=f"Name the dim: {spec}:padding:keys=DIM, or MaskSpec(..., keys=DIM).",
         )
     return others[0]
 
 
 def keep_of(io: IOContract, mask: MaskSpec, value: Array, sizes: Mapping[str, int]) -> Array:
-    """Which keys each batch item has by a padding mask input: bool `[B,T]`, or `[T]`."""
+    """The keys that a padding mask input keeps: bool `[B,T]`, or `[T]`."""
     if mask.carries == "lengths":
         dim = keys_dim(io, mask)
         keep = build.padding_lengths(value, sizes[dim] if isinstance(dim, str) else dim)
@@ -71,14 +71,14 @@ def keep_of(io: IOContract, mask: MaskSpec, value: Array, sizes: Mapping[str, in
         keep = build.padding(value)
     else:
         keep = build.padding(decode_mask(mask, value))
-    found = np.asarray(keep.any(axis=(1, 2)))
-    return found[0] if value.ndim == 1 and mask.carries == "mask" else found
+    keep_BT = np.asarray(keep.any(axis=(1, 2)))
+    return keep_BT[0] if value.ndim == 1 and mask.carries == "mask" else keep_BT
 
 
 def mask_value(
     io: IOContract, spec: TensorSpec, mask: MaskSpec, sizes: Mapping[str, int], layout: str, rng: np.random.Generator
 ) -> Array:
-    """A value of mask input `spec`; a layout that is not about it leaves it as usual."""
+    """A value of mask input `spec`; it has its usual layout if the layout does not apply to it."""
     shape, dim = spec.shape(sizes), keys_dim(io, mask)
     T = sizes[dim] if isinstance(dim, str) else dim
     B = shape[0] if len(shape) > 1 or mask.carries == "lengths" else 1
@@ -97,7 +97,7 @@ def mask_value(
 
 
 def _allowed(mask: MaskSpec, shape: tuple[int, ...], B: int, T: int, layout: str, rng: np.random.Generator) -> Array:
-    """A mask over keys, or over pairs where the axis before the keys counts queries: bool of `shape`."""
+    """The allowed keys, or the allowed pairs if the axis before the keys counts queries: bool of `shape`."""
     keeps = [build.padding(_padded(layout, B, T))] if "padding" in mask.kinds else []
     S = shape[-2] if len(shape) > 2 else 1
     if S > 1:
@@ -122,9 +122,9 @@ def _allowed(mask: MaskSpec, shape: tuple[int, ...], B: int, T: int, layout: str
 
 
 def _padded(layout: str, B: int, T: int) -> Array:
-    """Which keys each batch item has, bool `[B,T]`."""
+    """The keys that are not padding, bool `[B,T]`."""
     position_T = np.arange(T)
-    # Item 0 is full, the others shorter and shorter, the last of them down to about T / B.
+    # Item 0 has full length, and the lengths decrease to about T / B.
     length_B1 = np.maximum(1, np.round(T * (1 - np.arange(B) / max(B, 2)))).astype(int)[:, None]
     if B == 1:
         length_B1 = np.array([[max(1, (2 * T) // 3)]])
@@ -142,27 +142,27 @@ def _padded(layout: str, B: int, T: int) -> Array:
 
 
 def _prefixes(layout: str, B: int, T: int) -> Array:
-    """The length of each item's prefix, int64 `[B]`: from none to about half of the keys as usual."""
+    """The length of each item's prefix, int64 `[B]`: usually from 0 to about half of the keys."""
     if layout in ("prefix of none", "prefix of all"):
         return np.full(B, 0 if layout == "prefix of none" else T)
     return np.asarray((np.arange(B) + (B == 1)) * T // (2 * max(B - 1, 1)))
 
 
 def _ids(layout: str, B: int, T: int) -> Array:
-    """The document of each position, int64 `[B,T]`, from 1; documents get longer, and differ between items."""
+    """The document of each position, int64 `[B,T]`, from 1; documents get longer, and their lengths differ by item."""
     if layout == "one document":
         return np.ones((B, T), dtype=np.int64)
-    found = np.empty((B, T), dtype=np.int64)
+    ids_BT = np.empty((B, T), dtype=np.int64)
     for item in range(B):
         lengths = 1 + item + np.arange(T)
-        found[item] = np.repeat(np.arange(1, T + 1), lengths)[:T]
+        ids_BT[item] = np.repeat(np.arange(1, T + 1), lengths)[:T]
     if layout == "padding between documents":
-        found[:, 1:] = np.where(np.diff(found, axis=1) > 0, 0, found[:, 1:])
-    return found
+        ids_BT[:, 1:] = np.where(np.diff(ids_BT, axis=1) > 0, 0, ids_BT[:, 1:])
+    return ids_BT
 
 
 def _marks(layout: str, B: int, T: int, rng: np.random.Generator) -> Array:
-    """Which positions are global, bool `[B,T]`: the first as usual."""
+    """The global positions, bool `[B,T]`: usually the first."""
     if layout == "no global token":
         return np.zeros((B, T), dtype=bool)
     if layout == "random global tokens":

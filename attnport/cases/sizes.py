@@ -1,4 +1,4 @@
-"""Sizes at which models are tried: the least, usual and largest of each dim, one, primes, those around a window."""
+"""Sizes at which models are tried: the smallest, usual and largest of each dim, 1, primes, and around a window."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
 
-# Small sizes: an evaluator that computes in half precision without hardware for it has to finish too.
+# Small, so that an evaluator that computes in half precision without hardware for it also finishes.
 BATCH, LENGTH = 4, 32
 _PRIMES = (37, 41, 43, 47, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 
@@ -15,38 +15,38 @@ Sizes = dict[str, int]
 
 
 def batch_dim(io: IOContract) -> str | None:
-    """The dim that counts batch items; None when the only dynamic dims are lengths."""
+    """The dim that counts batch items; None if only lengths are dynamic."""
     names = {dim for spec in io.inputs for dim in spec.dims if isinstance(dim, str)}
     specs = {spec.name: spec for spec in io.inputs}
     firsts = [specs[str(mask.input)].dims[0] for mask in io.padding_masks()]
     firsts += [spec.dims[0] for spec in io.inputs if len(spec.dims) > 1]
     first = next((dim for dim in firsts if isinstance(dim, str)), None)
-    # A model of one dynamic dim (tokens x channels) would otherwise never see that dim at its largest.
+    # The single dynamic dim of a model (tokens x channels) is a length, so that it is also tried at its largest.
     return first if len(names) > 1 or io.padding_masks() else None
 
 
 def usual(io: IOContract, batch: int = BATCH) -> Sizes:
-    """A small batch of lengths as they usually are, at most `LENGTH`."""
+    """A small batch of usual lengths, at most `LENGTH`."""
     return _sizes(io, batch, lambda dim: min(dim.opt, LENGTH))
 
 
 def shortest(io: IOContract) -> Sizes:
-    """Two items, of the least lengths."""
+    """Two items of the smallest lengths."""
     return _sizes(io, 2, lambda dim: dim.min)
 
 
 def longest(io: IOContract) -> Sizes:
-    """Two items, of the largest lengths."""
+    """Two items of the largest lengths."""
     return _sizes(io, 2, lambda dim: dim.max)
 
 
 def least(io: IOContract) -> Sizes:
-    """Every dim at its least."""
+    """Every dim at its smallest size."""
     return {dim.name: dim.min for dim in io.dims}
 
 
 def opt(io: IOContract) -> Sizes:
-    """Lengths at their opt, in as many items as make about half of what `longest` holds, at most the batch's opt."""
+    """Lengths at their opt size, in about half as many positions as `longest` has, at most the batch's opt size."""
     counted = batch_dim(io)
     lengths = [dim for dim in io.dims if dim.name != counted]
     share = min((dim.max // dim.opt for dim in lengths), default=BATCH)
@@ -55,22 +55,22 @@ def opt(io: IOContract) -> Sizes:
 
 
 def largest_batch(io: IOContract) -> Sizes:
-    """The largest batch, of lengths next to the least."""
+    """The largest batch, of lengths just above the smallest."""
     return _sizes(io, max(dim.max for dim in io.dims), lambda dim: dim.min + 3)
 
 
 def one_least(io: IOContract) -> dict[str, Sizes]:
-    """By dim, usual sizes with that length alone at its least, where there are several lengths.
+    """By dim, usual sizes with only that length at its smallest; empty if there are fewer than two lengths.
 
-    Behind a key/value cache that is decoding, one new token and many cached, and prefill; in cross attention a memory
-    of one place.
+    With a key/value cache these are decoding (one new token and many cached ones) and prefill, and in cross attention a
+    memory of one position.
     """
     lengths = [dim for dim in io.dims if dim.name != batch_dim(io)]
     return {dim.name: {**usual(io, 2), dim.name: dim.min} for dim in lengths} if len(lengths) > 1 else {}
 
 
 def primes(io: IOContract) -> Sizes:
-    """Primes for every dim, different ones for different lengths; a range without a prime takes its smallest."""
+    """A prime for every dim, different for each length; a range without a prime has its smallest size."""
     left = list(_PRIMES)
     sizes = {}
     for dim in io.dims:
@@ -82,7 +82,7 @@ def primes(io: IOContract) -> Sizes:
 
 
 def around_windows(io: IOContract) -> dict[int, Sizes]:
-    """By length, sizes around the widths of windows, where a bound that is off by one shows; those the dims allow."""
+    """By length, the allowed sizes around the widths of windows, which show a window that is off by one."""
     widths = dict.fromkeys(mask.window for mask in io.masks if mask.window)
     wanted = dict.fromkeys(length for w in widths for length in (w - 1, w, w + 1, 2 * w) if length > 0)
     lengths = [dim for dim in io.dims if dim.name != batch_dim(io)]

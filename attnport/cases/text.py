@@ -1,4 +1,4 @@
-"""Test inputs from real sentences, tokenised with the model's own tokenizer."""
+"""Test inputs from sentences, tokenised with the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reads_text(io: IOContract) -> bool:
 
 
 def read_sentences(path: Path) -> list[str]:
-    """The sentences of a UTF-8 text file, one a line; empty lines are skipped.
+    """The sentences of a UTF-8 text file, one in each line; empty lines are skipped.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8, or holds no sentence.
@@ -39,19 +39,19 @@ def read_sentences(path: Path) -> list[str]:
         raise UsageError(f"{path} is not UTF-8 text: {err.reason} at byte {err.start}.") from err
     sentences = [line for line in lines if line]
     if not sentences:
-        raise UsageError(f"{path} holds no sentence.", hint="Write one sentence a line.")
+        raise UsageError(f"{path} holds no sentence.", hint="Write one sentence in each line.")
     return sentences
 
 
 def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, batch: int = 32) -> list[Case]:
-    """Sentences in their natural order, in batches padded on the right to the longest of each.
+    """Sentences in their order, in batches padded on the right to the longest of each batch.
 
-    Natural order, because that is what a padded batch in use looks like: sorted by length there would be hardly any
-    padding to get wrong. Sentences longer than the model takes are truncated.
+    They are not sorted by length, which would leave hardly any padding: batches in use are not sorted either. Sentences
+    longer than the model takes are truncated.
 
     Raises:
         MissingDependency: the tokenizers package is not installed.
-        UsageError: no sentences, or the model has inputs that text does not fill.
+        UsageError: there are no sentences, or the model has inputs that text does not fill.
         ArtifactError: the tokenizer file cannot be read.
     """
     if not sentences:
@@ -67,7 +67,7 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     longest = T.max if T else int(ids.dims[1])
     rows, pad_id = _tokenise(sentences, tokenizer_path, longest)
     batch = min(batch, B.max) if B else int(ids.dims[0])
-    made = []
+    batches = []
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
         name = f"sentences {start + 1}-{start + len(part)}"
@@ -75,20 +75,20 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
             part = [*part, part[-1]]
         width = max(len(row[0]) for row in part)
         width = max(width, T.min) if T else longest
-        made.append(case(io, name, "text", _feeds(io, part, width, pad_id)))
-    return made
+        batches.append(case(io, name, "text", _feeds(io, part, width, pad_id)))
+    return batches
 
 
 def _tokenise(
     sentences: Sequence[str], tokenizer_path: Path, longest: int
 ) -> tuple[list[tuple[list[int], list[int]]], int]:
-    """Token ids and type ids of each sentence, and the id that padding takes."""
+    """Token ids and type ids of each sentence, and the id of padding."""
     tokenizers = require("tokenizers")
     with tokenizers_errors(tokenizer_path, "is no tokenizer"):
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_path))
     known = [tokenizer.token_to_id(token) for token in _PAD_TOKENS]
     pad_id = (tokenizer.padding or {}).get("pad_id", next((token for token in known if token is not None), 0))
-    # The file's own settings (MiniLM's: pad and cut to 128) are for other uses than the model's limit.
+    # The file's own settings (MiniLM's: pad and cut to 128) are not the model's limit.
     tokenizer.no_padding()
     with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
         tokenizer.enable_truncation(longest)
@@ -101,17 +101,17 @@ def _tokenise(
 
 @contextmanager
 def tokenizers_errors(tokenizer_path: Path, what: str) -> Iterator[None]:
-    """Around the package `tokenizers`: what it raises because of a file's rules becomes an error that names the file.
+    """Turns what the package `tokenizers` raises in the block into an error that names the tokenizer file.
 
     Raises:
-        ArtifactError: it raised.
+        ArtifactError: the package raised, because of the rules in the file.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
-    # It raises bare Exception for a malformed file, and a panic, which is no Exception, where a rule of the file cannot
-    # be carried out: a regular expression that takes too many steps.
+    # The package raises Exception for a malformed file. If it cannot apply a rule, such as a regular expression that
+    # takes too many steps, it raises a panic, which does not derive from Exception.
     except BaseException as err:
         raise ArtifactError(
             f"{tokenizer_path} {what}: {first_line(err)}.",

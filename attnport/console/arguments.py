@@ -1,4 +1,4 @@
-"""What every argument of a verb has to be, whatever it means: text that is UTF-8, and paths that lead somewhere."""
+"""Checks that apply to all arguments of all verbs: text must be UTF-8, and paths must not be empty."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from attnport.folder.refusals import folder_is_gone
 
 
 class _Path(click.Path):
-    """A path; an empty one is refused, which would be the current folder."""
+    """A path. An empty one, which would mean the current folder, is refused."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """As click's."""
         if value == "":
-            self.fail("the path is empty; is it of a shell variable that is not set?", parameter, context)
+            self.fail("the path is empty; does it come from a shell variable that is not set?", parameter, context)
         return super().convert(value, parameter, context)
 
 
@@ -27,22 +27,22 @@ FOLDER = _Path(path_type=Path)
 
 
 def check_arguments(options: Mapping[str, Any]) -> None:
-    """Refuses what no verb can work with, before anything is read or written.
+    """Refuses arguments that no verb can use, before anything is read or written.
 
-    The libraries that read models take paths as UTF-8, and so do the JSON files that repeat them.
+    The libraries that read models need paths in UTF-8, and so do the JSON files that contain them.
 
     Raises:
-        UsageError: the current folder is gone, or an argument, the whole path of one, or TMPDIR is not UTF-8.
+        UsageError: the current folder was deleted, or an argument, its absolute path or TMPDIR is not UTF-8.
     """
     if gone := folder_is_gone():
         raise gone
-    given = [each for value in options.values() for each in (value if isinstance(value, tuple) else (value,))]
-    for each in (*given, os.environ.get("TMPDIR")):
-        text = os.path.realpath(each) if isinstance(each, Path) else each
+    values = [item for value in options.values() for item in (value if isinstance(value, tuple) else (value,))]
+    for value in (*values, os.environ.get("TMPDIR")):
+        text = os.path.realpath(value) if isinstance(value, Path) else value
         if isinstance(text, str) and not _is_utf8(text):
             raise UsageError(
-                f"{os.fsencode(text)!r} is not UTF-8; no model and no report can name it.",
-                hint="Rename it, or give another.",
+                f"{os.fsencode(text)!r} is not UTF-8, so that models and reports cannot refer to it.",
+                hint="Rename it, or choose another.",
             )
 
 

@@ -1,4 +1,4 @@
-"""How a search for a divergence is printed."""
+"""What `check --bisect` prints."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
 _MOST_NAMES = 4
 
 
-def show_bisected(found: Bisected) -> Iterator[doc.Block]:
-    """The parity report, and for each runtime or form that failed the layer from which on it is wrong."""
-    yield from show_parity(found.parity)
-    if not found.findings:
+def show_bisected(bisected: Bisected) -> Iterator[doc.Block]:
+    """The parity report, and for each runtime or form that failed the layer where it goes wrong."""
+    yield from show_parity(bisected.parity)
+    if not bisected.findings:
         yield doc.Text("bisect: nothing failed, so there is nothing to search")
-    for finding in found.findings:
+    for finding in bisected.findings:
         yield doc.Text("")
         yield from _finding(finding)
 
 
-def _finding(found: SearchResult) -> Iterator[doc.Block]:
-    if found.reason:
-        yield doc.Text((doc.Span(f"bisect: {found.subject}", "strong"), f": nothing found: {found.reason}"))
+def _finding(result: SearchResult) -> Iterator[doc.Block]:
+    if result.reason:
+        yield doc.Text((doc.Span(f"bisect: {result.subject}", "strong"), f": nothing found: {result.reason}"))
         return
-    where = doc.Span(found.module or "the outermost module", "fail")
-    yield doc.Text((doc.Span(f"bisect: {found.subject} goes wrong in ", "strong"), where))
-    yield doc.Text(f"  first diverging tensor: {found.tensor}, made by {_some(found.between)}")
-    fine = f"{_some(found.fine)} (measured)" if found.fine else "the inputs and weights"
+    where = doc.Span(result.module or "the outermost module", "fail")
+    yield doc.Text((doc.Span(f"bisect: {result.subject} goes wrong in ", "strong"), where))
+    yield doc.Text(f"  first diverging tensor: {result.tensor}, made by {_some(result.between)}")
+    fine = f"{_some(result.fine)} (measured)" if result.fine else "the inputs and weights"
     yield doc.Text(f"  fine before it: {fine}")
-    count = len(found.samples) + len(found.elsewhere)
-    yield doc.Text(f"  in {len(found.samples)} of {count} failing cases tried: {_some(found.samples)}")
-    yield from _readings(found)
-    if found.odd:
-        odd = doc.Span(found.odd, "strong")
+    count = len(result.samples) + len(result.elsewhere)
+    yield doc.Text(f"  in {len(result.samples)} of {count} failing cases tried: {_some(result.samples)}")
+    yield from _readings(result)
+    if result.odd:
+        odd = doc.Span(result.odd, "strong")
         yield doc.Text(("  odd one out: ", odd, "; the others of its precision agree"))
-    elsewhere = (f"case {case} ends at {tensor} instead" for case, tensor in found.elsewhere.items())
-    fusion = found.fusion or "marking outputs changed nothing that was seen"
-    notes = (*elsewhere, *found.notes, f"{found.runs} probe runs; {fusion}")
+    elsewhere = (f"case {case} ends at {tensor} instead" for case, tensor in result.elsewhere.items())
+    fusion = result.fusion or "marking outputs changed no measured result"
+    notes = (*elsewhere, *result.notes, f"{result.runs} probe runs; {fusion}")
     yield doc.Bullets(tuple(doc.Span(note, "quiet") for note in notes))
 
 
-def _readings(found: SearchResult) -> Iterator[doc.Block]:
+def _readings(result: SearchResult) -> Iterator[doc.Block]:
     columns = cells.columns(
         *("runtime", "verdict", "RMS error", "bound", "max error", "bound"),
         right=("RMS error", "bound", "max error"),
@@ -59,10 +59,10 @@ def _readings(found: SearchResult) -> Iterator[doc.Block]:
             doc.Verdict(row.verdict),
             *map(_number, (row.rms_error, row.rms_bound, row.max_error, row.max_bound)),
         )
-        for row in found.readings
+        for row in result.readings
     )
-    yield doc.Table(f"errors there, case {found.sample}", columns, doc.rows(rows))
-    yield cells.notes({row.subject: row.reason for row in found.readings if row.rms_error is None and row.reason})
+    yield doc.Table(f"errors there, case {result.sample}", columns, doc.rows(rows))
+    yield cells.notes({row.subject: row.reason for row in result.readings if row.rms_error is None and row.reason})
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A report's document in a terminal: tables that fit 80 columns, notes below them, verdicts in colour."""
+"""Renders a report's document for a terminal: tables within 80 columns, notes below them, verdicts in colour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 Show = Callable[[Any], Iterable[doc.Block]]
-"""What a verb prints for its result."""
+"""Makes the blocks that a verb prints for its result."""
 _STYLES = {
     "PASS": "green",
     "FAIL": "bold red",
@@ -34,7 +34,7 @@ _MOST_IN_A_CELL = 150
 
 
 def render(show: Show, value: Any, *, colour: bool = False, width: int = WIDTH) -> str:
-    """What a verb prints for `value`, in lines of at most `width` columns."""
+    """The text that a verb prints for `value`, in lines of at most `width` columns."""
     import io
 
     from rich.console import Console
@@ -63,23 +63,23 @@ def _print(console: Console, block: doc.Block) -> None:
         raise TypeError(f"A terminal cannot show {type(block).__name__}; expected text, a table, a list or commands.")
 
 
-def _table(found: doc.Table) -> Table:
+def _table(block: doc.Table) -> Table:
     from rich import box
     from rich.table import Table
 
-    title = text(found.caption, "strong") if found.caption else None
+    title = text(block.caption, "strong") if block.caption else None
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in found.columns:
+    for column in block.columns:
         justify: Any = "right" if column.number else "left"
         table.add_column(text(column.heading), justify=justify, overflow="fold", no_wrap=column.whole)
-    for group in found.groups:
+    for group in block.groups:
         for row in group.rows:
             table.add_row(*map(text, row.cells))
     return table
 
 
 def text(line: doc.Line, style: str | None = None) -> Text:
-    """A line with its colours, none of which reach into the space around it; nothing in it is markup."""
+    """A line with its colours, which do not extend to the space around it; its text is never taken as markup."""
     from rich.text import Text
 
     colour = _STYLES.get(style or "", "")
@@ -95,18 +95,18 @@ def text(line: doc.Line, style: str | None = None) -> Text:
 
 
 def short(text: str) -> str:
-    """As much of a text as a cell can hold; the whole of an error stands on stderr."""
+    """A text cut to what a cell can hold; stderr has the full text of an error."""
     return text if len(text) <= _MOST_IN_A_CELL else f"{text[: _MOST_IN_A_CELL - 1].rstrip()}…"
 
 
 def columns(*headings: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> tuple[doc.Column, ...]:
-    """Columns of a table; those of `right` are numbers, and those of `whole` are never broken into lines."""
+    """Columns of a table; those in `right` are numbers, and those in `whole` are never broken into lines."""
     numbers, unbroken = set(right), set(whole)
     return tuple(doc.Column(heading, heading in numbers, heading in unbroken) for heading in headings)
 
 
 def notes(texts: Mapping[str, str]) -> doc.Bullets:
-    """What does not fit a cell: `name: text`, indented below its table; names that share a text share a line."""
+    """Notes below a table, as `name: text`; names with the same text share a line."""
     names: dict[str, list[str]] = {}
     for name, text in texts.items():
         names.setdefault(text, []).append(name)
@@ -114,10 +114,10 @@ def notes(texts: Mapping[str, str]) -> doc.Bullets:
 
 
 def warnings(texts: Iterable[str], label: str = "note") -> Iterable[doc.Text]:
-    """What a reader must know, a line each."""
+    """Notes that a reader should not miss, each on a line."""
     return (doc.Text(f"{label}: {text}", "miss") for text in texts)
 
 
 def quiet(*lines: str) -> Iterable[doc.Text]:
-    """What columns mean, a line each."""
+    """Explanations, such as of columns, each on a line."""
     return (doc.Text(line, "quiet") for line in lines)

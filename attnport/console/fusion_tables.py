@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def fused(fusion: FusionReport | None, key: str) -> doc.Line:
-    """How many attentions are fused, of how many, in colour; "" where that was not asked."""
+    """The number of fused attentions and of all, in colour; "" if fusion was not examined."""
     table = fusion.targets.get(key) if fusion else None
     if table is None:
         return ""
@@ -21,16 +21,16 @@ def fused(fusion: FusionReport | None, key: str) -> doc.Line:
 
 
 def show_fusion(report: FusionReport) -> Iterator[doc.Block]:
-    """One row a target; reasons stand below."""
+    """A row for each target, with reasons below."""
     columns = cells.columns("target", "fused", "kernel", "proved by", right=("fused",), whole=("target", "fused"))
     rows = (
-        (key, fused(report, key), _kernels(found) or "-", found.proved_by or "-")
-        for key, found in report.targets.items()
+        (key, fused(report, key), _kernels(table) or "-", table.proved_by or "-")
+        for key, table in report.targets.items()
     )
     yield doc.Table("fusion", columns, doc.rows(rows))
     notes = {}
-    for key, found in report.targets.items():
-        reasons = dict.fromkeys(item.cost if item.fused else item.reason for item in found.items)
+    for key, table in report.targets.items():
+        reasons = dict.fromkeys(item.cost if item.fused else item.reason for item in table.items)
         reasons.pop("", None)
         if reasons:
             notes[key] = "; ".join(reasons)
@@ -49,10 +49,10 @@ def show_engine_fusion(table: FusionTable) -> Iterator[doc.Block]:
 
 def show_fusion_explained(report: FusionReport) -> Iterator[doc.Block]:
     """What happened to each attention on each target, and why."""
-    for key, found in report.targets.items():
-        yield doc.Text((doc.Span(key, "strong"), f" ({found.plan}, {found.file}): {found}"))
-        for item in found.items:
-            unfused = doc.Verdict("not proven" if found.proved_by is None else "not fused", "miss")
+    for key, table in report.targets.items():
+        yield doc.Text((doc.Span(key, "strong"), f" ({table.plan}, {table.file}): {table}"))
+        for item in table.items:
+            unfused = doc.Verdict("not proven" if table.proved_by is None else "not fused", "miss")
             state = (doc.Verdict("fused", "pass"), f" in {item.kernel}") if item.fused else (unfused,)
             yield doc.Text((f"  {item.attention}: ", *state))
             details = (f"form {item.form}; mask {item.mask}", item.cost, item.evidence or item.reason)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_gpu_report(report: GpuReport) -> Iterator[doc.Block]:
-    """The device, its peaks, every piece, what is left."""
+    """The device, its peaks, every piece, and what is left for the next run."""
     yield doc.Text(f"GPU: {report.device}", "strong")
     yield from _peaks(report.peaks)
     for name, piece in report.pieces.items():
@@ -43,9 +43,9 @@ def _peaks(peaks: Peaks | None) -> Iterator[doc.Block]:
     if peaks is None:
         yield doc.Text("peak rates: not measured", "miss")
         return
-    found = [f"{plan} {peak.per_s / 1e12:.3g} TFLOP/s ({peak.what})" for plan, peak in peaks.flops.items()]
-    found += [f"{peaks.copy.per_s / 1e9:.4g} GB/s ({peaks.copy.what})"] if peaks.copy else []
-    for line in found:
+    lines = [f"{plan} {peak.per_s / 1e12:.3g} TFLOP/s ({peak.what})" for plan, peak in peaks.flops.items()]
+    lines += [f"{peaks.copy.per_s / 1e9:.4g} GB/s ({peaks.copy.what})"] if peaks.copy else []
+    for line in lines:
         yield doc.Text(f"measured peak: {line}")
 
 

@@ -1,4 +1,4 @@
-"""How latency and its changes are printed: tables that fit 80 columns."""
+"""What `bench` prints: latency and its changes, in tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTS = {"host_to_device": "to device", "device": "on device", "device_to_host"
 
 
 def show_latency(report: LatencyReport) -> Iterator[doc.Block]:
-    """Tables for each workload: speed and memory, then where the time goes; what never ran stands once, at the end."""
+    """Tables for each workload: speed and memory, then times in detail; at the end, the runtimes that never ran."""
     never = never_timed(report)
     for shape, rows in report.shapes.items():
         shown = {name: row for name, row in rows.items() if name not in never}
@@ -32,15 +32,15 @@ def show_latency(report: LatencyReport) -> Iterator[doc.Block]:
     if any(row.median_ns is not None for rows in report.shapes.values() for row in rows.values()):
         yield from cells.quiet(
             f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown",
-            "peak: the most memory until the end of the workload, above that with packages imported",
-            "load and first call: in a fresh process, packages imported; median, p90 and p99: warm",
+            "peak: the most memory until the end of the workload, above that after importing packages",
+            "load and first call: in a fresh process, after importing packages; median, p90 and p99: warm",
         )
 
 
-def _speed(shape: str, found: Mapping[str, LatencyRow]) -> doc.Table:
+def _speed(shape: str, rows_by_runtime: Mapping[str, LatencyRow]) -> doc.Table:
     numbers = ("median ms", "items/s", "tokens/s", "peak MiB")
     rows: list[tuple[doc.Line, ...]] = []
-    for name, row in found.items():
+    for name, row in rows_by_runtime.items():
         if row.median_ns is None:
             rows.append((name, doc.Verdict("NOT_RUN")))
             continue
@@ -85,11 +85,11 @@ def _times(measured: Mapping[str, LatencyRow]) -> Iterator[doc.Block]:
 
 
 def show_regression(report: RegressionReport) -> Iterator[doc.Block]:
-    """One row a runtime and workload, then the verdict."""
+    """A row for each runtime and workload, then the verdict."""
     numbers = ("before ms", "after ms")
     columns = cells.columns("runtime", *numbers, "after / before", "verdict", right=numbers, whole=("runtime",))
     for workload in dict.fromkeys(row.workload for row in report.rows):
-        found = [row for row in report.rows if row.workload == workload]
+        changes = [row for row in report.rows if row.workload == workload]
         rows = (
             (
                 row.runtime,
@@ -98,10 +98,10 @@ def show_regression(report: RegressionReport) -> Iterator[doc.Block]:
                 _interval(row.change) if row.change else "",
                 _coloured(row.verdict),
             )
-            for row in found
+            for row in changes
         )
         yield doc.Table(f"change: {report.model}, {workload}", columns, doc.rows(rows))
-        yield cells.notes({row.runtime: row.reason for row in found if row.reason})
+        yield cells.notes({row.runtime: row.reason for row in changes if row.reason})
     yield from cells.warnings(report.notes)
     if report.relative:
         about = f"after / before: of the ratio to {report.baseline} in the same run; of {report.baseline}: of its times"
@@ -116,7 +116,7 @@ def _coloured(verdict: str) -> doc.Verdict:
 
 def _interval(interval: Interval) -> str:
     low, middle, high = interval
-    # Two digits hide what a narrow interval shows: 1.00 [1.00, 1.01].
+    # Two digits are too few for a narrow interval, such as 1.00 [1.00, 1.01].
     digits = 3 if high - low < 0.1 * middle and middle < 10 else 2
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 

@@ -1,4 +1,4 @@
-"""The options that commands share or that are many: of a module's source, of `bench` and of `gpu-check`."""
+"""The longer lists of options: those of a module's source, of `bench` and of `gpu-check`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SOURCE_OPTIONS = (
         multiple=True,
         help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
     ),
-    click.option("--dim", "dims", multiple=True, help='Least, usual and largest size of a dim, "seq=1:128:512".'),
+    click.option("--dim", "dims", multiple=True, help='Smallest, usual and largest size of a dim, "seq=1:128:512".'),
     click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
     click.option(
         "--trust-remote-code",
         is_flag=True,
-        help="Run the Python code that an hf: model's config.json names, its own or another repository's. Without it "
-        "none is run, and a model that needs it is refused.",
+        help="Run the Python code that an hf: model's config.json names, its own or another repository's. Without this "
+        "option, a model that needs such code is refused.",
     ),
-    click.option("--force", is_flag=True, help="Do it again even when nothing changed."),
+    click.option("--force", is_flag=True, help="Run again even if nothing has changed."),
 )
 
 
@@ -42,10 +42,10 @@ def source_options(work: F) -> F:
 
 _BENCH_OPTIONS = (
     click.argument("folder", type=FOLDER, required=False),
-    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report then has no other."),
+    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report has only these."),
     click.option("--shape", "shapes", multiple=True, help='"batch=8,seq=128"; a grid: "batch=1/8,seq=64/128".'),
-    click.option("--text", type=FOLDER, help="Sentences, one a line."),
-    click.option("--lengths", type=FOLDER, help="Lengths for ragged batches, one a line or LENGTH:COUNT."),
+    click.option("--text", type=FOLDER, help="Sentences, one in each line."),
+    click.option("--lengths", type=FOLDER, help="Lengths for ragged batches, one in each line, or LENGTH:COUNT."),
     click.option(
         "--batch",
         type=click.IntRange(min=1),
@@ -71,9 +71,9 @@ _BENCH_OPTIONS = (
         "--samples",
         type=click.IntRange(min=0),
         default=0,
-        help="Calls of each runtime at least, if there is time; p99 needs 1000.",
+        help="The fewest calls of each runtime, if there is time; p99 needs 1000.",
     ),
-    click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds in all."),
+    click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds in total."),
     click.option(
         "--timeout",
         "timeout_s",
@@ -88,13 +88,13 @@ _BENCH_OPTIONS = (
         type=FOLDER,
         nargs=2,
         metavar="BEFORE AFTER",
-        help="Measure nothing; say what became slower between two saved reports.",
+        help="Measure nothing; show what became slower between two saved reports.",
     ),
-    click.option("--fail-on-regression", is_flag=True, help="With --compare: exit 7 when something became slower."),
+    click.option("--fail-on-regression", is_flag=True, help="With --compare: exit 7 if something became slower."),
     click.option(
         "--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later."
     ),
-    click.option("--force", is_flag=True, help="Measure even when nothing changed."),
+    click.option("--force", is_flag=True, help="Measure even if nothing has changed."),
 )
 
 
@@ -104,11 +104,11 @@ def bench_options(work: F) -> F:
 
 
 def check_together(folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool) -> None:
-    """Refuses options that do not go together.
+    """Refuses combinations of options that make no sense.
 
     Raises:
-        click.UsageError: neither or both of FOLDER and --compare, or --fail-on-regression alone, or an option of a
-            measurement beside --compare.
+        click.UsageError: neither or both of FOLDER and --compare are given, --fail-on-regression is without --compare,
+            or --compare is with an option for measuring.
     """
     if compare is None:
         if folder is None:
@@ -133,12 +133,12 @@ _GPU_OPTIONS = (
     ),
     click.option("--only", multiple=True, help="A model, bert_encoder or llama_decoder; default: both."),
     click.option("--dtype", "dtypes", multiple=True, help="A precision plan, fp16, bf16 or fp32; default: fp16, bf16."),
-    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. A piece then has no other."),
+    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. A piece has only these."),
     click.option(
-        "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds after which no further step is begun."
+        "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds after which no further step is started."
     ),
     click.option("--threads", type=click.IntRange(min=1), help="Threads on the host; default: the physical cores."),
-    click.option("--force", is_flag=True, help="Measure again what is there."),
+    click.option("--force", is_flag=True, help="Measure again what was measured before."),
 )
 
 

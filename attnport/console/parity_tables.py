@@ -1,4 +1,4 @@
-"""What `check` prints: a verdict for each runtime and form, then what the errors of each output are like."""
+"""What `check` prints: a verdict for each runtime and form, then metrics of the errors of each output."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MOST_ULPS = 99_999.5
 
 
 def show_parity(report: ParityReport) -> Iterator[doc.Block]:
-    """One row a runtime and a lowered form, with what comes closest to its bound; metrics and reasons stand below."""
+    """A row for each runtime and each lowered form with its worst error; metrics and reasons are below."""
     title = ("parity against float64: ", doc.Verdict(report.verdict))
     yield from _verdicts(title, "runtime", report.runtimes)
     if report.forms:
         yield from _verdicts("graph parity of the lowered forms", "form", report.forms)
     yield from cells.quiet(
         "worst: the largest error over its bound, over all cases and outputs; above 1 fails",
-        "padding: the same of what changes when padding alone does; - where no mask tells",
+        "padding: the same for changes when only padding changes; - without a padding mask",
     )
     yield from _metrics(report)
     yield from cells.quiet(*(f"note: {note}" for note in report.notes))
 
 
-def _verdicts(title: doc.Line, what: str, found: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
+def _verdicts(title: doc.Line, what: str, parities: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
     numbers = ("cases", "worst", "padding")
     columns = cells.columns(what, "verdict", "ran as", *numbers, right=numbers, whole=("verdict", *numbers))
     rows = (
@@ -43,14 +43,14 @@ def _verdicts(title: doc.Line, what: str, found: Mapping[str, RuntimeParity]) ->
             _share(largest(row.cases)),
             _padding(row),
         )
-        for name, row in found.items()
+        for name, row in parities.items()
     )
     yield doc.Table(title, columns, doc.rows(rows))
-    yield cells.notes({name: row.reason for name, row in found.items() if row.verdict != "PASS"})
+    yield cells.notes({name: row.reason for name, row in parities.items() if row.verdict != "PASS"})
 
 
 def _padding(row: RuntimeParity) -> doc.Line:
-    """What changes when padding alone does."""
+    """The worst change when only padding changes."""
     share = _share(largest(row.invariance))
     if any(pair.verdict == "FAIL" for pair in row.invariance):
         return doc.Verdict(share or "FAIL", "fail")
@@ -62,7 +62,7 @@ def _share(share: float | None) -> str:
 
 
 def _metrics(report: ParityReport) -> Iterator[doc.Block]:
-    """For each output, by runtime, the worst of each metric over the cases whose errors are of the usual size."""
+    """For each output, by runtime, the worst of each metric over all cases except large values."""
     from attnport.cases.extremes import LARGE_VALUES
 
     usual = {name: [case for case in row.cases if case.case != LARGE_VALUES] for name, row in report.runtimes.items()}
@@ -76,11 +76,11 @@ def _metrics(report: ParityReport) -> Iterator[doc.Block]:
         yield from cells.quiet(f"relative: norm of the error over the reference's; all but {LARGE_VALUES!r}{more}")
 
 
-def _metrics_of(output: str, found: Mapping[str, Sequence[CaseResult]]) -> doc.Table:
-    argmax = any(case.argmax for cases in found.values() for case in cases)
+def _metrics_of(output: str, cases_by_runtime: Mapping[str, Sequence[CaseResult]]) -> doc.Table:
+    argmax = any(case.argmax for cases in cases_by_runtime.values() for case in cases)
     numbers = ("max error", "relative", "ULP p50", "p99", "1-cos", *["argmax"] * argmax, "NaN, Inf")
     rows: list[tuple[doc.Line, ...]] = []
-    for name, cases in found.items():
+    for name, cases in cases_by_runtime.items():
         worst = worst_metrics(cases)
         most = max((case.max_error for case in cases if case.max_error is not None), default=None)
         values = [
@@ -103,8 +103,8 @@ def _ulps(value: float | None) -> str:
     return f"{value:.1f}" if value < 99.95 else f"{value:.0f}" if value < _MOST_ULPS else f"{value:.0e}"
 
 
-def _argmax(found: Argmax | None) -> str:
-    """The share of rows that agree, over all cases; never 100 % where one does not."""
-    if found is None:
+def _argmax(argmax: Argmax | None) -> str:
+    """The share of rows that agree, over all cases; never 100 % unless all agree."""
+    if argmax is None:
         return ""
-    return "100%" if found.agree == found.rows else f"{min(99.9, 100 * found.agree / found.rows):.1f}%"
+    return "100%" if argmax.agree == argmax.rows else f"{min(99.9, 100 * argmax.agree / argmax.rows):.1f}%"

@@ -1,4 +1,4 @@
-"""How a searched precision plan is printed."""
+"""How the result of a search for a precision plan is printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_precision(plan: PrecisionPlan) -> Iterator[doc.Block]:
-    """What stays in float32, with the error with and without it."""
+    """The parts that stay in float32, and the error with and without them."""
     count = f"{len(plan.islands)} of {plan.parts} parts" if plan.islands else f"none of {plan.parts} parts"
     if plan.islands:
         numbers = ("largest value", "without it")
@@ -41,7 +41,7 @@ def show_precision(plan: PrecisionPlan) -> Iterator[doc.Block]:
         f"cases; tried on {plan.held_out} more"
     )
     if plan.capped:
-        yield doc.Text("the search ended at its limit: the bound is kept, but fewer parts in fp32 may do")
+        yield doc.Text("the search ended at its limit: the bound is kept, but fewer parts in fp32 may be enough")
 
 
 def _share(share: float | None) -> str:

@@ -1,4 +1,4 @@
-"""How a verb runs in a terminal: where its words go, how it ends, and with which exit code."""
+"""Runs a verb in a terminal: its output and messages, how it ends, and its exit code."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from attnport.reporting.document import Block
 from attnport.reporting.markup import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
-# What click carries as the context's object when the process ends with the verb; a caller in Python goes on after it.
+# The object of click's context when the process ends with the verb. A caller in Python does not set it.
 OWN_PROCESS = object()
 
 
 class Verbs(click.Group):
-    """A group of commands that names the closest one for a verb that there is not."""
+    """A group of commands that suggests the closest one for an unknown verb."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -35,13 +35,13 @@ class Verbs(click.Group):
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             verbs = self.list_commands(ctx)
             close = difflib.get_close_matches(args[0], verbs, n=1)
-            there = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(verbs)}."
-            ctx.fail(f"No such verb {args[0]!r}. {there}")
+            suggestion = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(verbs)}."
+            ctx.fail(f"No such verb {args[0]!r}. {suggestion}")
         return super().resolve_command(ctx, args)
 
 
 class Reporter:
-    """What a verb talks to: data on stdout, progress and messages on stderr."""
+    """The output of a verb: data on stdout, progress and messages on stderr."""
 
     def __init__(self, *, as_json: bool, verbose: bool, traceback: bool) -> None:
         self.as_json = as_json
@@ -55,7 +55,7 @@ class Reporter:
         """Shows what is being done: a spinner on a terminal, a line with -v, nothing otherwise.
 
         Raises:
-            KeyboardInterrupt: a signal was to end the verb, and a library swallowed it.
+            KeyboardInterrupt: a signal should have ended the verb, but a library swallowed the exception.
         """
         if self.interrupts:
             raise KeyboardInterrupt
@@ -68,7 +68,7 @@ class Reporter:
             self._status.update(escape(message))
 
     def tell(self, message: str) -> None:
-        """Says on stderr what a user has to know though nothing failed."""
+        """Prints a note on stderr."""
         message = printable(message)
         if self._status is not None:
             from rich.markup import escape
@@ -79,9 +79,9 @@ class Reporter:
 
     @contextlib.contextmanager
     def working(self, title: str) -> Iterator[None]:
-        """A context in which `progress` has a spinner, and whatever else is printed goes to stderr.
+        """A context in which `progress` has a spinner, and everything printed goes to stderr.
 
-        Models are Python code, which may print; stdout is for the verb's own data.
+        Models are Python code, which may print; stdout is only for the verb's data.
         """
         with contextlib.redirect_stdout(sys.stderr):
             if self.verbose or not sys.stderr.isatty():
@@ -94,7 +94,7 @@ class Reporter:
         self._status = None
 
     def show(self, value: Any, table: str) -> None:
-        """Prints a value as JSON, or by the function of a module of tables that is called `table`."""
+        """Prints a value as JSON, or with the function `table` of one of the modules of tables."""
         if self.as_json:
             from attnport.jsonfile import to_json
 
@@ -105,15 +105,16 @@ class Reporter:
         self.print(cells.render(shower(table), value, colour=sys.stdout.isatty()))
 
     def show_path(self, path: Path) -> None:
-        """Prints where something was written."""
+        """Prints the path of something that was written."""
         import json
 
         self.print((json.dumps({"path": str(path)}) if self.as_json else str(path)) + "\n")
 
     def print(self, text: str) -> None:
-        """Writes to stdout at once. What cannot be written takes no verdict from the exit code.
+        """Writes to stdout and flushes it.
 
-        A reader that went away is no error. A full disk is one: `lost`, and exit code 2 where there is no other.
+        A closed pipe is not an error. If the output cannot be written otherwise, such as to a full disk, `lost` is set,
+        and the exit code is 2 unless the verb has another one.
         """
         try:
             click.echo(text, nl=False)
@@ -124,28 +125,30 @@ class Reporter:
                 complain(why, SEND_ELSEWHERE)
 
     def bug(self, err: Exception) -> None:
-        """Is told of an unexpected error that did not end the verb."""
+        """Prints the traceback, if wanted, of an unexpected error that did not end the verb."""
         if self.traceback:
             click.echo("".join(tracebacks.format_exception(err)), err=True, nl=False)
 
 
 def shower(table: str) -> Callable[[Any], Iterable[Block]]:
-    """The function `table` of one of this package's modules of tables: it says what is printed for a kind of value."""
+    """The function `table` in one of this package's modules of tables."""
     import importlib
     import pkgutil
 
     from attnport import console
 
-    names = [found.name for found in pkgutil.iter_modules(console.__path__) if found.name.endswith("tables")]
+    names = [module.name for module in pkgutil.iter_modules(console.__path__) if module.name.endswith("tables")]
     modules = (importlib.import_module(f"{console.__name__}.{name}") for name in names)
-    show: Callable[[Any], Iterable[Block]] = next(getattr(each, table) for each in modules if hasattr(each, table))
+    show: Callable[[Any], Iterable[Block]] = next(
+        getattr(module, table) for module in modules if hasattr(module, table)
+    )
     return show
 
 
 def verb(work: F) -> F:
     """Adds --json, -v and --traceback, and turns errors into messages and exit codes.
 
-    The decorated function computes, and returns what prints the result and raises for its verdict.
+    The decorated function computes, and returns a function that prints the result and raises for its verdict.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print data as JSON on stdout, everything else on stderr.")
@@ -156,14 +159,14 @@ def verb(work: F) -> F:
         out = Reporter(as_json=as_json, verbose=verbose, traceback=traceback)
         with interrupts() as interrupted:
             out.interrupts = interrupted
-            told = "interrupted; no file is half written, and what was finished is kept."
+            message = "interrupted; no file is half written, and what was finished is kept."
             try:
                 check_arguments(options)
                 with out.working(f"attnport {work.__name__.rstrip('_')}"):
                     finish = work(out, *args, **options)
                 if not interrupted:
                     finish()
-                code, told = 0, "interrupted when the work was already done; it is kept."
+                code, message = 0, "interrupted when the work was already done; it is kept."
             except (click.ClickException, click.exceptions.Exit):
                 raise
             except SystemExit as end:
@@ -173,7 +176,7 @@ def verb(work: F) -> F:
                     ignore_signals()
                 code = _ended_by(err, out)
             if interrupted or code == INTERRUPTED:
-                click.echo(told, err=True)
+                click.echo(message, err=True)
                 code = exit_code(interrupted)
         if code or out.lost:
             sys.exit(code or LOST)
@@ -182,19 +185,17 @@ def verb(work: F) -> F:
 
 
 def _ended_by(err: BaseException, out: Reporter) -> int:
-    """Says what ended a verb, and returns its exit code."""
+    """Prints the error that ended a verb, and returns its exit code."""
     if isinstance(err, KeyboardInterrupt):
         return INTERRUPTED
-    told = _as_error(err)
+    error = _as_error(err)
     if out.traceback:
         click.echo("".join(tracebacks.format_exception(err)), err=True, nl=False)
-    if told is None:
-        complain(
-            f"{type(err).__name__}: {err}", "This is a bug of attnport's. Run again with --traceback and report it."
-        )
+    if error is None:
+        complain(f"{type(err).__name__}: {err}", "This is a bug in attnport. Run again with --traceback and report it.")
         return 1
-    complain(told.message, told.hint)
-    return told.exit_code
+    complain(error.message, error.hint)
+    return error.exit_code
 
 
 def _as_error(err: BaseException) -> AttnportError | None:

@@ -1,4 +1,4 @@
-"""What `ship` prints: the stages, everything about each runtime side by side, what to embed."""
+"""What `ship` prints: the stages, a table of all runtimes, and what to embed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNPROVEN = "-"  # a table with three workloads has no room for more
 
 
 def show_ship(result: ShipResult) -> Iterator[doc.Block]:
-    """Stages, one row a runtime with everything that was found about it, and where to read on."""
+    """The stages, a row for each runtime, and where the report is."""
     columns = cells.columns("stage", "status", "s", "result", right=("s",), whole=("stage", "status", "s"))
     rows = (
         (stage.stage, doc.Verdict(stage.status), f"{stage.seconds:.1f}", cells.short(stage.detail))
@@ -42,10 +42,10 @@ def show_ship(result: ShipResult) -> Iterator[doc.Block]:
 
 
 def _verdicts(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
-    """The verdict table: numbers, fusion and speed of each runtime side by side."""
+    """The verdict table: parity, fusion and speed of each runtime."""
     latency = result.latency
     shapes = list(latency.shapes)[:_MOST_WORKLOADS] if latency else []
-    timed = [re.sub(r"(^|,)\w+=", lambda found: "x" if found[1] else "", shape) + " ms" for shape in shapes]  # 8x128
+    timed = [re.sub(r"(^|,)\w+=", lambda match: "x" if match[1] else "", shape) + " ms" for shape in shapes]  # 8x128
     whole = ("runtime", "parity", "fused")
     rows: list[tuple[doc.Line, ...]] = []
     left_out = []
@@ -61,8 +61,8 @@ def _verdicts(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
     yield doc.Table(("verdict: ", doc.Verdict(parity.verdict)), columns, doc.rows(rows))
     yield from cells.quiet("parity: errors against a float64 run of the module, within its bound or not")
     if result.fusion is not None:
-        what = "fused: attentions that one kernel of the runtime covers, proved, of those counted at export"
-        yield from cells.quiet(f"{what}; {_UNPROVEN} where nothing here could prove it")
+        meaning = "fused: attentions that one kernel of the runtime covers, proved, of those counted at export"
+        yield from cells.quiet(f"{meaning}; {_UNPROVEN} where nothing here could prove it")
     if latency is not None:
         yield from cells.quiet(f"ms: median, and its ratio to {latency.baseline}; ~ where no difference was shown")
     reasons = {name: row.reason for name, row in parity.runtimes.items() if row.verdict != "PASS" and row.reason}

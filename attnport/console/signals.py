@@ -1,4 +1,4 @@
-"""Signals that end a verb: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed. One rule for all of them."""
+"""Handles the signals that end a verb, all alike: Ctrl-C, SIGTERM, and SIGHUP when a terminal is closed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 INTERRUPTED = 130
-# What Python itself does about each; a signal that is handled otherwise is ignored on purpose, or somebody else's.
+# Python's default handlers. A signal with another handler is left alone: it was set, or ignored, on purpose.
 _UNTOUCHED = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -18,22 +18,22 @@ _UNTOUCHED = {
 
 
 def ignore_signals() -> None:
-    """For a process that is about to exit: a further signal must not change its exit code."""
+    """Ignores further signals, so that they do not change the exit code of a process that is about to exit."""
     for number in _UNTOUCHED:
         signal.signal(number, signal.SIG_IGN)
 
 
 def exit_code(seen: list[int]) -> int:
-    """As a shell reports the first signal: 130, 143 or 129."""
+    """The exit code that a shell reports for the first signal: 130, 143 or 129."""
     return 128 + seen[0] if seen else INTERRUPTED
 
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Notes each signal that ends a verb, and raises KeyboardInterrupt.
+    """Records each signal that ends a verb, and raises KeyboardInterrupt.
 
-    It is noted because a library may turn the exception into one of its own on the way. Where it is raised in a
-    callback of Python's own, Python prints a traceback and goes on; that print is left out.
+    Signals are recorded, as a library may replace the exception by one of its own. If the exception is raised in a
+    callback of Python itself, such as a destructor, Python ignores it and prints a traceback; this print is suppressed.
     """
     seen: list[int] = []
     print_ignored = sys.unraisablehook
@@ -44,18 +44,18 @@ def interrupts() -> Iterator[list[int]]:
 
     def note(number: int, frame: Any) -> None:
         seen.append(number)
-        under_way = sys.exception()
-        while under_way is not None:
-            # A second signal must not stop what the first one began: children are killed, staged files deleted.
-            if isinstance(under_way, KeyboardInterrupt):
+        current = sys.exception()
+        while current is not None:
+            # A second signal must not interrupt the cleanup after the first: killing children, deleting staged files.
+            if isinstance(current, KeyboardInterrupt):
                 return
-            under_way = under_way.__context__
+            current = current.__context__
         raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in _UNTOUCHED}
-    mine = [number for number, handler in _UNTOUCHED.items() if before[number] is handler]
+    handled = [number for number, handler in _UNTOUCHED.items() if before[number] is handler]
     try:
-        for number in mine:
+        for number in handled:
             signal.signal(number, note)
     except ValueError:  # not the main thread, which has no signals
         yield seen
@@ -65,6 +65,6 @@ def interrupts() -> Iterator[list[int]]:
         yield seen
     finally:
         sys.unraisablehook = print_ignored
-        for number in mine:
+        for number in handled:
             if signal.getsignal(number) is note:
                 signal.signal(number, before[number])

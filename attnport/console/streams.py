@@ -1,4 +1,4 @@
-"""The standard streams of the console script: closed, full, or with a reader that went away."""
+"""Prepares the standard streams of the console script for closed streams, full disks and closed pipes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 LOST = 2
-"""The exit code when output could not be written, and there is no other."""
+"""The exit code if output could not be written and the verb has no other exit code."""
 SEND_ELSEWHERE = "Free some space, or send the output elsewhere, and run it again."
 
 
 class Messages(io.FileIO):
-    """The file behind stderr. A message that cannot be written is dropped: it is no reason for a verb to fail."""
+    """The file of stderr. A message that cannot be written is dropped, so that a verb does not fail for it."""
 
     def write(self, data: Any, /) -> int:
         """As a file's, but never fails."""
@@ -27,9 +27,9 @@ class Messages(io.FileIO):
 def prepare_streams() -> None:
     """Makes all three streams usable.
 
-    One that the caller closed becomes the null device: nothing was to be read or shown. Its number must not stay free,
-    or the next file that is opened gets it, and with it what a library prints. stderr never fails, and stdout has a
-    question mark for what its encoding lacks, as tables stay in line by.
+    A stream that the caller closed becomes the null device. Its number must not stay free, or the next file that is
+    opened would get it, and everything that a library prints. stderr never fails, and stdout replaces characters that
+    its encoding lacks by a question mark, so that tables stay aligned.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -39,7 +39,7 @@ def prepare_streams() -> None:
             setattr(sys, name, os.fdopen(handle, "w" if number else "r", encoding="utf-8", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    with contextlib.suppress(OSError, ValueError):  # a stream of somebody's that is no file
+    with contextlib.suppress(OSError, ValueError):  # a stream that is not a file
         file = io.BufferedWriter(Messages(sys.stderr.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(
             file, encoding=sys.stderr.encoding, errors="backslashreplace", line_buffering=True
@@ -47,8 +47,8 @@ def prepare_streams() -> None:
 
 
 def why_lost(err: OSError) -> str:
-    """Why output on stdout is lost: empty for a reader that went away, which is no failure. Nothing more is written."""
-    # What is still buffered must not fail again when Python ends.
+    """Why output on stdout is lost; "" for a closed pipe, which is not an error. Later output is discarded."""
+    # Otherwise the rest of the buffer would fail again when Python ends.
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What the verbs print that have no file of their own here: each function makes the blocks of one value."""
+"""What verbs without a file of their own here print: each function makes the blocks for one kind of value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GRAPH_WORDS = {"elements": "weights", "weights_bytes": "bytes of weights", "ext
 
 
 def show_manifest(manifest: Manifest) -> Iterator[doc.Block]:
-    """What was exported."""
+    """The model that was exported."""
     rows = (
         (f"{spec.name} ({side})", spec.dtype, ", ".join(map(str, spec.dims)))
         for side, specs in (("in", manifest.io.inputs), ("out", manifest.io.outputs))
@@ -45,60 +45,62 @@ def show_engine(record: EngineRecord) -> Iterator[doc.Block]:
         yield from show_precision(record.precision)
 
 
-def show_listing(found: Listing) -> Iterator[doc.Block]:
+def show_listing(listing: Listing) -> Iterator[doc.Block]:
     """Names and descriptions."""
-    yield doc.Table(found.what, doc.words("name", "what it is"), doc.rows(found.items.items()))
+    yield doc.Table(listing.what, doc.words("name", "what it is"), doc.rows(listing.items.items()))
 
 
-def show_doctor(found: DoctorReport) -> Iterator[doc.Block]:
-    """The machine, versions, runtimes, and what would mend what is wrong."""
-    machine = found.machine
-    yield doc.Text(f"attnport {found.attnport}, Python {machine.python}, {machine.platform}")
+def show_doctor(report: DoctorReport) -> Iterator[doc.Block]:
+    """The machine, versions, runtimes, and problems with how to solve them."""
+    machine = report.machine
+    yield doc.Text(f"attnport {report.attnport}, Python {machine.python}, {machine.platform}")
     yield doc.Text(f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB")
     gpus = ", ".join(f"{gpu.name} (SM {gpu.sm})" for gpu in machine.gpus) or f"none: {machine.gpu_note}"
     yield doc.Text(f"GPU: {gpus}")
     rows: list[tuple[doc.Line, ...]] = []
-    for runtime in found.runtimes:
+    for runtime in report.runtimes:
         state = doc.Verdict("yes", "pass") if runtime.available else doc.Verdict("no", "miss")
         why = f"{runtime.reason.rstrip('.')}; {runtime.hint}" if runtime.hint else runtime.reason
         rows.append((runtime.runtime, state, runtime.version, why or able(runtime)))
-    can = "what it can do, or why it is not there and what brings it"
+    can = "what it can do, or why it is not available and how to get it"
     yield doc.Table("runtimes", doc.words("runtime", "there", "version", can), doc.rows(rows))
-    yield from show_libraries(found.runtimes)
-    yield from show_attention_forms(found.runtimes)
-    packages = ((name, version or doc.Verdict("not installed", "miss")) for name, version in found.packages.items())
+    yield from show_libraries(report.runtimes)
+    yield from show_attention_forms(report.runtimes)
+    packages = ((name, version or doc.Verdict("not installed", "miss")) for name, version in report.packages.items())
     yield doc.Table("packages", doc.words("package", "version"), doc.rows(packages))
-    for problem in found.problems:
+    for problem in report.problems:
         yield doc.Text((doc.Span("problem", "fail"), f": {problem.what}"))
         for line in problem.mend:
             yield doc.Text(f"  {line}")
-    if not found.problems:
+    if not report.problems:
         yield doc.Text("No problem found.")
 
 
-def show_inspection(found: Inspection) -> Iterator[doc.Block]:
+def show_inspection(inspection: Inspection) -> Iterator[doc.Block]:
     """What a file or folder is."""
-    rows = ((what, str(value)) for what, value in _facts(found))
-    yield doc.Table(f"{found.kind} {found.path}", doc.words("what", "value"), doc.rows(rows))
+    rows = ((what, str(value)) for what, value in _facts(inspection))
+    yield doc.Table(f"{inspection.kind} {inspection.path}", doc.words("what", "value"), doc.rows(rows))
 
 
-def _facts(found: Inspection) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = [("name", found.name), ("size", f"{found.size_bytes:,} bytes")]
-    rows.append(("SHA-256", found.digest))
-    if found.source:
-        rows.append(("source", found.source))
-    if found.io is not None:
-        rows += [("input", spec) for spec in found.io.inputs] + [("output", spec) for spec in found.io.outputs]
-        rows += [("dim", dim) for dim in found.io.dims] + [("mask", mask) for mask in found.io.masks]
-    if found.graph is not None:
-        rows += _graph_facts(found.graph, with_tensors=found.io is None)
-    if found.engine is not None:
-        rows.append(("TensorRT", found.engine.version))
-        rows.append(("compute capabilities", ", ".join(map(str, found.engine.sm))))
-    rows += [("precision", f"{name}: {text}") for name, text in found.precision.items()]
-    rows += [("verdict", f"{name}: {verdict}") for name, verdict in found.verdicts.items()]
-    if found.files:
-        rows.append(("files", ", ".join(sorted(found.files))))
+def _facts(inspection: Inspection) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = [("name", inspection.name), ("size", f"{inspection.size_bytes:,} bytes")]
+    rows.append(("SHA-256", inspection.digest))
+    if inspection.source:
+        rows.append(("source", inspection.source))
+    if inspection.io is not None:
+        rows += [("input", spec) for spec in inspection.io.inputs] + [
+            ("output", spec) for spec in inspection.io.outputs
+        ]
+        rows += [("dim", dim) for dim in inspection.io.dims] + [("mask", mask) for mask in inspection.io.masks]
+    if inspection.graph is not None:
+        rows += _graph_facts(inspection.graph, with_tensors=inspection.io is None)
+    if inspection.engine is not None:
+        rows.append(("TensorRT", inspection.engine.version))
+        rows.append(("compute capabilities", ", ".join(map(str, inspection.engine.sm))))
+    rows += [("precision", f"{name}: {text}") for name, text in inspection.precision.items()]
+    rows += [("verdict", f"{name}: {verdict}") for name, verdict in inspection.verdicts.items()]
+    if inspection.files:
+        rows.append(("files", ", ".join(sorted(inspection.files))))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""How what is about trust is printed: what `verify` checked, what `audit` found."""
+"""What `verify` and `audit` print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_verify(result: VerifyResult) -> Iterator[doc.Block]:
-    """One row a check."""
+    """A row for each check."""
     note = " (unverified: parity was not run)" if result.unverified else ""
     title = (f"{result.kind} {result.path}: ", doc.Verdict(result.verdict), note)
     rows = ((row.check, doc.Verdict(row.verdict), row.detail) for row in result.rows)
@@ -24,21 +24,23 @@ def show_verify(result: VerifyResult) -> Iterator[doc.Block]:
 
 
 def show_audit(report: AuditReport) -> Iterator[doc.Block]:
-    """One row for all findings of a kind in a file, with the first of them; how to mend what `--fix` cannot, below."""
+    """A row for all findings of a kind in a file, with the first of them; below, advice where `--fix` does not help."""
     groups: dict[tuple[str, str, bool], list[Finding]] = {}
     for finding in report.findings:
         groups.setdefault((finding.file, finding.kind, finding.fixable), []).append(finding)
     if groups:
         columns = cells.columns("kind", "times", "--fix", "first of them", right=("times",))
         rows = (
-            (kind, str(len(found)), "yes" if fixable else "no", f"{file}: {found[0].where}: {found[0].evidence}")
-            for (file, kind, fixable), found in groups.items()
+            (kind, str(len(of_kind)), "yes" if fixable else "no", f"{file}: {of_kind[0].where}: {of_kind[0].evidence}")
+            for (file, kind, fixable), of_kind in groups.items()
         )
         yield doc.Table("what is given away", columns, doc.rows(rows))
-        yield cells.notes({f"{one.kind} of {one.file}": one.advice for one in report.findings if one.advice})
+        yield cells.notes(
+            {f"{advised.kind} of {advised.file}": advised.advice for advised in report.findings if advised.advice}
+        )
     yield from cells.warnings(report.notes, "not looked at")
     if report.fixed:
         yield doc.Text(f"{report.fixed} taken away")
-    given = len(report.findings)
-    end = doc.Verdict(f"{given} given away", "fail") if given else doc.Verdict("nothing found", "pass")
+    count_found = len(report.findings)
+    end = doc.Verdict(f"{count_found} given away", "fail") if count_found else doc.Verdict("nothing found", "pass")
     yield doc.Text((f"{report.kind} {report.path}, {count(len(report.files), 'file')}: ", end))

@@ -1,1 +1,1 @@
-"""Everything that times: workloads, processes that take turns, clocks, statistics, regressions."""
+"""Timing: workloads, processes that take turns, clocks, statistics, regressions."""

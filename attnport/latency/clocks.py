@@ -1,4 +1,4 @@
-"""Whether the timer can be trusted, and the processors that a timed process stays on."""
+"""Checks of the timer, and the choice of processors for a timed process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from attnport.runtimes.base import physical_cores
 
 COARSE = 0.01
-"""A timer whose steps are more than this share of a call is too coarse for it."""
+"""The largest step of the timer, as a share of a call's time, at which the call can be timed."""
 MOST_DRIFT_PPM = 500.0
-"""What a clock that is being disciplined is slewed by at most; beyond it, something else is wrong."""
+"""The largest rate at which the system adjusts its clock; a larger drift is an error."""
 
 _READINGS = 2000
 
 
 def resolution_ns(clock: Callable[[], int] = time.perf_counter_ns) -> int:
-    """The smallest step that the timer was seen to make, in nanoseconds; includes what reading it takes."""
+    """The smallest observed step of the timer, in nanoseconds, including the time to read it."""
     steps = []
     last = clock()
     for _ in range(_READINGS * 100):
@@ -32,7 +32,7 @@ def resolution_ns(clock: Callable[[], int] = time.perf_counter_ns) -> int:
 
 
 class DriftWatch:
-    """Compares the timer with the machine's raw clock, which nothing adjusts, between two moments."""
+    """Compares the timer with the machine's raw clock, which is never adjusted, between two moments."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class DriftWatch:
         self._began = self._clock(), self._reference()
 
     def ppm(self) -> float:
-        """How much faster the timer ran than the reference, in parts per million; 0 for no time at all."""
+        """How much faster the timer ran than the reference, in parts per million; 0 if no time has passed."""
         passed = self._clock() - self._began[0]
         real = self._reference() - self._began[1]
         return (passed - real) / real * 1e6 if real > 0 else 0.0
@@ -56,10 +56,10 @@ def _raw_clock() -> int:
 
 
 def processors(threads: int) -> list[int]:
-    """The logical processors to stay on for `threads` threads: one of each core, the last ones.
+    """The logical processors to stay on for `threads` threads: one for each thread, on the last cores.
 
-    The first processor is where most systems serve their interrupts. All that may be used where more threads are
-    asked for than there are cores; empty where the system cannot keep a process to processors.
+    Most systems handle interrupts on the first processor. The result is all usable processors if there are more threads
+    than cores, and empty if the system cannot restrict a process to processors.
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
@@ -68,6 +68,6 @@ def processors(threads: int) -> list[int]:
         return usable
     cores: dict[str, int] = {}
     for cpu in usable:
-        listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(listed.read_text().strip() if listed.is_file() else str(cpu), cpu)
+        siblings_file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(siblings_file.read_text().strip() if siblings_file.is_file() else str(cpu), cpu)
     return sorted(cores.values())[-threads:]

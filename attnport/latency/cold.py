@@ -1,4 +1,4 @@
-"""What a runtime takes from nothing: opening, the first call of each workload, memory; and again from what it kept."""
+"""Measures a cold start: time to open, first call of each workload, and memory; then the same with a filled cache."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attnport.processes.child import Child
 
 @dataclass(frozen=True)
 class Start:
-    """How a process is started for it.
+    """How to start a process for a measurement.
 
     Attributes:
-        child: Starts one.
-        processors: Where it stays.
+        child: Starts a process.
+        processors: The processors that it stays on.
         feeds: The file of each workload's feeds.
-        dtypes: Of the inputs.
+        dtypes: The dtypes of the inputs.
     """
 
     child: Callable[[], Child]
@@ -27,44 +27,44 @@ class Start:
     feeds: Mapping[str, str]
     dtypes: Mapping[str, str]
 
-    def cold(self, found: TimedRuntime, workloads: Sequence[Workload]) -> None:
-        """Times a fresh process, and for a runtime that keeps what it compiled a second one that finds it.
+    def cold(self, timed: TimedRuntime, workloads: Sequence[Workload]) -> None:
+        """Times a fresh process, and for a runtime that keeps what it compiled a second one that uses this.
 
-        The small workloads come first: a peak is the most up to the end of its workload.
+        Small workloads come first, as the peak of a workload includes those before it.
 
         Raises:
-            AttnportError: what the process answers, or that it died.
+            AttnportError: the process died, or answered with this error.
         """
-        ordered = sorted(workloads, key=lambda one: sum(array.size for array in one.feeds.values()))
-        if not found.keeps:
-            found.load_ns = self._one(found, ordered, found.first_ns, None, peaks=True)
+        ordered = sorted(workloads, key=lambda workload: sum(array.size for array in workload.feeds.values()))
+        if not timed.keeps:
+            timed.load_ns = self._one(timed, ordered, timed.first_ns, None, peaks=True)
             return
         with tempfile.TemporaryDirectory(prefix="attnport-kept-") as cache:
-            found.load_ns = self._one(found, ordered, found.first_ns, cache, peaks=True)
-            found.cached_load_ns = self._one(found, ordered, found.cached_first_ns, cache)
+            timed.load_ns = self._one(timed, ordered, timed.first_ns, cache, peaks=True)
+            timed.cached_load_ns = self._one(timed, ordered, timed.cached_first_ns, cache)
 
     def _one(
         self,
-        found: TimedRuntime,
+        timed: TimedRuntime,
         workloads: Sequence[Workload],
         first_ns: dict[str, int],
         cache: str | None,
         *,
         peaks: bool = False,
     ) -> int:
-        """One process; returns what opening took. It is closed and not killed: only then it keeps what it compiled."""
+        """Measures one process; returns the time to open. With a cache it is closed, so that it fills the cache."""
         child = self.child()
         try:
             child.ask("settle", processors=self.processors)
             for workload in workloads:
                 child.ask("feeds", name=workload.name, path=self.feeds[workload.name], dtypes=self.dtypes)
-            child.ask("level", modules=found.modules)
-            load_ns = int(child.ask("open", **found.opening | {"cache": cache})["load_ns"])
+            child.ask("level", modules=timed.modules)
+            load_ns = int(child.ask("open", **timed.opening | {"cache": cache})["load_ns"])
             for workload in workloads:
-                answer = child.ask("run", name=workload.name, calls=2, warm=0, mode=found.mode)
+                answer = child.ask("run", name=workload.name, calls=2, warm=0, mode=timed.mode)
                 first_ns[workload.name] = answer["ns"][0]
                 if peaks:
-                    found.peaks[workload.name] = int(child.ask("peak")["peak_bytes"])
+                    timed.peaks[workload.name] = int(child.ask("peak")["peak_bytes"])
             if cache:
                 child.ask("close")
             return load_ns

@@ -1,4 +1,4 @@
-"""Sizes to measure, as a grid over dims: `batch=1/8,seq=64/128` is four shapes."""
+"""Parses sizes to measure, given as a grid over dims: `batch=1/8,seq=64/128` is four shapes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from attnport.dims import Dim, parse_sizes
 from attnport.errors import ProfileError, UsageError
 
 MOST = 64
-"""Shapes in one grid; each is measured on every runtime."""
+"""The largest number of shapes in a grid; each is measured on every runtime."""
 
 _PART = re.compile(r"([A-Za-z_]\w*)\s*=\s*(\d{1,18}(?:\s*/\s*\d{1,18})*)")
 _HINT = "Write a size for each dim, or several between slashes: batch=8,seq=128 or batch=1/8,seq=64/128."
 
 
 def parse_grid(text: str, dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """The sizes of a grid, the last dim varying fastest; a dim left out takes its opt.
+    """The sizes of a grid, the last dim varying fastest; a dim that is left out has its opt size.
 
     Raises:
-        UsageError: nothing, a range, malformed text, or too many shapes.
-        ProfileError: an unknown or repeated dim, or a size beyond the model's limit.
+        UsageError: the text is empty, a range or malformed, or there are too many shapes.
+        ProfileError: a dim is unknown or repeated, or a size exceeds the model's limit.
     """
     if not text.strip():
         raise UsageError("--shape is empty.", hint=_HINT)
@@ -49,5 +49,5 @@ def parse_grid(text: str, dims: Sequence[Dim]) -> list[dict[str, int]]:
         count *= len(part_sizes)
     if count > MOST:
         raise UsageError(f"--shape {text}: got {count} shapes; at most {MOST} are measured in one run.")
-    found = [parse_sizes(",".join(shape), dims) for shape in itertools.product(*parts)]
-    return [sizes for place, sizes in enumerate(found) if sizes not in found[:place]]
+    shapes = [parse_sizes(",".join(shape), dims) for shape in itertools.product(*parts)]
+    return [sizes for place, sizes in enumerate(shapes) if sizes not in shapes[:place]]

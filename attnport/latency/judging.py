@@ -1,7 +1,7 @@
-"""Latency rows: samples in rounds in; medians, quantiles and an honest interval of the ratio out.
+"""Computes latency rows from samples in rounds: medians, quantiles and the interval of the ratio.
 
-In each round every runtime is timed once, in a random order, so that what disturbs the machine for a while disturbs
-all of them. `statistics` has the interval.
+In each round every runtime is timed once, in a random order, so that a disturbance of the machine affects all of them.
+`statistics` computes the interval.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from attnport.artifacts import LatencyRow, Ran
 from attnport.latency.statistics import Interval, half_width, quantile, ratio_interval
 
 STEADY_ROUNDS = 20
-"""A run may end because its intervals are narrow from here on; of fewer rounds, narrow ones are often a coincidence."""
+"""The fewest rounds after which narrow intervals end a run; with fewer, they are often narrow by chance."""
 AGREE = 0.05
-"""Medians of two windows of calls that differ by less are those of a warm runtime."""
+"""A runtime is warm if the medians of two windows of calls differ by less than this share."""
 _GROWTH = 1.25
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What one runtime gave on one workload.
+    """The measurements of one runtime on one workload.
 
     Attributes:
         rounds_ns: For each round, the time of each call in it.
-        problem: Why there are no samples; "" where there are.
+        problem: Why there are no samples; "" if there are.
         note: What the reader must know about them.
+        ran: What really ran.
+        peak_bytes: The peak memory, in a process of its own.
         warm_calls: Calls before the first sample.
         warm: Whether their times had settled by then.
-        load_ns: What opening took, its packages imported, in a process of its own.
-        first_ns: What the first call took there.
-        cached_load_ns: As `load_ns`, with what that process left in a cache; None for a runtime that keeps nothing.
+        load_ns: The time to open, with packages imported before, in a process of its own.
+        first_ns: The time of the first call there.
+        cached_load_ns: As `load_ns`, with the cache that this process left; None for a runtime that keeps nothing.
         cached_first_ns: As `first_ns`, likewise.
-        parts_ns: Times by event of each call, by part of `artifacts.DEVICE_PARTS`; none without a device.
+        parts_ns: The times of each call from events, by part of `artifacts.DEVICE_PARTS`; empty without a device.
     """
 
     rounds_ns: tuple[tuple[int, ...], ...] = ()
@@ -69,7 +71,7 @@ def row(
         baseline: The baseline's samples; None, or one with a problem, leaves the ratio out.
         items: Sentences (batch items) in the workload.
         tokens: Real tokens in it.
-        precision: What half of the interval's width was to be, as a share of the ratio; a wider one is said.
+        precision: The wanted half width of the interval, as a share of the ratio; a wider interval gets a note.
     """
     flat = [sample for calls in samples.rounds_ns for sample in calls]
     if samples.problem or not flat:
@@ -115,17 +117,17 @@ def row(
 
 
 def _device_ratio(samples: Samples, baseline: Samples, seed: int) -> Interval | None:
-    """The interval of the ratio of what devices took to compute; None where one of the two has no times of it."""
-    mine, theirs = (_device_rounds(one) for one in (samples, baseline))
+    """The interval of the ratio of computing times on the device; None if one of the two has no such times."""
+    mine, theirs = (_device_rounds(side) for side in (samples, baseline))
     shared = min(len(mine), len(theirs))
-    # The resolution of events is finite: a median of 0 has no ratio.
+    # Events have a finite resolution: there is no ratio if a median is 0.
     if not shared or not (np.median(mine) and np.median(theirs)):
         return None
     return ratio_interval(mine[:shared], theirs[:shared], seed)
 
 
 def _device_rounds(samples: Samples) -> list[tuple[int, ...]]:
-    """Times of computing, for each round those of its calls."""
+    """The computing times on the device of the calls in each round."""
     times, calls = samples.parts_ns.get("device", ()), len(samples.rounds_ns[0]) if samples.rounds_ns else 0
     if not calls or len(times) != calls * len(samples.rounds_ns):
         return []
@@ -162,7 +164,7 @@ def orders(names: Sequence[str], rounds: int, seed: int) -> list[list[str]]:
 
 
 def precise(by_runtime: Mapping[str, Sequence[Sequence[int]]], baseline: str, precision: float, seed: int = 0) -> bool:
-    """Whether the ratio of every runtime is known within `precision`, from enough rounds to believe it."""
+    """Whether the ratio of every runtime is known within `precision`, from enough rounds."""
     base = by_runtime.get(baseline, ())
     return len(base) >= STEADY_ROUNDS and all(
         half_width(ratio_interval(rounds[: len(base)], base[: len(rounds)], seed)) <= precision
@@ -172,12 +174,12 @@ def precise(by_runtime: Mapping[str, Sequence[Sequence[int]]], baseline: str, pr
 
 
 def next_look(rounds: int) -> int:
-    """How many rounds there are when `precise` is asked again; each look is a chance to end by coincidence."""
+    """The number of rounds at which to call `precise` again; each call may end the run by chance."""
     return max(STEADY_ROUNDS, int(rounds * _GROWTH) + 1)
 
 
 def settled(windows_ns: Sequence[Sequence[int]]) -> bool:
-    """Whether the last two windows of calls agree: what is compiled, cached or clocked up at first is behind."""
+    """Whether the last two windows of calls agree, so that compilation, caches and clock rates have settled."""
     if len(windows_ns) < 2:
         return False
     before, now = (float(np.median(window)) for window in windows_ns[-2:])
@@ -185,7 +187,7 @@ def settled(windows_ns: Sequence[Sequence[int]]) -> bool:
 
 
 def drift(rounds_ns: Sequence[Sequence[int]]) -> float:
-    """By which share the last third of the rounds is slower than the first; below 0 is faster."""
+    """The share by which the last third of the rounds is slower than the first; negative if it is faster."""
     by_round = np.median(np.array(rounds_ns, dtype=np.float64), axis=1)
     third = max(1, len(by_round) // 3)
     return float(np.median(by_round[-third:]) / np.median(by_round[:third]) - 1)

@@ -1,4 +1,4 @@
-"""Ragged batches from a histogram of lengths: what a model meets in use, without the texts themselves."""
+"""Ragged batches from a histogram of lengths, to measure real workloads without their texts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from attnport.errors import UsageError
 from attnport.masks.encoding import encode_mask, numpy_dtype
 
 Histogram = Mapping[int, int]
-"""How many sequences there are of each length, the shortest first."""
+"""The number of sequences of each length, the shortest first."""
 
 MAX_FILE_BYTES = 64 << 20
 _LINE = re.compile(r"(\d{1,9})(?:\s*:\s*(\d{1,15}))?")
-_HINT = "Write one length a line, or LENGTH:COUNT, for example 128 or 128:40."
+_HINT = "Write one length in each line, or LENGTH:COUNT, for example 128 or 128:40."
 
 
 def read_lengths(path: Path) -> Histogram:
-    """The lengths of a text file: one a line, or `length:count`; empty lines are skipped.
+    """The lengths in a text file: each line is a length or `length:count`; empty lines are skipped.
 
     Raises:
-        UsageError: the file cannot be read, or holds no length, or a line is none; names the line.
+        UsageError: the file cannot be read, holds no length, or has a malformed line; names the line.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -36,8 +36,8 @@ def read_lengths(path: Path) -> Histogram:
     except OSError as err:
         raise UsageError(f"{path} cannot be read: {err.strerror}.", hint=_HINT) from err
     except UnicodeDecodeError as err:
-        raise UsageError(f"{path} is no text file: {err.reason} at byte {err.start}.", hint=_HINT) from err
-    found: dict[int, int] = {}
+        raise UsageError(f"{path} is not a text file: {err.reason} at byte {err.start}.", hint=_HINT) from err
+    histogram: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -45,16 +45,16 @@ def read_lengths(path: Path) -> Histogram:
         length, count = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
         if not length or not count:
             raise UsageError(f"{path}, line {number}: got {line.strip()[:40]!r}, expected a length.", hint=_HINT)
-        found[length] = found.get(length, 0) + count
-    if not found:
+        histogram[length] = histogram.get(length, 0) + count
+    if not histogram:
         raise UsageError(f"{path} holds no length.", hint=_HINT)
-    return dict(sorted(found.items()))
+    return dict(sorted(histogram.items()))
 
 
 def spread(histogram: Histogram, count: int) -> list[int]:
-    """`count` lengths that stand for a histogram: those at its evenly spaced quantiles, the shortest first.
+    """`count` lengths that represent a histogram: those at evenly spaced quantiles, the shortest first.
 
-    Not drawn at random, which would make the longest one, and so the padding, a matter of luck.
+    They are not random, as otherwise the longest one, and with it the amount of padding, would be so too.
     """
     reached = np.cumsum(list(histogram.values()), dtype=np.float64)
     wanted = (np.arange(count) + 0.5) / count * reached[-1]
@@ -65,10 +65,10 @@ def spread(histogram: Histogram, count: int) -> list[int]:
 def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
     """A batch of sequences of these lengths in a shuffled order, padded on the right to the longest.
 
-    Every padding mask gets the same lengths, as an encoder and the decoder that reads it do.
+    Every padding mask gets the same lengths.
 
     Raises:
-        UsageError: the model has no padding mask over a dim of its own, or does not take such lengths or as many.
+        UsageError: the model has no padding mask over a dynamic length, or does not take these lengths or this many.
     """
     batch, dims = _dims(io)
     longest, shortest = max(lengths), min(lengths)
@@ -98,7 +98,7 @@ def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
 
 
 def batch_limit(io: IOContract) -> int:
-    """How many sequences one call takes. Raises UsageError as `ragged_case`."""
+    """The largest number of sequences in a call. Raises UsageError as `ragged_case`."""
     return _dims(io)[0].max
 
 

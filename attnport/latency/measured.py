@@ -1,4 +1,4 @@
-"""What one runtime gave while it was measured, and the samples that follow from it."""
+"""The state of a runtime while it is measured, and the samples that result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attnport.latency.judging import Samples
 from attnport.processes.child import Child
 
 SPINNING = 0.05
-"""The share of a core that an idle process may take: more disturbs the one that is being timed."""
+"""The share of a core that an idle process may take; more would disturb the one being timed."""
 
 
 @dataclass
 class TimedRuntime:
-    """One row of each workload: a runtime in one of its modes, its process while it lives, and what it gave."""
+    """A runtime in one of its modes, its process while that lives, and its measurements by workload."""
 
     child: Child | None = None
     opening: dict[str, Any] = field(default_factory=dict)
@@ -43,30 +43,30 @@ class TimedRuntime:
     answered_ns: int = 0
 
     def in_mode(self, mode: str) -> TimedRuntime:
-        """A row of its own for the same process in another mode, with nothing measured yet."""
+        """The same process in another mode, with nothing measured yet."""
         more: dict[str, Any] = {"resolution_ns": self.resolution_ns, "keeps": self.keeps}
         return TimedRuntime(self.child, self.opening, mode, self.modules, self.ran, **more)
 
 
-def samples_of(found: TimedRuntime, workload: str, idle_share: float) -> Samples:
-    """A runtime's samples; those of a workload that it did not finish are left out."""
-    problem = found.problems.get(workload, "")
-    rounds = () if problem else tuple(found.rounds_ns.get(workload, ()))
+def samples_of(timed: TimedRuntime, workload: str, idle_share: float) -> Samples:
+    """A runtime's samples on a workload; none if it did not finish the workload."""
+    problem = timed.problems.get(workload, "")
+    rounds = () if problem else tuple(timed.rounds_ns.get(workload, ()))
     spun = f"its threads took {idle_share:.0%} of a core while others ran" if idle_share > SPINNING else ""
-    step = found.resolution_ns
+    step = timed.resolution_ns
     coarse = bool(rounds) and step > COARSE * median(call for calls in rounds for call in calls)
     steps = f"the timer is too coarse for it: its steps of {step} ns are over {COARSE:.0%} of a call" if coarse else ""
     return Samples(
         rounds,
-        problem if rounds or problem else found.problem,
-        "; ".join(filter(None, (spun, steps, found.no_cold))),
-        found.ran,
-        found.peaks.get(workload),
-        warm_calls=found.warm_calls.get(workload, 0),
-        warm=workload not in found.unsettled,
-        load_ns=found.load_ns,
-        first_ns=found.first_ns.get(workload),
-        cached_load_ns=found.cached_load_ns,
-        cached_first_ns=found.cached_first_ns.get(workload),
-        parts_ns=found.parts_ns.get(workload, {}),
+        problem if rounds or problem else timed.problem,
+        "; ".join(filter(None, (spun, steps, timed.no_cold))),
+        timed.ran,
+        timed.peaks.get(workload),
+        warm_calls=timed.warm_calls.get(workload, 0),
+        warm=workload not in timed.unsettled,
+        load_ns=timed.load_ns,
+        first_ns=timed.first_ns.get(workload),
+        cached_load_ns=timed.cached_load_ns,
+        cached_first_ns=timed.cached_first_ns.get(workload),
+        parts_ns=timed.parts_ns.get(workload, {}),
     )

@@ -1,4 +1,4 @@
-"""Times runtimes in turns, each in a process of its own, and takes memory and cold times in further ones."""
+"""Times runtimes in turns, each in a process of its own, then measures cold starts and memory in new processes."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
 _DRIFTED = 0.1
 
 Subject = tuple[Runtime, Opening | None, str]
-"""A runtime, what it opens, and why there is nothing that it opens where that is None."""
+"""A runtime, what it opens, and if that is None the reason why there is nothing to open."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How a measurement is made; equal for all runtimes, recorded with it.
+    """The settings of a measurement, which are equal for all runtimes and recorded in the report.
 
     Attributes:
-        budget_s: About how long all of it may take; at least `MIN_ROUNDS` are made whatever it says.
-        precision: A workload is done when every ratio is known within this share.
-        samples: Calls that every runtime makes at least, if there is time: p99 needs 1000.
-        pin: Whether processes stay on processors of their own, where the system allows it.
+        budget_s: About how long the measurement may take; at least `MIN_ROUNDS` rounds are always made.
+        precision: A workload is finished once every ratio is known within this share.
+        samples: The fewest calls of every runtime, if there is time; p99 needs 1000.
+        pin: Whether processes stay on fixed processors, if the system allows it.
         baseline: The runtime that the others are compared with.
         timeout_s: Seconds for each answer of a process: opening, the calls of a turn.
     """
@@ -72,10 +72,10 @@ class Measuring:
         scratch: Path,
         progress: Progress,
     ) -> None:
-        """Writes the feeds into `scratch`, where the processes read them.
+        """Writes the feeds into `scratch`, from where the processes read them.
 
         Args:
-            subjects: What is timed, by the name of its row.
+            subjects: What to time, by the name of its row.
         """
         self._subjects = subjects
         self._folder, self._manifest, self._workloads = folder, manifest, workloads
@@ -84,7 +84,7 @@ class Measuring:
         self._watch = DriftWatch()
         self._memory_bytes = memory_limit_bytes()
         self._processors = processors(effort.threads) if effort.pin else []
-        self._found: dict[str, TimedRuntime] = {}
+        self._timed_runtimes: dict[str, TimedRuntime] = {}
         self._settings: dict[str, str | int | float | bool] = {}
         self._notes: list[str] = []
         self._feeds: dict[str, str] = {}
@@ -103,12 +103,14 @@ class Measuring:
                 left_s = self._effort.budget_s - (time.monotonic() - self._began) - started_s
                 self._time(workload, left_s / (len(self._workloads) - number))
             self._stop()
-            for name, found in self._found.items():
-                self._take_cold(name, found)
+            for name, timed in self._timed_runtimes.items():
+                self._take_cold(name, timed)
         finally:
             self._stop()
         self._judge_clock()
-        shares = {name: found.idle_cpu_ns / found.idle_ns for name, found in self._found.items() if found.idle_ns}
+        shares = {
+            name: timed.idle_cpu_ns / timed.idle_ns for name, timed in self._timed_runtimes.items() if timed.idle_ns
+        }
         self._settings["spinning"] = any(share > SPINNING for share in shares.values())
         self._settings |= {f"idle processor share {name}": round(share, 4) for name, share in shares.items()}
         return LatencyReport(
@@ -123,19 +125,22 @@ class Measuring:
         )
 
     def _rows(self, workload: Workload, shares: dict[str, float]) -> dict[str, LatencyRow]:
-        samples = {name: samples_of(found, workload.name, shares.get(name, 0.0)) for name, found in self._found.items()}
-        given = workload.items, workload.tokens, self._effort.seed
-        return rows(samples, self._effort.baseline, *given, precision=self._effort.precision)
+        samples = {
+            name: samples_of(timed, workload.name, shares.get(name, 0.0))
+            for name, timed in self._timed_runtimes.items()
+        }
+        counts = workload.items, workload.tokens, self._effort.seed
+        return rows(samples, self._effort.baseline, *counts, precision=self._effort.precision)
 
     def _start(self) -> None:
         """Opens everything, all at the same time."""
         for name, (runtime, opening, why_not) in self._subjects.items():
-            found = self._found[name] = TimedRuntime(keeps=runtime.keeps)
+            timed = self._timed_runtimes[name] = TimedRuntime(keeps=runtime.keeps)
             if opening is None:
-                found.problem = why_not
+                timed.problem = why_not
                 continue
             engines = [key for key, record in self._manifest.engines.items() if record == opening.engine]
-            found.opening = {
+            timed.opening = {
                 "runtime": runtime.name,
                 "folder": str(self._folder),
                 "threads": self._effort.threads,
@@ -145,31 +150,31 @@ class Measuring:
                 "form": opening.form,
             }
             self._progress(f"starting {name}")
-            found.child = self._child()
-            found.child.send("settle", processors=self._processors)
-        for name, found in [(name, found) for name, found in self._found.items() if found.child]:
-            answer = self._guarded(found, "", None)
-            if answer and found.child:
+            timed.child = self._child()
+            timed.child.send("settle", processors=self._processors)
+        for name, timed in [(name, timed) for name, timed in self._timed_runtimes.items() if timed.child]:
+            answer = self._guarded(timed, "", None)
+            if answer and timed.child:
                 self._judge_pinning(answer)
-                found.resolution_ns = answer["resolution_ns"]
-                found.child.send("open", **found.opening)
+                timed.resolution_ns = answer["resolution_ns"]
+                timed.child.send("open", **timed.opening)
                 self._progress(f"opening {name}")
-        for name, found in [(name, found) for name, found in self._found.items() if found.child]:
-            answer = self._guarded(found, "", None)
+        for name, timed in [(name, timed) for name, timed in self._timed_runtimes.items() if timed.child]:
+            answer = self._guarded(timed, "", None)
             if answer:
-                found.ran, found.modules = Ran(**answer["ran"]), answer["modules"]
-                found.mode, *others = answer["modes"] or [""]
+                timed.ran, timed.modules = Ran(**answer["ran"]), answer["modules"]
+                timed.mode, *others = answer["modes"] or [""]
                 for mode in others:
-                    self._found[f"{name} ({mode})"] = found.in_mode(mode)
+                    self._timed_runtimes[f"{name} ({mode})"] = timed.in_mode(mode)
 
     def _time(self, workload: Workload, share_s: float) -> None:
-        """All rounds of one workload."""
+        """Times all rounds of one workload."""
         deadline = time.monotonic() + share_s
         per_call_s = self._warm_up(workload, share_s)
         if not per_call_s:
             return
         calls = max(1, min(_MAX_CALLS, int(_TURN_S / median(per_call_s.values()))))
-        # A turn of several calls begins with one untimed: the caches hold what the process before left there.
+        # A turn of several calls begins with an untimed one, as another process has used the caches before.
         warm = 1 if calls > 1 else 0
         least = max(MIN_ROUNDS, -(-self._effort.samples // calls))
         done, look, ended = 0, next_look(0), "rounds"
@@ -185,7 +190,7 @@ class Measuring:
             done += 1
             self._progress(f"{workload.name}: round {done}/")
             for name in order:
-                self._turn(self._found[name], workload.name, calls, warm)
+                self._turn(self._timed_runtimes[name], workload.name, calls, warm)
         self._settings |= {
             f"rounds {workload.name}": done,
             f"calls a round {workload.name}": calls,
@@ -196,15 +201,15 @@ class Measuring:
     def _warm_up(self, workload: Workload, share_s: float) -> dict[str, float]:
         """Calls each runtime until its times settle; returns the seconds of a call."""
         per_call_s: dict[str, float] = {}
-        alive = {name: found for name, found in self._found.items() if found.child}
-        for name, found in alive.items():
+        alive = {name: timed for name, timed in self._timed_runtimes.items() if timed.child}
+        for name, timed in alive.items():
             self._progress(f"{workload.name}: warming up {name}")
-            if not self._load(found, workload):
+            if not self._load(timed, workload):
                 continue
             deadline = time.monotonic() + _WARM_SHARE * share_s / len(alive)
             windows: list[Sequence[int]] = []
-            answer = self._guarded(found, workload.name, {"calls": 1, "warm": 0})
-            made = 1
+            answer = self._guarded(timed, workload.name, {"calls": 1, "warm": 0})
+            calls_made = 1
             while answer:
                 per_call_s[name] = median(answer["ns"]) * 1e-9
                 if settled(windows) or len(windows) == _MOST_WINDOWS:
@@ -212,47 +217,47 @@ class Measuring:
                 if len(windows) >= _LEAST_WINDOWS and time.monotonic() > deadline:
                     break
                 calls = max(1, min(_MAX_CALLS, int(_TURN_S / per_call_s[name])))
-                answer = self._guarded(found, workload.name, {"calls": calls, "warm": 0})
+                answer = self._guarded(timed, workload.name, {"calls": calls, "warm": 0})
                 if answer:
-                    made += calls
+                    calls_made += calls
                     windows.append(answer["ns"])
             if not answer:
                 per_call_s.pop(name, None)
             elif not settled(windows):
-                found.unsettled.add(workload.name)
-            found.warm_calls[workload.name] = made
+                timed.unsettled.add(workload.name)
+            timed.warm_calls[workload.name] = calls_made
         return per_call_s
 
-    def _turn(self, found: TimedRuntime, workload: str, calls: int, warm: int) -> None:
-        """What one runtime does in one round."""
-        if workload in found.problems or not found.child:
+    def _turn(self, timed: TimedRuntime, workload: str, calls: int, warm: int) -> None:
+        """Times one runtime in one round."""
+        if workload in timed.problems or not timed.child:
             return
-        answer = self._guarded(found, workload, {"calls": calls, "warm": warm})
+        answer = self._guarded(timed, workload, {"calls": calls, "warm": warm})
         if answer:
-            found.rounds_ns.setdefault(workload, []).append(tuple(answer["ns"]))
+            timed.rounds_ns.setdefault(workload, []).append(tuple(answer["ns"]))
             for part, times in answer.get("parts", {}).items():
-                found.parts_ns.setdefault(workload, {}).setdefault(part, []).extend(times)
+                timed.parts_ns.setdefault(workload, {}).setdefault(part, []).extend(times)
 
     def _precise(self, workload: Workload) -> bool:
-        """Whether more rounds would say nothing new."""
+        """Whether every ratio is known precisely enough."""
         sampled = {
-            name: found.rounds_ns[workload.name]
-            for name, found in self._found.items()
-            if workload.name in found.rounds_ns and workload.name not in found.problems
+            name: timed.rounds_ns[workload.name]
+            for name, timed in self._timed_runtimes.items()
+            if workload.name in timed.rounds_ns and workload.name not in timed.problems
         }
-        # Without the baseline there is no ratio that could become narrower.
-        by = self._effort.baseline
-        return by not in sampled or precise(sampled, by, self._effort.precision, self._effort.seed)
+        # Without the baseline there is no ratio.
+        baseline = self._effort.baseline
+        return baseline not in sampled or precise(sampled, baseline, self._effort.precision, self._effort.seed)
 
     def _judge_pinning(self, answer: dict[str, Any]) -> None:
         pinned = ",".join(map(str, answer["pinned"]))
-        asked = "not asked for" if not self._effort.pin else "not possible on this system"
-        self._settings["pinned to processors"] = pinned or answer["problem"] or asked
+        why_not = "not asked for" if not self._effort.pin else "not possible on this system"
+        self._settings["pinned to processors"] = pinned or answer["problem"] or why_not
 
     def _judge_drift(self, workload: Workload) -> None:
-        """Says when the machine itself was not the same at the end; turns make that fair, but not unimportant."""
+        """Adds a note if the machine itself became slower or faster during the workload."""
         name = self._effort.baseline
-        base = self._found[name].rounds_ns.get(workload.name, []) if name in self._found else []
+        base = self._timed_runtimes[name].rounds_ns.get(workload.name, []) if name in self._timed_runtimes else []
         if not base:
             return
         share = drift(base)
@@ -260,87 +265,87 @@ class Measuring:
         if abs(share) > _DRIFTED:
             change = "slower" if share > 0 else "faster"
             self._notes.append(
-                f"{workload.name}: {name} was {abs(share):.0%} {change} at the end than at the beginning; the "
-                "medians are those of a machine that changed, the ratios compare like with like"
+                f"{workload.name}: {name} was {abs(share):.0%} {change} at the end than at the beginning; this affects "
+                "the medians, but not the ratios, as runtimes took turns"
             )
 
     def _judge_clock(self) -> None:
         ppm = self._watch.ppm()
         self._settings["timer drift ppm"] = round(ppm, 1)
-        steps = [found.resolution_ns for found in self._found.values() if found.resolution_ns]
+        steps = [timed.resolution_ns for timed in self._timed_runtimes.values() if timed.resolution_ns]
         self._settings["timer resolution ns"] = max(steps, default=0)
         if abs(ppm) > MOST_DRIFT_PPM:
-            self._notes.append(f"the timer ran {ppm:+.0f} parts in a million off the machine's raw clock")
+            self._notes.append(f"the timer differed from the machine's raw clock by {ppm:+.0f} parts in a million")
 
     def _child(self) -> Child:
         return Child(self._effort.threads, COMMAND, self._memory_bytes)
 
-    def _load(self, found: TimedRuntime, workload: Workload) -> bool:
-        """Hands the feeds to a child."""
-        assert found.child is not None
+    def _load(self, timed: TimedRuntime, workload: Workload) -> bool:
+        """Makes a child load the feeds."""
+        assert timed.child is not None
         dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
         try:
-            found.child.ask("feeds", name=workload.name, path=self._feeds[workload.name], dtypes=dtypes)
+            timed.child.ask("feeds", name=workload.name, path=self._feeds[workload.name], dtypes=dtypes)
         except AttnportError as err:
-            self._note(found, workload.name, err)
+            self._note(timed, workload.name, err)
             return False
         return True
 
-    def _guarded(self, found: TimedRuntime, workload: str, request: dict[str, Any] | None) -> dict[str, Any] | None:
-        """An answer of a child, or None after its failure was noted; `request` None waits for one already sent.
+    def _guarded(self, timed: TimedRuntime, workload: str, request: dict[str, Any] | None) -> dict[str, Any] | None:
+        """A child's answer, or None after recording its failure; `request` None waits for a request already sent.
 
         Raises:
-            SpecError, IntegrityError: the folder is not what it was, which no other runtime can mend.
+            SpecError, IntegrityError: the folder has changed, which affects every runtime.
         """
-        assert found.child is not None
+        assert timed.child is not None
         try:
             if request is not None:
                 now = time.perf_counter_ns()
-                found.idle_ns += now - found.answered_ns if found.answered_ns else 0
-                found.child.send("run", name=workload, mode=found.mode, **request)
-            answer = found.child.receive(timeout_s=self._effort.timeout_s)
+                timed.idle_ns += now - timed.answered_ns if timed.answered_ns else 0
+                timed.child.send("run", name=workload, mode=timed.mode, **request)
+            answer = timed.child.receive(timeout_s=self._effort.timeout_s)
         except (SpecError, IntegrityError):
             raise
         except AttnportError as err:
-            self._note(found, workload, err)
+            self._note(timed, workload, err)
             return None
-        if found.answered_ns and request is not None:
-            found.idle_cpu_ns += answer["idle_cpu_ns"]
+        if timed.answered_ns and request is not None:
+            timed.idle_cpu_ns += answer["idle_cpu_ns"]
         if request is not None:
-            found.answered_ns = time.perf_counter_ns()
+            timed.answered_ns = time.perf_counter_ns()
         return answer
 
-    def _note(self, found: TimedRuntime, workload: str, err: AttnportError) -> None:
-        """Keeps why a runtime has no figures: for this workload if it lives on, else for all that are not done."""
-        child = found.child
+    def _note(self, timed: TimedRuntime, workload: str, err: AttnportError) -> None:
+        """Records why a runtime has no figures: for this workload if its process lives, otherwise from now on."""
+        child = timed.child
         if workload and child and child.alive:
-            found.problems[workload] = portable(reason_of(err), self._folder)
+            timed.problems[workload] = portable(reason_of(err), self._folder)
             return
         problem = reason_of_failure(err) if isinstance(err, ChildError) else reason_of(err)
-        found.problem = portable(problem, self._folder)
+        timed.problem = portable(problem, self._folder)
         if workload:
-            found.problems[workload] = found.problem
+            timed.problems[workload] = timed.problem
         if child:
             child.kill()
-        found.child = None
+        timed.child = None
 
-    def _take_cold(self, name: str, found: TimedRuntime) -> None:
-        """Load time, first calls and peak memory, in a fresh process with nothing else alive."""
-        if found.problem or not found.rounds_ns:
+    def _take_cold(self, name: str, timed: TimedRuntime) -> None:
+        """Measures load time, first calls and peak memory in a fresh process, with no other process alive."""
+        if timed.problem or not timed.rounds_ns:
             return
         self._progress(f"memory of {name}")
-        measured = [workload for workload in self._workloads if workload.name in found.rounds_ns]
+        measured = [workload for workload in self._workloads if workload.name in timed.rounds_ns]
         dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
         start = Start(self._child, self._processors, self._feeds, dtypes)
         try:
-            start.cold(found, measured)
+            start.cold(timed, measured)
         except (SpecError, IntegrityError):
             raise
         except AttnportError as err:
-            found.no_cold = f"its load time, first call and peak memory are not known: {err.message}"
+            timed.no_cold = f"its load time, first call and peak memory are unknown: {err.message}"
 
     def _stop(self) -> None:
-        for found in self._found.values():
-            if found.child:
-                found.child.kill()
-                found.child = None
+        for timed in self._timed_runtimes.values():
+            if timed.child:
+                timed.child.kill()
+                timed.child = None

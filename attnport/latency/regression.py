@@ -1,7 +1,7 @@
-"""Two latency reports of one model: what became slower between them, with the same statistics.
+"""Compares two latency reports of one model, to find what became slower.
 
-A run's rounds say nothing of another run's, so each is resampled on its own. What the machine did to a whole run is
-taken out by the baseline that ran in turns with everything else: compared is the ratio to it.
+The rounds of two runs are independent, so each run is resampled on its own. Ratios to the baseline are compared: the
+baseline ran in turns with everything else, which takes out changes of the machine between the runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnport.errors import UsageError
 from attnport.latency.statistics import Interval, change_interval, family_confidence, half_width
 
 WIDE = 0.05
-"""An interval that is wider to either side could hold a slowdown that matters."""
+"""The largest half width of an interval at which a slowdown that matters would be seen."""
 
 _EQUAL = ("threads", "machine")
 
@@ -25,10 +25,11 @@ class ChangeRow:
     """One runtime on one workload, before and after.
 
     Attributes:
-        verdict: `slower`, `faster`, `no difference shown` or `NOT_COMPARED`; `baseline` of the runtime by which the
-            others are compared, whose own change is the machine's.
+        verdict: `slower`, `faster`, `no difference shown` or `NOT_COMPARED`; `baseline` for the baseline, whose own
+            change is taken as that of the machine.
         reason: Why it is not compared.
-        change: Low, middle and high of after / before; above 1 is slower. The intervals of a report hold together.
+        change: Low, middle and high of after / before; above 1 is slower. The confidence is that of all intervals of a
+            report together.
     """
 
     workload: str
@@ -44,11 +45,11 @@ class ChangeRow:
 
 @dataclass(frozen=True)
 class RegressionReport:
-    """What became of a model's latency between two reports.
+    """How a model's latency changed between two reports.
 
     Attributes:
-        verdict: `REGRESSION` if any row is slower, `no regression shown`, or `NOT_COMPARED` if no row could be.
-        relative: Whether the changes are those of the ratio to `baseline`, and not of the times alone.
+        verdict: `REGRESSION` if any row is slower, `no regression shown`, or `NOT_COMPARED` if no row was compared.
+        relative: Whether changes are those of the ratio to `baseline`, or of the times alone.
         notes: What differs between the two runs, and what that means.
     """
 
@@ -66,7 +67,7 @@ def regression(before: LatencyReport, after: LatencyReport, seed: int = 0) -> Re
     """Compares two reports, row by row.
 
     Raises:
-        UsageError: they are of other models, machines or threads, or of other baselines.
+        UsageError: their models, machines, threads or baselines differ.
     """
     _check_comparable(before, after)
     relative, notes = _grounds(before, after)
@@ -81,8 +82,8 @@ def regression(before: LatencyReport, after: LatencyReport, seed: int = 0) -> Re
     widest = max((half_width(row.change) for row in rows if row.change and row.verdict != "baseline"), default=0.0)
     if widest > WIDE:
         notes.append(
-            f"changes are known within {widest:.0%} at worst: a smaller slowdown can stay unseen; give bench more time "
-            "(--budget), or a machine that does nothing else"
+            f"some changes are only known within {widest:.0%}, so that a smaller slowdown may not show; give bench "
+            "more time (--budget), or use a machine that does nothing else"
         )
     return RegressionReport(verdict, after.model, after.baseline, relative, tuple(rows), tuple(notes))
 
@@ -102,7 +103,7 @@ def _check_comparable(before: LatencyReport, after: LatencyReport) -> None:
 
 
 def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[str]]:
-    """Whether the baseline can stand for the machine, and what the reader must know."""
+    """Whether the baseline's change is that of the machine, and notes for the reader."""
     keys = [key for key in after.settings if key.startswith("version ")]
     keys += [key for key in before.settings if key.startswith("version ") and key not in keys]
     changed = [key for key in (*keys, "python") if before.settings.get(key) != after.settings.get(key)]
@@ -114,8 +115,8 @@ def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[st
     relative = "version torch" not in changed
     if not relative:
         notes.append(
-            f"{after.baseline} is not the same before and after, so times are compared as they are: what the machine "
-            "did to a whole run counts as change"
+            f"{after.baseline} is not the same before and after, so times are compared directly: if the machine itself "
+            "became slower or faster, that counts as change"
         )
     if before.weights != after.weights:
         notes.append("the weights differ")
@@ -124,7 +125,7 @@ def _grounds(before: LatencyReport, after: LatencyReport) -> tuple[bool, list[st
 
 @dataclass(frozen=True)
 class _Pair:
-    """One runtime on one workload in two runs; `base` are the rows of the baseline by which it is compared."""
+    """One runtime on one workload in two runs; `base` are the rows of the baseline for the ratio."""
 
     workload: str
     runtime: str
@@ -136,22 +137,22 @@ class _Pair:
 
     @property
     def problem(self) -> str:
-        """Why it cannot be compared; "" when it can."""
+        """Why it cannot be compared; "" if it can."""
         if self.old is None or self.old.median_ns is None:
             return f"not measured before{f': {self.old.reason}' if self.old and self.old.reason else ''}"
         if self.new is None or self.new.median_ns is None:
             return f"not measured after{f': {self.new.reason}' if self.new and self.new.reason else ''}"
-        return "" if self.same else "the workloads of this name have not as many items and tokens"
+        return "" if self.same else "the two workloads of this name have different numbers of items or tokens"
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of those that could be told apart by chance."""
+        """Whether it counts for the confidence of all comparisons together."""
         return not self.problem and not self.is_base
 
 
 def _pairs(before: LatencyReport, after: LatencyReport, relative: bool) -> list[_Pair]:
-    """What at least one of the runs measured."""
-    found = []
+    """A pair for everything that at least one of the runs measured."""
+    pairs = []
     for workload in dict.fromkeys((*before.shapes, *after.shapes)):
         old, new = before.shapes.get(workload, {}), after.shapes.get(workload, {})
         same = (before.items.get(workload), before.tokens.get(workload)) == (
@@ -164,29 +165,29 @@ def _pairs(before: LatencyReport, after: LatencyReport, relative: bool) -> list[
             rows = old.get(runtime), new.get(runtime)
             if any(row is not None and row.median_ns is not None for row in rows):
                 is_base = relative and runtime == name
-                found.append(_Pair(workload, runtime, *rows, None if is_base else base, same, is_base))
-    return found
+                pairs.append(_Pair(workload, runtime, *rows, None if is_base else base, same, is_base))
+    return pairs
 
 
 def _change(pair: _Pair, confidence: float, seed: int) -> ChangeRow:
     before_ns, after_ns = (None if row is None else row.median_ns for row in (pair.old, pair.new))
-    told = pair.workload, pair.runtime
+    names = pair.workload, pair.runtime
     if pair.problem or pair.old is None or pair.new is None:
-        return ChangeRow(*told, "NOT_COMPARED", pair.problem, before_ns, after_ns)
+        return ChangeRow(*names, "NOT_COMPARED", pair.problem, before_ns, after_ns)
     try:
         old, new = (_rounds(row) for row in pair.base) if pair.base else (None, None)
         change = change_interval((_rounds(pair.new), new), (_rounds(pair.old), old), seed, confidence)
-    except ValueError as err:  # a baseline with fewer rounds, after its process failed, or a file that was edited
-        return ChangeRow(*told, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
+    except ValueError as err:  # the baseline has fewer rounds, as its process failed, or the file was edited
+        return ChangeRow(*names, "NOT_COMPARED", f"its samples do not pair up: {err}", before_ns, after_ns)
     verdict = "slower" if change[0] > 1 else "faster" if change[2] < 1 else "no difference shown"
-    return ChangeRow(*told, "baseline" if pair.is_base else verdict, "", before_ns, after_ns, change)
+    return ChangeRow(*names, "baseline" if pair.is_base else verdict, "", before_ns, after_ns, change)
 
 
 def _machine(rows: Sequence[ChangeRow]) -> list[str]:
-    """Says where the baseline itself changed, which is left out of the others' changes and of the verdict."""
+    """Notes where the baseline itself changed, which does not count in the other changes or the verdict."""
     return [
         f"{row.runtime} itself took {row.change[1]:.2f} times as long after as before on {row.workload}: that is taken "
-        "for the machine, and is left out of every change and of the verdict"
+        "as a change of the machine, and does not count in any change or in the verdict"
         for row in rows
         if row.verdict == "baseline" and row.change and not row.change[0] <= 1 <= row.change[2]
     ]
@@ -200,5 +201,5 @@ def _rounds(row: LatencyRow) -> Sequence[Sequence[int]]:
     """
     calls = row.calls
     if calls < 1 or len(row.samples_ns) % calls or not row.samples_ns:
-        raise ValueError(f"{len(row.samples_ns)} samples are no rounds of {calls}.")
+        raise ValueError(f"{len(row.samples_ns)} samples do not divide into rounds of {calls}.")
     return [row.samples_ns[start : start + calls] for start in range(0, len(row.samples_ns), calls)]

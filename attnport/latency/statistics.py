@@ -1,10 +1,9 @@
-"""Intervals of ratios by a block bootstrap over rounds, and which quantiles a number of samples supports.
+"""Intervals of ratios by a block bootstrap over rounds, and the quantiles that a number of samples supports.
 
-Samples of one round, and of rounds next to each other, are not independent: whatever disturbs the machine lasts for a
-while. So whole blocks of neighbouring rounds are resampled, the same ones for both sides of a ratio (Politis and
-Romano, "A circular block-resampling procedure for stationary data", 1992). How long a block is follows from the
-autocorrelation that the rounds show (Politis and White, "Automatic block-length selection for the dependent
-bootstrap", 2004).
+Samples of one round, and of neighbouring rounds, are not independent, as disturbances of the machine last for a while.
+So whole blocks of neighbouring rounds are resampled, the same ones for both sides of a ratio (Politis and Romano, "A
+circular block-resampling procedure for stationary data", 1992). The length of a block follows from the autocorrelation
+of the rounds (Politis and White, "Automatic block-length selection for the dependent bootstrap", 2004).
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ Interval = tuple[float, float, float]
 Rounds = Sequence[Sequence[int]]
 
 CONFIDENCE = 0.99
-"""Nominal. Percentile intervals are too narrow for few rounds, and a run that ends once its interval is narrow makes
-that worse: on simulated machines with drift and autocorrelation, equal runtimes are told apart in 4 to 6 % of runs."""
+"""The nominal confidence. Percentile intervals are too narrow for few rounds, even more so if a run ends once its
+interval is narrow: on simulated machines with drift and autocorrelation, equal runtimes differ in 4 to 6 % of runs."""
 RESAMPLES = 2000
 _LEAST_TAIL = 0.005
-"""Ten resamples beyond an edge; with fewer it lies where one of them happens to."""
+"""At least ten resamples lie beyond an edge; with fewer, the edge would depend on single resamples."""
 P90_SAMPLES = 20
-"""Fewer samples than this do not say where a tenth of the calls lies."""
+"""The fewest samples from which a 90th percentile is computed."""
 P99_SAMPLES = 1000
-"""Ten samples beyond the quantile: with fewer the figure is that of one or two accidents."""
+"""At least ten samples lie beyond the quantile; with fewer, it would depend on one or two outliers."""
 
 
 def ratio_interval(rounds_ns: Rounds, baseline_ns: Rounds, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
@@ -40,7 +39,7 @@ def ratio_interval(rounds_ns: Rounds, baseline_ns: Rounds, seed: int = 0, confid
         baseline_ns: The baseline's, in the same rounds.
 
     Raises:
-        ValueError: no rounds, no calls, or not the same number of rounds on both sides or of calls in each.
+        ValueError: there are no rounds or calls, or the numbers of rounds or of calls in each round differ.
     """
     ours, theirs = _paired(rounds_ns, baseline_ns)
     return _interval(_log_ratio(ours, theirs), _resampled(ours, theirs, np.random.default_rng(seed)), confidence)
@@ -56,11 +55,11 @@ def change_interval(
 
     Args:
         after: The calls by round of a runtime, and of the baseline in the same rounds; the change is then that of
-            median / baseline median, which leaves out what the machine did to both. None = of the median alone.
+            median / baseline median, which leaves out changes of the machine. None = the change of the median alone.
         before: The same of the earlier run.
 
     Raises:
-        ValueError: as `ratio_interval`; or a baseline in one run alone.
+        ValueError: as `ratio_interval`; or only one run has a baseline.
     """
     if (after[1] is None) != (before[1] is None):
         raise ValueError("one run has a baseline and the other has none.")
@@ -73,12 +72,12 @@ def change_interval(
 
 
 def family_confidence(count: int) -> float:
-    """The confidence of each of `count` intervals that are to hold all together at `CONFIDENCE` (Bonferroni's)."""
+    """The confidence of each of `count` intervals whose joint confidence is `CONFIDENCE` (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(1, count)
 
 
 def quantile(samples: Sequence[int], share: float) -> float | None:
-    """The 0.9 or 0.99 quantile, or None where there are too few samples to support it."""
+    """The 0.9 or 0.99 quantile, or None if there are too few samples for it."""
     least = P99_SAMPLES if share > 0.9 else P90_SAMPLES
     return float(np.quantile(samples, share)) if len(samples) >= least else None
 
@@ -90,10 +89,10 @@ def half_width(interval: Interval) -> float:
 
 
 def block_length(series: Array) -> int:
-    """How many neighbouring rounds stay together, by the lag-1 autocorrelation of one value a round.
+    """The length of a block of rounds, from the lag-1 autocorrelation of a series with one value for each round.
 
-    That of Politis and White for a first-order autoregressive series, n^(1/3) (6 (r / (1 - r^2))^2)^(1/3); at least
-    n^(1/3), since the autocorrelation of a short series is underestimated, and at most a quarter of the rounds.
+    It is that of Politis and White for a first-order autoregressive series, n^(1/3) (6 (r / (1 - r^2))^2)^(1/3); at
+    least n^(1/3), since the autocorrelation of a short series is underestimated, and at most a quarter of the rounds.
     """
     count = len(series)
     centred = series - series.mean()
@@ -132,15 +131,15 @@ def _resampled(ours: Array, theirs: Array | None, rng: np.random.Generator) -> A
     drawn = ((starts[:, :, None] + np.arange(block)) % count).reshape(RESAMPLES, -1)[:, :count]
     places = drawn + np.arange(RESAMPLES)[:, None] * count
     times = np.bincount(places.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count)
-    found = np.log(_medians(ours, times))
-    found = found if theirs is None else found - np.log(_medians(theirs, times))
-    # Whole blocks vary less than what they are drawn from, by (n - b) / n in variance.
+    ratios = np.log(_medians(ours, times))
+    ratios = ratios if theirs is None else ratios - np.log(_medians(theirs, times))
+    # Resampling whole blocks reduces the variance by the factor (n - b) / n, which is corrected here.
     middle = _log_ratio(ours, theirs)
-    return np.asarray(middle + (found - middle) * np.sqrt(count / max(1, count - block)))
+    return np.asarray(middle + (ratios - middle) * np.sqrt(count / max(1, count - block)))
 
 
 def _medians(calls: Array, times: Array) -> Array:
-    """The median of each resample, by how many times each round is in it [resamples, rounds]; sorts only once."""
+    """The median of each resample, given how often each round is in it [resamples, rounds]; sorts only once."""
     order = np.argsort(calls, axis=None)
     values, rounds = calls.ravel()[order], order // calls.shape[1]
     counter = np.int16 if calls.size < 2**15 else np.int32  # a third of the time of int64
@@ -151,11 +150,11 @@ def _medians(calls: Array, times: Array) -> Array:
 
 
 def _interval(middle: float, resampled: Array, confidence: float) -> Interval:
-    """The interval of a confidence; farther out than the resamples tell, it is stretched as a normal one would be."""
+    """The interval of a confidence. Beyond what the resamples support, it is extended as for a normal distribution."""
     tail = (1 - confidence) / 2
-    told = max(tail, _LEAST_TAIL)
-    stretch = NormalDist().inv_cdf(1 - tail) / NormalDist().inv_cdf(1 - told)
-    edges = np.quantile(resampled, (told, 1 - told))
+    tail_shown = max(tail, _LEAST_TAIL)
+    stretch = NormalDist().inv_cdf(1 - tail) / NormalDist().inv_cdf(1 - tail_shown)
+    edges = np.quantile(resampled, (tail_shown, 1 - tail_shown))
     low, high = (float(edge) for edge in np.exp(middle + (edges - middle) * stretch))
     value = float(np.exp(middle))
     return min(low, value), value, max(high, value)

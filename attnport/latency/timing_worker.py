@@ -1,6 +1,6 @@
-"""The child process of `attnport bench`: a worker that stays on its processors, and knows what its device timed.
+"""The child process of `attnport bench`: a worker that stays on given processors and returns times of its device.
 
-Run as `python -m attnport.latency.timing_worker`; `worker` has the frames.
+Run as `python -m attnport.latency.timing_worker`; the protocol is that of `worker`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ COMMAND = ("-m", "attnport.latency.timing_worker")
 
 
 class TimingWorker(Worker):
-    """Adds to a worker what only a measurement asks for."""
+    """A worker with the operations that only measurements need."""
 
     def do_settle(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Stays on `processors` from now on, before any library makes its threads; none = anywhere.
+        """Restricts the process to `processors`, before any library creates threads; an empty list = no restriction.
 
         Returns:
-            `pinned`: where it now stays; `problem`: why not, or ""; `resolution_ns` of its timer.
+            `pinned`: the processors; `problem`: why they could not be set, or ""; `resolution_ns` of its timer.
         """
         problem, pinned = "", []
         if message["processors"]:
@@ -35,13 +35,13 @@ class TimingWorker(Worker):
         return {"pinned": pinned, "problem": problem, "resolution_ns": resolution_ns(self.clock)}
 
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """As a worker's; also `load_ns`, what it took, and `modes`, see `artifacts.DeviceTimedSession`."""
+        """As a worker's; also returns `load_ns`, the time to open, and `modes`, see `artifacts.DeviceTimedSession`."""
         began = self.clock()
         answer = super().do_open(message)
         return {**answer, "load_ns": self.clock() - began, "modes": list(getattr(self._session, "modes", ()))}
 
     def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """As a worker's; with a `mode`, the session runs that way and `parts` has what its events say of each call."""
+        """As a worker's; with a `mode`, the session runs in that mode, and `parts` are the times from its events."""
         if not message.get("mode"):
             return super().do_run(message)
         session = self._session
@@ -55,7 +55,7 @@ class TimingWorker(Worker):
 
 
 class _ByEvents:
-    """Runs a session in one of its modes and keeps what its events say."""
+    """Runs a session in one of its modes and keeps the times from its events."""
 
     def __init__(self, session: Any, mode: str) -> None:
         self.calls: list[Mapping[str, int]] = []

@@ -1,4 +1,4 @@
-"""What `attnport bench` times: sentences as they come, ragged batches of given lengths, and full batches of a size."""
+"""The workloads of `attnport bench`: sentences, ragged batches of given lengths, and full batches of a size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnport.latency.grid import MOST, parse_grid
 from attnport.latency.lengths import Histogram, batch_limit, ragged_case, spread
 
 MANY = 32
-"""Sentences or lengths in a padded batch."""
+"""The number of sentences or lengths in a padded batch."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Workload:
     """One thing to time.
 
     Attributes:
-        items: Sentences, or batch items.
-        tokens: Real tokens, padding left out.
+        items: The number of sentences or batch items.
+        tokens: The number of tokens without padding.
     """
 
     name: str
@@ -43,43 +43,43 @@ def workloads(
     lengths: Histogram | None = None,
     batch: int = MANY,
 ) -> list[Workload]:
-    """The workloads: `1 sentence` and `32 sentences` where there are sentences, the same of lengths, then the shapes.
+    """The workloads: `1 sentence` and `32 sentences` if there are sentences, the same for lengths, then the shapes.
 
-    Without shapes and lengths, `batch=8,seq=128` for a model that reads text, else every dim at its opt.
+    Without shapes and lengths, `batch=8,seq=128` for a model that reads text, otherwise every dim at its opt size.
 
     Args:
         shapes: Grids of sizes, see `grid`.
-        lengths: How many sequences there are of each length.
-        batch: Sentences or lengths in a padded batch.
+        lengths: The number of sequences of each length.
+        batch: The number of sentences or lengths in a padded batch.
 
     Raises:
-        ProfileError: a shape is malformed or beyond the model's limit.
-        UsageError: sentences for a model without a tokenizer, lengths for one without a padding mask, too many shapes.
+        ProfileError: a shape is malformed or exceeds the model's limit.
+        UsageError: there are sentences but no tokenizer, lengths but no padding mask, or too many shapes.
     """
     io = manifest.io
-    made = []
+    chosen = []
     if sentences:
         if not manifest.tokenizer:
             raise UsageError(f"{folder} has no tokenizer, so it cannot read text.", hint="Leave --text out.")
         tokenizer = folder / manifest.tokenizer
         alone = text_cases(io, sentences, tokenizer, batch=1)
-        # The sentence of median length: neither the luck of the first line nor an average that no call has.
+        # The sentence of median length represents them better than the first, or than an average of all.
         middle = sorted(alone, key=lambda case: real_tokens(io, case.feeds))[len(alone) // 2]
         together = text_cases(io, sentences[:batch], tokenizer, batch=batch)[0]
-        made += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
+        chosen += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
     if lengths:
         least = io.dim(str(batch_dim(io))).min if batch_dim(io) else 1
         together_count = max(least, min(batch, batch_limit(io), sum(lengths.values())))
         for count in dict.fromkeys((least, together_count)):
-            made.append(_workload(io, ragged_case(io, spread(lengths, count), seed)))
+            chosen.append(_workload(io, ragged_case(io, spread(lengths, count), seed)))
     if shapes:
-        sizes = [each for shape in shapes for each in parse_grid(shape, io.dims)]
+        sizes = [sizes_of_shape for shape in shapes for sizes_of_shape in parse_grid(shape, io.dims)]
         if len(sizes) > MOST:
             raise UsageError(f"got {len(sizes)} shapes; at most {MOST} are measured in one run.")
-        made += [_workload(io, full_case(io, each, seed)) for each in sizes]
+        chosen += [_workload(io, full_case(io, sizes_of_shape, seed)) for sizes_of_shape in sizes]
     elif not lengths:
-        made.append(_workload(io, full_case(io, _usual(io) if reads_text(io) else {}, seed)))
-    return list({workload.name: workload for workload in made}.values())
+        chosen.append(_workload(io, full_case(io, _usual(io) if reads_text(io) else {}, seed)))
+    return list({workload.name: workload for workload in chosen}.values())
 
 
 def _workload(io: IOContract, case: Case, counted: str = "") -> Workload:
@@ -97,6 +97,6 @@ def _items(io: IOContract, feeds: Mapping[str, Array]) -> int:
 
 
 def _usual(io: IOContract) -> dict[str, int]:
-    """8 x 128, within what the model takes."""
+    """A batch of 8 with length 128, within the model's limits."""
     batch = batch_dim(io)
     return {dim.name: max(dim.min, min(8 if dim.name == batch else 128, dim.max)) for dim in io.dims}

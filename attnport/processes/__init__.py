@@ -1,1 +1,1 @@
-"""Runtimes in processes of their own: the protocol, the worker, and sessions that live in one."""
+"""Runtimes in processes of their own: the protocol, the worker, and isolated sessions."""

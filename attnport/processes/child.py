@@ -1,4 +1,4 @@
-"""The parent's side of a worker process: start, ask, kill; a death becomes an error with its last words."""
+"""The parent's side of a worker process: start, ask, kill. If it dies, the error has its last lines of output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from attnport.processes.worker import MAX_FRAME_BYTES, read_frame, write_frame
 WORKER: tuple[str, ...] = ("-m", "attnport.processes.worker")
 _LAST_LINES = 5
 _LOOK_S = 0.1
-# What a child's own error means to the parent as well; any other is that child's alone.
+# Errors of a child that the parent raises under their own class; all others become ChildError.
 _KINDS: dict[str, type[AttnportError]] = {
     kind.__name__: kind
     for kind in (
@@ -42,11 +42,11 @@ _KINDS: dict[str, type[AttnportError]] = {
 
 
 class ChildError(AttnportError):
-    """The worker died, did not answer in time, or answered with an error that is its own affair."""
+    """The worker died, did not answer in time, or answered with another error."""
 
 
 class Died(ChildError):
-    """The worker is gone, or has no memory left: nothing more is to be had of this runtime, whatever the input."""
+    """The worker ended or ran out of memory, so that this runtime cannot be used any more, whatever the input."""
 
 
 _KINDS["MemoryError"] = Died
@@ -65,13 +65,15 @@ class Child:
         command: tuple[str, ...] | None = None,
         memory_bytes: int | None = None,
     ) -> None:
-        """Starts it, in a session of its own: Ctrl-C reaches the parent alone, which then kills.
+        """Starts the process in a session of its own, so that Ctrl-C reaches only the parent, which then kills it.
 
         Args:
-            command: What Python runs; None = the worker.
-            memory_bytes: It is killed when it holds more; looked at while it is waited for. None = not looked at.
+            threads: Compute threads of its libraries.
+            command: Arguments of Python; None = the worker.
+            memory_bytes: The process is killed if it holds more, which is checked while the parent waits for an answer.
+                None = no limit.
         """
-        # Waiting threads must sleep: another child is being timed on the same cores.
+        # Waiting threads must sleep, as another child may be timed on the same cores.
         environment = {
             **child_environment(),
             "OMP_NUM_THREADS": str(threads),
@@ -96,11 +98,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def send(self, op: str, **fields: Any) -> None:
-        """Sends a request. Raises ChildError when it is dead."""
+        """Sends a request. Raises Died if the process is dead."""
         assert self._process.stdin is not None
         if not self.alive:
             raise Died(self._end or "it was ended")
@@ -110,12 +112,13 @@ class Child:
             raise self._died("it ended") from err
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """The answer to the request sent last.
+        """The answer to the last request.
 
         Raises:
-            Died: it died, or nothing came in time or it took too much memory (it is killed), or it has none left.
+            Died: the process died or ran out of memory; or it was killed, as it did not answer in time or took too much
+                memory.
             ChildError: it answered with an error.
-            AttnportError: the class of error that it answered with: a changed source, a damaged file.
+            AttnportError: it answered with an error of this class, such as a changed source or a damaged file.
         """
         answer = self._read(time.monotonic() + timeout_s)
         if "error" in answer:
@@ -129,7 +132,7 @@ class Child:
         return self.receive(timeout_s)
 
     def kill(self) -> None:
-        """Ends it and what it started; ending it twice is fine."""
+        """Kills the process and those that it started; killing it twice is fine."""
         self.alive = False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.poll() is None:
@@ -141,7 +144,7 @@ class Child:
                     stream.close()
 
     def _read(self, deadline: float) -> dict[str, Any]:
-        """One frame. Bytes are read as they come, since a child may die in the middle of a frame."""
+        """Reads one frame, in pieces, since a child may die in the middle of a frame."""
         assert self._process.stdout is not None
         handle, data, wanted = self._process.stdout.fileno(), b"", 4
         while len(data) < wanted:
@@ -157,11 +160,11 @@ class Child:
         return read_frame(io.BytesIO(data)) or {}
 
     def _wait(self, handle: int, deadline: float) -> None:
-        """Until there is something to read. Raises Died."""
+        """Waits until there is something to read. Raises Died."""
         while (left := deadline - time.monotonic()) > 0:
             look_s = left if self._memory_bytes is None else min(left, _LOOK_S)
             answered = select.select([handle], [], [], look_s)[0]
-            # Also once it has answered: what was asked of several at once is waited for in turn.
+            # Also checked if it has answered: when several are asked at once, it may have waited since then.
             if self._memory_bytes is not None and (held := resident_bytes(self.pid)) > self._memory_bytes:
                 raise self._died(
                     f"it took {held / 2**30:.1f} GiB of memory; {self._memory_bytes / 2**30:.1f} GiB is its limit"
@@ -187,12 +190,12 @@ class Child:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that a process holds; 0 when it is gone, or on a system that does not tell."""
+    """The memory that a process holds; 0 if it has ended, or on a system without /proc."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def reason_of(err: AttnportError) -> str:
-    """Why a runtime has no figures, with the hint when it is not there at all."""
+    """Why a runtime has no figures, with the hint if the runtime is unavailable."""
     return f"{err.message.rstrip('.')}; {err.hint}" if isinstance(err, UnavailableError) and err.hint else err.message

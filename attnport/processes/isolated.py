@@ -1,6 +1,6 @@
-"""A session in a process of its own: what happens to the runtime there does not happen to whoever asks.
+"""A session in a process of its own, so that a crash of the runtime does not end the caller.
 
-Arrays go through files in a temporary folder, everything else through the worker's frames.
+Arrays are passed in files in a temporary folder, everything else in the worker's frames.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 600.0
 _SHARE = 0.9
-"""Of the memory that is free when a session is opened, what it may take: the rest is for whoever asks."""
+"""The share of the free memory that a session may take; the rest is for the caller."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Limits:
     """What a process may use.
 
     Attributes:
-        timeout_s: Seconds for each answer: opening, one call.
-        memory_bytes: The memory it may hold; None = nine tenths of what is free when it is started.
-        every: Whether runtimes that share the caller's process by default get their own too.
+        timeout_s: Seconds for each answer, such as for opening or for a call.
+        memory_bytes: The memory that it may hold; None = nine tenths of what is free when it starts.
+        every: Whether runtimes that run in the caller's process by default get one of their own too.
     """
 
     timeout_s: float = TIMEOUT_S
@@ -52,10 +52,10 @@ class Limits:
 
 
 class IsolatedSession:
-    """A `Session` whose runtime lives in a process of its own.
+    """A `Session` whose runtime runs in a process of its own.
 
     Attributes:
-        ran: What really runs there, as the runtime itself told.
+        ran: What really runs there, as the runtime itself reports it.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class IsolatedSession:
         """Starts the process and opens the model in it.
 
         Args:
-            opening: Of this folder, see `openings`; the process loads the module by itself.
+            opening: What to open in this folder, see `openings`; the process loads the module itself.
 
         Raises:
-            Died: it crashed, hung or had no memory left; with its last lines.
-            AttnportError: what the runtime raised while opening.
+            Died: the process crashed, hung or ran out of memory; with its last lines of output.
+            AttnportError: the runtime raised it while opening.
         """
         keys = [key for key, record in manifest.engines.items() if record == opening.engine]
         self._timeout_s = limits.timeout_s
@@ -97,16 +97,16 @@ class IsolatedSession:
         """Outputs by name, in contract order.
 
         Raises:
-            Died: the process crashed, hung or had no memory left; every later call says so again.
-            AttnportError: what the runtime raised.
+            Died: the process crashed, hung or ran out of memory; every later call raises the same.
+            AttnportError: the runtime raised it.
             UsageError: the session is closed.
         """
         if self._scratch is None:
             raise UsageError("the session is closed.", hint="Open the model again.")
-        given, made = (Path(self._scratch.name, name) for name in ("feeds.npz", "outputs.npz"))
-        save_feeds(given, feeds)
-        answer = self._child.ask("call", self._timeout_s, feeds=str(given), outputs=str(made))
-        return load_outputs(made, answer["named"])
+        feeds_file, outputs_file = (Path(self._scratch.name, name) for name in ("feeds.npz", "outputs.npz"))
+        save_feeds(feeds_file, feeds)
+        answer = self._child.ask("call", self._timeout_s, feeds=str(feeds_file), outputs=str(outputs_file))
+        return load_outputs(outputs_file, answer["named"])
 
     def close(self) -> None:
         """Ends the process; closing twice is fine."""
@@ -116,7 +116,7 @@ class IsolatedSession:
             if self._child.alive:
                 self._child.ask("close", min(self._timeout_s, 30.0))
         except AttnportError:
-            pass  # what it was asked for is done: it is gone
+            pass  # the process has ended, and the session with it
         finally:
             self._child.kill()
             self._scratch.cleanup()
@@ -124,20 +124,20 @@ class IsolatedSession:
 
 
 def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -> Capabilities:
-    """A runtime's probe, in a process of its own where the runtime is one that gets it.
+    """Probes a runtime, in a process of its own if the runtime is isolated.
 
     Args:
-        forms: Also try every attention form (`runtimes._attention_forms`), or take what this release answered before.
+        forms: Also try every attention form (`runtimes._attention_forms`), or use the cached answers of this release.
 
     Returns:
-        What the probe found; not available, with the last lines, where it crashed, hung or broke.
+        The result of the probe. If the probe crashed, hung or raised, the runtime is not available, with the reason.
     """
     if not runtime.isolated and not limits.every:
         try:
-            found = runtime.probe()
-            asked = forms and runtime.opens == "onnx"
-            return _with_forms(found, lambda: tried(runtime, found.plans)) if asked else found
-        except Exception as err:  # a probe should not raise, but whoever asks may have something broken
+            capabilities = runtime.probe()
+            with_forms = forms and runtime.opens == "onnx"
+            return _with_forms(capabilities, lambda: tried(runtime, capabilities.plans)) if with_forms else capabilities
+        except Exception as err:  # a probe should not raise, but an installation may be damaged
             return Capabilities(runtime.name, False, f"its probe failed with {type(err).__name__}: {err}")
     child = limits.start(1)
 
@@ -145,8 +145,12 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -
         return child.ask("probe", limits.timeout_s, runtime=runtime.name, **fields)
 
     try:
-        found = from_json(Capabilities, json.dumps(ask()["found"]), "the probe's answer")
-        return _with_forms(found, lambda: ask(forms=True)["forms"]) if forms and runtime.opens == "onnx" else found
+        capabilities = from_json(Capabilities, json.dumps(ask()["found"]), "the probe's answer")
+        return (
+            _with_forms(capabilities, lambda: ask(forms=True)["forms"])
+            if forms and runtime.opens == "onnx"
+            else capabilities
+        )
     except Died as err:
         return Capabilities(runtime.name, False, f"its probe failed: {err.message}")
     except AttnportError as err:
@@ -158,54 +162,58 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -
 def probe_all(
     runtimes: Sequence[Runtime], limits: Limits = Limits(), *, forms: bool = False
 ) -> dict[str, Capabilities]:
-    """The probes of several runtimes by name, as many at a time as there are cores."""
+    """Probes several runtimes, as many at a time as there are cores. Returns the results by name."""
     with ThreadPoolExecutor(max_workers=physical_cores()) as pool:
-        found = pool.map(lambda runtime: probe(runtime, limits, forms=forms), runtimes)
-        return {runtime.name: one for runtime, one in zip(runtimes, found, strict=True)}
+        probes = pool.map(lambda runtime: probe(runtime, limits, forms=forms), runtimes)
+        return {runtime.name: capabilities for runtime, capabilities in zip(runtimes, probes, strict=True)}
 
 
-def unavailable(found: Capabilities) -> str:
-    """Why a runtime cannot be used here, and what brings it."""
-    return f"{found.reason.rstrip('.')}; {found.hint}" if found.hint else found.reason.rstrip(".")
+def unavailable(capabilities: Capabilities) -> str:
+    """Why a runtime cannot be used here, and how to get it."""
+    return (
+        f"{capabilities.reason.rstrip('.')}; {capabilities.hint}"
+        if capabilities.hint
+        else capabilities.reason.rstrip(".")
+    )
 
 
 _FAILED, _NO_MEMORY = "its process failed: ", "no memory is left: "
 
 
 def reason_of_failure(err: AttnportError | MemoryError) -> str:
-    """Why there is nothing of a runtime whose process died, hung, or had no memory left."""
+    """The reason in the report for a runtime whose process died, hung or ran out of memory."""
     return f"{_FAILED}{err.message}" if isinstance(err, AttnportError) else f"{_NO_MEMORY}{err}"
 
 
 def process_failed(reason: str) -> bool:
-    """Whether a row says that a process failed, which may be otherwise the next time: nothing to be kept as done."""
+    """Whether a reason says that a process failed. That may not happen again, so that the result is not final."""
     return reason.startswith((_FAILED, _NO_MEMORY))
 
 
-def _with_forms(found: Capabilities, ask: Callable[[], dict[str, str]]) -> Capabilities:
-    if not found.available:
-        return found
-    forms = read_forms(found)
+def _with_forms(capabilities: Capabilities, ask: Callable[[], dict[str, str]]) -> Capabilities:
+    if not capabilities.available:
+        return capabilities
+    forms = read_forms(capabilities)
     if forms is None:
-        write_forms(found, forms := ask())
-    return replace(found, attention_forms=forms)
+        write_forms(capabilities, forms := ask())
+    return replace(capabilities, attention_forms=forms)
 
 
 def memory_limit_bytes() -> int | None:
-    """What a process that is started now may take; None where it is not known what is free."""
+    """The memory that a process started now may take; None if the free memory is unknown."""
     return int(free_memory_bytes() * _SHARE) or None
 
 
 def free_memory_bytes() -> int:
-    """What may still be taken here: of the machine, or of its control group where that has less. 0 = not known."""
-    found = []
+    """The free memory of the machine, or of its control group if that has less; 0 if unknown."""
+    limits = []
     for line in _text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) << 10)
+            limits.append(int(line.split()[1]) << 10)
     limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit():
-        found.append(max(0, int(limit) - int(used)))
-    return min(found, default=0)
+        limits.append(max(0, int(limit) - int(used)))
+    return min(limits, default=0)
 
 
 def _text(path: str) -> str:

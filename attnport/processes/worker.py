@@ -1,8 +1,8 @@
-"""The child process of a runtime: probed, or opened once and then run, timed (`bench`) or for its outputs (`check`).
+"""The child process of a runtime, which probes it, or opens it once and runs it for times or outputs.
 
-Run as `python -m attnport.processes.worker`. It reads requests from stdin and answers on what was its stdout, each a
-frame: a length (4 bytes, big-endian) and that much JSON. Whatever a library prints goes to stderr instead. It ends
-when stdin does, so it does not outlive its parent.
+Run as `python -m attnport.processes.worker`. It reads requests from stdin and answers on its original stdout. Each
+message is a frame: a length (4 bytes, big-endian) and that many bytes of JSON. Whatever a library prints goes to
+stderr. The process ends when stdin ends, so that it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
     """Reads one message; None at the end of the stream.
 
     Raises:
-        ValueError: the frame is cut short, too long, or no JSON object.
+        ValueError: the frame is cut short, too long, or not a JSON object.
     """
     head = stream.read(4)
     if not head:
@@ -56,7 +56,7 @@ def read_frame(stream: IO[bytes]) -> dict[str, Any] | None:
 
 
 def save_feeds(path: Path, feeds: Mapping[str, Any]) -> None:
-    """Writes feeds as an `.npz`; bfloat16, which the format does not know, as its bits."""
+    """Writes feeds as an `.npz`; bfloat16, which the format does not have, is written as its bits."""
     import numpy as np
 
     bits = {name: array.view(np.uint16) if array.dtype.name == "bfloat16" else array for name, array in feeds.items()}
@@ -64,7 +64,7 @@ def save_feeds(path: Path, feeds: Mapping[str, Any]) -> None:
 
 
 def load_feeds(path: Path, dtypes: Mapping[str, str]) -> dict[str, Any]:
-    """Reads what `save_feeds` wrote; `dtypes` by input name."""
+    """Reads a file of `save_feeds`; `dtypes` by input name."""
     import numpy as np
 
     with np.load(path, allow_pickle=False) as arrays:
@@ -80,19 +80,19 @@ def load_feeds(path: Path, dtypes: Mapping[str, str]) -> dict[str, Any]:
 
 def save_outputs(path: Path, outputs: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Writes outputs as an `.npz`; returns the name and dtype of each, in order."""
-    # Names are free text, and an archive's members are not: they go by their place.
+    # Members of an archive cannot have any name, so outputs are stored under their index.
     save_feeds(path, {str(place): array for place, array in enumerate(outputs.values())})
     return [(name, array.dtype.name) for name, array in outputs.items()]
 
 
 def load_outputs(path: Path, named: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Reads what `save_outputs` wrote, given what it returned."""
-    found = load_feeds(path, {str(place): dtype for place, (_, dtype) in enumerate(named)})
-    return {name: found[str(place)] for place, (name, _) in enumerate(named)}
+    """Reads a file of `save_outputs`; `named` is what that returned."""
+    arrays = load_feeds(path, {str(place): dtype for place, (_, dtype) in enumerate(named)})
+    return {name: arrays[str(place)] for place, (name, _) in enumerate(named)}
 
 
 def memory_bytes(field: str) -> int:
-    """A figure of this process: `VmRSS` (now) or `VmHWM` (highest so far)."""
+    """The memory of this process: `VmRSS` is now, `VmHWM` is the highest so far."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -102,7 +102,7 @@ def memory_bytes(field: str) -> int:
 class Worker:
     """Carries out requests; every `do_*` method is an operation and returns its answer.
 
-    `clock` times the calls, in nanoseconds; another one may take its place in a derived class.
+    `clock` times the calls, in nanoseconds; derived classes may replace it.
     """
 
     clock = staticmethod(time.perf_counter_ns)
@@ -118,7 +118,7 @@ class Worker:
         """Opens a runtime on a folder's model.
 
         Returns:
-            `ran`, and `modules`: every top-level module imported by now.
+            `ran`, and `modules`, all top-level modules that are imported.
         """
         from attnport.folder.workspace import load_spec, open_folder
         from attnport.runtimes import base
@@ -150,7 +150,7 @@ class Worker:
         return {}
 
     def do_call(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """One call for its outputs: feeds are read from the file `feeds`, outputs written to the file `outputs`.
+        """Calls the session once: reads feeds from the file `feeds` and writes outputs to the file `outputs`.
 
         Returns:
             `named`: name and dtype of each output, in order.
@@ -159,14 +159,14 @@ class Worker:
         return {"named": save_outputs(Path(message["outputs"]), outputs)}
 
     def do_probe(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """What a runtime's probe finds, and with `forms` which attention forms it takes."""
+        """Probes a runtime, and with `forms` also which attention forms it supports."""
         from attnport.runtimes import base
         from attnport.runtimes._attention_forms import tried
 
         runtime = base.get(message["runtime"])
-        found = runtime.probe()
-        forms = tried(runtime, found.plans) if message.get("forms") and found.available else {}
-        return {"found": asdict(found), "forms": forms}
+        capabilities = runtime.probe()
+        forms = tried(runtime, capabilities.plans) if message.get("forms") and capabilities.available else {}
+        return {"found": asdict(capabilities), "forms": forms}
 
     def do_run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the session: `warm` times untimed, then `calls` times.
@@ -191,11 +191,11 @@ class Worker:
         return {"ns": ns, "idle_cpu_ns": idle_cpu_ns}
 
     def do_level(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Imports modules and takes the memory level that later peaks are counted from."""
+        """Imports modules, then records the memory level above which later peaks are counted."""
         for name in message["modules"]:
             try:
                 importlib.import_module(name)
-            except Exception as err:  # an optional part of a library: its absence is no failure of the measurement
+            except Exception as err:  # an optional part of a library, without which the measurement is still valid
                 print(f"{name} is not imported: {err}", file=sys.stderr)
         gc.collect()
         try:
@@ -210,10 +210,10 @@ class Worker:
         return {"peak_bytes": max(0, memory_bytes("VmHWM") - self._level_bytes)}
 
     def do_selftest(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks a bundle; what `selftest.Report` holds. Raises BundleError for a bundle that has none."""
+        """Checks a bundle and returns the fields of `selftest.Report`; raises BundleError if there is no report."""
         from attnport_bundle.selftest import selftest
 
-        # The kernel ends this process by then, whatever a runtime does, also where nobody waits for it any more.
+        # The kernel then ends this process, whatever a runtime is doing, even if the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, min(message["limit_s"] + _GRACE_S, _LONGEST_S))
         key = message["key"]
         return asdict(selftest(Path(message["folder"]), key=Path(key) if key is not None else None))
@@ -227,19 +227,19 @@ class Worker:
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request; an exception becomes an answer too."""
         try:
-            found: dict[str, Any] = getattr(self, f"do_{message['op']}")(message)
+            answer: dict[str, Any] = getattr(self, f"do_{message['op']}")(message)
         except AttnportError as err:
-            found = {"error": err.message, "hint": err.hint, "kind": type(err).__name__}
-        except Exception as err:  # a bug or a runtime's own exception: the parent is told, the process lives on
+            answer = {"error": err.message, "hint": err.hint, "kind": type(err).__name__}
+        except Exception as err:  # a bug or a runtime's own exception; the process goes on
             kind = "MemoryError" if isinstance(err, MemoryError) else "Exception"
-            found = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": kind}
+            answer = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": kind}
         self._idle_from_ns = time.process_time_ns()
-        return found
+        return answer
 
 
 def serve(worker: Worker) -> None:
     """Answers requests until stdin ends; what a library prints goes to stderr."""
-    # Where memory runs out, the kernel is to end this process, and not the one that reports about all of them.
+    # If memory runs out, the kernel should kill this process, not its parent.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.fdopen(os.dup(1), "wb")

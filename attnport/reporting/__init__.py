@@ -1,1 +1,1 @@
-"""The HTML page of an artifact folder."""
+"""The report of an artifact folder, and its renderers."""

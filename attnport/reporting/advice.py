@@ -1,4 +1,4 @@
-"""The recommendation: what to embed and how; else why nothing is recommended and what would change that."""
+"""The section about what to embed and how, or why nothing is recommended and what would change that."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ BASIS = (
 )
 
 
-def section(found: Recommendation, baseline: str) -> Iterator[doc.Block]:
-    """The choice with its times and its command, and why it is not another one."""
-    if found.choice is None:
-        yield doc.Text(f"Nothing can be recommended: {found.reason}.", "big")
-        if found.commands:
-            yield doc.Commands(found.commands)
+def section(recommendation: Recommendation, baseline: str) -> Iterator[doc.Block]:
+    """The recommended runtime with its times and its command, and why the others are not recommended."""
+    if recommendation.choice is None:
+        yield doc.Text(f"Nothing can be recommended: {recommendation.reason}.", "big")
+        if recommendation.commands:
+            yield doc.Commands(recommendation.commands)
     else:
-        yield from _choice(found, found.choice, baseline)
-    if found.others:
-        others = tuple((doc.Name(key), why) for key, why in found.others.items())
+        yield from _choice(recommendation, recommendation.choice, baseline)
+    if recommendation.others:
+        others = tuple((doc.Name(key), why) for key, why in recommendation.others.items())
         yield doc.Folded("Why not the others", (doc.Pairs(others, "reasons"),))
 
 
-def _choice(found: Recommendation, choice: Choice, baseline: str) -> Iterator[doc.Block]:
+def _choice(recommendation: Recommendation, choice: Choice, baseline: str) -> Iterator[doc.Block]:
     file = (" (", doc.Name(choice.file), ")")
     yield doc.Text((doc.Name(choice.runtime), f", {choice.plan}, form ", doc.Name(choice.form), *file), "big")
     yield doc.Text(BASIS, "quiet")
-    yield doc.Pairs(tuple((each.workload, _timing(each, baseline)) for each in choice.timings), "tally timings")
-    if found.ties:
-        ties = doc.listed(map(doc.Name, found.ties))
+    yield doc.Pairs(tuple((timing.workload, _timing(timing, baseline)) for timing in choice.timings), "tally timings")
+    if recommendation.ties:
+        ties = doc.listed(map(doc.Name, recommendation.ties))
         yield doc.Text(("No difference shown to ", ties, " on any workload."))
-    if found.notes:
-        yield doc.Bullets(found.notes)
+    if recommendation.notes:
+        yield doc.Bullets(recommendation.notes)
     yield doc.Commands((choice.command,), ("Embed it; ", doc.Code("--lang cpp"), " adds the reader in C++"))
 
 

@@ -30,8 +30,8 @@ def layers(report: LayerReport | None, folder: str) -> Iterator[doc.Block]:
     notes: list[doc.Line] = [
         (doc.Name(runtime), " leaves its bound at ", doc.Name(layer)) for runtime, layer in first_beyond(report).items()
     ]
-    notes += [(doc.Name(key), ": ", found.reason) for key, found in report.runtimes.items() if found.reason]
-    if changed := [doc.Name(key) for key, found in report.runtimes.items() if found.changed]:
+    notes += [(doc.Name(key), ": ", errors.reason) for key, errors in report.runtimes.items() if errors.reason]
+    if changed := [doc.Name(key) for key, errors in report.runtimes.items() if errors.changed]:
         notes.append(("Marking layers changed bits of the outputs of ", doc.listed(changed), "."))
     if notes:
         yield doc.Bullets(tuple(notes))

@@ -21,7 +21,7 @@ def html(blocks: Iterable[doc.Block]) -> Html:
 
 
 def line(value: doc.Line) -> Html:
-    """What a line or a cell says."""
+    """A line or a cell."""
     if isinstance(value, tuple):
         return join(map(line, value))
     if isinstance(value, doc.Name):
@@ -46,7 +46,7 @@ def _block(block: doc.Block) -> Html:
         items = (el("li", line(item), id_=id_) for item, id_ in zip(block.items, ids, strict=True))
         return el("ol" if block.anchor else "ul", *items, class_="notes")
     if isinstance(block, doc.Pairs):
-        items = (el("div", el("dt", line(term)), el("dd", line(said))) for term, said in block.items)
+        items = (el("div", el("dt", line(term)), el("dd", line(description))) for term, description in block.items)
         return el("dl", *items, class_=block.style)
     if isinstance(block, doc.Commands):
         label = el("p", line(block.label), class_="label") if block.label else None
@@ -74,7 +74,7 @@ def _table(block: doc.Table) -> Html:
     )
     caption = line(block.caption)
     body = el("table", el("caption", caption), el("thead", el("tr", *head)), *bodies, class_=block.style)
-    # Focusable, so that the keyboard can scroll it too.
+    # Focusable, so that it can also be scrolled with the keyboard.
     return el("div", body, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
@@ -96,7 +96,7 @@ def _cell(value: doc.Line, column: doc.Column) -> Html:
 
 
 def _share(cell: doc.Share) -> Html:
-    """The worst of some results: its verdict, and how much of the bound it takes, as a number and as a bar."""
+    """The worst of some results: its verdict, and its share of the bound as a number and as a bar."""
     if not cell.verdict:
         return el("td", NONE, class_="m")
     largest = cell.share
@@ -109,29 +109,29 @@ def _share(cell: doc.Share) -> Html:
 
 
 def _lines(block: doc.Lines) -> Html:
-    """The charts with their legend; their numbers fold out."""
-    styles = lines.kinds([each.series for each in block.charts])
-    charts = [lines.chart(each.series, each.what, each.show, styles) for each in block.charts]
+    """The charts with their legend, and their numbers in a part that opens on demand."""
+    styles = lines.kinds([item.series for item in block.charts])
+    charts = [lines.chart(item.series, item.what, item.show, styles) for item in block.charts]
     drawn = [figure for figure in charts if figure]
-    bounds = dict.fromkeys(key for each in block.charts for key in each.series.lines if key.startswith(BOUND))
+    bounds = dict.fromkeys(key for item in block.charts for key in item.series.lines if key.startswith(BOUND))
     shown = drawn[0] if len(charts) == 1 and drawn else el("div", *drawn, class_="charts pairs")
     return join(
         (
             shown if drawn else None,
             lines.legend(styles, list(bounds)) if drawn else None,
-            details("The numbers", *(_table(each.table()) for each in block.charts)),
+            details("The numbers", *(_table(item.table()) for item in block.charts)),
         )
     )
 
 
 def _ratios(block: doc.Ratios) -> Html:
     report = block.report
-    everything = [found for rows in report.shapes.values() for found in rows.values()]
-    within = chart.domain(everything)
+    all_rows = [row for rows in report.shapes.values() for row in rows.values()]
+    within = chart.domain(all_rows)
     charts = [
         chart.chart(workload, report.baseline, rows, within)
         for workload, rows in report.shapes.items()
-        if any(found.ratio for found in rows.values())
+        if any(row.ratio for row in rows.values())
     ]
     if not charts:
         return text("")
@@ -140,6 +140,6 @@ def _ratios(block: doc.Ratios) -> Html:
         (
             el("div", *charts[:_MOST_CHARTS], class_="charts"),
             el("p", f"{left_out} more workloads are in the table alone.", class_="quiet") if left_out > 0 else None,
-            chart.legend(report.baseline, [found.verdict for found in everything]),
+            chart.legend(report.baseline, [row.verdict for row in all_rows]),
         )
     )

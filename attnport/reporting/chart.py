@@ -1,4 +1,4 @@
-"""A dot-and-interval chart of ratios on a logarithmic axis, as inline SVG that widens without scaling its text."""
+"""A dot-and-interval chart of ratios on a logarithmic axis, as inline SVG that can be widened without scaling text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TICKS = tuple(round(step * 10**power, 12) for power in range(-4, 5) for step in
 
 
 def domain(rows: Iterable[LatencyRow]) -> tuple[float, float]:
-    """The range of ratios that all intervals, and 1, fit in, with a margin."""
+    """The range that contains all intervals, and 1, with a margin."""
     ends = [end for row in rows if row.ratio for end in (row.ratio[0], row.ratio[2]) if 0 < end < math.inf]
     low, high = min((*ends, 1.0)), max((*ends, 1.0))
     margin = (high / low) ** 0.08 * 1.04
@@ -21,13 +21,13 @@ def domain(rows: Iterable[LatencyRow]) -> tuple[float, float]:
 
 
 def place(ratio: float, within: tuple[float, float]) -> float:
-    """Where a ratio stands on the axis, in percent from its left end."""
+    """The position of a ratio on the axis, in percent from its left end."""
     low, high = within
     return 100 * math.log(min(max(ratio, low), high) / low) / math.log(high / low)
 
 
 def ticks(within: tuple[float, float], *, most: int = 6) -> list[float]:
-    """Round ratios inside a range; only powers of ten and 1 when there would be too many."""
+    """Round ratios inside a range; only powers of ten if there would be too many."""
     inside = [tick for tick in _TICKS if within[0] <= tick <= within[1]]
     if len(inside) > most:
         inside = [tick for tick in inside if math.log10(tick).is_integer()]
@@ -64,16 +64,16 @@ def chart(workload: str, baseline: str, rows: Mapping[str, LatencyRow], within: 
 
     Args:
         workload: Its name.
-        baseline: The runtime that 1 stands for.
-        rows: By runtime; those without a ratio are left to the table.
-        within: The range of the axis, shared by the charts beside this one.
+        baseline: The runtime whose ratio is 1.
+        rows: By runtime; those without a ratio are only in the table.
+        within: The range of the axis, which all charts share.
     """
     drawn = [(runtime, row) for runtime, row in rows.items() if row.ratio or row.verdict == "baseline"]
     lines = [
         el("div", name(runtime), _track(row, within), el("span", _value(row), class_="value"), class_="line")
         for runtime, row in drawn
     ]
-    said = "; ".join(f"{runtime} {_words(row)}" for runtime, row in drawn)
+    description = "; ".join(f"{runtime} {_describe(row)}" for runtime, row in drawn)
     return el(
         "figure",
         el("figcaption", workload),
@@ -82,7 +82,7 @@ def chart(workload: str, baseline: str, rows: Mapping[str, LatencyRow], within: 
             *lines,
             _axis(within),
             role="img",
-            aria_label=f"{workload}, median time relative to {baseline}: {said or 'nothing was measured'}",
+            aria_label=f"{workload}, median time relative to {baseline}: {description or 'nothing was measured'}",
             class_="rows",
         ),
         class_="chart",
@@ -93,7 +93,7 @@ def _value(row: LatencyRow) -> str:
     return "baseline" if row.verdict == "baseline" or row.ratio is None else f"{row.ratio[1]:.2f}×"
 
 
-def _words(row: LatencyRow) -> str:
+def _describe(row: LatencyRow) -> str:
     if row.verdict == "baseline" or row.ratio is None:
         return "1, the baseline"
     low, mid, high = row.ratio
@@ -101,7 +101,7 @@ def _words(row: LatencyRow) -> str:
 
 
 def legend(baseline: str, verdicts: Sequence[str]) -> Html:
-    """What the marks mean, for those that occur."""
+    """The meaning of the marks that occur."""
     kinds = {"faster": "faster", "slower": "slower", "no difference shown": "same"}
     shown = [el("span", el("i", class_=f"key {kinds[item]}"), item) for item in kinds if item in verdicts]
     return el(

@@ -1,7 +1,7 @@
-"""What a report says, whatever it is shown in: sections of text, tables, lists and charts.
+"""The content of a report, independent of its format: sections of text, tables, lists and charts.
 
-`page` renders it to HTML, `markdown` to Markdown, and `console.terminal` to a terminal. Text is text: each renderer
-escapes it.
+`page` renders it to HTML, `markdown` to Markdown, and `console.cells` to a terminal. Text is never markup: each
+renderer escapes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Code:
-    """A command or a value as a program takes it; `title` is its long form."""
+    """A command or a value in the form that a program takes; `title` is its long form."""
 
     text: str
     title: str | None = None
@@ -32,7 +32,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict or a state; `style` is its look where it is not one of parity's."""
+    """A verdict or a state; `style` is its look if it is not a parity verdict."""
 
     text: str
     style: str = ""
@@ -40,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Span:
-    """Words with a style of the page's; those of `BELOW` stand below what is before them, or after a comma."""
+    """Text with a style of the page; styles in `BELOW` put it below the text before it, or after a semicolon."""
 
     line: Line
     style: str = ""
@@ -64,13 +64,13 @@ class Best:
 
 Part = str | Name | Code | Verdict | Span | Share | Best
 Line = Part | tuple["Line", ...]
-"""What one line or one cell says."""
+"""The content of a line or a cell."""
 BELOW = frozenset({"sub", "how", "why"})
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; one of numbers is aligned to the right, and one that is `whole` is not broken into lines."""
+    """A column of a table; with `number` it is aligned to the right, and with `whole` it is not broken into lines."""
 
     heading: Line
     number: bool = False
@@ -79,7 +79,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row whose first cell is its heading; `reason` takes the place of the cells that are not there."""
+    """A row whose first cell is its heading; `reason` is shown instead of missing cells."""
 
     cells: tuple[Line, ...]
     reason: str | None = None
@@ -87,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one kind; `short` is what a column has for the title where there is no room for a heading."""
+    """Rows of one kind; `short` is the title for a column of titles, in formats without group headings."""
 
     rows: tuple[Row, ...]
     title: Line = ""
@@ -99,9 +99,9 @@ class Table:
     """Rows in groups.
 
     Attributes:
-        groups_are: What the titles of the groups are, for where they stand in a column.
-        style: The page's.
-        alike: Rows that differ in their heading alone may be shown as one.
+        groups_are: The heading of the column of group titles.
+        style: The style on the page.
+        alike: Whether rows that differ only in their heading may be shown as one.
     """
 
     caption: Line
@@ -131,7 +131,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Terms and what is said of them."""
+    """Terms and their descriptions."""
 
     items: tuple[tuple[Line, Line], ...]
     style: str
@@ -163,23 +163,23 @@ class Lines:
 
 @dataclass(frozen=True)
 class LineChart:
-    """One of `Lines`: what its values are, and how one is written."""
+    """A chart of `Lines`: the name of its values, and how to write one."""
 
     series: Series
     what: str
     show: Callable[[float | None], str]
 
     def table(self) -> Table:
-        """The values, a row for each place."""
-        found = self.series
+        """The values as a table, with a row for each place."""
+        series = self.series
         cells: Iterator[tuple[Line, ...]] = (
-            (Name(place), *(self.show(line[index]) for line in found.lines.values()))
-            for index, place in enumerate(found.places)
+            (Name(place), *(self.show(line[index]) for line in series.lines.values()))
+            for index, place in enumerate(series.places)
         )
-        kept = f" at {found.title}" if found.sizes and found.title else ""
-        heading = found.axis if found.sizes else found.axis.capitalize()
-        caption = f"{self.what} by {found.axis}{kept}"
-        return Table(caption, (Column(heading), *numbers(*found.lines)), rows(cells))
+        kept = f" at {series.title}" if series.sizes and series.title else ""
+        heading = series.axis if series.sizes else series.axis.capitalize()
+        caption = f"{self.what} by {series.axis}{kept}"
+        return Table(caption, (Column(heading), *numbers(*series.lines)), rows(cells))
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class Only:
-    """What the page alone has room for, or what stands in its place in Markdown."""
+    """Blocks for the page only, or for Markdown only."""
 
     where: Literal["page", "markdown"]
     blocks: tuple[Block, ...]
@@ -211,7 +211,7 @@ Block = Table | Text | Bullets | Pairs | Commands | Folded | Lines | Ratios | Ma
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report; `key` is what links to it."""
+    """A part of the report; `key` is the target of links to it."""
 
     key: str
     title: str
@@ -228,24 +228,24 @@ def words(*headings: Line) -> tuple[Column, ...]:
     return tuple(Column(heading) for heading in headings)
 
 
-def rows(found: Iterable[tuple[Line, ...]]) -> tuple[Group, ...]:
-    """Rows that are in no group."""
-    return (Group(tuple(Row(cells) for cells in found)),)
+def rows(cells_of_rows: Iterable[tuple[Line, ...]]) -> tuple[Group, ...]:
+    """Rows without groups."""
+    return (Group(tuple(Row(cells) for cells in cells_of_rows)),)
 
 
 def listed(parts: Iterable[Line], separator: str = ", ") -> Line:
     """Parts with a separator between them."""
-    found: list[Line] = []
+    joined: list[Line] = []
     for part in parts:
-        found += [separator, part] if found else [part]
-    return tuple(found)
+        joined += [separator, part] if joined else [part]
+    return tuple(joined)
 
 
-def pairs(found: Mapping[str, str], style: str) -> Pairs:
+def pairs(items: Mapping[str, str], style: str) -> Pairs:
     """A mapping as `Pairs`."""
-    return Pairs(tuple(found.items()), style)
+    return Pairs(tuple(items.items()), style)
 
 
 def pending(command: str) -> Text:
-    """What stands where a stage has not run."""
+    """The text for a stage that has not run."""
     return Text(("Not run yet: ", Code(command)), "pending")

@@ -1,4 +1,4 @@
-"""What every form of the report says, worked out once: the parity matrix, what was not run, the fastest, commands."""
+"""Facts that all formats of the report share: tallies, what was not run, the fastest runtimes, commands."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def ran(found: Ran | None) -> str:
+def ran(ran_as: Ran | None) -> str:
     """What really ran, in one line."""
-    return ", ".join(part for part in (found.provider, found.device, found.precision) if part) if found else NONE
+    return ", ".join(part for part in (ran_as.provider, ran_as.device, ran_as.precision) if part) if ran_as else NONE
 
 
 def times(value: float | None) -> str:
-    """A part of a bound with two decimals, fewer above ten."""
+    """A share of a bound with two decimals, or fewer above ten."""
     if value is None:
         return NONE
     return f"{value:.2f}" if value < 10 else significant(value)
@@ -52,15 +52,17 @@ def tallies(report: ParityReport) -> list[str]:
 
 def failed(report: ParityReport) -> list[str]:
     """The runtimes and forms that failed."""
-    return [key for key, found in (*report.runtimes.items(), *report.forms.items()) if found.verdict == "FAIL"]
+    return [key for key, result in (*report.runtimes.items(), *report.forms.items()) if result.verdict == "FAIL"]
 
 
 def not_run(parity: ParityReport | None, latency: LatencyReport | None) -> dict[str, str]:
-    """What did not run and why, each once; a form of the same name is listed apart."""
+    """What did not run and why, without duplicates; a form of the same name as a runtime is listed separately."""
     reasons: dict[str, str] = {}
     if parity is not None:
-        reasons |= {key: found.reason for key, found in parity.runtimes.items() if found.verdict == "NOT_RUN"}
-        reasons |= {f"{key} (form)": found.reason for key, found in parity.forms.items() if found.verdict == "NOT_RUN"}
+        reasons |= {key: result.reason for key, result in parity.runtimes.items() if result.verdict == "NOT_RUN"}
+        reasons |= {
+            f"{key} (form)": result.reason for key, result in parity.forms.items() if result.verdict == "NOT_RUN"
+        }
     if latency is not None:
         for rows in latency.shapes.values():
             for key, row in rows.items():
@@ -70,29 +72,29 @@ def not_run(parity: ParityReport | None, latency: LatencyReport | None) -> dict[
 
 
 def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:
-    """The runtime with the smallest median, or None where nothing was measured."""
-    timed = [(runtime, found) for runtime, found in rows.items() if found.median_ns is not None]
+    """The runtime with the smallest median, or None if nothing was measured."""
+    timed = [(runtime, row) for runtime, row in rows.items() if row.median_ns is not None]
     return min(timed, key=lambda pair: pair[1].median_ns or 0.0) if timed else None
 
 
 def fastest_right(latency: LatencyReport, parity: ParityReport | None) -> dict[str, tuple[str, LatencyRow]]:
     """The fastest runtime of each workload, of those that passed parity.
 
-    Without any parity report, of all that were timed: whoever shows it has to say `UNCHECKED` beside it.
+    Without a parity report, of all that were timed; it must then be shown with `UNCHECKED`.
     """
     left = {name for names in not_counted(latency, parity).values() for name in names}
-    found = {
+    by_workload = {
         workload: fastest({runtime: row for runtime, row in timed.items() if runtime not in left})
         for workload, timed in latency.shapes.items()
     }
-    return {workload: best for workload, best in found.items() if best is not None}
+    return {workload: best for workload, best in by_workload.items() if best is not None}
 
 
 def not_counted(latency: LatencyReport, parity: ParityReport | None) -> dict[str, list[str]]:
-    """By reason, the runtimes that were timed and are never the fastest: their numbers were not shown to be right.
+    """By reason, the timed runtimes that cannot count as the fastest, as their numbers were not shown to be right.
 
-    So are the rows of a further way to run a call, `NAME (graph)`: parity judges calls as they are, and nobody compares
-    the outputs of a captured graph. Empty without any parity report.
+    Other ways to run a call, `NAME (graph)`, are among them: parity only checks plain calls, not the outputs of a
+    captured graph. Empty without a parity report.
     """
     if parity is None:
         return {}
@@ -107,7 +109,7 @@ def not_counted(latency: LatencyReport, parity: ParityReport | None) -> dict[str
 
 
 def _unproved(name: str, parity: ParityReport) -> str:
-    """Why the numbers of a row of latency are not shown to be right; "" where they are."""
+    """Why the numbers of a latency row were not shown to be right; "" if they were."""
     plain, way, mode = name.partition(" (")
     own = parity.runtimes.get(name)
     judged = own or parity.runtimes.get(plain)
@@ -119,13 +121,15 @@ def _unproved(name: str, parity: ParityReport) -> str:
 
 
 def never_timed(report: LatencyReport) -> dict[str, str]:
-    """The runtimes that gave no figure for any workload, and why, where the reason is one and the same."""
+    """The runtimes without figures for any workload, and why, if the reason is always the same."""
     reasons: dict[str, set[str]] = {}
     ran = {name for rows in report.shapes.values() for name, row in rows.items() if row.median_ns is not None}
     for rows in report.shapes.values():
         for name, row in rows.items():
             reasons.setdefault(name, set()).add(row.reason)
-    return {name: found.pop() for name, found in reasons.items() if name not in ran and len(found) == 1}
+    return {
+        name: own_reasons.pop() for name, own_reasons in reasons.items() if name not in ran and len(own_reasons) == 1
+    }
 
 
 def by_median(rows: Mapping[str, LatencyRow]) -> list[tuple[str, LatencyRow]]:
@@ -134,9 +138,9 @@ def by_median(rows: Mapping[str, LatencyRow]) -> list[tuple[str, LatencyRow]]:
 
 
 def grid(manifest: Manifest) -> str:
-    """A `--shape` grid over the first two dims that can vary: least and usual of the one, a series of the other.
+    """A `--shape` grid over the first two dims that can vary: smallest and usual size of one, a series of the other.
 
-    "" where the model has no dim that can vary.
+    "" if no dim of the model can vary.
     """
     varying = [dim for dim in manifest.io.dims if dim.min < dim.max][:2]
     parts = []
@@ -149,13 +153,13 @@ def grid(manifest: Manifest) -> str:
 
 
 def again(manifest: Manifest, folder: str) -> list[str]:
-    """The commands that make the folder again and look closer; `folder` as a shell takes it."""
+    """The commands that make the folder again and examine it; `folder` is quoted for a shell."""
     source = shlex.quote(manifest.source.text)
-    given = "".join(f" --input {shlex.quote(item)}" for item in manifest.source.inputs)
-    given += "".join(f" --dim {shlex.quote(item)}" for item in manifest.source.dims)
+    options = "".join(f" --input {shlex.quote(item)}" for item in manifest.source.inputs)
+    options += "".join(f" --dim {shlex.quote(item)}" for item in manifest.source.dims)
     shape = grid(manifest)
     return [
-        f"attnport ship {source}{given} -o {folder}",
+        f"attnport ship {source}{options} -o {folder}",
         f"attnport fuse {folder} --explain",
         f"attnport check {folder} --bisect",
         f"attnport bench {folder}" + (f" --shape {shape}" if shape else ""),

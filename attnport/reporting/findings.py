@@ -1,4 +1,4 @@
-"""Everything that a report is made from, whatever its form."""
+"""The data that a report is made from, in any format."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from attnport.reporting.recommendation import Recommendation
 
 @dataclass(frozen=True)
 class Findings:
-    """What the verbs left in a folder; None where a verb has not run, and the report then says how to run it.
+    """The results of verbs in a folder. None if a verb has not run; the report then says how to run it.
 
     Attributes:
-        recommendation: What to embed; None = nobody asked.
-        heatmaps: The attention weights of one sentence, an item an attention.
-        environment: What to say about the machine and the moment, by label.
+        recommendation: What to embed; None = the report has no such section.
+        heatmaps: The attention weights for one sentence, an item for each attention.
+        environment: Facts about the machine and the time, by label.
         folder: The artifact folder.
-        sentence: What the heatmaps were made from.
+        sentence: The sentence, or a description of the inputs, for the heatmaps.
         heatmap_note: Why there are no heatmaps.
     """
 
@@ -38,5 +38,5 @@ class Findings:
 
     @property
     def quoted(self) -> str:
-        """The folder as a shell takes it, for commands."""
+        """The folder, quoted for a shell."""
         return shlex.quote(self.folder)

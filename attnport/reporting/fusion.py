@@ -1,4 +1,4 @@
-"""The fusion section: what became of each attention on each target, and the proof."""
+"""The fusion section: whether each attention is fused on each target, and the evidence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from attnport.reporting.facts import FUSED, count
 from attnport.reporting.measures import NONE
 
 EVIDENCE_CHARS = 6000
-"""Evidence longer than this is cut in the page; `fusion.json` holds all of it."""
+"""Longer evidence is cut in the page; `fusion.json` has all of it."""
 INLINE_REASON_CHARS = 90
 
 
 def _notes(report: FusionReport) -> dict[str, int]:
-    """The reasons that stand below the table, with their numbers: those that are long, or that many cells share."""
+    """The reasons listed below the table, with their numbers: those that are long or that several cells share."""
     reasons = Counter(
         item.reason for target in report.targets.values() for item in target.items if not item.fused and item.reason
     )
@@ -24,26 +24,26 @@ def _notes(report: FusionReport) -> dict[str, int]:
     return {reason: number for number, reason in enumerate(below, start=1)}
 
 
-def _shared(found: FusionTable) -> str:
-    """The form that all attentions of a target have, to be said once, in the heading; empty when they differ."""
-    forms = {item.form for item in found.items}
+def _shared(table: FusionTable) -> str:
+    """The form of all attentions of a target, to show once in the heading; "" if they differ."""
+    forms = {item.form for item in table.items}
     return forms.pop() if len(forms) == 1 else ""
 
 
 def _masks(attention: str, report: FusionReport) -> doc.Line:
-    """The mask of an attention; targets that see different ones are named."""
-    found: dict[str, list[str]] = {}
+    """The mask of an attention; if targets have different ones, each with its targets."""
+    targets_by_mask: dict[str, list[str]] = {}
     for target, table in report.targets.items():
         for item in table.items:
             if item.attention == attention and item.mask:
-                found.setdefault(item.mask, []).append(target)
-    if len(found) < 2:
-        return doc.Name(next(iter(found), NONE))
-    return tuple(doc.Span(f"{mask} ({', '.join(targets)})", "sub") for mask, targets in found.items())
+                targets_by_mask.setdefault(item.mask, []).append(target)
+    if len(targets_by_mask) < 2:
+        return doc.Name(next(iter(targets_by_mask), NONE))
+    return tuple(doc.Span(f"{mask} ({', '.join(targets)})", "sub") for mask, targets in targets_by_mask.items())
 
 
 def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str, *, proved: bool) -> doc.Line:
-    """What one target made of one attention."""
+    """The state of one attention on one target."""
     if item is None:
         return doc.Span("not in this form", "quiet")
     how = () if item.form == shared else (doc.Span(item.form, "how"),)
@@ -57,10 +57,10 @@ def _cell(item: FusionItem | None, notes: Mapping[str, int], shared: str, *, pro
     return (doc.Verdict("NOT FUSED", "miss") if proved else doc.Verdict("NOT PROVEN", "skip"), " ", why, *how)
 
 
-def _evidence(target: str, found: FusionTable) -> doc.Folded | None:
-    """The proofs of one target, equal ones together."""
+def _evidence(target: str, table: FusionTable) -> doc.Folded | None:
+    """The evidence for one target, with equal evidence together."""
     grouped: dict[str, list[FusionItem]] = {}
-    for item in found.items:
+    for item in table.items:
         if item.evidence:
             grouped.setdefault(item.evidence, []).append(item)
     if not grouped:
@@ -74,15 +74,15 @@ def _evidence(target: str, found: FusionTable) -> doc.Folded | None:
             doc.Text(doc.listed(doc.Name(item.attention) for item in items), "quiet"),
             doc.Commands((shown + more,)),
         ]
-    return doc.Folded(("Evidence for ", doc.Name(target), ", from ", doc.Name(found.proved_by or NONE)), tuple(blocks))
+    return doc.Folded(("Evidence for ", doc.Name(target), ", from ", doc.Name(table.proved_by or NONE)), tuple(blocks))
 
 
-def _heading(target: str, found: FusionTable) -> doc.Line:
-    by = found.proved_by
+def _heading(target: str, table: FusionTable) -> doc.Line:
+    by = table.proved_by
     lines: tuple[doc.Line, ...] = (
-        "not proven here" if by is None else f"{found.fused} of {found.attentions} fused",
-        _shared(found),
-        found.plan if by is None else (f"{found.plan}, proved by ", doc.Name(by)),
+        "not proven here" if by is None else f"{table.fused} of {table.attentions} fused",
+        _shared(table),
+        table.plan if by is None else (f"{table.plan}, proved by ", doc.Name(by)),
     )
     return (doc.Name(target), *(doc.Span(line, "sub") for line in lines if line))
 
@@ -96,13 +96,13 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
     if not report.targets:
         yield doc.Text("No target was lowered.", "pending")
         return
-    # Attentions that a table names but the manifest does not still get a row: nothing is dropped silently.
+    # Attentions that are in a table but not in the manifest get a row too, so that nothing is silently left out.
     counted = [attention.name for attention in attentions]
-    extra = {item.attention for found in report.targets.values() for item in found.items} - set(counted)
+    extra = {item.attention for table in report.targets.values() for item in table.items} - set(counted)
     notes = _notes(report)
     targets = [
-        ({item.attention: item for item in found.items}, _shared(found), found.proved_by is not None)
-        for found in report.targets.values()
+        ({item.attention: item for item in table.items}, _shared(table), table.proved_by is not None)
+        for table in report.targets.values()
     ]
     cells = (
         (
@@ -112,8 +112,8 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
         )
         for attention in (*counted, *sorted(extra))
     )
-    columns = doc.words("Attention", "Mask", *(_heading(target, found) for target, found in report.targets.items()))
-    evidence = filter(None, (_evidence(target, found) for target, found in report.targets.items()))
+    columns = doc.words("Attention", "Mask", *(_heading(target, table) for target, table in report.targets.items()))
+    evidence = filter(None, (_evidence(target, table) for target, table in report.targets.items()))
     yield doc.Table("Attentions by target", columns, doc.rows(cells), style="fusion", alike=True)
     if notes:
         yield doc.Text("Notes", "label")

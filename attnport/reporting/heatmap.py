@@ -1,7 +1,7 @@
-"""Attention weights as small images: one a layer and head, all on one scale, and one of them large with its tokens.
+"""Attention weights as small images: one for each layer and head, on one scale, and one enlarged with its tokens.
 
-The images carry the weight as opacity, so that one file serves the light and the dark page, and so that the script
-can read the weights back from the image that is shown.
+The weight is the opacity of a pixel. So the same image works on the light and the dark page, and the script can read
+the weights from it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 INK = (10, 58, 120)
-"""Opaque colour of weight 1; the style sheet inverts it on a dark page."""
+"""The colour, opaque for weight 1; the style sheet inverts it on a dark page."""
 VEIL = (150, 96, 30, 72)
-"""Colour and opacity of what a mask hides. Its red is far from that of INK, by which the script tells the two apart."""
+"""Colour and opacity of hidden pairs. The script recognises them by the red channel, which differs from that of INK."""
 IMAGE_BUDGET_BYTES = 1_000_000
-"""Images beyond this are left out, whole attentions at a time, so that the page stays below two megabytes."""
+"""Beyond this size, whole attentions are left out, so that the page stays below two megabytes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Heatmap:
         queries: The S tokens that attend.
         keys: The T tokens that are attended to.
         weights_HST: Weights in 0..1; every row sums to 1.
-        hidden_ST: True where the mask hides a key from a query; None where nothing is hidden.
+        hidden_ST: True where the mask hides a key from a query; None if nothing is hidden.
     """
 
     attention: str
@@ -62,8 +62,8 @@ class Heatmap:
 def png(weights_ST: np.ndarray[Any, Any], hidden_ST: np.ndarray[Any, Any] | None = None) -> bytes:
     """A PNG (RFC 2083) of S x T pixels: constant colour, opacity the square root of the weight.
 
-    The root keeps weights near 1/T visible beside those near 1; 8 bits resolve a weight to 0.004. What is hidden has a
-    colour of its own.
+    The root keeps weights near 1/T visible beside those near 1; 8 bits resolve a weight to 0.004. Hidden pairs have
+    another colour.
     """
     import numpy as np
 
@@ -88,7 +88,7 @@ def data_url(image: bytes) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """What distinguishes dotted names: their common first and last parts left out, but for the one that leads in."""
+    """Dotted names without their common last parts, and without their common first parts except the last of these."""
     parts = [item.split(".") for item in names]
     if len(parts) < 2:
         return list(names)
@@ -111,25 +111,25 @@ def _images(heatmaps: Sequence[Heatmap]) -> tuple[list[Heatmap], list[list[str]]
 
 
 def _strongest(item: Heatmap, head: int) -> str:
-    """The largest weight of a head in words: what a reader who sees no image gets."""
+    """The largest weight of a head in words, for readers who do not see the image."""
     flat = int(item.weights_HST[head].argmax())
     query, key = divmod(flat, len(item.keys))
     return f"strongest: {item.queries[query]} to {item.keys[key]}, {item.weights_HST[head][query, key]:.2f}"
 
 
 def veil(item: Heatmap) -> str:
-    """The hidden cells as the outline of an SVG path, runs of each row together, a cell being 1 by 1."""
+    """The hidden cells as an SVG path, with runs of cells in a row joined; a cell is 1 by 1."""
     if item.hidden_ST is None:
         return ""
-    found = []
+    paths = []
     for query, hidden in enumerate(item.hidden_ST):
         key = 0
         for is_hidden, run in itertools.groupby(hidden):
             length = len(list(run))
             if is_hidden:
-                found.append(f"M{key} {query}h{length}v1h-{length}z")
+                paths.append(f"M{key} {query}h{length}v1h-{length}z")
             key += length
-    return "".join(found)
+    return "".join(paths)
 
 
 def _tokens(tokens: Sequence[str], class_: str) -> Html:
@@ -137,7 +137,7 @@ def _tokens(tokens: Sequence[str], class_: str) -> Html:
 
 
 def _plot(item: Heatmap, url: str, shown: str) -> Html:
-    """One map, large, with its tokens on the axes; the script puts another image and other tokens in."""
+    """The enlarged map with its tokens on the axes; the script replaces image and tokens."""
     cells = f"--s:{len(item.queries)};--t:{len(item.keys)}"
     image = el("img", src=url, alt=f"{shown}; {_strongest(item, 0)}", width=len(item.keys), height=len(item.queries))
     plot = el(
@@ -169,7 +169,7 @@ def _plot(item: Heatmap, url: str, shown: str) -> Html:
 
 
 def _overlay(item: Heatmap) -> Html:
-    """The mask over the enlarged map, hatched: its colour alone would not tell it from a weight."""
+    """The mask over the enlarged map, hatched, as its colour alone could be taken for a weight."""
     stripe = el("path", d="M0 0v.5h.13v-.5z")
     pattern = el(
         "pattern", stripe, id_="hatch", width=".5", height=".5", patternUnits="userSpaceOnUse",
@@ -191,8 +191,8 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
     """The maps of every layer and head, and one of them enlarged.
 
     Args:
-        heatmaps: One an attention; empty where there are none.
-        sentence: What was read.
+        heatmaps: An item for each attention; may be empty.
+        sentence: The sentence, or a description of the inputs.
         note: Why there are none.
     """
     if not heatmaps or not any(len(item.weights_HST) for item in heatmaps):
@@ -241,7 +241,7 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
     return join(
         (
             el("p", "Sentence: ", el("q", sentence)) if sentence else None,
-            el("p", _said_of_masks(shown)),
+            el("p", _describe_masks(shown)),
             el("p", f"{left_out} of {len(heatmaps)} attentions are left out to keep the page small.")
             if left_out
             else None,
@@ -256,8 +256,8 @@ def section(heatmaps: Sequence[Heatmap], sentence: str, note: str) -> Html:
     )
 
 
-def _said_of_masks(shown: Sequence[Heatmap]) -> str:
-    """What the masks of the maps hide, in words."""
+def _describe_masks(shown: Sequence[Heatmap]) -> str:
+    """A sentence about how much the masks hide."""
     shares = [float(item.hidden_ST.mean()) for item in shown if item.hidden_ST is not None and item.hidden_ST.any()]
     if not shares:
         return "The masks hide no key from any query here."

@@ -1,4 +1,4 @@
-"""What the folder holds, what it was made with, and what to do with it next."""
+"""The sections about the files of a folder, what they were made with, and what to do next."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from attnport.reporting.measures import NONE, count, megabytes
 
 
 def forms(manifest: Manifest) -> doc.Block:
-    """The ONNX files, one a target."""
+    """The ONNX files, one for each form."""
     if not manifest.forms:
         return doc.Text("Only the model as exported.", "pending")
-    found = doc.rows(
+    groups = doc.rows(
         (doc.Name(form.file), doc.Name(form.target), form.plan, str(form.opset), str(len(form.anchors)))
         for form in manifest.forms.values()
     )
     columns = (*doc.words("File", "Target", "Precision plan"), *doc.numbers("Opset", "Attentions recognised"))
-    return doc.Table("Lowered forms", columns, found)
+    return doc.Table("Lowered forms", columns, groups)
 
 
 def engines(manifest: Manifest, folder: str) -> doc.Block:
-    """The TensorRT engines: for what, how large, and how much device memory they want."""
+    """The TensorRT engines with their target, size and device memory."""
     if not manifest.engines:
         return doc.pending(f"attnport build {folder} --target tensorrt_rtx --dtype fp16")
-    found = doc.rows(
+    groups = doc.rows(
         (
             doc.Name(engine.file),
             (doc.Name(engine.target), doc.Span(engine.version, "sub")),
@@ -41,13 +41,13 @@ def engines(manifest: Manifest, folder: str) -> doc.Block:
     )
     columns = doc.words("File", "Built by", "Precision plan", "Optimization profiles", "Compute capability")
     columns += (*doc.numbers("Scratch MB", "Size MB"), *doc.words("SHA-256"))
-    return doc.Table("TensorRT engines", columns, found)
+    return doc.Table("TensorRT engines", columns, groups)
 
 
 def contract(manifest: Manifest) -> tuple[doc.Block, ...]:
-    """What goes in and comes out, with its dynamic dims and masks."""
+    """Inputs and outputs, with dynamic dims and masks."""
     masks = {mask.input: str(mask) for mask in manifest.io.masks if mask.input}
-    found = doc.rows(
+    groups = doc.rows(
         (
             doc.Name(spec.name),
             side,
@@ -59,7 +59,7 @@ def contract(manifest: Manifest) -> tuple[doc.Block, ...]:
         for spec in specs
     )
     dims = ", ".join(f"{dim.name} {count(dim.min)} to {count(dim.max)}" for dim in manifest.io.dims)
-    table = doc.Table("Inputs and outputs", doc.words("Name", "Side", "Type", "Dims", "Mask"), found)
+    table = doc.Table("Inputs and outputs", doc.words("Name", "Side", "Type", "Dims", "Mask"), groups)
     return (table, doc.Text(f"Dynamic dims: {dims}.")) if dims else (table,)
 
 
@@ -70,14 +70,14 @@ def environment(facts: Mapping[str, str], manifest: Manifest) -> tuple[doc.Block
         for key, stage in manifest.stages.items()
         if key.partition(":")[0] != "report"
     }
-    found: list[doc.Block] = []
+    blocks: list[doc.Block] = []
     for label, values in (("This report", facts), ("Versions at export", manifest.versions), ("Stages, UTC", stages)):
-        found += [doc.Text(label, "label"), doc.pairs(values, "settings")] if values else []
-    return tuple(found)
+        blocks += [doc.Text(label, "label"), doc.pairs(values, "settings")] if values else []
+    return tuple(blocks)
 
 
 def commands(manifest: Manifest, folder: str) -> tuple[doc.Block, ...]:
-    """How to make it again, how to embed it; `folder` as a shell takes it."""
+    """How to make the folder again and how to embed it; `folder` is quoted for a shell."""
     return (
         doc.Commands(tuple(again(manifest, folder)), "Make it again, look closer"),
         doc.Commands(

@@ -19,27 +19,27 @@ _COLUMNS = (
 _STYLES = {"faster": "pass", "slower": "miss"}
 
 
-def _row(runtime: str, found: LatencyRow, best: bool) -> doc.Row:
-    if found.median_ns is None:
-        return doc.Row((doc.Name(runtime), doc.Verdict(found.verdict)), found.reason)
-    verdict = doc.Verdict(found.verdict, _STYLES.get(found.verdict, "plain"))
-    median = milliseconds(found.median_ns)
+def _row(runtime: str, row: LatencyRow, best: bool) -> doc.Row:
+    if row.median_ns is None:
+        return doc.Row((doc.Name(runtime), doc.Verdict(row.verdict)), row.reason)
+    verdict = doc.Verdict(row.verdict, _STYLES.get(row.verdict, "plain"))
+    median = milliseconds(row.median_ns)
     cells: tuple[doc.Line, ...] = (
         doc.Name(runtime),
-        (verdict, doc.Span(found.reason, "why")) if found.reason else verdict,
-        doc.Best(median) if best and found.verdict in ("faster", "baseline") else median,
-        milliseconds(found.p90_ns),
-        *ratio(found.ratio, found.verdict),
-        significant(found.items_per_s),
-        significant(found.tokens_per_s),
-        megabytes(found.peak_bytes),
-        ran(found.ran),
+        (verdict, doc.Span(row.reason, "why")) if row.reason else verdict,
+        doc.Best(median) if best and row.verdict in ("faster", "baseline") else median,
+        milliseconds(row.p90_ns),
+        *ratio(row.ratio, row.verdict),
+        significant(row.items_per_s),
+        significant(row.tokens_per_s),
+        megabytes(row.peak_bytes),
+        ran(row.ran),
     )
     return doc.Row(cells)
 
 
 def _cold(report: LatencyReport) -> tuple[doc.Block, ...]:
-    """What a fresh process takes, and how the median was come by; starts from a cache where any runtime has one."""
+    """Times of a fresh process, also with a cache if any runtime has one, and how the median was measured."""
     cached = has_cached(report)
     columns = doc.numbers("Load ms", "First call ms", *(CACHED if cached else ()), "p99 ms", "Warm-up calls", "Samples")
     groups = []
@@ -48,15 +48,15 @@ def _cold(report: LatencyReport) -> tuple[doc.Block, ...]:
             doc.Row(
                 (
                     doc.Name(runtime),
-                    *map(milliseconds, (found.load_ns, found.first_ns)),
-                    *(milliseconds(again) for again in (found.cached_load_ns, found.cached_first_ns) if cached),
-                    milliseconds(found.p99_ns),
-                    str(found.warm_calls),
-                    str(len(found.samples_ns)),
+                    *map(milliseconds, (row.load_ns, row.first_ns)),
+                    *(milliseconds(again) for again in (row.cached_load_ns, row.cached_first_ns) if cached),
+                    milliseconds(row.p99_ns),
+                    str(row.warm_calls),
+                    str(len(row.samples_ns)),
                 )
             )
-            for runtime, found in by_median(rows)
-            if found.median_ns is not None
+            for runtime, row in by_median(rows)
+            if row.median_ns is not None
         )
         groups += [doc.Group(lines, workload)] if lines else []
     caption = "Load and first call of a fresh process, packages imported; p99, warm-up and samples of the warm one"
@@ -65,11 +65,11 @@ def _cold(report: LatencyReport) -> tuple[doc.Block, ...]:
 
 
 def _device(report: LatencyReport) -> Iterator[doc.Block]:
-    """What events on a device timed; nothing where none did."""
-    found = on_device(report)
-    if not found:
+    """Times from events on a device, if there are any."""
+    timed = on_device(report)
+    if not timed:
         return
-    compared = any(item.device_ratio for rows in found.values() for _, item in rows)
+    compared = any(item.device_ratio for rows in timed.values() for _, item in rows)
     columns = doc.numbers(*PARTS.values(), *(("Ratio", "Interval") if compared else ()))
     groups = tuple(
         doc.Group(
@@ -85,7 +85,7 @@ def _device(report: LatencyReport) -> Iterator[doc.Block]:
             ),
             workload,
         )
-        for workload, rows in found.items()
+        for workload, rows in timed.items()
     )
     caption = "Parts of a call on the device, medians by workload"
     yield doc.Text(DEVICE)
@@ -100,7 +100,7 @@ def _group(report: LatencyReport, workload: str, rows: Mapping[str, LatencyRow],
         size.append(f"{count(items)} item{'' if items == 1 else 's'}")
     if tokens is not None:
         size.append(f"{count(tokens)} real tokens")
-    lines = (_row(runtime, found, runtime == best) for runtime, found in by_median(rows))
+    lines = (_row(runtime, row, runtime == best) for runtime, row in by_median(rows))
     return doc.Group(tuple(lines), (workload, doc.Span(f" {', '.join(size)}", "quiet")) if size else workload, workload)
 
 
@@ -108,9 +108,9 @@ def section(report: LatencyReport | None, parity: ParityReport | None, folder: s
     """The charts, the table and how it was measured.
 
     Args:
-        parity: Of those that passed, the fastest stands out in the table.
-        folder: The artifact folder, as a shell takes it.
-        more: The command that times further sizes.
+        parity: The fastest runtime that passed is highlighted in the table.
+        folder: The artifact folder, quoted for a shell.
+        more: The command that times more sizes.
     """
     if report is None:
         yield doc.pending(f"attnport bench {folder}")
@@ -130,7 +130,7 @@ def section(report: LatencyReport | None, parity: ParityReport | None, folder: s
     if has_memory(report):
         yield doc.Text(MEMORY, "quiet")
     yield from _device(report)
-    if any(found.median_ns for rows in report.shapes.values() for found in rows.values()):
+    if any(timed_row.median_ns for rows in report.shapes.values() for timed_row in rows.values()):
         yield doc.Folded("Load, first call, tail", _cold(report))
     yield from sizes(report, more)
     if report.notes:

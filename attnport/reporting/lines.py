@@ -1,7 +1,7 @@
-"""A line chart as inline SVG that widens without scaling its text: logarithmic values over layers or sizes.
+"""A line chart of logarithmic values over layers or sizes, as inline SVG that can be widened without scaling text.
 
-Every position is a percentage, so that strokes and markers keep their size. Lines differ in marker and dash, not in
-colour alone, and the chart says in words what it shows.
+Every position is a percentage, so that strokes and markers keep their size. Lines differ in marker and dash, not only
+in colour, and the chart has a description in words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attnport.reporting.series import BOUND, Series
 
 HEIGHT_PX = 220
 KINDS = 6
-"""Kinds of line that can be told apart; a chart with more repeats them."""
+"""The number of kinds of lines; a chart with more lines repeats them."""
 _MARKS = ("M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M-4,-4h8v8h-8z", "M0,-5l5,9h-10z", "M0,-5l5,5l-5,5l-5,-5z",
           "M-4,-4l8,8m0,-8l-8,8", "M0,-5v10m-5,-5h10")  # fmt: skip
 _STEPS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(1 + part / 10 for part in range(90)))
@@ -25,18 +25,18 @@ _MOST_LABELS, _MOST_SLANTED, _FEW = 12, 24, 6
 
 
 def kinds(charts: Sequence[Series]) -> dict[str, int]:
-    """The kind of line of each runtime, the same in all charts of a page's section."""
+    """The kind of line of each runtime, which is the same in all charts of a section."""
     names = dict.fromkeys(runtime for chart in charts for runtime in chart.lines if not runtime.startswith(BOUND))
     return {runtime: place % KINDS for place, runtime in enumerate(names)}
 
 
 def axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
-    """The range of a logarithmic axis that values above 0 fit in, and its ticks, round ones where any fit."""
+    """The range of a logarithmic axis for values above 0, and its ticks, which are round numbers if any fit."""
     low, high = math.log10(min(values)), math.log10(max(values))
     margin = 0.06 * (high - low) + 0.035
     low, high = max(low - margin, -307.0), min(high + margin, 307.0)
     first, last = math.floor(low), math.ceil(high)
-    found = [
+    candidates = [
         [
             step * 10.0**power
             for power in range(first, last)
@@ -45,8 +45,8 @@ def axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
         ]
         for steps in _STEPS
     ]
-    best = max((ticks for ticks in found if len(ticks) <= _MOST_TICKS), key=len, default=[])
-    if not best:  # decades too many, or a range that no round number lies in
+    best = max((ticks for ticks in candidates if len(ticks) <= _MOST_TICKS), key=len, default=[])
+    if not best:  # too many decades, or no round number in the range
         stride = -(-(last - first) // _MOST_TICKS)
         best = [10.0**power for power in range(first + 1, last, stride)] or [10 ** ((low + high) / 2)]
     return 10**low, 10**high, best
@@ -58,10 +58,10 @@ def chart(
     show: Callable[[float], str],
     styles: Mapping[str, int],
 ) -> Html | None:
-    """One chart; None where there is no value to draw.
+    """A chart; None if there is no value to draw.
 
     Args:
-        what: What the values are, with their unit, for the heading and the description.
+        what: The name of the values, with their unit, for the heading and the description.
         show: A value as text.
         styles: From `kinds`.
     """
@@ -124,12 +124,12 @@ def chart(
 
 
 def _bare(number: str) -> str:
-    """A round number without the digits that say nothing: `1.00e-6` is `1e-6`."""
+    """A number without trailing zeros: `1.00e-6` is `1e-6`."""
     return re.sub(r"(\.\d*?)0+(?=e|$)", r"\1", number).replace(".e", "e").rstrip(".")
 
 
 def _short(path: str) -> str:
-    """The end of a module's path, with what its number counts."""
+    """The last part of a module's path, or the last two if the last is a number."""
     parts = path.split(".")
     return ".".join(parts[-2:] if parts[-1].isdecimal() else parts[-1:])
 
@@ -142,9 +142,9 @@ def _style(runtime: str, styles: Mapping[str, int]) -> tuple[str, int | None]:
 def _line(points: Sequence[tuple[float, float] | None], class_: str, mark: int | None) -> Html:
     """Segments between neighbours, and a mark at each point."""
     segments = [
-        el("line", x1=f"{one[0]:.2f}%", y1=f"{one[1]:.2f}%", x2=f"{two[0]:.2f}%", y2=f"{two[1]:.2f}%")
-        for one, two in itertools.pairwise(points)
-        if one is not None and two is not None
+        el("line", x1=f"{start[0]:.2f}%", y1=f"{start[1]:.2f}%", x2=f"{end[0]:.2f}%", y2=f"{end[1]:.2f}%")
+        for start, end in itertools.pairwise(points)
+        if start is not None and end is not None
     ]
     marks = [
         el("svg", el("path", d=_MARKS[mark]), x=f"{point[0]:.2f}%", y=f"{point[1]:.2f}%", overflow="visible")
@@ -156,7 +156,7 @@ def _line(points: Sequence[tuple[float, float] | None], class_: str, mark: int |
 
 def describe(series: Series, show: Callable[[float], str]) -> str:
     """The lines in words: where each begins and ends, and its largest value."""
-    said = []
+    descriptions = []
     for runtime, line in series.lines.items():
         known = [(place, value) for place, value in zip(series.places, line, strict=True) if value is not None]
         if not known:
@@ -164,12 +164,12 @@ def describe(series: Series, show: Callable[[float], str]) -> str:
         (first, begin), (last, end) = known[0], known[-1]
         top, most = max(known, key=lambda pair: pair[1])
         text = f"{runtime}: {show(begin)} at {first} to {show(end)} at {last}"
-        said.append(text if top in (first, last) else f"{text}, most {show(most)} at {top}")
-    return "; ".join(said) + "."
+        descriptions.append(text if top in (first, last) else f"{text}, most {show(most)} at {top}")
+    return "; ".join(descriptions) + "."
 
 
 def legend(styles: Mapping[str, int], bounds: Sequence[str] = ()) -> Html:
-    """Which line is whose."""
+    """The runtime of each line."""
 
     def sample(class_: str, mark: int | None) -> Html:
         path = None if mark is None else el("svg", el("path", d=_MARKS[mark]), x="50%", y="50%", overflow="visible")

@@ -1,6 +1,6 @@
-"""The report as GitHub-flavoured Markdown: the facts of the page without its pictures.
+"""Renders the report as GitHub-flavoured Markdown, with the facts of the page but without its pictures.
 
-Names, reasons and evidence come from models, files and libraries; `escaped` keeps them from being markup.
+Names, reasons and evidence come from models, files and libraries; `escaped` makes sure that they are not markup.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _AT_START = re.compile(r"((?<=^)[-+#=]|(?<=^\d)[.)]|(?<=^\d\d)[.)])")
 
 
 def escaped(value: object) -> str:
-    """Text in which nothing is markup, a table's border or a line's end."""
+    """Text escaped so that nothing in it is markup, a border of a table or the end of a line."""
     return _AT_START.sub(r"\\\1", _inline(str(value)).strip())
 
 
 def _inline(value: str) -> str:
-    """As `escaped`, for what stands in a line: it keeps a space at its ends."""
+    """As `escaped`, for text inside a line; it keeps spaces at its ends."""
     return _MARKUP.sub(r"\\\1", re.sub(r"\s+", " ", printable(value)))
 
 
 def code(value: str) -> str:
-    """A name as code; one with a backtick or a table's border as plain text."""
+    """A name as code, or as plain text if it contains a backtick or a border of a table."""
     text = " ".join(printable(value).split())
     return f"`{text}`" if text and not set("`|") & set(text) else escaped(text)
 
 
 def block(lines: Iterable[str]) -> str:
-    """Commands as a fenced block, the fence longer than any in them."""
+    """Commands as a fenced block; the fence is longer than any sequence of backticks in them."""
     text = "\n".join(printable(line) for line in lines)
-    longest = max((len(found) for found in re.findall(r"`+", text)), default=0)
+    longest = max((len(backticks) for backticks in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}sh\n{text}\n{fence}"
 
@@ -50,13 +50,13 @@ def bullets(items: Sequence[str], *, numbered: bool = False) -> str:
     return "\n".join(f"{mark} {item}" for mark, item in zip(marks, items, strict=True))
 
 
-def render(found: Findings) -> str:
-    """Makes the file; what has not run is named with its command."""
-    manifest = found.manifest
+def render(findings: Findings) -> str:
+    """The content of the file; stages that have not run are named with their command."""
+    manifest = findings.manifest
     dims = [f"{dim.name} {dim.min} to {dim.max}" for dim in manifest.io.dims]
     facts = [code(manifest.source.text), f"opset {manifest.opset}", count(len(manifest.attentions), "attention")]
-    parts = [f"# {escaped(manifest.name)}", " · ".join([*facts, *map(escaped, dims)]), _verdict(found)]
-    for section in sections(found):
+    parts = [f"# {escaped(manifest.name)}", " · ".join([*facts, *map(escaped, dims)]), _verdict(findings)]
+    for section in sections(findings):
         blocks = list(paragraphs(section.blocks))
         parts += [f"## {section.title}", *blocks] if blocks else []
     parts.append(f"Made by attnport {escaped(manifest.attnport)}.")
@@ -64,13 +64,13 @@ def render(found: Findings) -> str:
 
 
 def line(value: doc.Line) -> str:
-    """What a line or a cell says."""
+    """A line or a cell."""
     if isinstance(value, tuple):
-        said = ""
+        joined = ""
         for part in value:
             below = isinstance(part, doc.Span) and part.style in doc.BELOW
-            said += ("; " if below and said else "") + line(part)
-        return said
+            joined += ("; " if below and joined else "") + line(part)
+        return joined
     if isinstance(value, doc.Name | doc.Code):
         return code(value.text)
     if isinstance(value, doc.Share):
@@ -81,50 +81,56 @@ def line(value: doc.Line) -> str:
 
 
 def _paragraph(value: doc.Line) -> str:
-    """A line that begins one of the file's."""
+    """A line at the beginning of a line of the file."""
     return _AT_START.sub(r"\\\1", line(value).strip())
 
 
 def paragraphs(blocks: Iterable[doc.Block]) -> Iterator[str]:
-    """Blocks as paragraphs; charts as tables of their numbers, and nothing for what is a picture alone."""
-    for found in blocks:
-        if isinstance(found, doc.Text):
-            said = _paragraph(found.line)
-            yield f"**{said}**" if found.style == "big" else f"{said}:" if found.style == "label" else said
-        elif isinstance(found, doc.Table):
-            yield f"{_paragraph(found.caption)}:"
-            yield table(found)
-        elif isinstance(found, doc.Bullets):
-            yield bullets([_paragraph(item) for item in found.items], numbered=bool(found.anchor))
-        elif isinstance(found, doc.Pairs):
-            yield bullets([f"{_paragraph(term)}: {line(said)}" for term, said in found.items])
-        elif isinstance(found, doc.Commands):
-            yield f"{_paragraph(found.label)}:" if found.label else ""
-            yield block(found.lines)
-        elif isinstance(found, doc.Folded):
-            yield f"{_paragraph(found.summary)}:"
-            yield from paragraphs(found.blocks)
-        elif isinstance(found, doc.Lines):
-            yield from paragraphs([chart.table() for chart in found.charts])
-        elif isinstance(found, doc.Only) and found.where == "markdown":
-            yield from paragraphs(found.blocks)
+    """Blocks as paragraphs; charts become tables of their numbers, and pictures are left out."""
+    for part in blocks:
+        if isinstance(part, doc.Text):
+            description = _paragraph(part.line)
+            yield (
+                f"**{description}**"
+                if part.style == "big"
+                else f"{description}:"
+                if part.style == "label"
+                else description
+            )
+        elif isinstance(part, doc.Table):
+            yield f"{_paragraph(part.caption)}:"
+            yield table(part)
+        elif isinstance(part, doc.Bullets):
+            yield bullets([_paragraph(item) for item in part.items], numbered=bool(part.anchor))
+        elif isinstance(part, doc.Pairs):
+            yield bullets([f"{_paragraph(term)}: {line(description)}" for term, description in part.items])
+        elif isinstance(part, doc.Commands):
+            yield f"{_paragraph(part.label)}:" if part.label else ""
+            yield block(part.lines)
+        elif isinstance(part, doc.Folded):
+            yield f"{_paragraph(part.summary)}:"
+            yield from paragraphs(part.blocks)
+        elif isinstance(part, doc.Lines):
+            yield from paragraphs([chart.table() for chart in part.charts])
+        elif isinstance(part, doc.Only) and part.where == "markdown":
+            yield from paragraphs(part.blocks)
 
 
-def table(found: doc.Table) -> str:
-    """A table; the titles of its groups stand in a column of their own."""
-    grouped = bool(found.groups_are)
-    head = [*[escaped(found.groups_are)] * grouped, *(line(column.heading) for column in found.columns)]
-    aligned = [*[":--"] * grouped, *("--:" if column.number else ":--" for column in found.columns)]
+def table(block: doc.Table) -> str:
+    """A table; the titles of its groups have a column of their own."""
+    grouped = bool(block.groups_are)
+    head = [*[escaped(block.groups_are)] * grouped, *(line(column.heading) for column in block.columns)]
+    aligned = [*[":--"] * grouped, *("--:" if column.number else ":--" for column in block.columns)]
     rows = []
-    for group in found.groups:
-        cells = [_cells(row, len(found.columns)) for row in group.rows]
+    for group in block.groups:
+        cells = [_cells(row, len(block.columns)) for row in group.rows]
         label = [escaped(group.short) if group.short else line(group.title)] * grouped
-        rows += [[*label, *row] for row in (_merged(cells) if found.alike else cells)]
+        rows += [[*label, *row] for row in (_merged(cells) if block.alike else cells)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, aligned, *rows))
 
 
 def _cells(row: doc.Row, width: int) -> list[str]:
-    """As many cells as there are columns; a reason stands in the last one."""
+    """The cells of a row, one for each column; a reason is in the last one."""
     cells = [line(cell) for cell in row.cells]
     if len(cells) < width:
         cells += [NONE] * (width - len(cells) - 1) + [escaped(row.reason or "")]
@@ -132,34 +138,35 @@ def _cells(row: doc.Row, width: int) -> list[str]:
 
 
 def _merged(rows: Sequence[list[str]]) -> list[list[str]]:
-    """Rows below each other that differ in their first cell alone, as one: with all of up to two, else both ends."""
-    found = []
+    """Joins adjacent rows that differ only in their first cell; it then has both names, or the first and the last."""
+    merged = []
     for rest, alike in itertools.groupby(rows, key=lambda cells: cells[1:]):
         names = [cells[0] for cells in alike]
-        some = ", ".join(names) if len(names) < 3 else f"{len(names)}: {names[0]} to {names[-1]}"
-        found.append([some, *rest])
-    return found
+        label = ", ".join(names) if len(names) < 3 else f"{len(names)}: {names[0]} to {names[-1]}"
+        merged.append([label, *rest])
+    return merged
 
 
-def _verdict(found: Findings) -> str:
+def _verdict(findings: Findings) -> str:
     lines = []
-    if found.parity is not None:
-        lines.append(f"Parity: **{found.parity.verdict}**, {', '.join(tallies(found.parity))}")
-        if wrong := failed(found.parity):
+    if findings.parity is not None:
+        lines.append(f"Parity: **{findings.parity.verdict}**, {', '.join(tallies(findings.parity))}")
+        if wrong := failed(findings.parity):
             lines.append(f"Outside: {', '.join(map(code, wrong))}")
-    if found.fusion is not None:
+    if findings.fusion is not None:
         lines.append(
-            "Attention fused: " + ", ".join(f"{code(target)} {proof}" for target, proof in found.fusion.targets.items())
+            "Attention fused: "
+            + ", ".join(f"{code(target)} {proof}" for target, proof in findings.fusion.targets.items())
         )
-    if found.latency is not None:
-        for workload, (runtime, row) in fastest_right(found.latency, found.parity).items():
+    if findings.latency is not None:
+        for workload, (runtime, row) in fastest_right(findings.latency, findings.parity).items():
             ratio = f", {row.ratio[1]:.2f} [{row.ratio[0]:.2f}, {row.ratio[2]:.2f}]" if row.ratio else ""
             lines.append(
                 f"Fastest, {escaped(workload)}: {code(runtime)}, {milliseconds(row.median_ns)} ms{ratio}, "
-                f"{escaped(row.verdict)}{f', {UNCHECKED}' if found.parity is None else ''}"
+                f"{escaped(row.verdict)}{f', {UNCHECKED}' if findings.parity is None else ''}"
             )
-        for why, names in not_counted(found.latency, found.parity).items():
+        for why, names in not_counted(findings.latency, findings.parity).items():
             lines.append(f"Not counted as fastest: {', '.join(map(code, names))}, {escaped(why)}")
-    reasons = not_run(found.parity, found.latency)
+    reasons = not_run(findings.parity, findings.latency)
     lines += [f"NOT\\_RUN {code(key)}: {escaped(reason)}" for key, reason in reasons.items()]
     return bullets(lines)

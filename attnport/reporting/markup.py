@@ -1,6 +1,6 @@
-"""HTML that is escaped by construction: whatever is not `Html` already is text, and is escaped on its way in.
+"""Builds HTML that is always escaped: everything that is not `Html` is text, and is escaped when it is added.
 
-Names, reasons and evidence come from models, files and libraries; none of them is trusted.
+Names, reasons and evidence come from models, files and libraries, and are not trusted.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import re
 from collections.abc import Iterable
 
 VOID = frozenset({"br", "img", "link", "meta"})
-# Control characters, halves of surrogate pairs and bidirectional overrides: they break the file, or what is read of it.
+# Control characters, halves of surrogate pairs and bidirectional overrides, which break the file or change its text.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
     __slots__ = ()
 
 
 def printable(value: str) -> str:
-    """A text whose unprintable characters, and those that change what is read, are replaced."""
+    """A text with unprintable characters, and those that change the direction of text, replaced."""
     return _UNPRINTABLE.sub("\ufffd", value)
 
 
 def text(value: object) -> Html:
-    """`value` as markup: itself when it is `Html`, escaped otherwise."""
+    """`value` as markup: unchanged if it is `Html`, otherwise escaped."""
     return value if isinstance(value, Html) else Html(html.escape(printable(str(value))))
 
 
@@ -46,10 +46,10 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
         attributes: `class_` is `class`, other underscores are hyphens; None and False are left out, True is bare.
     """
     written = [tag]
-    for given, value in attributes.items():
+    for keyword, value in attributes.items():
         if value is None or value is False:
             continue
-        attribute = given.rstrip("_").replace("_", "-")
+        attribute = keyword.rstrip("_").replace("_", "-")
         written.append(attribute if value is True else f'{attribute}="{text(value)}"')
     opening = "<" + " ".join(written) + ">"
     if tag in VOID:
@@ -58,13 +58,13 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
 
 
 def name(value: str) -> Html:
-    """An identifier in the monospace face that may break after its separators."""
+    """An identifier in the monospace font, which may be broken after its separators."""
     parts = re.split(r"(?<=[._/,:(\-])", value)
     return el("code", Html("<wbr>".join(text(part) for part in parts if part)))
 
 
 def verdict(value: str) -> Html:
-    """A verdict in words, with a mark whose shape differs too."""
+    """A verdict in words, with a mark whose shape differs by verdict."""
     shown = value.replace("_", " ")
     kind = {"PASS": "pass", "FAIL": "fail", "NOT_RUN": "skip"}.get(value, "plain")
     return el("span", shown, class_=f"v {kind}")

@@ -1,4 +1,4 @@
-"""Numbers as the page shows them: three significant digits, units beside them, a dash for what there is not."""
+"""Formats numbers: three significant digits, and a dash for missing values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scientific(value: float | None) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """`0.0123`, `1.23`, `123`, `12 300`: three significant digits, thousands apart by a narrow space."""
+    """`0.0123`, `1.23`, `123`, `12 300`: three significant digits, thousands separated by a narrow space."""
     if value is None:
         return NONE
     if not math.isfinite(value):
@@ -36,7 +36,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def count(value: int | None) -> str:
-    """A whole number, thousands apart by a narrow space."""
+    """A whole number, thousands separated by a narrow space."""
     return NONE if value is None else f"{value:,}".replace(",", "\u202f")
 
 
@@ -51,7 +51,7 @@ def megabytes(value_bytes: float | None) -> str:
 
 
 def used(error: float | None, bound: float) -> float | None:
-    """The part of its bound that an error takes: 1 is the limit, above is a failure."""
+    """An error divided by its bound; above 1 is a failure."""
     if error is None:
         return None
     if bound == 0:
@@ -60,7 +60,7 @@ def used(error: float | None, bound: float) -> float | None:
 
 
 def share(result: CaseResult | InvarianceResult) -> float | None:
-    """The larger of the RMS and the maximum error's part of its bound; None when nothing was comparable."""
+    """The larger of the RMS and the maximum error, each divided by its bound; None if nothing was comparable."""
     if isinstance(result, CaseResult):
         parts = (used(result.rms_error, result.rms_bound), used(result.max_error, result.max_bound))
     else:
@@ -75,5 +75,5 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def largest(results: Iterable[CaseResult | InvarianceResult]) -> float | None:
-    """The largest part of any bound that some results take."""
+    """The largest error of some results, divided by its bound."""
     return max((part for result in results if (part := share(result)) is not None), default=None)

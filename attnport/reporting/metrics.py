@@ -1,4 +1,4 @@
-"""The metrics of parity beside the errors: of each case as words and numbers, and the worst of each over all cases."""
+"""The metrics of parity in addition to the errors: formatted for each case, and the worst over all cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Has:
-    """Which metrics any of some cases has: only these become columns."""
+    """The metrics that any case has; only these become columns."""
 
     ulps: bool
     census: bool
@@ -27,49 +27,49 @@ class Has:
 
 
 def has(cases: Iterable[CaseResult]) -> Has:
-    """What there is to show; reports of earlier versions lack some."""
-    found = list(cases)
+    """The metrics that these cases have; reports of earlier versions lack some."""
+    listed = list(cases)
     return Has(
-        ulps=any(case.ulps for case in found),
-        census=any(case.census for case in found),
-        padded=any(case.padded for case in found),
-        argmax=any(case.argmax for case in found),
+        ulps=any(case.ulps for case in listed),
+        census=any(case.census for case in listed),
+        padded=any(case.padded for case in listed),
+        argmax=any(case.argmax for case in listed),
     )
 
 
-def ulps(found: Ulps | None) -> tuple[str, ...]:
+def ulps(quantiles: Ulps | None) -> tuple[str, ...]:
     """The quantiles of `ULPS`."""
-    if found is None:
+    if quantiles is None:
         return (NONE,) * len(ULPS)
-    return tuple(significant(one) if one < 1e5 else scientific(one) for one in _quantiles(found))
+    return tuple(significant(value) if value < 1e5 else scientific(value) for value in _quantiles(quantiles))
 
 
-def nonfinite(found: NonFinite) -> str:
-    """`0`, or how many there are of each: `3 NaN, 1 −Inf`."""
-    kinds = ((found.nan, "NaN"), (found.positive_inf, "Inf"), (found.negative_inf, "−Inf"))
+def nonfinite(census: NonFinite) -> str:
+    """`0`, or the number of each: `3 NaN, 1 −Inf`."""
+    kinds = ((census.nan, "NaN"), (census.positive_inf, "Inf"), (census.negative_inf, "−Inf"))
     return ", ".join(f"{count(number)} {kind}" for number, kind in kinds if number) or "0"
 
 
-def padded(found: PaddedRows | None) -> str:
-    """`9 216 elements, RMS 1.20e-7, max 3.40e-6`, and what is no finite number in them."""
-    if found is None:
+def padded(rows: PaddedRows | None) -> str:
+    """`9 216 elements, RMS 1.20e-7, max 3.40e-6`, and the numbers of NaN and Inf in them."""
+    if rows is None:
         return NONE
-    parts = [f"{count(found.elements)} elements"]
-    if found.rms_error is not None:
-        parts.append(f"RMS {scientific(found.rms_error)}, max {scientific(found.max_error)}")
-    if found.nonfinite.total:
-        parts.append(nonfinite(found.nonfinite))
+    parts = [f"{count(rows.elements)} elements"]
+    if rows.rms_error is not None:
+        parts.append(f"RMS {scientific(rows.rms_error)}, max {scientific(rows.max_error)}")
+    if rows.nonfinite.total:
+        parts.append(nonfinite(rows.nonfinite))
     return ", ".join(parts)
 
 
-def argmax(found: Argmax | None) -> str:
+def argmax(agreement: Argmax | None) -> str:
     """`98 of 100`."""
-    return NONE if found is None else f"{count(found.agree)} of {count(found.rows)}"
+    return NONE if agreement is None else f"{count(agreement.agree)} of {count(agreement.rows)}"
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst of each metric over some cases, each by itself; counts are sums. None where no case has it."""
+    """The worst of each metric over some cases; counts are sums. None if no case has the metric."""
 
     relative: float | None
     cosine: float | None
@@ -80,7 +80,7 @@ class Worst:
 
 
 def worst_metrics(cases: Sequence[CaseResult]) -> Worst:
-    """Over all cases and outputs of a runtime."""
+    """The worst of each metric over all cases and outputs of a runtime."""
     units = [case.ulps for case in cases if case.ulps]
     beside = [case.padded for case in cases if case.padded]
     rows = [case.argmax for case in cases if case.argmax]
@@ -91,26 +91,28 @@ def worst_metrics(cases: Sequence[CaseResult]) -> Worst:
         ulps=Ulps(*(max(values) for values in zip(*map(_quantiles, units), strict=True))) if units else None,
         census=_sum([case.census for case in cases if case.census]),
         padded=_worst_padded(beside) if beside else None,
-        argmax=Argmax(sum(one.rows for one in rows), sum(one.agree for one in rows)) if rows else None,
+        argmax=Argmax(sum(agreement.rows for agreement in rows), sum(agreement.agree for agreement in rows))
+        if rows
+        else None,
     )
 
 
-def _worst_padded(found: Sequence[PaddedRows]) -> PaddedRows:
-    errors = _most(one.rms_error for one in found), _most(one.max_error for one in found)
+def _worst_padded(cases: Sequence[PaddedRows]) -> PaddedRows:
+    errors = _most(case.rms_error for case in cases), _most(case.max_error for case in cases)
     return PaddedRows(
-        sum(one.elements for one in found), *errors, _sum([one.nonfinite for one in found]) or NonFinite()
+        sum(case.elements for case in cases), *errors, _sum([case.nonfinite for case in cases]) or NonFinite()
     )
 
 
-def _quantiles(found: Ulps) -> tuple[float, float, float, float]:
-    return found.p50, found.p90, found.p99, found.max
+def _quantiles(errors: Ulps) -> tuple[float, float, float, float]:
+    return errors.p50, errors.p90, errors.p99, errors.max
 
 
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _sum(found: Sequence[NonFinite]) -> NonFinite | None:
-    if not found:
+def _sum(cases: Sequence[NonFinite]) -> NonFinite | None:
+    if not cases:
         return None
-    return NonFinite(*(sum(getattr(one, kind) for one in found) for kind in ("nan", "positive_inf", "negative_inf")))
+    return NonFinite(*(sum(getattr(case, kind) for case in cases) for kind in ("nan", "positive_inf", "negative_inf")))

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, made from the values that the verbs saved."""
+"""Renders the report as one HTML file that needs no other files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _asset(file: str) -> Html:
 
 
 def code_digest() -> str:
-    """SHA-256 over this package's files: a page made by other code is made again."""
+    """SHA-256 over this package's files; a page made by other code is made again."""
     sha = hashlib.sha256()
     for path in sorted(_FOLDER.iterdir()):
         if path.suffix in (".py", ".css", ".js"):
@@ -30,15 +30,15 @@ def code_digest() -> str:
     return sha.hexdigest()
 
 
-def render(found: Findings) -> str:
+def render(findings: Findings) -> str:
     """Makes the page.
 
     Returns:
-        HTML without any reference to another file or host. Its content security policy lets nothing run but the
-        page's own script, whatever the names in it contain.
+        HTML without references to other files or hosts. Its content security policy allows only the page's own script,
+        whatever the names in it contain.
     """
-    manifest = found.manifest
-    shown = [(part.key, part.title, html(part.blocks)) for part in sections(found)]
+    manifest = findings.manifest
+    shown = [(part.key, part.title, html(part.blocks)) for part in sections(findings)]
     contents = el("nav", *(el("a", title, href=f"#{key}") for key, title, _ in shown), aria_label="Sections")
     parts = (
         el("section", el("h2", title, id_=f"{key}-title"), body, id_=key, aria_labelledby=f"{key}-title")
@@ -60,7 +60,9 @@ def render(found: Findings) -> str:
     body = el(
         "body",
         el("a", "Skip to the findings", href="#main", class_="skip-link"),
-        summary.header(manifest, found.fusion, found.parity, found.latency, found.recommendation, found.quoted),
+        summary.header(
+            manifest, findings.fusion, findings.parity, findings.latency, findings.recommendation, findings.quoted
+        ),
         contents,
         el("main", *parts, id_="main", tabindex="-1"),
         el("footer", f"Made by attnport {manifest.attnport}."),

@@ -1,4 +1,4 @@
-"""The parity section: every runtime and form by every case, then all metrics of each."""
+"""The parity section: a matrix of runtimes and forms by case, then all metrics of each."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from attnport.reporting.metrics import (
 
 
 def _matrix(report: ParityReport) -> doc.Table:
-    """Verdict and largest part of the bound, by runtime or form and by case; padding invariance is the last column."""
-    everything = [*report.runtimes.values(), *report.forms.values()]
+    """Verdict and largest share of the bound, by runtime or form and by case; padding invariance is the last column."""
+    all_members = [*report.runtimes.values(), *report.forms.values()]
     batches: dict[str, set[str]] = {}
-    for result in (result for found in everything for result in found.cases):
+    for result in (result for judged in all_members for result in judged.cases):
         batches.setdefault(_column(result.case), set()).add(result.case)
-    invariance = any(found.invariance for found in everything)
+    invariance = any(judged.invariance for judged in all_members)
 
-    def row(link: str, key: str, found: RuntimeParity) -> doc.Row:
-        first = (doc.Span(doc.Name(key), link=link), doc.Verdict(found.verdict))
-        if found.verdict == "NOT_RUN" and not found.cases:
-            return doc.Row(first, found.reason)
-        cells = [_share([result for result in found.cases if _column(result.case) == case]) for case in batches]
-        return doc.Row((*first, *cells, *([_share(found.invariance)] if invariance else [])))
+    def row(link: str, key: str, judged: RuntimeParity) -> doc.Row:
+        first = (doc.Span(doc.Name(key), link=link), doc.Verdict(judged.verdict))
+        if judged.verdict == "NOT_RUN" and not judged.cases:
+            return doc.Row(first, judged.reason)
+        cells = [_share([result for result in judged.cases if _column(result.case) == case]) for case in batches]
+        return doc.Row((*first, *cells, *([_share(judged.invariance)] if invariance else [])))
 
     groups = []
     for kind, title, members in _members(report):
@@ -62,7 +62,7 @@ def _members(report: ParityReport) -> tuple[tuple[str, str, Mapping[str, Runtime
 
 
 def _column(case: str) -> str:
-    """The matrix column of a case: batches of one text (`sentences 1-32`, `sentences 33-64`) share one."""
+    """The matrix column of a case; batches of one text (`sentences 1-32`, `sentences 33-64`) share a column."""
     return re.sub(r"[ _]\d+-\d+$", "", case)
 
 
@@ -71,11 +71,11 @@ def _share(results: Sequence[CaseResult | InvarianceResult]) -> doc.Share:
 
 
 def _judged(title: str, cases: Sequence[CaseResult]) -> doc.Table:
-    """What the verdicts follow from, by case and output, and the errors in relation to the values."""
+    """The errors and bounds that decide the verdicts, by case and output, and errors relative to the values."""
     columns = doc.words("Case", "Output", "Verdict")
     columns += doc.numbers("RMS error", "RMS bound", "Max error", "Max bound")
     columns += doc.numbers("Relative", "Least cosine", "Elements", "Not finite")
-    found = doc.rows(
+    groups = doc.rows(
         (
             result.case,
             doc.Name(result.output),
@@ -88,7 +88,7 @@ def _judged(title: str, cases: Sequence[CaseResult]) -> doc.Table:
         )
         for result in cases
     )
-    return doc.Table(f"Errors of {title} against float64", columns, found, style="metrics")
+    return doc.Table(f"Errors of {title} against float64", columns, groups, style="metrics")
 
 
 def _cosine(value: float | None) -> str:
@@ -96,26 +96,26 @@ def _cosine(value: float | None) -> str:
 
 
 def _further(shown: Has) -> tuple[doc.Column, ...]:
-    """The columns of what no verdict follows from; what no case has is no column."""
+    """The columns of metrics that do not decide verdicts, without those that no case has."""
     columns = doc.numbers(*(ULPS if shown.ulps else ()), CENSUS, *[ARGMAX] * shown.argmax)
     return (*columns, *doc.words(*[PADDED] * shown.padded))
 
 
-def _further_cells(found: CaseResult | Worst, shown: Has) -> tuple[str, ...]:
+def _further_cells(metrics: CaseResult | Worst, shown: Has) -> tuple[str, ...]:
     return (
-        *(ulps(found.ulps) if shown.ulps else ()),
-        nonfinite(found.census) if found.census else NONE,
-        *[argmax(found.argmax)] * shown.argmax,
-        *[padded(found.padded)] * shown.padded,
+        *(ulps(metrics.ulps) if shown.ulps else ()),
+        nonfinite(metrics.census) if metrics.census else NONE,
+        *[argmax(metrics.argmax)] * shown.argmax,
+        *[padded(metrics.padded)] * shown.padded,
     )
 
 
 def _beside(title: str, cases: Sequence[CaseResult]) -> doc.Table | None:
-    """What no verdict follows from. None where the report is older than these."""
+    """The metrics that do not decide verdicts; None if the report is of a version without them."""
     shown = has(cases)
     if not any((shown.ulps, shown.census, shown.argmax, shown.padded)):
         return None
-    found = doc.rows(
+    groups = doc.rows(
         (
             result.case,
             doc.Name(result.output),
@@ -124,21 +124,21 @@ def _beside(title: str, cases: Sequence[CaseResult]) -> doc.Table | None:
         for result in cases
     )
     return doc.Table(
-        f"Further metrics of {title}", (*doc.words("Case", "Output"), *_further(shown)), found, style="metrics"
+        f"Further metrics of {title}", (*doc.words("Case", "Output"), *_further(shown)), groups, style="metrics"
     )
 
 
-def _details(title: str, id_: str, found: RuntimeParity) -> doc.Folded:
+def _details(title: str, id_: str, judged: RuntimeParity) -> doc.Folded:
     """All metrics of one runtime or form."""
-    most = largest((*found.cases, *found.invariance))
-    summary: tuple[doc.Line, ...] = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(found.verdict))
+    most = largest((*judged.cases, *judged.invariance))
+    summary: tuple[doc.Line, ...] = (doc.Span(doc.Name(title), "what"), " ", doc.Verdict(judged.verdict))
     if most is not None:
         summary = (*summary, " ", doc.Span(f"at most {times(most)} of a bound", "quiet"))
-    facts = f"Precision plan {found.plan or NONE}. Ran: {ran(found.ran)}."
-    blocks: list[doc.Block] = [doc.Text(f"{facts} {found.reason}" if found.reason else facts)]
-    if found.cases:
-        blocks += filter(None, (_judged(title, found.cases), _beside(title, found.cases)))
-    if found.invariance:
+    facts = f"Precision plan {judged.plan or NONE}. Ran: {ran(judged.ran)}."
+    blocks: list[doc.Block] = [doc.Text(f"{facts} {judged.reason}" if judged.reason else facts)]
+    if judged.cases:
+        blocks += filter(None, (_judged(title, judged.cases), _beside(title, judged.cases)))
+    if judged.invariance:
         pairs = doc.rows(
             (
                 result.comparison,
@@ -147,7 +147,7 @@ def _details(title: str, id_: str, found: RuntimeParity) -> doc.Folded:
                 *map(scientific, (result.rms_difference, result.rms_bound)),
                 *map(scientific, (result.max_difference, result.max_bound)),
             )
-            for result in found.invariance
+            for result in judged.invariance
         )
         columns = doc.words("Comparison", "Output", "Verdict")
         columns += doc.numbers("RMS difference", "RMS bound", "Max difference", "Max bound")
@@ -157,25 +157,26 @@ def _details(title: str, id_: str, found: RuntimeParity) -> doc.Folded:
 
 
 def _worst(report: ParityReport) -> Iterator[doc.Block]:
-    """The worst of each metric by runtime and form, where there is no room for all."""
+    """The worst of each metric by runtime and form, for formats without room for all."""
     named: list[tuple[doc.Line, Sequence[CaseResult]]] = [
-        (doc.Name(key) if kind == "runtime" else (f"{kind} ", doc.Name(key)), found.cases)
+        (doc.Name(key) if kind == "runtime" else (f"{kind} ", doc.Name(key)), groups.cases)
         for kind, _, members in _members(report)
-        for key, found in members.items()
-        if found.cases
+        for key, groups in members.items()
+        if groups.cases
     ]
     if not named:
         return
     shown = has(case for _, cases in named for case in cases)
     columns = (*doc.words("Runtime or form"), *doc.numbers("Relative", "Least cosine"), *_further(shown))
     worst = [(label, worst_metrics(cases)) for label, cases in named]
-    found = doc.rows(
-        (label, scientific(each.relative), _cosine(each.cosine), *_further_cells(each, shown)) for label, each in worst
+    groups = doc.rows(
+        (label, scientific(metrics.relative), _cosine(metrics.cosine), *_further_cells(metrics, shown))
+        for label, metrics in worst
     )
     lead = f"The worst of each metric over all cases and outputs that could be compared; counts are sums. {LEGEND} "
     where = (doc.Name("parity.json"), " has each case and output; so has the page, ", doc.Name("report.html"))
     yield doc.Text((lead, *where, ", where it folds out."))
-    yield doc.Table("The worst of each metric", columns, found)
+    yield doc.Table("The worst of each metric", columns, groups)
 
 
 def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
@@ -188,11 +189,11 @@ def section(report: ParityReport | None, folder: str) -> Iterator[doc.Block]:
     if report.notes:
         yield doc.Bullets(report.notes)
     members = [(kind, *member) for kind, _, members in _members(report) for member in enumerate(members.items())]
-    everything = [
-        _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{place}", found)
-        for kind, place, (key, found) in members
+    folded = [
+        _details(key if kind == "runtime" else f"form {key}", f"parity-{kind}-{place}", result)
+        for kind, place, (key, result) in members
     ]
-    legend = [doc.Text(LEGEND, "quiet")] if everything else []
-    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *everything))
-    failed = [(doc.Name(key), f": {found.reason}") for _, _, (key, found) in members if found.verdict == "FAIL"]
+    legend = [doc.Text(LEGEND, "quiet")] if folded else []
+    yield doc.Only("page", (doc.Text("All metrics", "label"), *legend, *folded))
+    failed = [(doc.Name(key), f": {result.reason}") for _, _, (key, result) in members if result.verdict == "FAIL"]
     yield doc.Only("markdown", (*([doc.Bullets(tuple(failed))] if failed else []), *_worst(report)))

@@ -1,4 +1,4 @@
-"""What to embed: the fastest runtime whose numbers are right and that a bundle can carry, and why not the others."""
+"""Recommends what to embed, the fastest runtime that passed parity and that a bundle can carry, and why not others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 Interval = tuple[float, float, float]
 """Low, middle and high of a ratio of medians."""
 Compare = Callable[[LatencyRow, LatencyRow], Interval | None]
-"""The interval of the first one's median over the second one's, both of one workload; None where there is none."""
+"""Returns the interval of the ratio of two medians, first over second, on one workload; None if there is none."""
 
 NO_PARITY = "parity was not checked"
 NO_LATENCY = "nothing was timed"
@@ -23,9 +23,10 @@ class Embeddable:
     """What a bundle can take for a runtime.
 
     Attributes:
-        form: As `attnport bundle --form` calls it; "" where there is none.
-        file: What the runtime opens.
-        problem: Why a bundle would refuse it, or why its figures are not those of this file; "" when it is fine.
+        form: Its name for `attnport bundle --form`; "" if there is none.
+        plan: Its precision plan.
+        file: The file that the runtime opens.
+        problem: Why a bundle would refuse it, or why its figures are not those of this file; "" if there is no problem.
     """
 
     form: str
@@ -61,11 +62,12 @@ class Recommendation:
     """The recommendation, or why there is none.
 
     Attributes:
-        reason: Why nothing is recommended; "" when something is.
-        commands: What would change that.
-        ties: Runtimes that could be embedded as well and were not shown to be slower or faster on any workload.
-        notes: Where another one is faster after all, and what the reader must know.
-        others: Why each other runtime is not it.
+        choice: What is recommended; None if nothing is.
+        reason: Why nothing is recommended; "" if something is.
+        commands: The commands that would change that.
+        ties: Runtimes that could be embedded as well, with no difference shown on any workload.
+        notes: Where another runtime is faster after all, and what the reader must know.
+        others: Why each other runtime is not recommended.
     """
 
     choice: Choice | None
@@ -89,9 +91,9 @@ def recommend(
     these it is the one with the smallest geometric mean of its medians over the workloads.
 
     Args:
-        embeddable: By runtime, as the reports name it.
-        compare: Tells two runtimes apart; see `Compare`.
-        folder: The artifact folder, as a shell takes it.
+        embeddable: By runtime, with the names in the reports.
+        compare: Compares two runtimes; see `Compare`.
+        folder: The artifact folder, quoted for a shell.
     """
     commands = []
     if parity is None:
@@ -131,12 +133,12 @@ def recommend(
             why = "" if name in fit else f", but {others[name]}"
             notes.append(f"{name} is faster than {best} on {', '.join(faster)}{why}")
     del others[best]
-    found = embeddable[best]
-    command = f"attnport bundle {folder} -o app/ --form {shlex.quote(found.form)} --lang python"
+    chosen = embeddable[best]
+    command = f"attnport bundle {folder} -o app/ --form {shlex.quote(chosen.form)} --lang python"
     timings = tuple(_timing(workload, latency.shapes[workload][best]) for workload in workloads)
     if not any(timing.verdict == "faster" for timing in timings) and best != latency.baseline:
         notes.append(f"on no workload is it shown to be faster than {latency.baseline}")
-    choice = Choice(best, found.form, found.plan, found.file, command, timings)
+    choice = Choice(best, chosen.form, chosen.plan, chosen.file, command, timings)
     return Recommendation(choice, ties=tuple(ties), notes=tuple(notes), others=others)
 
 
@@ -147,7 +149,7 @@ def _against(
     workloads: list[str],
     embeddable: Mapping[str, Embeddable],
 ) -> str:
-    """Why a runtime cannot be recommended, whatever its speed; "" when it can."""
+    """Why a runtime cannot be recommended, whatever its speed; "" if it can."""
     judged = parity.runtimes.get(name)
     if judged is None:
         return NO_PARITY
@@ -159,8 +161,8 @@ def _against(
         return f"not timed{' on every workload' if len(reasons) < len(rows) and rows else ''}" + (
             f": {reasons[0].removeprefix('not timed: ')}" if reasons else ""
         )
-    found = embeddable.get(name)
-    return "no bundle can carry it" if found is None else found.problem
+    carried = embeddable.get(name)
+    return "no bundle can carry it" if carried is None else carried.problem
 
 
 def _only_unembeddable(
@@ -170,7 +172,7 @@ def _only_unembeddable(
     workloads: list[str],
     embeddable: Mapping[str, Embeddable],
 ) -> bool:
-    """Whether a runtime is right and timed, so that where it is faster the reader wants to know."""
+    """Whether a runtime passed parity and was timed, so that it gets a note where it is faster."""
     pretended = {**embeddable, name: Embeddable("", "", "")}
     return not _against(name, parity, latency, workloads, pretended)
 
@@ -183,7 +185,7 @@ def _mean(name: str, latency: LatencyReport, workloads: list[str]) -> float:
 
 
 def _over(name: str, best: str, latency: LatencyReport, workloads: list[str]) -> float:
-    """How many times the medians of `best` those of a runtime are, in geometric mean."""
+    """The geometric mean of the ratios of a runtime's medians to those of `best`."""
     return math.exp(_mean(name, latency, workloads) - _mean(best, latency, workloads))
 
 
@@ -199,6 +201,6 @@ def _timing(workload: str, row: LatencyRow) -> Timing:
 
 
 def _mending(folder: str, embeddable: Mapping[str, Embeddable]) -> tuple[str, ...]:
-    """What gives something to recommend; forms have to be there before they are checked and timed."""
-    made = () if any(found.form for found in embeddable.values()) else (f"attnport fuse {folder}",)
-    return (*made, f"attnport check {folder} --bisect", f"attnport bench {folder}")
+    """The commands that lead to a recommendation; forms must exist before they are checked and timed."""
+    first = () if any(item.form for item in embeddable.values()) else (f"attnport fuse {folder}",)
+    return (*first, f"attnport check {folder} --bisect", f"attnport bench {folder}")

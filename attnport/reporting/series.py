@@ -1,4 +1,4 @@
-"""Figures along an axis: errors from layer to layer, time and memory against sizes. Charts and tables show them."""
+"""The data of line charts: errors from layer to layer, time and memory against sizes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Series:
     """Lines over shared places.
 
     Attributes:
-        title: What varies, or what stays.
-        axis: What the places are.
+        title: What is the same for all values.
+        axis: The kind of places.
         places: Their names, in order.
-        lines: Values by runtime, None where there is none.
-        sizes: The places as numbers, where they are sizes; else empty.
+        lines: Values by runtime; None for a missing value.
+        sizes: The places as numbers if they are sizes; otherwise empty.
     """
 
     title: str
@@ -41,30 +41,30 @@ def layer_errors(report: LayerReport) -> Series:
             for value, scale in zip(values, scales, strict=True)
         )
 
-    measured = {name: found for name, found in report.runtimes.items() if found.errors}
-    lines = {name: relative([error.rms_error for error in found.errors]) for name, found in measured.items()}
+    measured = {name: errors for name, errors in report.runtimes.items() if errors.errors}
+    lines = {name: relative([error.rms_error for error in errors.errors]) for name, errors in measured.items()}
     plans: dict[str, list[float | None]] = {}
-    for found in measured.values():
-        plans.setdefault(found.plan, [error.rms_bound for error in found.errors])
+    for errors in measured.values():
+        plans.setdefault(errors.plan, [error.rms_bound for error in errors.errors])
     for plan, bounds in plans.items():
         lines[BOUND if len(plans) == 1 else f"{BOUND} {plan}"] = relative(bounds)
     return Series(f"case {report.case}", "layer", tuple(layer.name for layer in report.layers), lines)
 
 
 def first_beyond(report: LayerReport) -> dict[str, str]:
-    """The first layer that is outside its bound, of each runtime that has one."""
-    found = {}
+    """The first layer that exceeds its bound, for each runtime with such a layer."""
+    first = {}
     for name, series in report.runtimes.items():
         for layer, error in zip(report.layers, series.errors, strict=False):
             if error.verdict == "FAIL":
-                found[name] = layer.name
+                first[name] = layer.name
                 break
-    return found
+    return first
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """One dim varied, the others kept: medians in ns, and peak memory in bytes."""
+    """Medians in ns and peak memory in bytes for sizes of one dim, with the other dims fixed."""
 
     dim: str
     kept: str
@@ -73,11 +73,11 @@ class Scaling:
 
 
 def scalings(report: LatencyReport) -> list[Scaling]:
-    """Every way to vary one dim of the shapes that were timed, two sizes or more, the others kept."""
+    """The series over each dim with two sizes or more among the timed shapes, the other dims fixed."""
     shapes = {
         name: dict(part.split("=") for part in name.split(",")) for name in report.shapes if _SHAPE.fullmatch(name)
     }
-    found = []
+    series = []
     for dim in dict.fromkeys(dim for sizes in shapes.values() for dim in sizes):
         groups: dict[str, dict[int, str]] = {}
         for name, sizes in shapes.items():
@@ -88,8 +88,8 @@ def scalings(report: LatencyReport) -> list[Scaling]:
             groups.items(), key=lambda group: [int(size) for size in re.findall(r"\d+", group[0])]
         ):
             if len(by_size) > 1:
-                found.append(_scaling(report, dim, kept, dict(sorted(by_size.items()))))
-    return found
+                series.append(_scaling(report, dim, kept, dict(sorted(by_size.items()))))
+    return series
 
 
 def _scaling(report: LatencyReport, dim: str, kept: str, by_size: Mapping[int, str]) -> Scaling:

@@ -1,4 +1,4 @@
-"""The head of the page: the verdicts, in the order in which a reader asks for them."""
+"""The header of the page: the model, the verdicts, and what to embed."""
 
 from __future__ import annotations
 
@@ -36,69 +36,71 @@ def _fusion(report: FusionReport | None, folder: str) -> Html:
         return _card("Attention fused", _waiting(f"attnport fuse {folder}"))
     if not report.targets:
         return _card("Attention fused", el("p", "no target", class_="big quiet"))
-    rows = [el("div", el("dt", name(target)), el("dd", total(found))) for target, found in report.targets.items()]
+    rows = [el("div", el("dt", name(target)), el("dd", total(table))) for target, table in report.targets.items()]
     return _card("Attention fused", el("dl", *rows, class_="tally"))
 
 
-def total(found: FusionTable) -> Html:
+def total(table: FusionTable) -> Html:
     """`6/6`, marked as met, missed or not proven."""
-    met = found.fused == found.attentions
-    return el("span", str(found), class_="v skip" if found.proved_by is None else "v pass" if met else "v miss")
+    met = table.fused == table.attentions
+    return el("span", str(table), class_="v skip" if table.proved_by is None else "v pass" if met else "v miss")
 
 
 def _latency(report: LatencyReport | None, parity: ParityReport | None, folder: str) -> Html:
-    """The fastest runtime of each workload, of those that passed parity, and which are not counted and why."""
+    """The fastest runtime of each workload, of those that passed parity, and those not counted, with reasons."""
     if report is None:
         return _card("Fastest", _waiting(f"attnport bench {folder}"))
     rows = []
-    found = fastest_right(report, parity)
-    for workload, (runtime, winner) in list(found.items())[:_MOST_WORKLOADS]:
+    best = fastest_right(report, parity)
+    for workload, (runtime, winner) in list(best.items())[:_MOST_WORKLOADS]:
         if winner.ratio is None:
-            said, shown = text("the baseline itself"), True
+            value, shown = text("the baseline itself"), True
         else:
             low, mid, high = winner.ratio
             interval = el("span", f"[{low:.2f}, {high:.2f}]", class_="quiet")
             shown = winner.verdict in ("faster", "slower")
-            said = join((el("b" if shown else "span", f"{mid:.2f}×"), " ", interval))
+            value = join((el("b" if shown else "span", f"{mid:.2f}×"), " ", interval))
         rows.append(
             el(
                 "div",
                 el("dt", name(runtime), el("span", f"{workload}, {milliseconds(winner.median_ns)} ms", class_="sub")),
-                el("dd", said, None if shown else el("span", winner.verdict, class_="sub")),
+                el("dd", value, None if shown else el("span", winner.verdict, class_="sub")),
             )
         )
     left_out = not_counted(report, parity)
     reasons = [join((*(join((name(key), ", ")) for key in keys), why)) for why, keys in left_out.items()]
     others = el("p", "Not counted: ", join(reasons, "; "), class_="quiet") if reasons else None
     if not rows:
-        nobody = "none of those that passed parity was timed" if left_out else "nothing measured"
-        return _card("Fastest", el("p", nobody, class_="big quiet"), others)
+        message = "none of those that passed parity was timed" if left_out else "nothing measured"
+        return _card("Fastest", el("p", message, class_="big quiet"), others)
     unchecked = el("p", el("span", UNCHECKED, class_="v miss")) if parity is None else None
     note = el("p", "Time relative to ", name(report.baseline), ", with its interval", class_="quiet")
-    left = len(found) - len(rows)
+    left = len(best) - len(rows)
     more = el("p", el("a", f"{left} more workloads", href="#latency"), class_="quiet") if left else None
     return _card("Fastest", el("dl", *rows, class_="tally"), unchecked, note, others, more)
 
 
-def _advice(found: Recommendation | None) -> Html | None:
-    """The recommendation in a line; its reasons stand in their section."""
-    if found is None:
+def _advice(recommendation: Recommendation | None) -> Html | None:
+    """The recommendation in a line; its reasons are in their section."""
+    if recommendation is None:
         return None
-    if found.choice is None:
-        said = el("p", "nothing: ", found.reason, ". ", el("a", "What would change that", href="#recommendation"))
+    if recommendation.choice is None:
+        line = el(
+            "p", "nothing: ", recommendation.reason, ". ", el("a", "What would change that", href="#recommendation")
+        )
     else:
-        choice = found.choice
-        said = el(
+        choice = recommendation.choice
+        line = el(
             "p",
             join((el("b", name(choice.runtime), f", {choice.plan}"), el("code", choice.command)), ": "),
             " ",
             el("a", "Why", href="#recommendation"),
         )
-    return el("section", el("h2", "Recommended"), said, class_="notrun advised")
+    return el("section", el("h2", "Recommended"), line, class_="notrun advised")
 
 
 def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Html | None:
-    """What did not run and why, each once; a form of the same name is listed apart."""
+    """What did not run and why."""
     reasons = not_run(parity, latency)
     if not reasons:
         return None

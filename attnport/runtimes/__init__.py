@@ -1,1 +1,1 @@
-"""Runtimes: one file each, found by its name."""
+"""Runtimes, one in each file, found by the file's name."""

@@ -1,4 +1,4 @@
-"""Which ways to write an attention a runtime takes, answered by running a tiny graph of each on what is installed."""
+"""Finds out which ways to write an attention a runtime supports, by running a tiny graph of each on it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import onnx
 
 FUSED, RUNS, REFUSED = "fused", "runs, not fused", "refused"
-"""One kernel covers it from QK^T to PV; it runs in several, or in one that gives no proof; the answer follows."""
+"""One kernel covers the attention from QK^T to PV; several do, or one without proof; the runtime's answer follows."""
 
 _LOW = {"float": "-inf", "float16": "64512"}
-"""Minus infinity, as the text form has it: of float16 the bits."""
+"""Minus infinity in ONNX's text form, which takes the bits of a float16."""
 _WHOLE, _PARTS = ("one",), ("qk", "softmax", "pv")
 _WRITTEN_OUT = "t = Transpose<perm=[0,1,3,2]>(k) [qk] s = MatMul(q, t) {} [softmax] p = Softmax<axis=-1>({}) "
 _MASKED = _WRITTEN_OUT.format("b = Where(m, s, low)", "b")
@@ -28,14 +28,15 @@ _MASKED = _WRITTEN_OUT.format("b = Where(m, s, low)", "b")
 
 @dataclass(frozen=True)
 class Spelling:
-    """An attention as one graph: what stands between its inputs q, k, v, perhaps a mask m, and its output y.
+    """One way to write an attention, as a graph with inputs q, k, v and optionally a mask m, and the output y.
 
     Attributes:
-        body: Nodes in ONNX's text form; those that are the attention have names in brackets.
-        anchors: Those names, see `artifacts.Form.anchors`.
-        mask: The declaration of the mask m; "" = there is none.
+        body: Nodes in ONNX's text form; those of the attention have names in brackets.
+        anchors: These names, see `artifacts.Form.anchors`.
+        mask: The declaration of the mask m; "" = none.
         qkv: The declarations of q, k and v.
-        contrib: Whether ONNX Runtime's own operators occur.
+        output: The declaration of y.
+        contrib: Whether it uses ONNX Runtime's own operators.
     """
 
     body: str
@@ -46,7 +47,7 @@ class Spelling:
     contrib: bool = False
 
     def model(self, opset: int = 23, dtype: str = "float") -> onnx.ModelProto:
-        """The graph as a model; `dtype` as ONNX's text form calls it."""
+        """The graph as a model; `dtype` is the name in ONNX's text form."""
         import onnx.parser
 
         inputs = ", ".join(filter(None, (self.qkv, self.mask))).replace("float[", f"{dtype}[")
@@ -88,10 +89,10 @@ FORMS = {
 
 
 def tried(runtime: Runtime, plans: Collection[str]) -> dict[str, str]:
-    """What becomes of each form: `fused`, `runs, not fused`, or `refused: ` and what the runtime answered.
+    """How the runtime takes each form: `fused`, `runs, not fused`, or `refused: ` with the runtime's answer.
 
     Args:
-        runtime: One that is available; empty for those that open no ONNX file.
+        runtime: An available runtime; the result is empty for one that opens no ONNX file.
         plans: The precision plans that it can run here.
     """
     return {name: _tried(runtime, form, plans) for name, form in FORMS.items()} if runtime.opens == "onnx" else {}
@@ -101,8 +102,9 @@ def _tried(runtime: Runtime, form: Spelling, plans: Collection[str]) -> str:
     import onnx
 
     from attnport.runtimes._onnx_file import small_feeds
+    from attnport.runtimes._ort import runtime_answer
 
-    # Some compute in half precision alone, and refuse any graph that is all float32.
+    # Some runtimes compute only in half precision, and refuse a graph that is all float32.
     plan, dtype = ("fp32", "float") if "fp32" in plans else ("fp16", "float16")
     model = form.model(dtype=dtype)
     with tempfile.TemporaryDirectory(prefix="attnport-form-") as scratch:
@@ -112,7 +114,7 @@ def _tried(runtime: Runtime, form: Spelling, plans: Collection[str]) -> str:
             try:
                 if "" in runtime.fusion_evidence(path, {"": form.anchors}, plan):
                     return FUSED
-            except UnavailableError:  # it has none to give, but may run it
+            except UnavailableError:  # the runtime gives no evidence, but may run the graph
                 pass
             session = runtime.open(Opening(_contract(model), plan, path, threads=1))
             try:
@@ -120,17 +122,10 @@ def _tried(runtime: Runtime, form: Spelling, plans: Collection[str]) -> str:
             finally:
                 session.close()
         except AttnportError as err:
-            return f"{REFUSED}: {_said(err)}"
+            return f"{REFUSED}: {runtime_answer(err)}"
         except Exception as err:  # a runtime's own exceptions share no base
             return f"{REFUSED}: {first_line(err)}"
     return RUNS
-
-
-def _said(err: AttnportError) -> str:
-    """What the runtime itself answered, without the temporary file's name and without its source's places."""
-    said = err.__cause__ if err.__cause__ is not None else err
-    # Behind ONNX Runtime's "Status Message:" come a source file, a C++ signature and a condition; words stand last.
-    return first_line(RuntimeError(str(said).rsplit(" was false. ", 1)[-1]))
 
 
 def _contract(model: onnx.ModelProto) -> IOContract:
@@ -142,5 +137,5 @@ def _contract(model: onnx.ModelProto) -> IOContract:
         return TensorSpec(value.name, str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)), dims)
 
     inputs, outputs = (tuple(map(spec, side)) for side in (model.graph.input, model.graph.output))
-    used = sorted({dim for each in (*inputs, *outputs) for dim in each.dims if isinstance(dim, str)})
-    return IOContract(inputs, outputs, tuple(Dim(name, 1, 2, 2) for name in used))
+    dim_names = sorted({dim for tensor_spec in (*inputs, *outputs) for dim in tensor_spec.dims if isinstance(dim, str)})
+    return IOContract(inputs, outputs, tuple(Dim(name, 1, 2, 2) for name in dim_names))

@@ -1,7 +1,7 @@
-"""The mask contract written into a graph that torch.compile captured.
+"""Makes a graph captured by torch.compile follow the mask contract.
 
-Dispatch modes, by which PyTorch eager follows the contract (`_torch_modes`), keep dynamo from compiling. So what they
-do around a call becomes nodes behind it.
+In PyTorch eager, dispatch modes do this (`_torch_modes`), but dynamo does not compile under them. So the graph gets
+nodes that do the same after each call.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def follow_contract(graph: fx.GraphModule) -> int:
-    """Zeroes, behind every attention of a captured graph, the rows with no allowed key.
+    """Adds nodes that set rows with no allowed key to zero after every attention of a captured graph.
 
     Args:
-        graph: As dynamo gives it to a backend: calls of torch's functions and Tensor's methods. It is changed.
+        graph: The graph that dynamo gives to a backend: calls of torch's functions and Tensor's methods. It is changed.
 
     Returns:
-        How many calls were followed.
+        The number of calls that got such a node.
 
     Raises:
-        SpecError: an attention that cannot be reached.
+        SpecError: the module calls an attention that the graph does not show.
     """
     from attnport.runtimes._torch_modes import OPAQUE, SOFTMAXES, zero_hidden_probabilities, zero_hidden_rows
 
@@ -37,20 +37,20 @@ def follow_contract(graph: fx.GraphModule) -> int:
                 f"the module calls {name}, whose attention cannot be reached.",
                 hint="Run attention through scaled_dot_product_attention.",
             )
-        then: Callable[..., Tensor]
-        given: tuple[Any, ...]
+        function: Callable[..., Tensor]
+        arguments: tuple[Any, ...]
         if name == "scaled_dot_product_attention":
-            then, given = zero_hidden_rows, (node, _given(node, 3, "attn_mask"))
-            if given[1] is None:
+            function, arguments = zero_hidden_rows, (node, _given(node, 3, "attn_mask"))
+            if arguments[1] is None:
                 continue  # is_causal is aligned upper left: every query sees key 0
         elif name in SOFTMAXES:
             dim = _given(node, 1, "dim")
-            then = zero_hidden_probabilities
-            given = (node, _given(node, 0, "input"), -1 if dim is None else dim)
+            function = zero_hidden_probabilities
+            arguments = (node, _given(node, 0, "input"), -1 if dim is None else dim)
         else:
             continue
         with graph.graph.inserting_after(node):
-            new = graph.graph.call_function(then, given)
+            new = graph.graph.call_function(function, arguments)
         node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
         followed += 1
     graph.recompile()

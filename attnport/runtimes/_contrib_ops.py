@@ -1,8 +1,8 @@
 """ONNX Runtime's attention operators for ONNX's reference evaluator, as far as lowered forms use them.
 
-What the kernels leave to each other is done as the worst of them does it: in half precision the scores and the
-probabilities are rounded, so that scores which overflow do so here. Source: the operators' schema, ContribOperators.md
-of ONNX Runtime; rows with no allowed key come out as its CPU kernels give them.
+Where ONNX Runtime's kernels differ, this follows the least precise: in half precision the scores and the probabilities
+are rounded, so that scores can overflow. Rows with no allowed key are those of its CPU kernels. Source: the operators'
+schema, ContribOperators.md of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def contrib_ops() -> list[type[OpRun]]:
 
 
 class MultiHeadAttention(OpRun):
-    """Inputs `[B,S,H*D]`, one mask of keys by length or by item, one attention bias; no packing, no cache."""
+    """Inputs `[B,S,H*D]`, a key mask (lengths, or an element for each key), an attention bias; no packing, no cache."""
 
     op_domain = "com.microsoft"
 
@@ -36,7 +36,9 @@ class MultiHeadAttention(OpRun):
         keep = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
         if attributes.get("unidirectional"):
             if q.shape[2] != k.shape[2]:
-                raise ValueError(f"unidirectional with {q.shape[2]} queries and {k.shape[2]} keys has no one meaning.")
+                raise ValueError(
+                    f"unidirectional with {q.shape[2]} queries and {k.shape[2]} keys has no defined meaning."
+                )
             keep = np.tril(keep)
         if padding is not None:
             by_key = np.arange(k.shape[2]) < padding[:, None] if padding.ndim == 1 else padding != 0
@@ -55,7 +57,7 @@ class GroupQueryAttention(OpRun):
         past_key, past_value, last, total, *more = rest
         _refuse("GroupQueryAttention", past_key, past_value, *more)
         if attributes.get("causal", 1) != 1 or attributes.get("local_window_size", -1) != -1:
-            raise ValueError("GroupQueryAttention: only causal, without a window, is what a lowered form has.")
+            raise ValueError("GroupQueryAttention: lowered forms are causal and have no window; this one is different.")
         q, heads = _split(q, attributes["num_heads"]), attributes["num_heads"]
         groups = attributes["kv_num_heads"]
         k, v = (_split(value, groups) for value in (k, v))
@@ -72,7 +74,7 @@ class GroupQueryAttention(OpRun):
 
 def _refuse(name: str, *given: Any) -> None:
     if any(value is not None for value in given):
-        raise ValueError(f"{name}: it has an input that no lowered form has.")
+        raise ValueError(f"{name}: it has an input that lowered forms do not use.")
 
 
 def _split(value: Any, heads: int) -> Any:
@@ -85,7 +87,7 @@ def _attend(q: Any, k: Any, v: Any, attributes: Any, extra: Any) -> Any:
     kind, wide = q.dtype, np.float32
     scale = attributes.get("scale") or 1 / math.sqrt(q.shape[-1])
     cap = attributes.get("softcap") or 0.0
-    with np.errstate(all="ignore"):  # infinite scores are answers here, not accidents
+    with np.errstate(all="ignore"):  # infinite scores are valid results here
         scores = (q.astype(wide) @ k.astype(wide).swapaxes(-1, -2) * wide(scale)).astype(kind).astype(wide)
         scores = np.tanh(scores / wide(cap)) * wide(cap) if cap else scores
         scores = scores + extra

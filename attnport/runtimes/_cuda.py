@@ -1,4 +1,4 @@
-"""The GPU as the bundle's reader drives it, with events and graphs for timing."""
+"""The GPU device of the bundle's reader, extended by events and graphs for timing."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from attnport.errors import UnavailableError
 from attnport_bundle import cuda
 
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads, and this one's allocations, do not end the capture
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: allocations, and calls of other threads, do not end the capture
 
 
 class Device(cuda.Device):
-    """The first GPU; a call that the driver refuses raises UnavailableError, for want of memory MemoryError."""
+    """The first GPU. A call that the driver refuses raises UnavailableError, or MemoryError if memory ran out."""
 
     @contextlib.contextmanager
     def events(self, count: int) -> Iterator[list[int]]:
-        """Events that keep time, given back at the end."""
-        made: list[int] = []
+        """Creates events with timestamps, and destroys them at the end."""
+        created: list[int] = []
         try:
             for _ in range(count):
                 event = ctypes.c_void_p()
                 self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
-                made.append(event.value or 0)
-            yield made
+                created.append(event.value or 0)
+            yield created
         finally:
-            for one in made:
-                self._call("cuEventDestroy_v2", ctypes.c_void_p(one))
+            for handle in created:
+                self._call("cuEventDestroy_v2", ctypes.c_void_p(handle))
 
     def record(self, event: int) -> None:
-        """Puts an event behind everything in the stream."""
+        """Records an event after everything in the stream."""
         self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(self.stream))
 
     def elapsed_ns(self, first: int, second: int) -> int:
@@ -42,7 +42,7 @@ class Device(cuda.Device):
         return round(milliseconds.value * 1e6)
 
     def captured(self, work: Callable[[], None]) -> int:
-        """A graph, ready to be launched, of what `work` puts into the stream; none of it runs now.
+        """Captures what `work` puts into the stream as a graph, without running it. Returns the executable graph.
 
         Raises:
             UnavailableError: something in it cannot be captured. Whatever `work` raises, the capture is ended.
@@ -68,7 +68,7 @@ class Device(cuda.Device):
         self._call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(self.stream))
 
     def drop_graph(self, graph: int) -> None:
-        """Frees what `captured` gave."""
+        """Frees a graph from `captured`."""
         self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
 
     def _call(self, function: str, *args: Any) -> None:

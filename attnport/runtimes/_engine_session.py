@@ -34,7 +34,7 @@ class EngineSession(CheckedSession):
         record: EngineRecord,
         cache: RuntimeCache | None = None,
     ) -> None:
-        """`cache`: where what TensorRT-RTX compiles on the device is kept, at the latest by `close`; None = nowhere."""
+        """`cache` keeps what TensorRT-RTX compiles on the device, at the latest by `close`; None = it is not kept."""
         super().__init__(io, Ran(f"{device.name} (SM {device.sm})", f"{module} {trt.__version__}", record.plan))
         self._session = TimedSession(trt, device, path.read_bytes(), str(path), cache)
         ports = {port.name: port.dtype for port in (*self._session.inputs, *self._session.outputs)}
@@ -43,22 +43,22 @@ class EngineSession(CheckedSession):
         )
         for spec in (*io.inputs, *io.outputs):
             got = ports[spec.name]
-            # A plan is a matter of the engine: where the contract says float32, a half-precision engine says float16.
+            # The contract is the same for every plan: an engine in half precision has float16 where it says float32.
             if got != spec.dtype and not ("float" in got and "float" in spec.dtype):
                 raise ArtifactError(f"{path}: tensor {spec.name!r} is {got}; the contract says {spec.dtype}.")
         self._dtypes = ports
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused(self.ran.provider, feeds):
-            found = self._session.run(self._given(feeds))
-        return {name: array.view(_dtype(self._dtypes[name])) for name, array in found.items()}
+            outputs = self._session.run(self._given(feeds))
+        return {name: array.view(_dtype(self._dtypes[name])) for name, array in outputs.items()}
 
     def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
-        """A call in one of `modes`, its outputs copied back and dropped: ns by part, as the device's events tell.
+        """Times a call in one of `modes`: ns by part, from the device's events. Outputs are copied back and dropped.
 
         Raises:
             FeedError: as `run`.
-            UsageError: another mode, or the session is closed.
+            UsageError: the mode is unknown, or the session is closed.
             UnavailableError: the driver cannot capture the call as a graph.
         """
         if mode not in self.modes:

@@ -1,7 +1,7 @@
-"""A TensorRT call timed on the device by events: copies there, computing, copies back; also as a CUDA graph.
+"""Times a TensorRT call on the device by events: input copies, computation, output copies; also as a CUDA graph.
 
-A graph is captured from a context that has run at these shapes before, as TensorRT asks for. Source: TensorRT
-developer guide, "CUDA graphs"; CUDA Driver API, stream capture.
+A graph is captured only after the context has run at these shapes, as TensorRT requires. Source: TensorRT developer
+guide, "CUDA graphs"; CUDA Driver API, stream capture.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ STREAM, GRAPH = "stream", "graph"
 
 
 class TimedSession(ReaderSession):
-    """The reader's session, with calls that tell what the device took for each part."""
+    """The reader's session, with calls that return the time of each part on the device."""
 
     _device: Device
     _graph: tuple[Any, int] | None = None
 
     def run_timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
-        """One call whose outputs are copied back and dropped.
+        """Times one call; its outputs are copied back and dropped.
 
         Args:
             feeds: Arrays in the engine's own dtypes, as `run` takes them.
             mode: `stream`, as `run` does it, or `graph`: the same as one captured CUDA graph.
 
         Returns:
-            ns by part of `DEVICE_PARTS`, as events on the stream tell.
+            ns by part of `DEVICE_PARTS`, from events on the stream.
 
         Raises:
-            FeedError, BundleError, RuntimeMissing: as `run`; the driver or TensorRT does not capture the call.
+            FeedError, BundleError, RuntimeMissing: as `run`; or the call cannot be captured as a graph.
         """
         with self._lock:
             return self._timed(feeds, mode)
 
     def close(self) -> None:
-        """As the reader's; the graph is given back first."""
+        """As the reader's, after freeing the graph."""
         with self._lock:
             if self._runtime is not None:
                 self._device.bind()
@@ -52,10 +52,10 @@ class TimedSession(ReaderSession):
         super().close()
 
     def _configured(self) -> tuple[Any, Any]:
-        """As the reader's, and kernels made for a call's shapes are waited for.
+        """As the reader's, but a call waits for the kernels made for its shapes.
 
-        Left to itself, TensorRT-RTX compiles them in the background and computes with others meanwhile: the calls that
-        are timed would be the wrong ones, and a graph would hold them for good.
+        By default, TensorRT-RTX compiles them in the background and uses others meanwhile: the wrong kernels would be
+        timed, and captured in a graph.
         """
         config, compiled = super()._configured()
         strategies = getattr(self._module, "DynamicShapesKernelSpecializationStrategy", None)
@@ -72,16 +72,16 @@ class TimedSession(ReaderSession):
         profile = choose_profile(self.profiles, shapes)
         device.bind()
         context, _ = self._context(profile)
-        held = {
+        uploads = {
             port.name: np.ascontiguousarray(feeds[port.name], storage(port.dtype)).reshape(shapes[port.name])
             for port in self.inputs
         }
-        for name, array in held.items():
+        for name, array in uploads.items():
             if not context.set_input_shape(name, array.shape):
                 raise BundleError(f"input {name!r}: TensorRT refuses shape {list(array.shape)}: {self._complaint()}")
             context.set_tensor_address(name, self._buffer(name, array.nbytes))
         if missing := context.infer_shapes():
-            raise BundleError(f"the engine leaves the shape of {', '.join(missing)} open.")
+            raise BundleError(f"the engine does not determine the shape of {', '.join(missing)}.")
         outputs = {
             port.name: np.empty(tuple(context.get_tensor_shape(port.name)), storage(port.dtype))
             for port in self.outputs
@@ -91,7 +91,7 @@ class TimedSession(ReaderSession):
         run = self._execution(context, (profile, tuple(sorted(shapes.items()))), mode)
         with device.events(len(DEVICE_PARTS) + 1) as events:
             device.record(events[0])
-            for name, array in held.items():
+            for name, array in uploads.items():
                 device.upload(self._buffers[name][0], array)
             device.record(events[1])
             run()
@@ -104,7 +104,7 @@ class TimedSession(ReaderSession):
         return dict(zip(DEVICE_PARTS, times, strict=True))
 
     def _execution(self, context: Any, what: tuple[Any, ...], mode: str) -> Any:
-        """What to call to compute: the context, or a graph captured of it for these shapes and addresses."""
+        """A function that computes: with the context, or with a graph captured for these shapes and addresses."""
 
         def execute() -> None:
             if not context.execute_async_v3(self._device.stream):
@@ -117,13 +117,13 @@ class TimedSession(ReaderSession):
             self._drop_graph()
             execute()
             self._device.synchronize()
-            # TensorRT-RTX: an engine whose sizes are beyond what it lays out beforehand allocates during the call.
+            # A TensorRT-RTX engine may allocate memory during a call of large sizes, which cannot be captured.
             capturable = getattr(context, "is_stream_capturable", None)
             if capturable is not None and not capturable(self._device.stream):
                 raise RuntimeMissing(f"{self.provider} cannot be captured as a CUDA graph at these shapes.")
             self._graph = key, self._device.captured(execute)
-        launched = self._graph[1]
-        return lambda: self._device.launch(launched)
+        graph = self._graph[1]
+        return lambda: self._device.launch(graph)
 
     def _drop_graph(self) -> None:
         if self._graph is not None:

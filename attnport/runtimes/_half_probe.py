@@ -1,7 +1,7 @@
-"""Whether a runtime really computes in the types that a graph declares: it is given a graph that tells.
+"""Tests whether a runtime really computes in the types that a graph declares, with a graph that shows the difference.
 
-A runtime that computes half precision in float32 inside, as ONNX Runtime's CPU kernels do, hides overflow and rounding.
-A search for what fp16 cannot hold would find nothing on it.
+A runtime that computes half precision internally in float32, as ONNX Runtime's CPU kernels do, hides overflow and
+rounding. A search for values that fp16 cannot hold would find nothing on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import AttnportError, first_line
 from attnport.runtimes.base import Opening, Runtime
 
-# Each result is the first one where the declared types are kept, and the second where they are not.
+# Every result differs between a runtime that keeps the declared types and one that does not; see _EXPECTED.
 _GRAPH = """
 <ir_version: 10, opset_import: ["" : 20]>
 probe (float16[n] x) => (float16[n] doubled, float16[n] added, float16 product, float[n] wide) {
@@ -48,7 +48,7 @@ _EXPECTED = (
 
 
 def why_not_in_half(runtime: Runtime) -> str:
-    """What shows that a runtime does not compute in a graph's declared types; "" where nothing does."""
+    """Evidence that a runtime does not compute in a graph's declared types; "" if it does."""
     import numpy as np
     import onnx
 
@@ -65,14 +65,14 @@ def why_not_in_half(runtime: Runtime) -> str:
         onnx.save_model(onnx.parser.parse_model(_GRAPH), path)
         try:
             with contextlib.closing(runtime.open(Opening(io, plan=AUTO, model=path))) as session:
-                found = session.run({"x": np.array(_X, np.float16)})
+                outputs = session.run({"x": np.array(_X, np.float16)})
         except AttnportError as err:
             return err.message
         except Exception as err:  # a runtime's own exceptions share no base
             return f"it cannot run a graph in fp16: {first_line(err)}"
     for name, at, expected, what in _EXPECTED:
-        got = float(np.ravel(found[name])[at])
+        got = float(np.ravel(outputs[name])[at])
         if got != expected:
             return f"{what} is {got:g} there; in fp16 it is {expected:g}"
-    wide = float(found["wide"][0])
+    wide = float(outputs["wide"][0])
     return "" if wide == _X[0] else f"60000 * 2 / 2 is {wide:g} there; in fp32 it is 60000"

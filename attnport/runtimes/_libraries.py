@@ -1,4 +1,4 @@
-"""Shared libraries that a runtime needs, and whether the loader finds them."""
+"""The shared libraries that a runtime needs, and where the loader finds them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NEEDED = re.compile(
 
 
 def needed(library: Path) -> tuple[str, ...]:
-    """The NVIDIA libraries whose names stand in an ELF file, such as `libnvinfer.so.10`; () = no file.
+    """The NVIDIA libraries that an ELF file names, such as `libnvinfer.so.10`; () if there is no such file.
 
-    Read as text, since the file cannot be loaded where one of them is missing. A name without a version is none that it
-    is linked against, but one that its code may try to load.
+    The file is searched for names, since it cannot be loaded if a library is missing. Names without a version are left
+    out: the file is not linked against those, its code only may try to load them.
     """
     try:
         data = library.read_bytes()
@@ -28,7 +28,7 @@ def needed(library: Path) -> tuple[str, ...]:
 
 
 def found(name: str) -> str:
-    """The path from which the loader takes a library; "" when it does not find it."""
+    """The path from which the loader takes a library; "" if it does not find the library."""
     try:
         ctypes.CDLL(name)
     except OSError:
@@ -41,10 +41,10 @@ def found(name: str) -> str:
 
 
 def load_cuda() -> None:
-    """Loads CUDA's and cuDNN's libraries where they came as wheels, PyTorch's among them.
+    """Loads CUDA's and cuDNN's libraries if they are installed as wheels, such as those of PyTorch.
 
-    No loader looks there, and ONNX Runtime's providers ask for them by name alone. What is not there is left to the
-    provider to say.
+    The loader does not search the folders of wheels, and ONNX Runtime's providers load them by name alone. A missing
+    library is not an error here: the provider reports it.
     """
     import onnxruntime as ort
 
@@ -55,10 +55,10 @@ def load_cuda() -> None:
 
 
 def load_bundled_cuda(package: str) -> None:
-    """Loads CUDA's runtime where a package has it beside its own libraries, which ask for it by its short name.
+    """Loads the CUDA runtime that a package brings along, whose libraries need it by its short name.
 
-    There it lies under its full name, `libcudart.so.13.4.36`, and nothing tells the loader to look there; a library
-    that is loaded answers to its short name too. What cannot be loaded is left to the provider to say.
+    The package has it under its full name, `libcudart.so.13.4.36`, where the loader does not search; once it is loaded,
+    its short name refers to it too. If it cannot be loaded, the provider reports it.
     """
     if (bundled := beside(package, "libcudart.so.*")) is not None:
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def load_bundled_cuda(package: str) -> None:
 
 
 def beside(package: str, pattern: str) -> Path | None:
-    """The first file of an installed package's folder that fits a pattern; the package is not imported."""
+    """The first file in an installed package's folder that matches a pattern; the package is not imported."""
     spec = importlib.util.find_spec(package)
     places = spec.submodule_search_locations if spec is not None else None
     return next((path for place in places or () for path in sorted(Path(place).glob(pattern))), None)

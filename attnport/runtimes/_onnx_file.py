@@ -1,4 +1,4 @@
-"""An ONNX file before a runtime gets it: readable, self-contained, and of the precision plan it is opened as."""
+"""Checks an ONNX file before a runtime opens it: it must be readable, self-contained, and fit contract and plan."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HALF_OF_PLAN = {"fp16": "FLOAT16", "bf16": "BFLOAT16", AUTO: "FLOAT16"}
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
-    """The model without its external data: small whatever the model's size.
+    """The model without its external data, so that it is small.
 
     Raises:
-        ArtifactError: the file is missing or is no ONNX model.
+        ArtifactError: the file is missing or is not an ONNX model.
         IntegrityError: its external data lies outside its folder.
     """
     import onnx
@@ -30,16 +30,16 @@ def read_graph(path: Path) -> onnx.ModelProto:
         model = onnx.load_model(path, load_external_data=False)
     except OSError as err:
         raise ArtifactError(f"{path} cannot be read: {err.strerror}.") from err
-    except Exception as err:  # protobuf's DecodeError, whose package is not ours to import
+    except Exception as err:  # protobuf's DecodeError; protobuf is not a dependency of ours
         raise broken(path, err) from err
     if not model.graph.node and not model.graph.output:
-        raise ArtifactError(f"{path} is no ONNX model: it has no graph.", hint="Make it again.")
+        raise ArtifactError(f"{path} is not an ONNX model: it has no graph.", hint="Make it again.")
     for tensor in _tensors(model.graph):
         for entry in tensor.external_data:
             place = PurePosixPath(entry.value)
             if entry.key == "location" and (place.is_absolute() or ".." in place.parts):
                 raise IntegrityError(
-                    f"{path}: tensor {tensor.name!r} wants its data from {entry.value!r}, outside the model's folder."
+                    f"{path}: tensor {tensor.name!r} takes its data from {entry.value!r}, outside the model's folder."
                 )
     return model
 
@@ -47,7 +47,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
 def broken(path: Path, err: BaseException) -> ArtifactError:
     """The error of a file that a runtime cannot read."""
     return ArtifactError(
-        f"{path} is no model that can be read: {first_line(err)}",
+        f"{path} cannot be read as a model: {first_line(err)}",
         hint="It was cut short, changed, or made for another version; make it again.",
     )
 
@@ -57,43 +57,43 @@ def checked_model(runtime: str, opening: Opening) -> tuple[Path, onnx.ModelProto
 
     Raises:
         UsageError: no file was given.
-        ArtifactError: unreadable, other inputs or outputs than the contract's, or another precision than the plan's.
-        IntegrityError: external data outside the folder.
+        ArtifactError: the file is unreadable, or its inputs, outputs or precision are not those of contract and plan.
+        IntegrityError: its external data lies outside its folder.
     """
     if opening.model is None:
         raise UsageError(f"{runtime} opens an ONNX file; got none.")
     model = read_graph(opening.model)
-    held = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value.name for value in model.graph.input if value.name not in held]
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value.name for value in model.graph.input if value.name not in weights]
     check_names(opening.io, inputs, [value.name for value in model.graph.output], str(opening.model))
-    found = half_types(model)
+    used = half_types(model)
     wanted = {_HALF_OF_PLAN[half] for half in _HALF_OF_PLAN if opening.plan.startswith(half)}
-    # Without attention there is nothing in half precision in one plan, and the other may keep all in float32.
-    if found != wanted and not (opening.plan.endswith(("_islands", AUTO)) and not found):
+    # Islands of a model without attention have nothing in half precision, and the plan auto may keep all in float32.
+    if used != wanted and not (opening.plan.endswith(("_islands", AUTO)) and not used):
         raise ArtifactError(
             f"{opening.model} was opened as {opening.plan}, which has "
             f"{' and '.join(sorted(wanted)) or 'no half-precision'} tensors; it has "
-            f"{' and '.join(sorted(found)) or 'none'}.",
+            f"{' and '.join(sorted(used)) or 'none'}.",
             hint="Open the form that was made for this plan.",
         )
     return opening.model, model
 
 
 def half_types(model: onnx.ModelProto) -> set[str]:
-    """Which of FLOAT16 and BFLOAT16 occur in weights, inputs, outputs, casts or constants, in functions too."""
+    """Those of FLOAT16 and BFLOAT16 that occur in weights, inputs, outputs, casts or constants, also in functions."""
     import onnx
 
     kinds = {onnx.TensorProto.FLOAT16: "FLOAT16", onnx.TensorProto.BFLOAT16: "BFLOAT16"}
-    found = {tensor.data_type for tensor in _tensors(model.graph)}
-    found |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    types = {tensor.data_type for tensor in _tensors(model.graph)}
+    types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     for node in _nodes(model):
-        found |= {attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to"}
-        found |= {attribute.t.data_type for attribute in node.attribute if attribute.HasField("t")}
-    return {kinds[kind] for kind in found if kind in kinds}
+        types |= {attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to"}
+        types |= {attribute.t.data_type for attribute in node.attribute if attribute.HasField("t")}
+    return {kinds[kind] for kind in types if kind in kinds}
 
 
 def external_files(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The files beside a model that hold its weights, each once."""
+    """The names of the files beside a model that hold its weights."""
     entries = (entry for tensor in _tensors(model.graph) for entry in tensor.external_data)
     return tuple(sorted({entry.value for entry in entries if entry.key == "location"}))
 
@@ -123,14 +123,14 @@ def _walk(nodes: Any) -> Iterator[Any]:
 
 
 def small_feeds(model: onnx.ModelProto, size: int = 2) -> dict[str, Any]:
-    """Feeds that any model takes: `size` for each symbolic dim, zeros (an id that every table has), True for masks."""
+    """Feeds that any model takes: `size` for symbolic dims, zeros (a valid id in every table), True for booleans."""
     import numpy as np
     import onnx
 
-    held = {tensor.name for tensor in model.graph.initializer}
+    weights = {tensor.name for tensor in model.graph.initializer}
     feeds: dict[str, Any] = {}
     for value in model.graph.input:
-        if value.name in held:
+        if value.name in weights:
             continue
         tensor = value.type.tensor_type
         shape = [dim.dim_value if dim.HasField("dim_value") else size for dim in tensor.shape.dim]

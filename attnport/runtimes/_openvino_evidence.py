@@ -1,7 +1,7 @@
 """Proof from OpenVINO's compiled model that one layer covers an attention.
 
-Names alone do not do: an ONNX `Attention` becomes a `ScaledDotProductAttention` whose name OpenVINO makes up, and
-compilation may take that apart again and tokenise the parts into a `Subgraph`.
+Names are not enough: an ONNX `Attention` becomes a `ScaledDotProductAttention` whose name OpenVINO makes up, and
+compilation may split that again and put the parts into a `Subgraph`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from attnport.artifacts import Evidence
 MARK = "@attnport:"
 _WHOLE = "ScaledDotProductAttention"
 _LAYERS = ("ScaledDotProductAttention", "Subgraph", "MHA")
-# Between a layer and the product whose result it takes, these change layout, type or single elements.
+# Layers that only change layout, type or single elements between a product and the layer that uses its result.
 _LIGHT = ("Eltwise", "Convert", "Reorder", "Reshape", "Transpose", "Broadcast", "Softmax", "Math", "Subgraph")
 
 
 def mark(graph: Any, anchors: Mapping[str, tuple[str, ...]], outputs: Mapping[str, str]) -> dict[str, set[str]]:
-    """Renames, in OpenVINO's graph, the operators that stand for each attention.
+    """Gives the operators of each attention in OpenVINO's graph a name of ours.
 
     Args:
         graph: An `openvino.Model`, before compilation.
@@ -27,7 +27,7 @@ def mark(graph: Any, anchors: Mapping[str, tuple[str, ...]], outputs: Mapping[st
         outputs: For each ONNX node, the name of its first output, which OpenVINO keeps on the port that carries it.
 
     Returns:
-        The new names by attention; attentions of which an operator cannot be found are left out.
+        The new names by attention; an attention is left out if one of its operators is not found.
     """
     ports = {name: port for op in graph.get_ops() for port in op.outputs() for name in port.get_names()}
     marked: dict[str, set[str]] = {}
@@ -48,7 +48,7 @@ def mark(graph: Any, anchors: Mapping[str, tuple[str, ...]], outputs: Mapping[st
 
 
 def _one_operator(output: Any) -> list[Any]:
-    """What OpenVINO made of one attention operator: a whole one, or its two products and the softmax between them."""
+    """The operators that OpenVINO made of one attention operator: one, or two products and the softmax between them."""
     last = _first(output.get_node(), (_WHOLE, "MatMul"))
     if last is None or last.get_type_name() == _WHOLE:
         return [last]
@@ -58,12 +58,12 @@ def _one_operator(output: Any) -> list[Any]:
 
 
 def _behind(output: Any) -> Any:
-    """The product or softmax that made an ONNX output; the reader may have put a conversion behind it."""
+    """The product or softmax that computes an ONNX output; OpenVINO may have put a conversion after it."""
     return _first(output.get_node(), ("MatMul", "Softmax"))
 
 
 def _first(start: Any, kinds: tuple[str, ...]) -> Any | None:
-    """The nearest operator of one of `kinds` at or before `start`, along first inputs of what lies between."""
+    """The nearest operator of one of `kinds` at or before `start`."""
     seen, pending = set(), [start]
     while pending:
         operator = pending.pop(0)
@@ -77,8 +77,8 @@ def _first(start: Any, kinds: tuple[str, ...]) -> Any | None:
 
 
 def covering_layers(runtime_model: Any, marked: Mapping[str, set[str]]) -> dict[str, Evidence]:
-    """For each attention whose marked operators one attention layer lists, that layer as evidence."""
-    found: dict[str, Evidence] = {}
+    """The attention layer that lists all marked operators of an attention, as evidence, by attention."""
+    evidence: dict[str, Evidence] = {}
     for layer in runtime_model.get_ops():
         kind, originals = _info(layer, "layerType"), set(_info(layer, "originalLayersNames").split(","))
         if kind not in _LAYERS:
@@ -87,17 +87,17 @@ def covering_layers(runtime_model: Any, marked: Mapping[str, set[str]]) -> dict[
             if not names <= originals or (kind == "Subgraph" and not _whole_inside(layer, names, originals)):
                 continue
             parts = ", ".join(sorted(name.split(MARK)[-1] for name in originals if name))
-            found[attention] = Evidence(
+            evidence[attention] = Evidence(
                 kind, f"runtime model: one {kind} ({_info(layer, 'primitiveType')}) made of {parts}"
             )
-    return found
+    return evidence
 
 
 def _whole_inside(layer: Any, names: set[str], originals: set[str]) -> bool:
-    """Whether a Subgraph that lists a taken-apart ScaledDotProductAttention holds all of it.
+    """Whether a Subgraph that lists a ScaledDotProductAttention, which OpenVINO split, holds all of it.
 
-    The name stays with the last product. So the softmax must be among the originals, and none of the layer's inputs may
-    come from a product that is a layer of its own: that would be QK^T.
+    OpenVINO keeps the name at the last product. So the softmax must be among the originals, and none of the layer's
+    inputs may come from a product that is a layer of its own: that would be QK^T.
     """
     if not any(name.endswith(_WHOLE) for name in names):
         return True
@@ -106,7 +106,7 @@ def _whole_inside(layer: Any, names: set[str], originals: set[str]) -> bool:
 
 
 def _sources(layer: Any) -> Iterator[Any]:
-    """The layers that feed `layer`, seen through light ones."""
+    """The layers that feed `layer`, directly or through light layers."""
     pending, seen = [value.get_node() for value in layer.input_values()], set()
     while pending:
         source = pending.pop()

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's sessions have in common, whatever execution provider they run on."""
+"""Code that all ONNX Runtime sessions share, whatever their execution provider."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ FUSED_OPS = {
     ("com.microsoft", "MultiHeadAttention"),
     ("com.microsoft", "GroupQueryAttention"),
 }
-"""Operators whose one kernel covers an attention from QK^T to PV. Anything else is several kernels."""
+"""Operators of which one kernel covers an attention from QK^T to PV."""
+
+TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
+"""A model to try a provider with, in ONNX's text form."""
 
 _FLOATS = ("float", "double", "float16", "bfloat16")
-# They read a tensor's shape and none of its elements.
+# Operators that read a tensor's shape and none of its elements.
 _OF_SHAPES = ("Shape", "Size")
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """An execution provider that came as a library of its own, on the devices that it found."""
+    """An execution provider that is a library of its own, with its devices."""
 
     name: str
     devices: tuple[Any, ...]
@@ -43,11 +46,11 @@ class Plugin:
 
 
 Provider = str | tuple[str, Mapping[str, str]] | Plugin
-"""An execution provider's name, with its options where it is given some; or one that was registered."""
+"""An execution provider: its name, its name and options, or a registered plug-in."""
 
 
 def name_of(provider: Provider) -> str:
-    """The provider's name, as sessions and profiles call it."""
+    """The provider's name in sessions and profiles."""
     if isinstance(provider, Plugin):
         return provider.name
     return provider if isinstance(provider, str) else provider[0]
@@ -57,36 +60,37 @@ def options(threads: int | None) -> Any:
     """Session options for `threads` compute threads (None = physical cores): all optimisations, no spinning."""
     import onnxruntime as ort
 
-    made = ort.SessionOptions()
-    made.intra_op_num_threads = threads or physical_cores()
-    made.inter_op_num_threads = 1
-    made.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    made.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    made.log_severity_level = 4
-    # A waiting pool that spins takes the cores from whatever runs beside it, and makes that look slow.
-    made.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return made
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = threads or physical_cores()
+    settings.inter_op_num_threads = 1
+    settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    settings.log_severity_level = 4
+    # Spinning threads would slow down everything else that is running.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return settings
 
 
 def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
-    """A session on one provider; ONNX Runtime adds its CPU provider behind any other for what that cannot run.
+    """Opens a session on one provider; ONNX Runtime also adds its CPU provider for operators that the other lacks.
 
-    Its Python part would open or run the whole model on the CPU again after an error of the provider; that is off.
+    By default, its Python package opens or runs the whole model on the CPU after an error of the provider; that is
+    turned off.
 
     Raises:
-        ArtifactError: a model that cannot be read.
-        UnavailableError: it fell back to another provider.
+        ArtifactError: the model cannot be read.
+        UnavailableError: the session fell back to another provider.
     """
     import onnxruntime as ort
 
-    name, what = name_of(provider), model if isinstance(model, bytes) else str(model)
+    name, source = name_of(provider), model if isinstance(model, bytes) else str(model)
     try:
         if isinstance(provider, Plugin):
             settings.add_provider_for_devices(list(provider.devices), dict(provider.options))
-            session = ort.InferenceSession(what, settings, enable_fallback=0)
+            session = ort.InferenceSession(source, settings, enable_fallback=0)
         else:
-            given = provider if isinstance(provider, str) else (name, dict(provider[1]))
-            session = ort.InferenceSession(what, settings, providers=[given], enable_fallback=0)
+            requested = provider if isinstance(provider, str) else (name, dict(provider[1]))
+            session = ort.InferenceSession(source, settings, providers=[requested], enable_fallback=0)
     except Exception as err:  # a runtime's own exceptions share no base
         raise broken(model if isinstance(model, Path) else Path("the model"), err) from err
     if session.get_providers()[0] != name:
@@ -95,40 +99,44 @@ def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
 
 
 def refusal(text: str, provider: Provider) -> str:
-    """Empty if a model (in ONNX's text form) opens and runs on this version, else what it answered."""
+    """Why a model (in ONNX's text form) does not open or run on a provider: ONNX Runtime's answer; "" if it runs."""
     import onnx.parser
 
     model = onnx.parser.parse_model(text)
     try:
         open_session(model.SerializeToString(), options(1), provider).run(None, small_feeds(model))
     except Exception as err:  # a runtime's own exceptions share no base
-        said = err.__cause__ or err
-        # Behind "Status Message:" come a source file, a C++ signature and a condition; what it says stands last.
-        return first_line(RuntimeError(str(said).rsplit(" was false. ", 1)[-1]))
+        return runtime_answer(err)
     return ""
 
 
+def runtime_answer(err: BaseException) -> str:
+    """The runtime's own answer in an error, without the model's name and without places in the runtime's source."""
+    answer = str(err.__cause__ or err)
+    # After "Status Message:", ONNX Runtime gives a source file, a C++ signature and a condition, and its answer last.
+    return first_line(RuntimeError(answer.rsplit(" was false. ", 1)[-1]))
+
+
 def max_opset(provider: Provider) -> int | None:
-    """The newest opset of the installed onnx that this version opens."""
+    """The newest opset of the installed onnx that this provider opens."""
     import onnx
 
-    text = '<ir_version: 10, opset_import: ["" : {}]> g (float[B] x) => (float[B] y) {{ y = Relu(x) }}'
     versions = range(onnx.defs.onnx_opset_version(), 17, -1)
-    return next((version for version in versions if not refusal(text.format(version), provider)), None)
+    return next((version for version in versions if not refusal(TINY.replace("18", str(version)), provider)), None)
 
 
 def profiled(
     model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None, save: bool = True
 ) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
-    """One run: the profile's event of each node that ran, and the model as the session optimised it.
+    """Runs a model once. Returns the profile's event of each node that ran, and the optimised model.
 
     Args:
-        feeds: What to run it on; None = small inputs.
-        save: Whether the session writes the optimised model. A provider that compiles has nodes that ONNX Runtime
-            refuses to write; without, the model comes back as it stands in its file.
+        feeds: The inputs; None = small ones.
+        save: Whether the session writes the optimised model; otherwise the model in the file is returned. ONNX Runtime
+            refuses to write the nodes of a provider that compiles.
 
     Raises:
-        ArtifactError: not a model that it can read or run.
+        ArtifactError: the model cannot be read or run.
         UnavailableError: the session fell back to another provider.
     """
     graph = read_graph(model)
@@ -136,7 +144,7 @@ def profiled(
         settings = options(1)
         written = Path(scratch, "optimised.onnx")
         if save:
-            # Weights in a file beside the model stay there: the optimised model then refers to them.
+            # Weights in a file beside the model are not copied: the optimised model refers to them.
             settings.optimized_model_filepath = str(written)
         settings.enable_profiling = True
         settings.profile_file_prefix = str(Path(scratch, "profile"))
@@ -144,7 +152,7 @@ def profiled(
         feeds = small_feeds(graph) if feeds is None else feeds
         try:
             halves = {name: feeds[name].astype(kind) for name, kind in _half_inputs(session.get_inputs()).items()}
-            _run(session, [each.name for each in session.get_outputs()], {**feeds, **halves})
+            _run(session, [output.name for output in session.get_outputs()], {**feeds, **halves})
         except Exception as err:  # a runtime's own exceptions share no base
             shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
             raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
@@ -154,10 +162,10 @@ def profiled(
 
 
 def _events(profile: Path) -> list[dict[str, Any]]:
-    """The events of a profile, which ONNX Runtime writes without a word when the disk is full.
+    """The events of a profile. ONNX Runtime reports no error if it cannot write one because the disk is full.
 
     Raises:
-        UsageError: it was not written, or not to its end.
+        UsageError: the profile is missing or incomplete.
     """
     try:
         events: list[dict[str, Any]] = json.loads(profile.read_text(encoding="utf-8"))
@@ -170,37 +178,39 @@ def _events(profile: Path) -> list[dict[str, Any]]:
 
 
 def refuse_fallback(model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None) -> None:
-    """Runs a model once.
+    """Runs a model once, to make sure that nothing fell back to another provider.
 
     Raises:
         UnavailableError: nodes on floating-point tensors of more than one element ran outside `provider`; names them.
-        ArtifactError: it cannot be read or run.
+        ArtifactError: the model cannot be read or run.
     """
     events, _ = profiled(model, provider, feeds, False)
-    if found := misplaced(events, name_of(provider)):
+    if elsewhere := misplaced(events, name_of(provider)):
         raise UnavailableError(
-            f"{model.name}: {len(found)} nodes did not run on {name_of(provider)}: {', '.join(found[:5])}.",
+            f"{model.name}: {len(elsewhere)} nodes did not run on {name_of(provider)}: {', '.join(elsewhere[:5])}.",
             hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
         )
 
 
 def misplaced(events: Iterable[Mapping[str, Any]], provider: str) -> list[str]:
-    """The nodes that computed on floating-point tensors of more than one element outside `provider`, with where."""
-    found = []
+    """Each node outside `provider` on floating-point tensors of more than one element, with its provider."""
+    nodes = []
     for event in events:
-        ran = event["args"]
-        tensors = [*ran.get("input_type_shape", ()), *ran.get("output_type_shape", ())]
+        arguments = event["args"]
+        tensors = [*arguments.get("input_type_shape", ()), *arguments.get("output_type_shape", ())]
         large = any(kind in _FLOATS and math.prod(shape) > 1 for tensor in tensors for kind, shape in tensor.items())
-        if ran["provider"] != provider and large and ran["op_name"] not in _OF_SHAPES:
-            found.append(f"{event['name'].removesuffix('_kernel_time')} ({ran['op_name']}, {ran['provider']})")
-    return found
+        if arguments["provider"] != provider and large and arguments["op_name"] not in _OF_SHAPES:
+            nodes.append(
+                f"{event['name'].removesuffix('_kernel_time')} ({arguments['op_name']}, {arguments['provider']})"
+            )
+    return nodes
 
 
 def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Provider) -> dict[str, Evidence]:
-    """Attentions whose one operator stands in the session's own optimised model and ran as one kernel.
+    """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
-    A decomposed attention (three anchors) is never fused here: no optimisation of this runtime joins its two
-    products into one kernel under a name that could be traced back.
+    A decomposed attention (three anchors) is never fused here: this runtime does not join its two products into one
+    kernel whose name could be traced back.
 
     Raises:
         ArtifactError, UnavailableError: see `profiled`.
@@ -209,28 +219,27 @@ def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Prov
     name = name_of(provider)
     nodes = {node.name: node for node in optimised.graph.node}
     kernels = {event["name"]: event for event in events}
-    found = {}
+    proofs = {}
     for attention, names in anchors.items():
         node, event = nodes.get(names[0]), kernels.get(f"{names[0]}_kernel_time")
         if len(names) != 1 or node is None or event is None:
             continue
-        ran = event["args"]
-        if (node.domain, node.op_type) in FUSED_OPS and (ran["op_name"], ran["provider"]) == (node.op_type, name):
+        arguments = event["args"]
+        if (node.domain, node.op_type) in FUSED_OPS and (arguments["op_name"], arguments["provider"]) == (
+            node.op_type,
+            name,
+        ):
             domain = node.domain or "ai.onnx"
-            found[attention] = Evidence(
+            proofs[attention] = Evidence(
                 node.op_type,
                 f"optimised model: node {node.name} is {domain}.{node.op_type}; "
-                f"profile: {event['name']} on {ran['provider']}, {event['dur']} us",
+                f"profile: {event['name']} on {arguments['provider']}, {event['dur']} us",
             )
-    return found
+    return proofs
 
 
 class OrtSession(CheckedSession):
-    """A session of ONNX Runtime behind the contract's checks.
-
-    Args:
-        ran: As the session tells.
-    """
+    """A session of ONNX Runtime whose feeds are checked against the contract."""
 
     def __init__(self, io: IOContract, session: Any, ran: Ran) -> None:
         super().__init__(io, ran)
@@ -249,20 +258,20 @@ class OrtSession(CheckedSession):
 
 
 _BFLOAT16 = "tensor(bfloat16)"
-"""A type that ONNX Runtime's Python interface has, but not as NumPy arrays."""
+"""A type that ONNX Runtime's Python interface supports, but not as NumPy arrays."""
 
 
 def _half_inputs(inputs: Sequence[Any]) -> dict[str, Any]:
-    """NumPy types of the half-precision inputs: where the contract says float32, a half-precision form says float16."""
+    """The NumPy types of half-precision inputs, which may be float32 in the contract."""
     import ml_dtypes
     import numpy as np
 
     kinds: dict[str, Any] = {"tensor(float16)": np.float16, _BFLOAT16: ml_dtypes.bfloat16}
-    return {each.name: kinds[each.type] for each in inputs if each.type in kinds}
+    return {tensor.name: kinds[tensor.type] for tensor in inputs if tensor.type in kinds}
 
 
 def _run(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> Sequence[Array]:
-    if all(each.type != _BFLOAT16 for each in (*session.get_inputs(), *session.get_outputs())):
+    if all(tensor.type != _BFLOAT16 for tensor in (*session.get_inputs(), *session.get_outputs())):
         outputs: Sequence[Array] = session.run(names, dict(feeds))
         return outputs
     values = session.run_with_ort_values(names, {name: _to_value(array) for name, array in feeds.items()})

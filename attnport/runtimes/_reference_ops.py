@@ -1,9 +1,9 @@
 """Operators for ONNX's reference evaluator that are faster, or truer to half precision, than its own.
 
-In half precision an operator here takes half-precision tensors, computes in float32 inside and rounds once, as tensor
-cores, torch and TensorRT do. The evaluator's own ones round after every numpy call; its sums in bfloat16 stop growing
-at 256 terms, and a half-precision product of numpy takes minutes. Rounding *between* operators, and with it overflow of
-the scores, stays: that is what such a graph is run for.
+In half precision an operator here takes half-precision tensors, computes in float32 internally and rounds once, as
+tensor cores, torch and TensorRT do. The evaluator's own operators round after every numpy call; their sums in bfloat16
+stop growing at 256 terms, and a half-precision product in numpy takes minutes. Results are still rounded *between*
+operators, so that scores can overflow: finding that is what such a graph is run for.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WIDENED = (
     "ReduceSumSquare",
     "CumSum",
 )
-"""Operators that sum: in half precision, computed in float32 and rounded once."""
+"""Operators that sum: in half precision they are computed in float32 and rounded once."""
 
 
 def replacements(opset: int) -> list[type[OpRun]]:
-    """Classes for `ReferenceEvaluator(new_ops=...)`, over the evaluator's own of this opset."""
+    """Classes for `ReferenceEvaluator(new_ops=...)` that replace the evaluator's own of this opset."""
     ops = [_widened(name, load_op("", name, opset)) for name in WIDENED if _exists(name, opset)]
     ops.append(_gather_elements(opset))
     return [*ops, _faster("Erf", _erf), *([_faster("Gelu", _gelu)] if _exists("Gelu", opset) else [])]
@@ -48,7 +48,7 @@ def _exists(name: str, opset: int) -> bool:
 
 
 def _gather_elements(opset: int) -> type[OpRun]:
-    """The evaluator's own chooses among at most 64 entries of an axis beyond rank 2."""
+    """A replacement for the evaluator's own, which takes at most 64 entries on an axis beyond rank 2."""
 
     def run(self: Any, data: Any, indices: Any, axis: int | None = None) -> tuple[Any, ...]:
         return (np.take_along_axis(data, indices, axis=axis or 0),)
@@ -63,7 +63,7 @@ def _widened(name: str, own: Any) -> type[OpRun]:
             return tuple(own._run(self, *args, **attributes))
         wide = [arg.astype(np.float32) if getattr(arg, "dtype", None) in _HALVES else arg for arg in args]
         results = own._run(self, *wide, **attributes)
-        return tuple(np.asarray(each).astype(half) if each.dtype == np.float32 else each for each in results)
+        return tuple(np.asarray(array).astype(half) if array.dtype == np.float32 else array for array in results)
 
     return type(name, (own,), {"op_domain": "", "_run": run})
 
@@ -83,7 +83,7 @@ def _double(x: Any) -> Any:
 
 
 def _erf(x: Any) -> Any:
-    # The evaluator calls Python's math.erf for every element: in double, then rounded; so is this.
+    # Like the evaluator, which calls Python's math.erf for every element, this computes in float64 and then rounds.
     return _double(x).erf().numpy().astype(x.dtype)
 
 

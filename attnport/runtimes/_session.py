@@ -1,4 +1,4 @@
-"""What every session does the same way: check the feeds, run, put the outputs in contract order, close once."""
+"""The base class of sessions: it checks the feeds, runs, puts the outputs in contract order, and closes once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnport_bundle.feeds import check_feeds
 
 Array = np.ndarray[Any, Any]
 
-# As NumPy, C++, PyTorch, ONNX Runtime, CUDA and TensorRT put it.
+# Messages of NumPy, C++, PyTorch, ONNX Runtime, CUDA and TensorRT.
 _NO_MEMORY = re.compile(
     r"unable to allocate|bad[_ ]alloc|(failed|can't|cannot) (to )?allocate|out[ _]of[ _]memory"
     r"|not enough (free )?memory|memory \(\d+ bytes\) could not be allocated",
@@ -28,11 +28,11 @@ _NO_MEMORY = re.compile(
 class CheckedSession(abc.ABC):
     """A session whose feeds are checked against the contract before the runtime sees them.
 
-    Every runtime so refuses the same feeds with the same words, and reads no memory beyond an embedding table because
-    of a token id out of range. Calls from several threads take turns.
+    So every runtime refuses the same feeds with the same message, and a token id out of range never makes it read
+    memory outside an embedding table. Calls from several threads take turns.
 
     Attributes:
-        ran: What really runs, as the runtime itself tells.
+        ran: What really runs, as the runtime itself reports it.
     """
 
     def __init__(self, io: IOContract, ran: Ran) -> None:
@@ -62,14 +62,14 @@ class CheckedSession(abc.ABC):
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """This thread's turn. Raises UsageError when the session is closed."""
+        """Holds the session's lock. Raises UsageError if the session is closed."""
         with self._lock:
             if self._closed:
                 raise UsageError("the session is closed.", hint="Open the model again.")
             yield
 
     def close(self) -> None:
-        """Frees what the session holds; closing twice is fine."""
+        """Frees the session; closing twice is fine."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -81,17 +81,17 @@ class CheckedSession(abc.ABC):
 
     @abc.abstractmethod
     def _free(self) -> None:
-        """Called once."""
+        """Frees the session; called at most once."""
 
 
 @contextmanager
 def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
-    """Around a runtime's own call: what it raises becomes a FeedError that names runtime and shapes.
+    """Turns what a runtime raises in the block into a FeedError that names the runtime and the shapes.
 
-    Errors of this package stay what they are, unless they say that memory ran out, as an engine's may.
+    Errors of this package are raised unchanged, unless their message says that memory ran out.
 
     Raises:
-        MemoryError: the runtime says that there is not enough memory, which is no fault of the feeds.
+        MemoryError: the runtime says that there is not enough memory, so that the feeds are not at fault.
     """
     try:
         yield
@@ -122,7 +122,7 @@ def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: st
 
 
 def usual_feeds(io: IOContract) -> dict[str, Array]:
-    """Zeros that fit, at each dim's usual size, but at least 2 where it may be: some compile a size of 1 for itself."""
+    """Zeros at each dim's usual size, or 2 instead of 1 if allowed, as some runtimes compile size 1 separately."""
     import ml_dtypes
 
     sizes = {dim.name: min(dim.max, max(2, dim.opt)) for dim in io.dims}

@@ -1,4 +1,4 @@
-"""A CUDA device as PyTorch drives it: tensors there, time between events on its stream, calls captured as a graph."""
+"""A CUDA device through PyTorch: tensors on it, times between events on its stream, calls captured as a graph."""
 
 # torch leaves its CUDA classes untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -26,14 +26,15 @@ class TorchDevice:
     """The first CUDA device, on PyTorch's current stream.
 
     Attributes:
-        kind: What PyTorch calls it.
-        name: The GPU's, with its compute capability.
+        kind: PyTorch's name for this kind of device.
+        name: The name of the GPU, with its compute capability.
+        bf16: Whether it computes in bfloat16.
     """
 
     kind = "cuda"
 
     def __init__(self) -> None:
-        """Raises UnavailableError where this PyTorch has no CUDA, or finds no GPU."""
+        """Raises UnavailableError if this PyTorch has no CUDA, or finds no GPU."""
         import torch
 
         if torch.version.cuda is None:
@@ -41,20 +42,20 @@ class TorchDevice:
         load_driver()
         try:
             torch.cuda.init()
-            found = torch.cuda.get_device_properties(0)
+            properties = torch.cuda.get_device_properties(0)
         except (RuntimeError, AssertionError) as err:
             raise UnavailableError(f"torch.cuda finds no GPU: {first_line(err)}") from err
-        # Convolutions in float32 run in TF32 unless told otherwise; products do not.
+        # By default, PyTorch runs float32 convolutions in TF32, but not float32 products.
         torch.backends.cudnn.allow_tf32 = False
-        self.name = f"{found.name} (SM {found.major}{found.minor})"
-        self.bf16 = found.major >= 8
+        self.name = f"{properties.name} (SM {properties.major}{properties.minor})"
+        self.bf16 = properties.major >= 8
 
     def put(self, value: Any) -> Any:
         """A tensor or a module on the device."""
         return value.to(self.kind)
 
     def mark(self) -> Any:
-        """An event behind everything in the stream so far."""
+        """Records an event after everything in the stream so far."""
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
@@ -67,17 +68,17 @@ class TorchDevice:
         return round(milliseconds * 1e6)
 
     def wait(self) -> None:
-        """Until everything in the stream is done."""
+        """Waits until everything in the stream is done."""
         import torch
 
         torch.cuda.synchronize()
 
     def captured(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """What `work` puts into the stream, as a graph: how to run it again, and the result that this then fills.
+        """Captures what `work` puts into the stream as a graph. Returns a function that runs it, and its result.
 
         Raises:
-            UnavailableError: `work` waits for the device, which no graph can hold. It is asked before a capture is
-                begun, since one that fails leaves PyTorch's allocator in doubt.
+            UnavailableError: `work` waits for the device, which cannot be captured. This is tested before the capture,
+                as a failed capture may leave PyTorch's allocator in a bad state.
         """
         import torch
 
@@ -98,7 +99,7 @@ class TorchDevice:
         return graph.replay, result
 
     def free(self) -> None:
-        """Gives cached memory back to the driver: other processes use the same GPU."""
+        """Returns cached memory to the driver, as other processes use the same GPU."""
         import torch
 
         torch.cuda.empty_cache()
@@ -106,15 +107,15 @@ class TorchDevice:
 
 @contextmanager
 def _waits_refused() -> Iterator[None]:
-    """Whatever makes the host wait for the device raises RuntimeError."""
+    """Makes operations that wait for the device raise RuntimeError."""
     import torch
 
-    had = torch.cuda.get_sync_debug_mode()
+    previous = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(had)
+        torch.cuda.set_sync_debug_mode(previous)
 
 
 def probe(
@@ -123,7 +124,7 @@ def probe(
     """The probe of a runtime that is PyTorch on a CUDA device; never raises.
 
     Args:
-        problem: Asks for what the runtime needs beyond a device: why it is not there, and a hint; None where it is.
+        problem: Checks what the runtime needs beyond a device. Returns a reason and a hint if it is missing, or None.
     """
     version = ""
     try:
@@ -140,7 +141,7 @@ def probe(
 
 
 def matmul_precision(plan: str) -> str:
-    """The plan as a report calls it: with TF32, where PyTorch was told to use it, fp32 is not fp32."""
+    """The plan as shown in reports; fp32 gets a note if PyTorch was told to compute products in TF32 or less."""
     import torch
 
     setting = torch.get_float32_matmul_precision()
@@ -150,10 +151,10 @@ def matmul_precision(plan: str) -> str:
 
 
 def on(device: TorchDevice, module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy of a module on a device, in a dtype: the maker may hand out one module several times.
+    """A copy of a module on a device, in a dtype. It is a copy, as `ModelSpec.make` may return one module repeatedly.
 
     Raises:
-        MemoryError: the device has not enough for it.
+        MemoryError: the device has too little memory.
     """
     import copy
 

@@ -1,9 +1,9 @@
-"""Ways to run a torch module whose attention differs from the module's own: contract, islands, double, watched.
+"""Dispatch modes that change how a torch module computes attention: by the mask contract, in islands, in float64.
 
-They are dispatch modes, so they see what the module really calls, from wherever it calls it (functional, Tensor method,
-`nn.MultiheadAttention`, a scripted part). Under `torch.inference_mode` scaled_dot_product_attention and softmax arrive
-there whole. A function mode would not do: composite functions such as `F.multi_head_attention_forward` run their body
-with the mode switched off.
+A dispatch mode sees every call that the module really makes, wherever it comes from (functional, Tensor method,
+`nn.MultiheadAttention`, a scripted part). Under `torch.inference_mode` it sees scaled_dot_product_attention and softmax
+whole. A function mode would not be enough: composite functions such as `F.multi_head_attention_forward` run their body
+with the mode turned off.
 """
 
 # torch leaves its mode classes untyped.
@@ -26,24 +26,24 @@ from attnport.errors import SpecError
 from attnport.runtimes._torch_range import HalfWithoutOverflow
 
 HIDDEN = -9e3
-"""Scores and additive masks at or below this hide a key: -inf, finfo.min and -1e4, the last with a real score added."""
+"""Scores and additive masks at or below this hide a key: -inf, finfo.min, and -1e4 even with a real score added."""
 
 SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}
-# What is whole under inference mode but opaque: its attention cannot be reached, so running on would be a silent lie.
+# Operators whose attention no mode can reach. They are refused, as the contract would silently not be followed.
 OPAQUE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention"}
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class _NoFastPath(TorchFunctionMode):
-    """Does nothing: while any function mode is active, nn.TransformerEncoderLayer and nn.MultiheadAttention do not take
-    their fused fast path, in this thread alone."""
+    """Does nothing itself. While any function mode is active, nn.TransformerEncoderLayer and nn.MultiheadAttention do
+    not use their fused fast path in this thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 class AttentionMode(TorchDispatchMode):
-    """Hands every attention call to `attention` and every softmax to `softmax`; both default to the module's own."""
+    """Passes every attention call to `attention` and every softmax to `softmax`, which by default change nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -73,8 +73,8 @@ class AttentionMode(TorchDispatchMode):
 
 
 class FollowContract(AttentionMode):
-    """The mask contract: an attention row with no allowed key gives zero. All other rows are the module's own, from the
-    same kernels, whatever the precision."""
+    """Follows the mask contract: an attention row with no allowed key gives zero. All other rows are the module's own,
+    from the same kernels, in any precision."""
 
     def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Zeroes the output rows whose mask allows no key."""
@@ -85,7 +85,7 @@ class FollowContract(AttentionMode):
         return zero_hidden_rows(output, mask)
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
-        """Zeroes the probabilities of rows whose every score is hidden."""
+        """Zeroes the probabilities of rows whose scores are all hidden."""
         probabilities = func(scores, dim, *args, **kwargs)
         return zero_hidden_probabilities(probabilities, scores, dim)
 
@@ -98,7 +98,7 @@ def zero_hidden_rows(output: Tensor, mask: Tensor) -> Tensor:
 
 
 def zero_hidden_probabilities(probabilities: Tensor, scores: Tensor, dim: int) -> Tensor:
-    """A softmax's result with zero in the rows whose every score is hidden."""
+    """A softmax's result with zero in the rows whose scores are all hidden."""
     if not scores.is_floating_point() or scores.dim() == 0:
         return probabilities
     hidden = scores.amax(dim, keepdim=True) <= HIDDEN
@@ -108,7 +108,7 @@ def zero_hidden_probabilities(probabilities: Tensor, scores: Tensor, dim: int) -
 class Islands(AttentionMode):
     """Casts q, k and v of scaled_dot_product_attention to half precision, and its output back.
 
-    Attention that a module writes out is the part of `_written_attention`.
+    For attention that a module writes out, see `_written_attention`.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -121,7 +121,7 @@ class Islands(AttentionMode):
         def narrowed(mask: Any) -> Any:
             if not isinstance(mask, Tensor) or not mask.is_floating_point():
                 return mask
-            # finfo.min of float32 is -inf in half precision: clamped, "hidden, but finite" keeps its meaning.
+            # finfo.min of float32 would become -inf in half precision; clamping keeps a hidden score finite.
             low = torch.finfo(self.dtype).min
             return torch.where(mask.isneginf(), mask, mask.clamp(min=low)).to(self.dtype)
 
@@ -133,10 +133,10 @@ class StepByStep(AttentionMode):
     """Runs scaled_dot_product_attention as product, softmax and product, with the scores in the type of q, k and v."""
 
     def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """PyTorch's own steps, which it takes in float32 unless it is told that it need not."""
+        """Runs PyTorch's own steps, and allows it to take them in half precision; by default it uses float32."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        cuda = torch.backends.cuda  # named so, and in force on every device
+        cuda = torch.backends.cuda  # in spite of its name, the setting applies to every device
         allowed = cuda.fp16_bf16_reduction_math_sdp_allowed()
         cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
@@ -147,8 +147,8 @@ class StepByStep(AttentionMode):
 
 
 class Double(TorchDispatchMode):
-    """Float64 for modules that name float32 themselves (a softmax in float32, rotary angles): those run in float64 too,
-    or the reference would be no better than what it judges."""
+    """Computes in float64 even where the module asks for float32 itself (a softmax in float32, rotary angles).
+    Otherwise the reference would be no more precise than the results that it judges."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
@@ -156,7 +156,7 @@ class Double(TorchDispatchMode):
 
         result = func(*tree_map(wide, args), **tree_map(wide, kwargs or {}))
         if not types and isinstance(result, Tensor) and result.dtype in _NARROW:
-            return result.double()  # made from nothing, in the default dtype
+            return result.double()  # a tensor created in the default dtype
         return result
 
 
@@ -167,7 +167,7 @@ def operator_name(func: Any) -> str:
 
 @contextmanager
 def active(*modes: TorchDispatchMode) -> Iterator[None]:
-    """Inference mode with `modes` entered in order; the last one sees a call first."""
+    """Enters inference mode, then `modes` in order; the last one sees a call first."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         if modes:
@@ -178,7 +178,7 @@ def active(*modes: TorchDispatchMode) -> Iterator[None]:
 
 
 HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16}
-"""The type in which attention runs in a module that is float32 otherwise."""
+"""The type in which attention runs; the rest of the module is float32."""
 
 
 def modes_for(plan: str, *, contract: bool, float64: bool, step_by_step: bool = False) -> list[TorchDispatchMode]:

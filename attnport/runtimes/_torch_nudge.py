@@ -1,8 +1,8 @@
-"""Weights and inputs moved by one rounding, each to a side that is drawn: another sample of what rounding does.
+"""Moves weights and inputs by one rounding in a random direction, to get another sample of the effect of rounding.
 
-The result for moved values is as good an answer as that for the given ones, since these were rounded themselves. Where
-it is far away, the task and not the runtime makes the error: softmax between two scores of thousands that nearly tie.
-(Monte Carlo arithmetic: D. Stott Parker, 1997; here the data are perturbed, not each operation.)
+The result for the moved values is as good as that for the given ones, which were rounded themselves. If the two are far
+apart, the error comes from the task and not from the runtime, as in a softmax of two nearly equal scores in the
+thousands. (Monte Carlo arithmetic: D. Stott Parker, 1997; here the data are perturbed, not each operation.)
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 def draw(seed: int) -> torch.Generator:
-    """A generator of sides, on the CPU."""
+    """A random generator on the CPU."""
     import torch
 
     return torch.Generator().manual_seed(seed)
 
 
 def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A copy with each element moved to a neighbour in its type; zeros and what is not finite stay.
+    """A copy with each element moved to a neighbour in its type; zeros and values that are not finite stay.
 
     Args:
-        tensor: On any device; returned as it is unless dense and of a floating type of 16, 32 or 64 bits.
-        generator: As `draw` makes it.
+        tensor: On any device; returned unchanged unless it is dense, with a floating type of 16, 32 or 64 bits.
+        generator: The result of `draw`.
     """
     import torch
 
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
-    dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided  # a class of its own may hold other bits
+    dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided  # a subclass may store other bits
     if whole is None or not dense or not tensor.is_floating_point():
         return tensor
     sides = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device)

@@ -1,9 +1,9 @@
-"""The twin of the plan `auto`: PyTorch that rounds as fp16 does and never overflows.
+"""The eager twin of the plan `auto`: PyTorch with the rounding of fp16, but without overflow.
 
-A module that overflows in fp16 has no error there to be a bound: its result is NaN, or finite and plain wrong, as where
-a variance of inf makes a norm zero. So the module runs in float32, and every result is rounded to the numbers of fp16,
-continued beyond 65504, and where fp16 has nothing but zero, at the same 11 significant bits. Where nothing overflows
-these are the roundings of the module cast to fp16: kernels compute in float32 inside and round once.
+A module that overflows in fp16 gives no error to derive a bound from: its result is NaN, or finite and wrong, as when a
+variance of inf makes a norm zero. So the module runs in float32, and every result is rounded to fp16. Values above
+65504, and those that fp16 would round to zero, are rounded to the same 11 significant bits instead. If nothing
+overflows, these are the roundings of the module cast to fp16, whose kernels compute in float32 and round once.
 """
 
 # torch leaves its mode classes untyped.
@@ -25,9 +25,9 @@ _BITS = 11
 
 
 class HalfWithoutOverflow(TorchDispatchMode):
-    """Rounds every float32 result, in place where an operator works in place; views stay views.
+    """Rounds every float32 result, in place if the operator works in place; views stay views.
 
-    `step_by_step`: the scores and the probabilities of attention are results too, as in `Opening`.
+    With `step_by_step` the scores and the probabilities of attention are rounded too, as in `Opening`.
     """
 
     def __init__(self, *, step_by_step: bool = False) -> None:
@@ -40,12 +40,12 @@ class HalfWithoutOverflow(TorchDispatchMode):
         if self._steps and func is torch.ops.aten.scaled_dot_product_attention.default:
             return _by_steps(*args, **kwargs)
         result = func(*args, **kwargs)
-        given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
+        storages = {_storage(tensor) for tensor in _tensors((args, kwargs))}
         if func._schema.is_mutable:
             for tensor in _tensors(result):
                 tensor.copy_(rounded(tensor))
             return result
-        return tree_map(lambda each: each if not _fresh(each, given) else rounded(each), result)
+        return tree_map(lambda value: value if not _fresh(value, storages) else rounded(value), result)
 
 
 def _by_steps(
@@ -61,10 +61,10 @@ def _by_steps(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Attention with every step rounded. Source: the equivalent code in PyTorch's documentation of
-    scaled_dot_product_attention, with the root of the scale on q and on k as PyTorch has it."""
+    scaled_dot_product_attention; like PyTorch, it multiplies both q and k by the root of the scale."""
     mask = attn_mask if mask is None else mask
     if enable_gqa:
-        k, v = (each.repeat_interleave(q.size(-3) // each.size(-3), -3) for each in (k, v))
+        k, v = (tensor.repeat_interleave(q.size(-3) // tensor.size(-3), -3) for tensor in (k, v))
     root = math.sqrt(q.size(-1) ** -0.5 if scale is None else scale)
     scores = rounded(rounded(q * root) @ rounded(k * root).transpose(-2, -1))
     if is_causal:
@@ -76,9 +76,9 @@ def _by_steps(
 
 
 def rounded(tensor: Tensor) -> Tensor:
-    """A float32 tensor rounded to fp16's numbers, and beyond its range to 11 significant bits; others as they are.
+    """A float32 tensor rounded to fp16, or to 11 significant bits outside its range; other tensors unchanged.
 
-    What fp16 has only as zero is beyond it, too: an epsilon of 1e-9 that keeps a division finite is to stay one.
+    Values that fp16 would round to zero count as outside its range: an epsilon of 1e-9 must keep a division finite.
     """
     if tensor.dtype != torch.float32:
         return tensor
@@ -98,7 +98,7 @@ def round_parameters(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _no_half(value: Any) -> Any:
-    """A module that names float16 itself is not to overflow in it either."""
+    """Replaces float16 by float32, so that a module that asks for float16 itself does not overflow either."""
     return torch.float32 if value is torch.float16 else value
 
 

@@ -1,4 +1,4 @@
-"""A session of PyTorch on a device: inputs are copied there, a callable computes, outputs are copied back."""
+"""A PyTorch session on a device: copies inputs to it, calls a callable, and copies outputs back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = Callable[[dict[str, "torch.Tensor"]], Any]
 
 
 class DeviceSession(CheckedSession):
-    """A callable over tensors by name, on a device.
+    """Runs a callable that takes tensors by name, on a device.
 
     Attributes:
         modes: How a call can be timed on the device, see `artifacts.DeviceTimedSession`.
@@ -30,18 +30,18 @@ class DeviceSession(CheckedSession):
     def __init__(
         self, io: IOContract, ran: Ran, device: TorchDevice, dtype: torch.dtype, threads: int, call: Call
     ) -> None:
-        """`dtype` is that of floating-point inputs; `threads` cast them on the host."""
+        """`dtype` is that of floating-point inputs; `threads` is the number of threads that cast them on the host."""
         super().__init__(io, ran)
         self._device, self._dtype, self._threads = device, dtype, threads
         self._call: Call | None = call
         self._graph: tuple[Any, dict[str, torch.Tensor], Callable[[], None], Any] | None = None
 
     def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
-        """A call in one of `modes`, its outputs copied back and dropped: ns by part, as the device's events tell.
+        """Times a call in one of `modes`: ns by part, from the device's events. Outputs are copied back and dropped.
 
         Raises:
             FeedError: as `run`.
-            UsageError: another mode, or the session is closed.
+            UsageError: the mode is unknown, or the session is closed.
             UnavailableError: the call cannot be captured as a graph.
         """
         if mode not in self.modes:
@@ -57,7 +57,9 @@ class DeviceSession(CheckedSession):
 
         assert self._call is not None
         with refused(self.ran.provider, feeds), torch.inference_mode():
-            result = self._call({name: self._device.put(held) for name, held in self._held(feeds).items()})
+            result = self._call(
+                {name: self._device.put(host_tensor) for name, host_tensor in self._held(feeds).items()}
+            )
             return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
 
     def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
@@ -68,17 +70,17 @@ class DeviceSession(CheckedSession):
         assert self._call is not None
         device = self._device
         with torch.inference_mode():
-            held = self._held(feeds)
-            given, replay, result = self._captured(held) if mode == GRAPH else ({}, None, None)
+            host_tensors = self._held(feeds)
+            device_tensors, replay, result = self._captured(host_tensors) if mode == GRAPH else ({}, None, None)
             marks = [device.mark()]
             if replay is None:
-                given = {name: device.put(tensor) for name, tensor in held.items()}
+                device_tensors = {name: device.put(tensor) for name, tensor in host_tensors.items()}
             else:
-                for name, tensor in held.items():
-                    given[name].copy_(tensor)
+                for name, tensor in host_tensors.items():
+                    device_tensors[name].copy_(tensor)
             marks.append(device.mark())
             if replay is None:
-                result = self._call(given)
+                result = self._call(device_tensors)
             else:
                 replay()
             marks.append(device.mark())
@@ -90,15 +92,15 @@ class DeviceSession(CheckedSession):
         return dict(zip(DEVICE_PARTS, times, strict=True))
 
     def _captured(self, held: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None], Any]:
-        """Inputs, replay and result of the graph for these shapes; that of other shapes is dropped for it."""
+        """Inputs, replay and result of the graph for these shapes; only the graph of the last shapes is kept."""
         key = tuple((name, tuple(tensor.shape)) for name, tensor in held.items())
         if self._graph is None or self._graph[0] != key:
             self._graph = None
             call = self._call
             assert call is not None
-            given = {name: self._device.put(tensor).clone() for name, tensor in held.items()}
-            replay, result = self._device.captured(lambda: call(given))
-            self._graph = key, given, replay, result
+            inputs = {name: self._device.put(tensor).clone() for name, tensor in held.items()}
+            replay, result = self._device.captured(lambda: call(inputs))
+            self._graph = key, inputs, replay, result
         return self._graph[1:]
 
     def _held(self, feeds: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -108,7 +110,7 @@ class DeviceSession(CheckedSession):
         from attnport.runtimes.torch_eager import to_tensor
 
         if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
+            torch.set_num_threads(self._threads)  # the setting is process-wide, and another session may have changed it
         return {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
 
     def _free(self) -> None:

@@ -1,7 +1,7 @@
-"""Named tensors of a traced torch module: what an exported graph's tensors should hold, and what rounding does to them.
+"""Computes named tensors of a traced torch module, as references for the tensors of an exported graph.
 
-The graph runs node by node under the same modes as the module itself does in `torch_eager`, so that a tensor's float64
-value and eager's error there are those that the module's outputs are judged by.
+The traced graph runs node by node under the modes with which `torch_eager` runs the module, so that a tensor's float64
+value and eager's error are computed in the same way as those of the module's outputs.
 """
 
 # torch leaves its interpreter untyped.
@@ -23,7 +23,7 @@ _KINDS = torch.export.graph_signature.InputKind
 
 
 class TracedModule:
-    """A traced module whose tensors can be asked for by name; outputs have the contract's names."""
+    """A traced module that returns tensors by name; outputs have the contract's names."""
 
     def __init__(
         self, program: torch.export.ExportedProgram, outputs: Collection[str], plan: str, *, float64: bool = False
@@ -31,10 +31,10 @@ class TracedModule:
         """Takes a program and how to run it.
 
         Args:
-            program: Traced from the module, cast to half precision where the plan is.
+            program: The traced module, cast to half precision if the plan is.
             outputs: The names of its outputs, in order.
             plan: The precision plan.
-            float64: Run in float64; `program` is then one of a float32 module.
+            float64: Run in float64; `program` is then traced from the float32 module.
         """
         self._program, self._plan, self._float64 = program, plan, float64
         returned = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
@@ -45,9 +45,9 @@ class TracedModule:
     def modules(self) -> dict[str, str]:
         """The module path of each named tensor."""
         nodes = {node.name: node for node in self._program.graph.nodes if node.op == "call_function"}
-        found = {name: node for name, node in nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
-        found |= {name: nodes[own] for name, own in self._outputs.items() if own in nodes}
-        return {name: _path(node) for name, node in found.items()}
+        named = {name: node for name, node in nodes.items() if isinstance(node.meta.get("val"), torch.Tensor)}
+        named |= {name: nodes[own] for name, own in self._outputs.items() if own in nodes}
+        return {name: _path(node) for name, node in named.items()}
 
     def run(self, feeds: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
         """The tensors called `names`."""
@@ -63,14 +63,14 @@ class TracedModule:
 
     def shapes(self, feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
         """The shape of every named tensor of floating-point type."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
 
         def note(name: str, value: torch.Tensor) -> None:
             if value.is_floating_point():
-                found[name] = tuple(value.shape)
+                shapes[name] = tuple(value.shape)
 
         self._interpret(feeds, note)
-        return found | {name: found[own] for name, own in self._outputs.items() if own in found}
+        return shapes | {name: shapes[own] for name, own in self._outputs.items() if own in shapes}
 
     def _interpret(self, feeds: Mapping[str, Array], see: Any) -> None:
         class Seeing(torch.fx.Interpreter):
@@ -84,27 +84,27 @@ class TracedModule:
         modes = modes_for(self._plan, contract=True, float64=self._float64)
         island = None if self._float64 else HALF_OF_ISLANDS.get(self._plan)
         if island is not None:
-            with active(found := Found()):
+            with active(products := Found()):
                 torch.fx.Interpreter(self._program.graph_module).run(*arguments)
-            modes = [*modes, Rounded(found, island)]
+            modes = [*modes, Rounded(products, island)]
         with active(*modes):
             Seeing(self._program.graph_module).run(*arguments)
 
     def _arguments(self, feeds: Mapping[str, Array]) -> list[Any]:
         """Parameters, buffers, constants and feeds in the graph's order."""
-        program, found = self._program, list[Any]()
-        given = iter(feeds)
+        program, arguments = self._program, list[Any]()
+        names = iter(feeds)
         for spec in program.graph_signature.input_specs:
             if spec.kind == _KINDS.USER_INPUT:
-                # Mostly the graph's input has the keyword's name; where torch needed another, the order is the same.
-                own = next(given)
-                name = spec.arg.name if spec.arg.name in feeds else own
-                found.append(to_tensor(feeds[name], self._dtype))
+                # The graph's input usually has the keyword's name; if torch renamed it, the order is still the same.
+                keyword = next(names)
+                name = spec.arg.name if spec.arg.name in feeds else keyword
+                arguments.append(to_tensor(feeds[name], self._dtype))
                 continue
             value = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
             wide = self._float64 and isinstance(value, torch.Tensor) and value.is_floating_point()
-            found.append(value.to(self._dtype) if wide and isinstance(value, torch.Tensor) else value)
-        return found
+            arguments.append(value.to(self._dtype) if wide and isinstance(value, torch.Tensor) else value)
+        return arguments
 
 
 def _path(node: torch.fx.Node) -> str:

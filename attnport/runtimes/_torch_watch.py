@@ -1,4 +1,4 @@
-"""Attention probabilities of a running torch module, each with the path of the module that computes it."""
+"""Collects the attention probabilities of a running torch module, with the path of the module that computes them."""
 
 # torch leaves its mode classes untyped.
 # mypy: disable-error-code="no-untyped-call"
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # fmt: off
-# Between a softmax and the product that uses it, these change layout, type or a few elements, not the meaning.
+# Operators that only change layout, type or a few elements between a softmax and the product that uses it.
 _TRANSPARENT = {
     "view", "reshape", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "clone", "contiguous",
     "to", "_to_copy", "type_as", "alias", "dropout", "native_dropout", "masked_fill", "where", "nan_to_num", "mul",
@@ -54,8 +54,8 @@ def attention_probabilities(
 class Watch(AttentionMode):
     """Collects the probabilities of every attention, with the path of the module that called it.
 
-    A softmax counts when its result reaches a matrix product through nothing but layout, type and elementwise steps,
-    as at export.
+    A softmax counts as attention if its result reaches a matrix product through only changes of layout and type and
+    elementwise operators, as at export.
     """
 
     def __init__(self, path: Callable[[], str]) -> None:
@@ -63,7 +63,7 @@ class Watch(AttentionMode):
         self._path = path
         self._calls: list[tuple[str, Tensor]] = []
         self._attentions: set[int] = set()
-        # By identity, with the tensor itself kept alive: an id is free for reuse once its object is gone.
+        # By id. The tensor is kept alive, as Python may reuse an id once its object is gone.
         self._traced: dict[int, tuple[Tensor, int]] = {}
 
     def found(self) -> Iterator[tuple[str, Tensor]]:
@@ -71,7 +71,7 @@ class Watch(AttentionMode):
         return (call for index, call in enumerate(self._calls) if index in self._attentions)
 
     def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Notes the probabilities, returns the call's own result."""
+        """Records the probabilities; returns the call's own result."""
         call = dict(zip(("attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
         self._attentions.add(len(self._calls))
         weights = attention_probabilities(
@@ -81,7 +81,7 @@ class Watch(AttentionMode):
         return func(q, k, v, *args, **kwargs)
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
-        """Notes the probabilities as those of an attention if a product follows."""
+        """Records the probabilities, which count if a product follows."""
         import torch
 
         result = func(scores, dim, *args, **kwargs)
@@ -116,7 +116,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
 
 @contextmanager
 def module_paths(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
-    """While open, the yielded function tells the path of the innermost module whose forward is running."""
+    """Yields a function that returns the path of the innermost module whose forward is running."""
     stack: list[str] = []
     handles = []
     for path, part in module.named_modules():
@@ -129,14 +129,14 @@ def module_paths(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
             handle.remove()
 
 
-def numbered(found: Iterator[tuple[str, Tensor]], batch: int) -> Mapping[str, Tensor]:
-    """Names attentions as at export: the module path, with `#1`, `#2` for the later ones of one module."""
+def numbered(attentions: Iterator[tuple[str, Tensor]], batch: int) -> Mapping[str, Tensor]:
+    """Names attentions as at export: by module path, with `#1`, `#2` for the second and third of one module."""
     named: dict[str, Tensor] = {}
     seen: dict[str, int] = {}
-    for path, weights in found:
+    for path, weights in attentions:
         count = seen[path] = seen.get(path, 0) + 1
         name = path or "module"
-        # Handwritten attention folds heads into the batch (3-D) or keeps groups apart (5-D).
+        # Handwritten attention may fold heads into the batch (3-D) or have an axis for groups (5-D).
         shape = (batch, -1, *weights.shape[-2:])
         fits = weights.dim() >= 3 and weights.numel() % (batch * weights.shape[-2] * weights.shape[-1]) == 0
         named[name if count == 1 else f"{name}#{count - 1}"] = weights.reshape(shape) if fits else weights

@@ -1,8 +1,8 @@
-"""The twin of `*_islands` for attention that a module writes out: product, softmax, product.
+"""The eager twin of `*_islands` for attention that a module writes out as product, softmax and product.
 
-From inside one call one cannot tell that it belongs to an attention, so the module runs twice: `Found` numbers its
-products in their order and notes which of them make the scores that a softmax takes, and which take what came of it;
-`Rounded` then runs them as a half-precision kernel does.
+A single call does not show that it belongs to an attention, so the module runs twice. In the first run, `Found` numbers
+the products, and records which of them compute scores for a softmax and which use its probabilities. In the second,
+`Rounded` computes these products as a half-precision kernel does.
 """
 
 # torch leaves its mode classes untyped.
@@ -23,13 +23,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnport.runtimes._torch_modes import SOFTMAXES, operator_name
 
 PRODUCTS = {"matmul", "bmm", "mm", "baddbmm", "einsum"}
-# Behind a layer with weights numbers are no longer the scores or the probabilities that went in.
+# The result of a layer with weights no longer counts as scores or probabilities.
 LAYERS = {"linear", "conv1d", "conv2d", "embedding", "layer_norm"}
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """The products that a tensor comes from: as their scores, or through a softmax as their probabilities."""
+    """The products whose scores a tensor holds, and those whose probabilities, after a softmax."""
 
     scores: frozenset[int] = frozenset()
     probabilities: frozenset[int] = frozenset()
@@ -62,7 +62,7 @@ class _Numbered(TorchDispatchMode):
 
 
 class Found(_Numbered):
-    """Finds the products of attentions; `scores` and `values` have the numbers of those before and behind a softmax."""
+    """Finds the products of attentions; `scores` and `values` are the numbers of those before and after a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,15 +71,15 @@ class Found(_Numbered):
         self._origins: Any = WeakTensorKeyDictionary()
 
     def product(self, number: int, func: Any, args: Any, kwargs: Any) -> Any:
-        """An attention ends where probabilities are multiplied."""
-        taken = self._origin_of(args, kwargs).probabilities
-        if taken:
-            self.scores |= taken
+        """A product of probabilities is the last step of an attention."""
+        multiplied = self._origin_of(args, kwargs).probabilities
+        if multiplied:
+            self.scores |= multiplied
             self.values.add(number)
         return self._marked(func(*args, **kwargs), _Origin(scores=frozenset({number})))
 
     def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """What is made of scores are scores, until a softmax."""
+        """The result counts as scores if an argument does, and after a softmax as probabilities."""
         origin = self._origin_of(args, kwargs)
         if name in SOFTMAXES:
             origin = _Origin(probabilities=origin.scores)
@@ -88,10 +88,10 @@ class Found(_Numbered):
         return self._marked(func(*args, **kwargs), origin)
 
     def _origin_of(self, *given: Any) -> _Origin:
-        found = _Origin()
+        origin = _Origin()
         for value in _tensors(given):
-            found |= self._origins.get(value, _Origin())
-        return found
+            origin |= self._origins.get(value, _Origin())
+        return origin
 
     def _marked(self, result: Any, origin: _Origin) -> Any:
         for value in _tensors(result):
@@ -100,8 +100,8 @@ class Found(_Numbered):
 
 
 class Rounded(_Numbered):
-    """Runs the products that were found as a half-precision kernel does: what goes in is rounded, and what comes out at
-    the end; scores and softmax are float32. Where the steps run one by one, the scores are rounded, too."""
+    """Runs the products that `Found` found as a half-precision kernel does: it rounds their operands and the final
+    output, while scores and softmax are float32. With `step_by_step` it rounds the scores too."""
 
     def __init__(self, found: Found, dtype: torch.dtype, *, step_by_step: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every runtime offers. A runtime is one file in this folder that defines `RUNTIME`, called by the file's name."""
+"""The interface of runtimes. A runtime is a file in this folder that defines `RUNTIME`; its name is the file's."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Kind = Literal["module", "onnx", "engine", "bundle"]
 
 @dataclass(frozen=True)
 class Opening:
-    """What a runtime is asked to open.
+    """What a runtime should open, and how.
 
     Attributes:
         io: The contract that feeds are checked against.
-        plan: The precision plan to run in, one of `artifacts.PLANS`; a runtime that computes otherwise refuses.
+        plan: The precision plan to run in, one of `artifacts.PLANS`; a runtime that cannot compute in it refuses.
         model: The ONNX form, or the engine; None for runtimes that run the module itself.
         spec: The module, for the torch runtimes.
         engine: The engine's record, for the TensorRT runtimes; checked before the file is deserialised.
         threads: Compute threads; None = the physical cores.
         contract: torch only: attention follows the mask contract (an attention row with no allowed key gives zero).
         float64: torch only: computes in float64, as the reference.
-        step_by_step: torch only: the scores of attention are rounded to the half type, as they are where product,
-            softmax and product run one by one, and not where one kernel keeps them in float32.
-        nudged: torch only: weights and inputs that are no masks are moved by one rounding, each to the side that this
-            seed draws; None = as they are.
-        form: bundles only: which of its forms; "" = the first that can be opened here.
-        cache: runtimes that keep (`Runtime.keeps`) only: where what was compiled on the device is kept for the next
-            process, a folder that is this user's alone; None = nowhere.
+        step_by_step: torch only: the scores of attention are rounded to the half type, as when product, softmax and
+            product run one by one; a fused kernel keeps them in float32.
+        nudged: torch only: the seed with which weights, and inputs that are not masks, are moved by one rounding in a
+            random direction; None = unchanged.
+        form: bundles only: the form to open; "" = the first that can be opened here.
+        cache: only for runtimes with `Runtime.keeps`: a folder that only this user can write to, which keeps what was
+            compiled on the device for the next process; None = it is not kept.
     """
 
     io: IOContract
@@ -59,11 +59,11 @@ class Runtime(abc.ABC):
         name: The file's name.
         opens: `module` (a ModelSpec), `onnx` (a lowered form), `engine`, or `bundle` (a folder that `bundle` wrote).
         form: The lowering target whose form it runs; "" = the model as exported.
-        timed: Whether latency is worth measuring (the reference evaluator is not).
-        isolated: Whether `check` runs it in a process of its own, so that a crash, a hang or a lack of memory is its
-            own affair. Not so where the process has the library loaded anyway.
-        gpu: Whether it computes on a CUDA GPU: these are what `gpu-check` measures.
-        keeps: Whether what it compiles on the device can be kept: `bench` then opens it cold and from what it left.
+        timed: Whether its latency is worth measuring (that of the reference evaluator is not).
+        isolated: Whether `check` runs it in a process of its own, so that a crash, a hang or a lack of memory does not
+            affect other runtimes. False if this process has the library loaded anyway.
+        gpu: Whether it computes on a CUDA GPU; `gpu-check` measures these.
+        keeps: Whether it can keep what it compiles on the device; `bench` then measures opening without and with it.
     """
 
     name: ClassVar[str]
@@ -83,26 +83,26 @@ class Runtime(abc.ABC):
         """Opens a model.
 
         Raises:
-            UnavailableError: not installed, no device.
-            ArtifactError: the file is not a model this runtime can read.
-            IntegrityError: the engine is not the one of its record.
+            UnavailableError: the runtime is not installed, or there is no device.
+            ArtifactError: the file is not a model that this runtime can read.
+            IntegrityError: the engine is not the one in its record.
         """
 
     def fusion_evidence(
         self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
     ) -> dict[str, Evidence]:
-        """For each attention whose anchors one kernel covers, the proof; attentions that are not fused are left out.
+        """The evidence for each attention that one kernel covers; attentions that are not fused are left out.
 
         Args:
             model: The ONNX form.
             anchors: Node names by attention: one attention operator, or (QK^T product, softmax, PV product).
-            plan: The form's precision plan, for a runtime that takes it from a setting and not from the graph.
+            plan: The form's precision plan, for a runtime whose precision is a setting and not part of the graph.
         """
         raise UnavailableError(f"{self.name} gives no fusion evidence.")
 
 
 def names() -> list[str]:
-    """The runtimes there are, in name order: every file of this folder but this one and those that begin with `_`."""
+    """The names of all runtimes, sorted: every file of this folder except this one and those that begin with `_`."""
     return registry.names("attnport.runtimes")
 
 
@@ -110,32 +110,32 @@ def get(name: str) -> Runtime:
     """The runtime called `name`; hyphens are taken as underscores.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such runtime.
     """
     runtime: Runtime = registry.module("attnport.runtimes", name, "runtime").RUNTIME
     return runtime
 
 
 def physical_cores() -> int:
-    """How many physical cores this process may use: the threads of a runtime that is told no number.
+    """The number of physical cores that this process may use, which is the default number of threads.
 
-    Hyper-threads of one core count once: matrix products gain nothing from the second one.
+    Hyper-threads of one core count once, as the second one does not make matrix products faster.
     """
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     siblings = set()
     for cpu in usable:
-        listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        siblings.add(listed.read_text().strip() if listed.is_file() else str(cpu))
+        siblings_file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(siblings_file.read_text().strip() if siblings_file.is_file() else str(cpu))
     return max(1, len(siblings))
 
 
 def available(runtime: Runtime) -> Capabilities:
-    """The probe of a runtime that must be there.
+    """The probe of a runtime that must be available.
 
     Raises:
-        UnavailableError: it is not; carries the probe's reason and hint.
+        UnavailableError: it is not available; with the probe's reason and hint.
     """
-    found = runtime.probe()
-    if not found.available:
-        raise UnavailableError(f"{runtime.name} is not available: {found.reason}", hint=found.hint)
-    return found
+    capabilities = runtime.probe()
+    if not capabilities.available:
+        raise UnavailableError(f"{runtime.name} is not available: {capabilities.reason}", hint=capabilities.hint)
+    return capabilities

@@ -1,6 +1,6 @@
-"""A bundle as a runtime: what was packed, through the reader that was packed with it in this release.
+"""A bundle as a runtime, opened with the reader of this release, of which every bundle carries a copy.
 
-So parity and latency are those of the application that embeds it, checks and copies of the reader included.
+So parity and latency are those of an application that embeds the bundle, with the reader's checks and copies.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from attnport_bundle.session import Machine
 
 
 class Bundle(Runtime):
-    """The Python reader, on whatever runtime the bundle's form asks for."""
+    """The Python reader, on the runtime of the bundle's form."""
 
     name: ClassVar[str] = "bundle"
     opens: ClassVar[Kind] = "bundle"
 
     def probe(self) -> Capabilities:
-        """Always there: the reader is part of this package. What a form needs is found out when it is opened."""
+        """Always available, as attnport has the reader; what a form needs is checked when it is opened."""
         return Capabilities(self.name, True, version=f"format {VERSION}", devices=("as its forms ask",), plans=PLANS)
 
     def open(self, opening: Opening) -> Session:
-        """Checks every file of the bundle and opens the form `opening.form`, that one and no other.
+        """Checks every file of the bundle and opens the form `opening.form`, and no other.
 
         Raises:
             UsageError: no bundle was given.
-            BundleError: it is no bundle.
+            BundleError: the folder is not a bundle.
             ArtifactError: its contract is not the opening's.
-            IntegrityError: a file is not the one that was packed.
-            NumbersOff: the form was never run on its device, and computes something else here.
-            UnavailableError: the form's runtime or device is not here, or it has another plan.
+            IntegrityError: a file is not the one that was bundled.
+            NumbersOff: the form was never run on its device before, and computes other numbers here.
+            UnavailableError: the form's runtime or device is not available here, or it has another plan.
         """
         from attnport_bundle.model import load
 
         if opening.model is None:
             raise UsageError("bundle opens a bundle's folder; got none.")
         with warnings.catch_warnings():
-            # Forms that were passed over are the reader's to mention where it chooses; here one was asked for.
+            # The reader's warnings about the forms that it passes over do not matter here.
             warnings.simplefilter("ignore")
             model = load(opening.model, form=opening.form or None, threads=opening.threads or physical_cores())
         try:
@@ -67,8 +67,8 @@ class _BundleSession(CheckedSession):
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("the bundle's reader", feeds):
-            found: Mapping[str, Array] = self._model.run(**feeds)
-        return found
+            outputs: Mapping[str, Array] = self._model.run(**feeds)
+        return outputs
 
     def _free(self) -> None:
         self._model.close()
@@ -78,10 +78,10 @@ def check_contract(io: IOContract, packed: IO, where: str) -> None:
     """Compares a bundle's contract with an artifact's.
 
     Args:
-        packed: The manifest's own.
+        packed: The contract in the manifest.
 
     Raises:
-        ArtifactError: other names, dtypes or dims; the bundle was made of another model.
+        ArtifactError: names, dtypes or dims differ: the bundle was made from another model.
     """
     check_names(io, [spec.name for spec in packed.inputs], [spec.name for spec in packed.outputs], where)
     for ours, theirs in ((io.inputs, packed.inputs), (io.outputs, packed.outputs)):
@@ -91,7 +91,7 @@ def check_contract(io: IOContract, packed: IO, where: str) -> None:
             if (got.dtype, got.dims) != (spec.dtype, spec.dims):
                 raise ArtifactError(
                     f"{where}: tensor {spec.name!r} is {got.dtype}{list(got.dims)}; the contract says {spec}.",
-                    hint="The bundle was made of another model; make it again.",
+                    hint="The bundle was made from another model; make it again.",
                 )
 
 

@@ -1,7 +1,7 @@
-"""ONNX's reference evaluator: the standard's own arithmetic, in the types that a graph declares.
+"""ONNX's reference evaluator, which computes as the standard defines, in the types that a graph declares.
 
-It tells what a lowered form computes without the runtime that the form is for: the numbers of a half-precision
-TensorRT graph on a machine without a GPU. It is not made to be fast.
+It computes a lowered form without the runtime that the form is for, such as a half-precision TensorRT graph on a
+machine without a GPU. It is slow.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class OnnxReference(Runtime):
 
 
 def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replaces `Attention` by the standard's own definition of it, whose products and softmax then are ours.
+    """Replaces `Attention` by the standard's own definition of it, so that our products and softmax are used.
 
-    The evaluator computes the operator in one piece of numpy, in half precision as slow as its products.
+    The evaluator computes the operator in numpy, which is very slow in half precision.
     """
     from onnx.inliner import inline_selected_functions
     from onnx.shape_inference import infer_shapes
@@ -90,7 +90,7 @@ class _ReferenceSession(CheckedSession):
 
         super().__init__(io, Ran("CPU", f"onnx.reference {onnx.__version__}", plan))
         self._evaluator = evaluator
-        # A plan is a matter of the form: where the contract says float32, a half-precision form says float16.
+        # The contract is the same for every plan: a form in half precision has float16 where it says float32.
         dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in types.items()}
         self._floats = {spec.name: dtypes[spec.name] for spec in io.inputs if "float" in spec.dtype}
         self._names = [spec.name for spec in io.outputs]
@@ -98,7 +98,7 @@ class _ReferenceSession(CheckedSession):
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         import numpy as np
 
-        # Hidden scores are -inf, and half precision overflows: both are answers here, not accidents.
+        # Hidden scores are -inf, and half precision may overflow: both are valid results here.
         with np.errstate(all="ignore"), refused("onnx.reference", feeds):
             cast = {name: feeds[name].astype(dtype, copy=False) for name, dtype in self._floats.items()}
             outputs = self._evaluator.run(self._names, {**feeds, **cast})

@@ -1,4 +1,4 @@
-"""OpenVINO on CPU, in the precision that was asked for and no other."""
+"""OpenVINO on CPU, in exactly the requested precision."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class OpenVino(Runtime):
         """Opens the form `openvino`, an fp32 graph.
 
         Raises:
-            UnavailableError: not installed, or the CPU does not run the plan's precision.
-            ArtifactError: the file is not a model that it can read, or not the contract's.
-            IntegrityError: external data outside the model's folder.
+            UnavailableError: OpenVINO is not installed, or the CPU does not support the plan's precision.
+            ArtifactError: OpenVINO cannot read the file, or its inputs and outputs are not the contract's.
+            IntegrityError: external data lies outside the model's folder.
         """
         import dataclasses
 
@@ -66,14 +66,14 @@ class OpenVino(Runtime):
     def fusion_evidence(
         self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
     ) -> dict[str, Evidence]:
-        """Attentions that one layer of the compiled model covers.
+        """Evidence for attentions that one layer of the compiled model covers.
 
         The product QK^T, the softmax and the product PV of each attention are found in OpenVINO's graph before
-        compilation and given names of ours; the layer of the compiled model that lists all of them is the proof.
+        compilation and get names of ours. The layer of the compiled model that lists all three names is the evidence.
 
         Raises:
-            UnavailableError: not installed, or the CPU does not run the plan's precision.
-            ArtifactError: not a model that it can read.
+            UnavailableError: OpenVINO is not installed, or the CPU does not support the plan's precision.
+            ArtifactError: OpenVINO cannot read the file.
         """
         require("openvino")
         from attnport.runtimes._openvino_evidence import covering_layers, mark
@@ -94,7 +94,7 @@ def _read(path: Path) -> Any:
 
 
 def _compiled(path: Path, graph: Any, plan: str, threads: int | None) -> Any:
-    """Compiles for CPU and reads back what was really set. Raises BundleError or RuntimeMissing."""
+    """Compiles for the CPU and checks the precision that is really used. Raises BundleError or RuntimeMissing."""
     import openvino
 
     return compiled(openvino, graph, plan, threads or physical_cores(), path)

@@ -1,4 +1,4 @@
-"""ONNX Runtime on CPU, in process: the embedded default."""
+"""ONNX Runtime on CPU, the default for embedding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROVIDER = "CPUExecutionProvider"
 
 
 class OrtCpu(Runtime):
-    """ONNX Runtime with the CPU execution provider and no other."""
+    """ONNX Runtime with only the CPU execution provider."""
 
     name: ClassVar[str] = "ort_cpu"
     opens: ClassVar[Kind] = "onnx"
@@ -48,9 +48,10 @@ class OrtCpu(Runtime):
         """Opens the form `ort_cpu`.
 
         Raises:
-            UnavailableError: not installed, a plan other than fp32, or the session fell back to another provider.
-            ArtifactError: the file is not a model that it can read, or not the contract's.
-            IntegrityError: external data outside the model's folder.
+            UnavailableError: ONNX Runtime is not installed, the plan is not fp32, or the session fell back to another
+                provider.
+            ArtifactError: ONNX Runtime cannot read the file, or its inputs and outputs are not the contract's.
+            IntegrityError: external data lies outside the model's folder.
         """
         require("onnxruntime")
         if opening.plan != "fp32":
@@ -66,11 +67,11 @@ class OrtCpu(Runtime):
     def fusion_evidence(
         self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
     ) -> dict[str, Evidence]:
-        """Attentions whose one operator stands in the session's own optimised model and ran as one kernel.
+        """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
         Raises:
-            UnavailableError: not installed.
-            ArtifactError: not a model that it can read or run.
+            UnavailableError: ONNX Runtime is not installed.
+            ArtifactError: the model cannot be read or run.
         """
         require("onnxruntime")
         return _ort.evidence(model, anchors, PROVIDER)

@@ -1,4 +1,4 @@
-"""ONNX Runtime on CUDA, in process, and nothing that computes beside it on the CPU."""
+"""ONNX Runtime on CUDA, without falling back to the CPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport_bundle.cuda import load_driver
 
 PROVIDER = "CUDAExecutionProvider"
-# TF32 keeps 10 of float32's 23 bits of mantissa: a precision of its own, and never meant by fp32.
+# TF32 keeps 10 of float32's 23 bits of mantissa: it is a precision of its own, not fp32.
 _OPTIONS = {"use_tf32": "0"}
 _PIP = 'pip uninstall -y onnxruntime && pip install "attnport[gpu]"'
-_TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
 
 
 class OrtCuda(Runtime):
@@ -32,7 +31,7 @@ class OrtCuda(Runtime):
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises.
 
-        That a provider is built in says nothing about this machine, so a tiny model has to run on it.
+        A provider that is built in may still not work on this machine, so a tiny model has to run on it.
         """
         try:
             ort = require("onnxruntime")
@@ -43,7 +42,7 @@ class OrtCuda(Runtime):
                 return Capabilities(self.name, False, f"this onnxruntime is built without {PROVIDER}.", _PIP)
             load_driver()
             _libraries.load_cuda()
-            if answer := _ort.refusal(_TINY, (PROVIDER, _OPTIONS)):
+            if answer := _ort.refusal(_ort.TINY, (PROVIDER, _OPTIONS)):
                 return Capabilities(
                     self.name, False, f"{PROVIDER} does not work here: {answer}", "It wants CUDA and cuDNN libraries."
                 )
@@ -61,16 +60,18 @@ class OrtCuda(Runtime):
             return Capabilities(self.name, False, f"onnxruntime does not work: {first_line(err)}", _PIP)
 
     def open(self, opening: Opening) -> Session:
-        """Opens a form of `ort_cuda`; a run on small inputs has to show that nothing fell back to the CPU.
+        """Opens a form of `ort_cuda`. The model is run on small inputs to check that nothing fell back to the CPU.
 
         Raises:
-            UnavailableError: no device, or nodes that compute on floating-point tensors run on another provider.
-            ArtifactError: the file is not a model that it can read and run, or not the contract's or the plan's.
-            IntegrityError: external data outside the model's folder.
+            UnavailableError: there is no device, or nodes on floating-point tensors run on another provider.
+            ArtifactError: the model cannot be read or run, or does not fit the contract or the plan.
+            IntegrityError: external data lies outside the model's folder.
         """
-        found = available(self)
-        if opening.plan not in found.plans:
-            raise UnavailableError(f"ort_cuda computes in {', '.join(found.plans)}; {opening.plan} was asked for.")
+        capabilities = available(self)
+        if opening.plan not in capabilities.plans:
+            raise UnavailableError(
+                f"ort_cuda computes in {', '.join(capabilities.plans)}; {opening.plan} was asked for."
+            )
         path, _ = checked_model(self.name, opening)
         _ort.refuse_fallback(path, (PROVIDER, _OPTIONS))
         session = _ort.open_session(path, _ort.options(opening.threads), (PROVIDER, _OPTIONS))
@@ -82,8 +83,8 @@ class OrtCuda(Runtime):
         """As for ort_cpu, on the CUDA provider.
 
         Raises:
-            UnavailableError: not installed, no device.
-            ArtifactError: not a model that it can read or run.
+            UnavailableError: ONNX Runtime is not installed, or there is no device.
+            ArtifactError: the model cannot be read or run.
         """
         available(self)
         return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS))

@@ -1,6 +1,6 @@
-"""ONNX Runtime with its TensorRT provider, and nothing that computes beside it on CUDA or the CPU.
+"""ONNX Runtime with its TensorRT provider, without falling back to CUDA or the CPU.
 
-This provider is linked against one major release of TensorRT, which need not be the one that `tensorrt` installs.
+This provider is linked against one major release of TensorRT, which may differ from that of the package `tensorrt`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport_bundle.cuda import load_driver
 
 PROVIDER = "TensorrtExecutionProvider"
-# fp32 is not among them: TensorRT computes it in TF32 where it likes, and this provider has no option against that.
+# fp32 is missing: TensorRT may compute it in TF32, and this provider has no option to forbid that.
 PLANS = ("fp16", "bf16", "fp16_islands", "bf16_islands")
 _PIP = 'pip uninstall -y onnxruntime && pip install "attnport[gpu]"'
-_TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
 
 
 class OrtTensorRT(Runtime):
@@ -35,7 +34,7 @@ class OrtTensorRT(Runtime):
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises.
 
-        Its libraries are looked for by the names that the provider asks for, then a tiny model has to run on it.
+        The libraries that the provider needs are searched by name, then a tiny model has to run on it.
         """
         try:
             ort = require("onnxruntime")
@@ -53,7 +52,7 @@ class OrtTensorRT(Runtime):
                     self.name, False, f"{PROVIDER} wants {', '.join(missing)}, which the loader does not find.",
                     _hint(missing), version, libraries=libraries,
                 )  # fmt: skip
-            if answer := _ort.refusal(_TINY, PROVIDER):
+            if answer := _ort.refusal(_ort.TINY, PROVIDER):
                 return Capabilities(
                     self.name, False, f"{PROVIDER} does not work here: {answer}", version=version, libraries=libraries
                 )
@@ -74,15 +73,16 @@ class OrtTensorRT(Runtime):
     def open(self, opening: Opening) -> Session:
         """Opens a form of `tensorrt` with one profile, that of the contract.
 
-        A run at the contract's usual sizes has to show that nothing fell back to CUDA or the CPU.
+        The model is run at the contract's usual sizes to check that nothing fell back to CUDA or the CPU.
 
         Raises:
-            UnavailableError: no device, a plan that it has not, or floating-point nodes run on another provider.
-            ArtifactError: the file is not a model that it can read and run, or not the contract's or the plan's.
-            IntegrityError: external data outside the model's folder.
+            UnavailableError: there is no device, the plan is not supported, or floating-point nodes run on another
+                provider.
+            ArtifactError: the model cannot be read or run, or does not fit the contract or the plan.
+            IntegrityError: external data lies outside the model's folder.
         """
-        found = available(self)
-        refuse_plan(self.name, opening.plan, found.plans)
+        capabilities = available(self)
+        refuse_plan(self.name, opening.plan, capabilities.plans)
         path, _ = checked_model(self.name, opening)
         provider = (PROVIDER, profile_options(opening.io, "trt_profile_{}_shapes"))
         _ort.refuse_fallback(path, provider, usual_feeds(opening.io))
@@ -93,15 +93,15 @@ class OrtTensorRT(Runtime):
 def refuse_plan(runtime: str, plan: str, plans: tuple[str, ...]) -> None:
     """Raises UnavailableError for a plan that is not among `plans`."""
     if plan not in plans:
-        reason = " fp32 would be computed in TF32 where TensorRT likes, and no option forbids it." * (plan == "fp32")
+        reason = " TensorRT may compute fp32 in TF32, and no option forbids that." * (plan == "fp32")
         raise UnavailableError(f"{runtime} computes in {', '.join(plans)}; {plan} was asked for.{reason}")
 
 
 def profile_options(io: IOContract, option: str) -> dict[str, str]:
-    """The contract's sizes as the provider's options want them: `ids:1x1,mask:1x1` for the least, and so on.
+    """The contract's sizes as options of the provider, such as `ids:1x1,mask:1x1` for the smallest.
 
     Args:
-        option: The options' name, with `{}` for `min`, `opt` and `max`.
+        option: The name of the options, with `{}` for `min`, `opt` and `max`.
     """
     profile = io.profile()
 
@@ -113,13 +113,13 @@ def profile_options(io: IOContract, option: str) -> dict[str, str]:
 
 
 def wanted_libraries() -> dict[str, str]:
-    """By the name that the provider's library asks for, the path that the loader finds; "" where it finds none."""
+    """The libraries that the provider needs, by name, with the path that the loader finds; "" if it finds none."""
     library = _libraries.beside("onnxruntime", "capi/libonnxruntime_providers_tensorrt.so")
     if library is None:
         return {}
     _libraries.load_cuda()
     with contextlib.suppress(UnavailableError):
-        require("tensorrt")  # loads its libraries from where its wheel put them
+        require("tensorrt")  # loads the libraries in its wheel
     return {name: _libraries.found(name) for name in _libraries.needed(library)}
 
 

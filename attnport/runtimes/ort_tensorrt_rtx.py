@@ -1,6 +1,6 @@
-"""ONNX Runtime with the TensorRT-RTX provider, which comes as a library of its own and is registered.
+"""ONNX Runtime with the TensorRT-RTX provider, a library of its own that is registered with ONNX Runtime.
 
-What it compiles is kept as an engine context file: the model with its compiled parts in it, in this user's cache.
+What it compiles is kept in this user's cache as an engine context file: the model together with its compiled parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from attnport_bundle.runtime_cache import RuntimeCache
 PROVIDER = "NvTensorRTRTXExecutionProvider"
 PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
 _PIP = "pip install onnxruntime-ep-nv-tensorrt-rtx"
-_TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
 
 
 class OrtTensorRTRTX(Runtime):
@@ -45,7 +44,7 @@ class OrtTensorRTRTX(Runtime):
             library = _libraries.beside(PACKAGE, "libonnxruntime_providers_*.so")
             libraries = {name: _libraries.found(name) for name in (_libraries.needed(library) if library else ())}
             devices = registered_devices()
-            if answer := _ort.refusal(_TINY, _ort.Plugin(PROVIDER, devices, {})):
+            if answer := _ort.refusal(_ort.TINY, _ort.Plugin(PROVIDER, devices, {})):
                 reason = f"{PROVIDER} does not work here: {answer}"
                 return Capabilities(self.name, False, reason, version=version, libraries=libraries)
             return Capabilities(
@@ -66,30 +65,31 @@ class OrtTensorRTRTX(Runtime):
     def open(self, opening: Opening) -> Session:
         """Opens a form of `tensorrt_rtx` with one profile, that of the contract; from its context file if there is one.
 
-        Before a context file is kept, a run at the contract's usual sizes has to show that nothing fell back.
+        Before a context file is kept, the model is run at the contract's usual sizes to check that nothing fell back.
 
         Raises:
-            UnavailableError: no device, a plan that it has not, or floating-point nodes run on another provider.
-            ArtifactError: the file is not a model that it can read and run, or not the contract's or the plan's.
-            IntegrityError: external data outside the model's folder.
+            UnavailableError: there is no device, the plan is not supported, or floating-point nodes run on another
+                provider.
+            ArtifactError: the model cannot be read or run, or does not fit the contract or the plan.
+            IntegrityError: external data lies outside the model's folder.
         """
-        found = available(self)
-        refuse_plan(self.name, opening.plan, found.plans)
+        capabilities = available(self)
+        refuse_plan(self.name, opening.plan, capabilities.plans)
         path, model = checked_model(self.name, opening)
         provider = _ort.Plugin(PROVIDER, registered_devices(), profile_options(opening.io, "nv_profile_{}_shapes"))
-        kept = _context_file(path, external_files(model), found.version, opening.io, provider)
-        context = kept.read() if kept is not None else None
+        entry = _context_file(path, external_files(model), capabilities.version, opening.io, provider)
+        context = entry.read() if entry is not None else None
         if context is None:
             _ort.refuse_fallback(path, provider, usual_feeds(opening.io))
             context = compiled_context(path, provider)
-            if kept is not None:
-                kept.write(context)
+            if entry is not None:
+                entry.write(context)
         session = _ort.open_session(context, _ort.options(opening.threads), provider)
         return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
 
 
 def registered_devices() -> tuple[Any, ...]:
-    """The provider's first device, alone, as the provider takes but one; its library is registered the first time.
+    """The provider's first device, as it accepts only one; the first call registers its library.
 
     Raises:
         UnavailableError: the library cannot be loaded, or it finds no device.
@@ -101,10 +101,10 @@ def registered_devices() -> tuple[Any, ...]:
         try:
             ort.register_execution_provider_library(package.get_ep_name(), package.get_library_path())
         except Exception as err:  # a runtime's own exceptions share no base
-            # Cut before it is shortened: the path comes first, and is long enough to leave nothing of the reason.
-            said = first_line(RuntimeError(str(err).rpartition(" with error: ")[2]))
+            # `first_line` shortens the text, and the long path before the reason would leave none of it.
+            reason = first_line(RuntimeError(str(err).rpartition(" with error: ")[2]))
             raise UnavailableError(
-                f"{PROVIDER} cannot be registered: {said}", hint="It wants an NVIDIA GPU and its driver."
+                f"{PROVIDER} cannot be registered: {reason}", hint="It wants an NVIDIA GPU and its driver."
             ) from err
         devices = _devices(ort)
     if not devices:
@@ -115,7 +115,7 @@ def registered_devices() -> tuple[Any, ...]:
 
 
 def compiled_context(model: Path, provider: _ort.Plugin) -> bytes:
-    """The model as an engine context file: what the provider compiled stands in it. Raises ArtifactError."""
+    """The model as an engine context file, with what the provider compiled. Raises ArtifactError."""
     import onnxruntime as ort
 
     settings = _ort.options(1)
@@ -128,7 +128,7 @@ def compiled_context(model: Path, provider: _ort.Plugin) -> bytes:
 
 
 def _package() -> Any:
-    """The plug-in's package; what its library needs is loaded. Raises MissingDependency."""
+    """Imports the plug-in's package and loads the libraries that it needs. Raises MissingDependency."""
     package = require(PACKAGE)
     _libraries.load_bundled_cuda(PACKAGE)
     return package
@@ -141,7 +141,7 @@ def _devices(ort: Any) -> tuple[Any, ...]:
 def _context_file(
     model: Path, external: tuple[str, ...], version: str, io: IOContract, provider: _ort.Plugin
 ) -> RuntimeCache | None:
-    """Where the context of this model is kept, for this release, device and profile; None where nowhere."""
+    """The cache entry for this model's context, by release, device and profile; None without a cache."""
     import onnxruntime as ort
 
     cache = find(model.parent)

@@ -1,4 +1,4 @@
-"""TensorRT engines on an NVIDIA GPU. The same code drives both flavours, which share one API.
+"""TensorRT engines on an NVIDIA GPU. The same code serves TensorRT and TensorRT-RTX, which share one API.
 
 An engine is deserialised only after its digest, the installed version, its header and the device have been checked.
 """
@@ -22,7 +22,7 @@ from attnport_bundle.runtime_cache import RuntimeCache
 
 
 class TensorRT(Runtime):
-    """The data-centre flavour: an engine for the GPU that it was built on."""
+    """TensorRT, whose engines run on the kind of GPU that they were built on."""
 
     name: ClassVar[str] = "tensorrt"
     opens: ClassVar[Kind] = "engine"
@@ -40,19 +40,19 @@ class TensorRT(Runtime):
         except UnavailableError as err:
             return Capabilities(self.name, False, err.message, err.hint, version, libraries=libraries)
         except Exception as err:  # a half-installed wheel or driver fails anywhere
-            said = f"{self.module} does not work: {first_line(err)}"
-            return Capabilities(self.name, False, said, version=version, libraries=libraries)
-        where = (f"{device.name} (SM {device.sm})",)
-        return Capabilities(self.name, True, version=version, devices=where, plans=PLANS, libraries=libraries)
+            reason = f"{self.module} does not work: {first_line(err)}"
+            return Capabilities(self.name, False, reason, version=version, libraries=libraries)
+        devices = (f"{device.name} (SM {device.sm})",)
+        return Capabilities(self.name, True, version=version, devices=devices, plans=PLANS, libraries=libraries)
 
     def libraries(self) -> dict[str, str]:
-        """The libraries that the installed bindings ask for, with the path of each that the loader finds."""
+        """The libraries that the installed bindings need, by name, with the path that the loader finds."""
         folders = (f"{self.module}_bindings", self.module)
         bindings = next(filter(None, (_libraries.beside(name, f"{self.module}*.so") for name in folders)), None)
         if bindings is None:
             return {}
         with contextlib.suppress(UnavailableError):
-            require(self.module)  # loads them from where its wheel put them
+            require(self.module)  # loads the libraries in its wheel
         return {name: _libraries.found(name) for name in _libraries.needed(bindings)}
 
     def open(self, opening: Opening) -> Session:
@@ -61,8 +61,8 @@ class TensorRT(Runtime):
         Raises:
             UsageError: no engine or no record was given.
             IntegrityError: the file is not the recorded one, or another version of TensorRT is installed.
-            UnavailableError: not installed, no GPU, or a GPU that the engine was not built for.
-            ArtifactError: TensorRT cannot read it, or its inputs and outputs are not the contract's.
+            UnavailableError: TensorRT is not installed, there is no GPU, or the engine was not built for this GPU.
+            ArtifactError: TensorRT cannot read the engine, or its inputs and outputs are not the contract's.
         """
         record, path = opening.engine, opening.model
         if record is None or path is None:
@@ -88,20 +88,20 @@ class TensorRT(Runtime):
             )
         device.open()
         try:
-            kept = None if opening.cache is None or not self.keeps else _kept(opening.cache, device, record)
-            return EngineSession(self.module, trt, device, path, opening.io, record, kept)
+            cache = None if opening.cache is None or not self.keeps else _kept(opening.cache, device, record)
+            return EngineSession(self.module, trt, device, path, opening.io, record, cache)
         except BaseException:
             device.close()
             raise
 
     def check_header(self, path: Path) -> None:
-        """Checks what this flavour's header is known to say; of this one nothing is."""
+        """Checks the engine's header, if its layout is known; that of TensorRT is not."""
 
 
 def _kept(folder: Path, device: _cuda.Device, record: EngineRecord) -> RuntimeCache:
-    """Where what this release compiled of this engine for this device and driver is kept."""
-    what = digest_text(record.digest, record.version, device.uuid, driver_release())
-    return RuntimeCache(Cache(folder), what)
+    """The cache entry for what this release compiled from this engine for this device and driver."""
+    entry = digest_text(record.digest, record.version, device.uuid, driver_release())
+    return RuntimeCache(Cache(folder), entry)
 
 
 def check_engine_file(path: Path, record: EngineRecord) -> None:
@@ -109,7 +109,7 @@ def check_engine_file(path: Path, record: EngineRecord) -> None:
 
     Raises:
         ArtifactError: there is no such file.
-        IntegrityError: it is not the one that was written.
+        IntegrityError: the file is not the one that was written.
     """
     if not path.is_file():
         raise ArtifactError(f"{path} is missing.", hint="Build the engine again.")

@@ -15,7 +15,7 @@ from attnport_bundle.engine_header import read_header
 
 
 class TensorRTRTX(TensorRT):
-    """The RTX flavour: engines for several GPU generations at once."""
+    """TensorRT-RTX, whose engines run on several GPU generations."""
 
     name: ClassVar[str] = "tensorrt_rtx"
     form: ClassVar[str] = "tensorrt_rtx"
@@ -23,34 +23,34 @@ class TensorRTRTX(TensorRT):
     keeps: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
-        """As the data centre's; where only the GPU is missing, the hint says that engines are built all the same."""
-        found = super().probe()
-        if found.available or not (found.version and found.hint):
-            return found
+        """As for TensorRT; if only the GPU is missing, the hint says that engines can still be built."""
+        capabilities = super().probe()
+        if capabilities.available or not (capabilities.version and capabilities.hint):
+            return capabilities
         return dataclasses.replace(
-            found, hint="engines can be built here, and run on a machine with an NVIDIA GPU and driver"
+            capabilities, hint="engines can be built here, and run on a machine with an NVIDIA GPU and driver"
         )
 
     def open(self, opening: Opening) -> Session:
-        """As the data centre's. An engine for the builder's default list is tried on GPUs that this does not name, too.
+        """As for TensorRT. An engine for the builder's default list is also tried on GPUs that the list does not name.
 
         Raises:
-            UnavailableError: as there; or TensorRT-RTX refused it on such a GPU, SM 90 (H100) for one.
+            UnavailableError: as for TensorRT; or TensorRT-RTX refused the engine on such a GPU, such as SM 90 (H100).
         """
         try:
             return super().open(opening)
         except (ArtifactError, BundleError) as err:
-            if err.exit_code != ArtifactError.exit_code:  # a device or a header that is wrong says so itself
+            if err.exit_code != ArtifactError.exit_code:  # the message already names a wrong device or header
                 raise
             try:
                 targets, device = read_header(opening.model or Path()).sm, _cuda.Device()
-            except (OSError, ValueError):  # then it is the file that is wrong
+            except (OSError, ValueError):  # the file is at fault
                 raise err from None
             if not targets or device.sm in targets:
                 raise
             raise UnavailableError(
                 f"{opening.model} is for SM {', '.join(map(str, targets))}; on {device.name}, which is SM {device.sm}, "
-                f"{self.module} does not take it: {err.message}",
+                f"{self.module} refuses it: {err.message}",
                 hint="Use another runtime there: tensorrt, ort_cuda.",
             ) from err
 

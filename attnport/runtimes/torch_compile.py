@@ -1,4 +1,4 @@
-"""torch.compile on CPU: the module as inductor compiles it, whole, and never the module itself in its place."""
+"""torch.compile on CPU: the whole module compiled by inductor, without falling back to the module itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GPP = "inductor compiles C++ for the CPU: install g++ (apt-get install g++), or
 
 
 class TorchCompile(Runtime):
-    """Compiles with dynamic shapes: one graph serves all sizes from 2 up, and one more each way that a size is 1."""
+    """Compiles with dynamic shapes: one graph for all sizes from 2 up, and one for each combination with a size 1."""
 
     name: ClassVar[str] = "torch_compile"
     opens: ClassVar[Kind] = "module"
@@ -46,7 +46,7 @@ class TorchCompile(Runtime):
 
         Raises:
             UsageError: no module was given.
-            UnavailableError: no compiler, a plan of islands, or a module that does not compile as one graph.
+            UnavailableError: there is no compiler, the plan has islands, or the module does not compile as one graph.
         """
         dtype = plan_of(self.name, opening)
         available(self)
@@ -56,7 +56,7 @@ class TorchCompile(Runtime):
 
 @functools.cache
 def _why_not() -> tuple[str, str] | None:
-    """Why nothing compiles in this process, and the hint; None when it does."""
+    """The reason why nothing compiles in this process, and a hint; None if compiling works."""
     try:
         with quiet():
             import torch
@@ -70,9 +70,9 @@ def _why_not() -> tuple[str, str] | None:
             torch.compile(torch.nn.ReLU(), dynamic=True, fullgraph=True)(torch.ones(2, 3))
     except InvalidCxxCompiler:
         return "no C++ compiler was found.", _GPP
-    except Exception as err:  # what a compiler or its driver says shares no base
-        said = getattr(err, "inner_exception", err)
-        return f"inductor cannot compile here: {type(said).__name__}: {first_line(said)}", _GPP
+    except Exception as err:  # the exceptions of compilers share no base
+        cause = getattr(err, "inner_exception", err)
+        return f"inductor cannot compile here: {type(cause).__name__}: {first_line(cause)}", _GPP
     return None
 
 
@@ -84,7 +84,7 @@ class _Runs:
 
 
 def _counted(runs: _Runs, contract: bool, graph: torch.fx.GraphModule, examples: Any) -> Any:
-    """Inductor's own code for a graph, with every run counted."""
+    """Compiles a graph with inductor; the result counts its runs in `runs`."""
     from torch._inductor.compile_fx import compile_fx
 
     from attnport.runtimes._compiled_contract import follow_contract
@@ -101,14 +101,14 @@ def _counted(runs: _Runs, contract: bool, graph: torch.fx.GraphModule, examples:
 
 
 class CompiledCall:
-    """A module as inductor compiles it, for any size; every call is checked to have run what was compiled."""
+    """A module compiled by inductor for any size. Every call checks that the compiled code ran."""
 
     def __init__(self, module: torch.nn.Module, contract: bool) -> None:
         import torch
 
         self._contract = contract
         self._runs = _Runs()
-        # PyTorch keeps every backend it was ever given: this one holds a number, not the module.
+        # PyTorch keeps every backend forever, so this one must not refer to the module.
         backend = functools.partial(_counted, self._runs, contract)
         self.compiled: Any = torch.compile(_own_code(module), backend=backend, dynamic=True, fullgraph=True)
 
@@ -116,7 +116,7 @@ class CompiledCall:
         """What the module returns for inputs by name.
 
         Raises:
-            UnavailableError: PyTorch did not run what was compiled, or not once.
+            UnavailableError: PyTorch did not run the compiled code exactly once.
         """
         import torch
 
@@ -124,7 +124,7 @@ class CompiledCall:
         with torch.inference_mode(), _no_fast_path(self._contract):
             result = self.compiled(**tensors)
         if self._runs.number != before + 1:
-            raise UnavailableError("PyTorch ran the module itself where compiled code was asked for.")
+            raise UnavailableError("PyTorch ran the module itself instead of the compiled code.")
         return result
 
 
@@ -133,7 +133,7 @@ def plan_of(runtime: str, opening: Opening) -> torch.dtype:
 
     Raises:
         UsageError: no module was given.
-        UnavailableError: a plan that is no cast of the whole module.
+        UnavailableError: the plan is not a cast of the whole module.
     """
     import torch
 
@@ -146,14 +146,14 @@ def plan_of(runtime: str, opening: Opening) -> torch.dtype:
 
 
 def run_once(session: CheckedSession, io: IOContract) -> None:
-    """Compiles, by a run at the contract's usual sizes. Raises UnavailableError where it is not one graph."""
+    """Compiles by a run at the contract's usual sizes. Raises UnavailableError if the module is not one graph."""
     try:
         with quiet():
             session.run(usual_feeds(io))
     except AttnportError as err:
         raise UnavailableError(
             f"the module does not compile as one graph: {err.message}",
-            hint="torch_eager runs it; what stops the compiler is in the message.",
+            hint="torch_eager can run it; the message says what the compiler does not support.",
         ) from err
 
 
@@ -162,13 +162,13 @@ class _CompiledSession(CheckedSession):
         import torch
 
         precision = opening.plan
-        # On CPU this setting lets float32 products run in bfloat16, silently.
+        # On CPU this setting silently lets float32 products run in bfloat16.
         if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
             precision += f" (matmul {torch.get_float32_matmul_precision()})"
         super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__} inductor", precision))
         self._dtype = dtype
         if dtype != torch.float32:
-            # A copy: the maker may hand out one module several times, and a cast changes it in place.
+            # A copy, as the cast works in place and `make` may return the same module again.
             module = copy.deepcopy(module).to(dtype)
         self._threads = opening.threads or physical_cores()
         self._call: CompiledCall | None = CompiledCall(module, opening.contract)
@@ -180,7 +180,7 @@ class _CompiledSession(CheckedSession):
         from attnport.runtimes.torch_eager import named_outputs, to_array, to_tensor
 
         if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
+            torch.set_num_threads(self._threads)  # the setting is process-wide, and another session may have changed it
         tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
         assert self._call is not None
         with refused("torch.compile", feeds):
@@ -193,20 +193,20 @@ class _CompiledSession(CheckedSession):
 
 @contextlib.contextmanager
 def _no_fast_path(wanted: bool) -> Iterator[None]:
-    """Keeps nn.MultiheadAttention and nn.TransformerEncoderLayer from their fused path, whose attention is opaque."""
+    """Turns off the fused path of nn.MultiheadAttention and nn.TransformerEncoderLayer, as its attention is opaque."""
     import torch
 
-    had = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(had and not wanted)
+    previous = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(previous and not wanted)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(had)
+        torch.backends.mha.set_fastpath_enabled(previous)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A context without warnings: while PyTorch compiles it warns about its own code."""
+    """Suppresses warnings: PyTorch warns about its own code while it compiles."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -215,8 +215,8 @@ def quiet() -> Iterator[None]:
 def _own_code(module: torch.nn.Module) -> Any:
     """A function that calls the module, with a code object of its own.
 
-    Compiled graphs are kept by code object: those of all modules of a class would count towards one limit, beyond which
-    nothing compiles, and would live as long as the class.
+    PyTorch keeps compiled graphs by code object. Without this, those of all modules of a class would count towards one
+    limit, beyond which nothing compiles, and would live as long as the class.
     """
 
     def call(**tensors: Any) -> Any:

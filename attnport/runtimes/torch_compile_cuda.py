@@ -1,4 +1,4 @@
-"""torch.compile on a CUDA GPU: the module as inductor compiles it, whole, and never the module itself in its place."""
+"""torch.compile on a CUDA GPU: the whole module compiled by inductor, without falling back to the module itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOOLS = "inductor wants triton, which comes with PyTorch's CUDA wheels, and a C
 
 
 class TorchCompileCuda(Runtime):
-    """As `torch_compile`, for the first GPU; also captured as a CUDA graph, when it is timed."""
+    """As `torch_compile`, on the first GPU; it can also be timed as a CUDA graph."""
 
     name: ClassVar[str] = "torch_compile_cuda"
     opens: ClassVar[Kind] = "module"
@@ -31,8 +31,8 @@ class TorchCompileCuda(Runtime):
 
         Raises:
             UsageError: no module was given.
-            UnavailableError: no CUDA build of PyTorch, no GPU, no compiler, a plan of islands, or a module that does
-                not compile as one graph.
+            UnavailableError: PyTorch has no CUDA, there is no GPU or no compiler, the plan has islands, or the module
+                does not compile as one graph.
         """
         import torch
 
@@ -50,16 +50,16 @@ class TorchCompileCuda(Runtime):
 
 @functools.cache
 def _why_not(kind: str) -> tuple[str, str] | None:
-    """Why nothing compiles for a kind of device in this process, and the hint; None when it does."""
+    """The reason why nothing compiles for a kind of device in this process, and a hint; None if compiling works."""
     import torch
 
     try:
         with torch.inference_mode(), quiet():
             compiled = torch.compile(torch.nn.ReLU(), dynamic=True, fullgraph=True)
             compiled(torch.ones(2, 3, device=kind))
-    except Exception as err:  # what a compiler or its driver says shares no base
-        said = getattr(err, "inner_exception", err)
-        return f"inductor cannot compile here: {type(said).__name__}: {first_line(said)}", _TOOLS
+    except Exception as err:  # the exceptions of compilers share no base
+        cause = getattr(err, "inner_exception", err)
+        return f"inductor cannot compile here: {type(cause).__name__}: {first_line(cause)}", _TOOLS
     return None
 
 

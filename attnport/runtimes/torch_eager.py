@@ -1,4 +1,4 @@
-"""PyTorch eager on CPU: the module itself, the reference in float64, and the twin of each precision plan."""
+"""PyTorch eager on CPU: the module itself, the float64 reference, and eager in each precision plan."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TorchEager(Runtime):
 
         module, dtype = module_of(self.name, opening)
         if dtype != torch.float32:
-            # A copy: the maker may hand out one module several times, and a cast changes it in place.
+            # A copy, as the cast works in place and `make` may return the same module again.
             module = copy.deepcopy(module).to(dtype)
         elif opening.plan == AUTO:
             from attnport.runtimes._torch_range import round_parameters
@@ -61,7 +61,7 @@ class TorchEager(Runtime):
 
 
 def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dtype]:
-    """The module of an opening as its maker made it, and the type that it is to be cast to.
+    """The module of an opening, not yet cast, and the type to cast it to.
 
     Raises:
         UsageError: no module was given, or the plan is unknown.
@@ -77,7 +77,7 @@ def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dt
 
 
 class EagerCall:
-    """A module that was cast to a plan, called as the plan and the mask contract ask; wherever its weights are."""
+    """Calls a module that was cast to a plan, in the way of the plan and the mask contract, on any device."""
 
     def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
         from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
@@ -101,10 +101,14 @@ class EagerCall:
 
         if self._nudged is not None:
             generator = draw(self._nudged)
-            moved = {name: nudged(tensor, generator) for name, tensor in tensors.items() if name not in self._masks}
-            # A whole number may be a flag or a count, whatever its type.
+            nudged_tensors = {
+                name: nudged(tensor, generator) for name, tensor in tensors.items() if name not in self._masks
+            }
+            # Whole numbers stay, as they may be flags or counts even in a floating type.
             tensors = {
-                name: tensor if name not in moved else tensor.where(tensor == tensor.round(), moved[name])
+                name: tensor
+                if name not in nudged_tensors
+                else tensor.where(tensor == tensor.round(), nudged_tensors[name])
                 for name, tensor in tensors.items()
             }
         if self._rounds:
@@ -113,9 +117,9 @@ class EagerCall:
             tensors = {name: rounded(tensor) for name, tensor in tensors.items()}
         modes = self._modes
         if self._island is not None:
-            with active(found := Found()):
+            with active(products := Found()):
                 self._module(**tensors)
-            modes = [*modes, Rounded(found, self._island, step_by_step=self._steps)]
+            modes = [*modes, Rounded(products, self._island, step_by_step=self._steps)]
         with active(*modes):
             return self._module(**tensors)
 
@@ -125,7 +129,7 @@ class _TorchSession(CheckedSession):
         import torch
 
         precision = "fp64" if opening.float64 else opening.plan
-        # On CPU this setting lets float32 products run in bfloat16, silently.
+        # On CPU this setting silently lets float32 products run in bfloat16.
         if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
             precision += f" (matmul {torch.get_float32_matmul_precision()})"
         super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__}", precision))
@@ -137,7 +141,7 @@ class _TorchSession(CheckedSession):
         import torch
 
         if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)  # process-wide, and another session may have another number
+            torch.set_num_threads(self._threads)  # the setting is process-wide, and another session may have changed it
         tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
         assert self._call is not None
         with refused("torch_eager", feeds):
@@ -149,7 +153,7 @@ class _TorchSession(CheckedSession):
 
 
 def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A torch tensor of an array (bfloat16 as ml_dtypes has it); floating-point ones in `dtype` where it is given."""
+    """A torch tensor of an array (bfloat16 is ml_dtypes'); a floating-point one is cast to `dtype` if that is given."""
     import numpy as np
     import torch
 
@@ -164,7 +168,7 @@ def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """An array of a torch tensor, in the same dtype (bfloat16 as ml_dtypes has it)."""
+    """An array of a torch tensor, in the same dtype (bfloat16 is ml_dtypes')."""
     import ml_dtypes
     import torch
 
@@ -195,14 +199,14 @@ def named_outputs(result: Any, io: IOContract) -> dict[str, torch.Tensor]:
 
 
 def attention_weights(spec: ModelSpec, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The softmax probabilities of every attention of the module in float32, for pictures of them.
+    """The softmax probabilities of every attention of the module in float32, for display.
 
     Args:
         spec: The model.
         feeds: Arrays that fit its contract.
 
     Returns:
-        By attention name (as `SourceAttention.name`, in call order), [B, H, S, T]; rows with no allowed key are zero.
+        [B, H, S, T] by attention name (`SourceAttention.name`, in call order); rows with no allowed key are zero.
 
     Raises:
         FeedError: the feeds do not fit.
@@ -213,7 +217,7 @@ def attention_weights(spec: ModelSpec, feeds: Mapping[str, Array]) -> dict[str, 
 
     check_feeds(spec.io, feeds)
     module = spec.make().eval()
-    tensors = {each.name: to_tensor(feeds[each.name]) for each in spec.io.inputs}
+    tensors = {tensor_spec.name: to_tensor(feeds[tensor_spec.name]) for tensor_spec in spec.io.inputs}
     with module_paths(module) as path:
         watch = Watch(path)
         with refused("torch_eager", feeds), active(watch):

@@ -12,7 +12,7 @@ from attnport.runtimes.torch_eager import EagerCall, module_of
 
 
 class TorchEagerCuda(Runtime):
-    """Runs the module as PyTorch does, on the first GPU; also captured as a CUDA graph, when it is timed."""
+    """Runs the module as PyTorch does, on the first GPU; it can also be timed as a CUDA graph."""
 
     name: ClassVar[str] = "torch_eager_cuda"
     opens: ClassVar[Kind] = "module"
@@ -27,7 +27,7 @@ class TorchEagerCuda(Runtime):
 
         Raises:
             UsageError: no module was given, or the plan is unknown.
-            UnavailableError: no CUDA build of PyTorch, or no GPU.
+            UnavailableError: PyTorch has no CUDA, or there is no GPU.
         """
         import torch
 

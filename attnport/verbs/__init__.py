@@ -1,1 +1,1 @@
-"""The verbs, one file each: the only package that joins the stages."""
+"""The verbs, one in each file. Only this package joins the stages."""

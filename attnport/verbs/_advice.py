@@ -1,4 +1,4 @@
-"""The recommendation of a folder: what its reports say, what a bundle would take, and which samples differ."""
+"""Makes the recommendation for a folder, from its reports and from what a bundle can carry."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ _BENCH = "bench"
 def advise(
     folder: Path, manifest: Manifest, parity: ParityReport | None, latency: LatencyReport | None
 ) -> Recommendation:
-    """What to embed of a folder, by its reports; see `recommend`."""
+    """What to embed from a folder, according to its reports; see `recommend`."""
     return recommend(parity, latency, embeddable(folder, manifest), ratio, shlex.quote(str(folder)))
 
 
 def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
-    """What a bundle can take for each runtime, by the name that reports use.
+    """For each runtime in the reports, what a bundle can carry, or why it cannot.
 
-    A form that was made again since it was checked or timed is one that a bundle refuses, or whose times are another's.
+    A form that was made again after it was checked is refused by `bundle`; one that was made again after it was timed
+    is not recommended, as the times are not its own.
     """
-    found = {
+    choices = {
         name: Embeddable("", "", "", "it runs the module in PyTorch, which no bundle carries")
         for name in base.names()
         if base.get(name).opens == "module"
     }
     for name in (*manifest.forms, *manifest.engines):
-        found[f"bundle.{name}"] = Embeddable("", "", "", f"it is {name} through the reader of a bundle")
+        choices[f"bundle.{name}"] = Embeddable("", "", "", f"it is {name} through the reader of a bundle")
         try:
             (backend,) = choose(folder, manifest, [name])
             (judged,) = judge(folder, manifest, [backend])
-        except AttnportError:  # a target with several engines, each of which is named by itself, or no reader for it
+        except AttnportError:  # no reader opens it
             continue
         if backend.measured_as is None:
             continue
         problem = "" if judged.verdict == "PASS" else f"a bundle refuses {backend.name}: {judged.reason}"
         if not problem and _older_times(manifest, backend):
             problem = f"{backend.file} was made again after it was timed"
-        found[backend.measured_as] = Embeddable(backend.name, backend.form.plan, backend.file, problem)
-    return found
+        choices[backend.measured_as] = Embeddable(backend.name, backend.form.plan, backend.file, problem)
+    return choices
 
 
 def _older_times(manifest: Manifest, backend: Backend) -> bool:
     used = {backend.file, backend.form.file}
-    made = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
-    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < made
+    latest = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
+    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < latest
 
 
 def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:

@@ -1,4 +1,4 @@
-"""`attnport audit`: what a file or folder gives away to whoever gets it, and taking it away."""
+"""`attnport audit`: finds what a file or folder gives away to those who receive it, and removes it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _ADVICE = {
     ARTIFACT: "An artifact needs its SPEC to find the module again; ship a bundle, or export with a relative SPEC.",
     PAGE: "Write the page again with a relative folder and without --text, or do not pass it on.",
 }
-_NOT_LISTED = "The manifest does not name this file; give it to attnport audit by itself, or take it out."
-_WEIGHTS = "Leave it out where the module is exported; attnport export does, unless told --with-weights."
+_NOT_LISTED = "The manifest does not name this file; audit it by itself, or remove it."
+_WEIGHTS = "Export the module without it, as attnport export does unless --with-weights is given."
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class AuditReport:
     """What `audit` found.
 
     Attributes:
-        files: What was looked at, relative to the folder (of a file, to the folder that it lies in).
-        findings: What is still there, after `fix` too.
-        fixed: How many things `fix` took away.
-        notes: What could not be looked at, and why.
+        files: The files that were examined, relative to the folder (or to the folder that contains the file).
+        findings: What they give away; with `fix`, what is left.
+        fixed: How many things `fix` removed.
+        notes: What could not be examined, and why.
     """
 
     path: str
@@ -60,54 +60,54 @@ class AuditReport:
 
 
 def audit(path: Path, fix: bool = False, *, progress: Callable[[str], None] = lambda message: None) -> AuditReport:
-    """Looks for what `path` gives away: an ONNX file with its weights, an engine, an artifact folder or a bundle.
+    """Finds what `path` gives away: an ONNX file with its weights, an engine, an artifact folder or a bundle.
 
-    Nothing of it runs, and no file outside of its folder is opened.
+    It runs nothing and opens no file outside the folder.
 
     Args:
         path: The file or folder.
-        fix: Take away what can be: notes, doc strings and unknown fields of ONNX files. Names, numbers, outputs and
-            other kinds of files stay as they are.
+        fix: Remove what can be removed: notes, doc strings and unknown fields of ONNX files. Names, numbers, outputs
+            and other kinds of files are not changed.
 
     Raises:
-        ArtifactError: there is nothing, or nothing that attnport knows, or it cannot be read.
-        IntegrityError: `fix`, and a file of the folder is not the one that was written.
-        UsageError: `fix`, and `path` is a bundle, or a file that a bundle or an artifact has a digest of.
+        ArtifactError: `path` does not exist, is of an unknown kind or cannot be read.
+        IntegrityError: with `fix`: a file of the folder is not the one that was written.
+        UsageError: with `fix`: `path` is a bundle, or a file whose digest a bundle or an artifact has.
     """
     target = _Target(path)
     if fix and target.kind == "bundle":
-        raise UsageError(f"{path} is a bundle, which nobody may change.", hint=IN_BUNDLE)
+        raise UsageError(f"{path} is a bundle, which must not be changed.", hint=IN_BUNDLE)
     if fix and target.owner:
         raise UsageError(
             f"{path} belongs to {target.owner.folder}, whose digests would not fit.", hint=target.owner.advice
         )
-    found = target.look(progress)
-    fixable = sorted({finding.file for finding in found.findings if finding.fixable})
+    report = target.look(progress)
+    fixable = sorted({finding.file for finding in report.findings if finding.fixable})
     if not fix or not fixable:
-        return found
+        return report
     progress(f"cleaning {len(fixable)} files")
     if target.kind == "folder":
         _clean_folder(path, fixable, target.builder)
     else:
         replace_file(path, clean(load(path), target.builder))
     left = target.look(progress)
-    return replace(left, fixed=len(found.findings) - len(left.findings))
+    return replace(left, fixed=len(report.findings) - len(left.findings))
 
 
 def raise_for(report: AuditReport) -> None:
-    """Raises Disclosure when something was found that is still there."""
+    """Raises Disclosure if there are findings left."""
     if not report.findings:
         return
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in report.findings).items())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(finding.kind for finding in report.findings).items())
     fixable = any(finding.fixable for finding in report.findings)
     raise Disclosure(
         f"{report.path} gives something away: {kinds}.",
-        hint=f"Take away what can be with: attnport audit {report.path} --fix" if fixable else "",
+        hint=f"Remove what can be removed with: attnport audit {report.path} --fix" if fixable else "",
     )
 
 
 class _Target:
-    """What is audited: its kind, and the folder that its files lie in."""
+    """What is audited: its kind, and the folder with its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,7 +119,7 @@ class _Target:
         self.notes: list[str] = []
 
     def look(self, progress: Callable[[str], None]) -> AuditReport:
-        """Everything that its files give away."""
+        """Examines all files and returns what they give away."""
         findings = list[Finding]()
         names, skipped = _on_disk(self.path) if self.path.is_dir() else ([self.path.name], [])
         self.notes = [f"{shown(name)}: a link or no regular file, which is not followed" for name in skipped]
@@ -131,8 +131,8 @@ class _Target:
             self._note_ranges(name, model, ranges)
         if self.kind == "onnx":
             _add_neighbours(self.path, ranges)
-        for name, taken in ranges.items():
-            findings += audit_unreferenced(name, self.root / name, taken)
+        for name, used in ranges.items():
+            findings += audit_unreferenced(name, self.root / name, used)
         for name in names:
             if not name.endswith(".onnx") and name not in ranges:
                 progress(f"auditing {name}")
@@ -146,14 +146,14 @@ class _Target:
         yield from audit_constants(name, model, folder)
         try:
             outputs = _weights_out(model)
-        except Exception as err:  # onnx_ir raises a dozen kinds for a graph that is none
+        except Exception as err:  # for an invalid graph, onnx_ir raises a dozen types of exceptions
             self.notes.append(f"{name}: outputs were not looked at: {first_line(err)}")
             return
         for output in outputs:
             yield Finding(name, f"graph.output[{output}]", "weights_output", shown(output), False, _WEIGHTS)
 
     def _note_ranges(self, name: str, model: ModelProto, ranges: dict[str, list[Range]]) -> None:
-        """Adds the parts of weights files that a model's tensors take, by the files' names from the root."""
+        """Adds the parts of weights files that a model's tensors use, by the file's name relative to the root."""
         folder = (self.root / name).parent
         notes = list[str]()
         for where, _, tensor in tensors(model):
@@ -162,17 +162,17 @@ class _Target:
                 notes.append(f"{name}: {why if external(tensor) else f'{shown(where)}: {why}'}")
             for file, place in _taken(tensor, folder):
                 ranges.setdefault(file.relative_to(self.root.resolve()).as_posix(), []).append(place)
-        self.notes += dict.fromkeys(notes)  # many tensors lie in one file
+        self.notes += dict.fromkeys(notes)  # tensors in one file have the same note
 
     def _other(self, name: str) -> Iterator[Finding]:
-        path, advice = self.root / name, _ADVICE.get(name, "Make the file again where it gives nothing away.")
+        path, advice = self.root / name, _ADVICE.get(name, "Make the file again in a place that gives nothing away.")
         if path.suffix not in TEXTS:
             return audit_bytes(name, path, self.builder, advice=advice)
         texts = audit_text(name, path, self.builder, words=path.name != _VOCABULARY, advice=advice)
         return iter([*texts, *(_sentences(name, path) if path.name == PAGE else ())])
 
     def _placed(self, finding: Finding) -> Finding:
-        """The finding, not to be fixed where a manifest forbids it."""
+        """The finding, marked as not fixable if a manifest has a digest of the file."""
         if not finding.fixable or finding.file in self.listed:
             return finding
         if self.kind == "onnx":
@@ -195,7 +195,7 @@ def _kind(path: Path) -> Literal["folder", "onnx", "engine", "bundle"]:
 
 
 def _on_disk(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of all regular files, and of links and the like; an unfinished writer's own left out of both."""
+    """The names of all regular files, and of links and the like; without the files of an unfinished writer."""
     files, others = list[str](), list[str]()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
@@ -216,13 +216,13 @@ def _weights_out(proto: ModelProto) -> tuple[str, ...]:
 
 
 def _add_neighbours(path: Path, ranges: dict[str, list[Range]]) -> None:
-    """Adds what other ONNX files of the folder take of the same weights files: one file of weights serves many."""
+    """Adds the parts that other ONNX files of the folder use, as they may share weights files."""
     for other in path.parent.glob("*.onnx") if ranges else ():
         if other.name == path.name:
             continue
         try:
             model = load(other)
-        except (ArtifactError, OSError):  # it was not asked for
+        except (ArtifactError, OSError):  # not the file to audit
             continue
         for _, _, tensor in tensors(model):
             for file, place in _taken(tensor, path.parent):
@@ -232,7 +232,7 @@ def _add_neighbours(path: Path, ranges: dict[str, list[Range]]) -> None:
 
 
 def _taken(tensor: TensorProto, folder: Path) -> Iterator[tuple[Path, Range]]:
-    """The file and the part of it that a tensor takes; nothing for one that takes none, or none that is there."""
+    """The file and the part of it that a tensor uses; nothing if it uses none, or the file does not exist."""
     place = external(tensor)
     file = beside(folder, place.location) if place else None
     if place and file:
@@ -241,9 +241,9 @@ def _taken(tensor: TensorProto, folder: Path) -> Iterator[tuple[Path, Range]]:
 
 def _sentences(name: str, path: Path) -> Iterator[Finding]:
     """The user's sentences in a report."""
-    for said in re.findall(r"<q>([^<]*)</q>", path.read_text("utf-8", "replace")):
-        if unescape(said) != SENTENCE and not said.startswith(f"{RANDOM}, "):
-            yield Finding(name, "attention maps", "user_text", shown(unescape(said)), False, _ADVICE[PAGE])
+    for quoted in re.findall(r"<q>([^<]*)</q>", path.read_text("utf-8", "replace")):
+        if unescape(quoted) != SENTENCE and not quoted.startswith(f"{RANDOM}, "):
+            yield Finding(name, "attention maps", "user_text", shown(unescape(quoted)), False, _ADVICE[PAGE])
 
 
 def _clean_folder(folder: Path, names: Sequence[str], builder: Builder) -> None:
@@ -251,8 +251,8 @@ def _clean_folder(folder: Path, names: Sequence[str], builder: Builder) -> None:
     with change(folder) as changing:
         manifest = changing.manifest
         if manifest is None:
-            raise ArtifactError(f"{folder} is no artifact any more: it has no {ARTIFACT}.")
-        check_files(folder, manifest, *names)  # or a changed file would get the digest of a good one
+            raise ArtifactError(f"{folder} is not an artifact any more: it has no {ARTIFACT}.")
+        check_files(folder, manifest, *names)  # otherwise a file that was changed would get a valid digest
         for name in names:
             changing.path(name).write_bytes(clean(load(folder / name), builder))
         changing.finish(STAGE, digest_text(*(manifest.files[name] for name in names)))

@@ -64,21 +64,21 @@ def bench(
     baseline: str = BASELINE,
     progress: Progress = lambda message: None,
 ) -> LatencyReport:
-    """Measures an artifact folder and writes `latency.json`; returns the earlier report when nothing changed.
+    """Measures an artifact folder and writes `latency.json`; returns the earlier report if nothing has changed.
 
     Args:
         folder: An artifact folder.
         runtimes: Names; none = every runtime there is. The baseline is always measured.
         shapes: Grids such as `batch=1/8,seq=128`, without padding.
-        text: A file of sentences, one a line, for models that read text.
+        text: A file of sentences, one in each line, for models that read text.
         threads: Compute threads of every runtime; None = the physical cores.
-        lengths: A file of lengths, one a line or `length:count`, that ragged batches are made from.
-        batch: Sentences or lengths in a padded batch.
-        budget_s: About how long it may take in all; there are at least 12 rounds.
-        precision: A workload is done when every ratio is known within this share.
-        samples: Calls of each runtime at least, if there is time; p99 needs 1000.
-        pin: Keep processes on processors, where the system allows it.
-        bundle: A bundle made of this folder: its forms are measured through its own reader, as the runtime `bundle`.
+        lengths: A file of lengths for ragged batches, each line a length or `length:count`.
+        batch: The number of sentences or lengths in a padded batch.
+        budget_s: About how long the measurement may take; there are at least 12 rounds.
+        precision: A workload is finished once every ratio is known within this share.
+        samples: The fewest calls of each runtime, if there is time; p99 needs 1000.
+        pin: Keep processes on fixed processors, if the system allows it.
+        bundle: A bundle of this folder, whose forms are measured through its own reader, as the runtime `bundle`.
         timeout_s: Seconds for each answer of a runtime's process; one that takes longer is ended, and NOT_RUN.
         trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
         plan: Measure this precision plan alone, modules cast to it, and write `latency.PLAN.json` instead; None = every
@@ -112,7 +112,7 @@ def bench(
         probed = probe_all(chosen, Limits(timeout_s))
         digest = digest_text(
             toolchain(*_DISTRIBUTIONS),
-            json.dumps([asdict(found) for found in probed.values()]),
+            json.dumps([asdict(capabilities) for capabilities in probed.values()]),
             json.dumps([asdict(manifest.source), {name: manifest.files[name] for name in models}, settings]),
             json.dumps([[runtime.name for runtime in chosen], list(shapes or []), sentences]),
             json.dumps([list(histogram.items()), batch, asdict(effort), bundle_digest(bundle)], default=str),
@@ -139,23 +139,23 @@ def subjects(
     bundle: Path | None = None,
     plan: str | None = None,
 ) -> dict[str, Subject]:
-    """What is timed of a folder, by the name that reports use: each runtime with each file that it opens.
+    """What to time in a folder, by the name in reports: each runtime with each file that it opens.
 
     The module is timed as it is, in float32 or in `plan`: without what `check` adds to let it follow its mask contract.
 
     Raises:
-        ArtifactError, IntegrityError: `bundle` is no bundle.
+        ArtifactError, IntegrityError: `bundle` is not a bundle.
     """
-    found: dict[str, Subject] = {}
+    timed: dict[str, Subject] = {}
     for runtime in chosen:
         if not runtime.timed:
-            found[runtime.name] = runtime, None, "not timed: it exists to be right, not to be fast"
+            timed[runtime.name] = runtime, None, "not timed: it is made for correctness, not for speed"
         elif not probed[runtime.name].available:
-            found[runtime.name] = runtime, None, unavailable(probed[runtime.name])
+            timed[runtime.name] = runtime, None, unavailable(probed[runtime.name])
         elif plan and (why := not_in(probed[runtime.name], plan)):
-            found[runtime.name] = runtime, None, why
+            timed[runtime.name] = runtime, None, why
         elif runtime.opens == "module":
-            found[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads), ""
+            timed[runtime.name] = runtime, Opening(manifest.io, plan=plan or "fp32", threads=threads), ""
         else:
             plans = probed[runtime.name].plans
             openings = (
@@ -163,27 +163,23 @@ def subjects(
                 if plan
                 else model_openings(runtime, folder, manifest, plans, threads, bundle)
             )
-            found |= {name: (runtime, opening, "") for name, opening in openings.items()}
+            timed |= {name: (runtime, opening, "") for name, opening in openings.items()}
             if not openings:
-                found[runtime.name] = runtime, None, why_none(runtime, plan)
-    return found
+                timed[runtime.name] = runtime, None, why_none(runtime, plan)
+    return timed
 
 
 def raise_for(report: LatencyReport, named: Sequence[str]) -> None:
-    """Turns a report without any figure of a runtime that the user asked for by name into an error.
-
-    Raises:
-        UnavailableError: a named runtime was not run on any workload.
-    """
+    """Raises UnavailableError if a runtime that the user named was not run on any workload."""
     for name in (name.replace("-", "_") for name in named):
-        found = [row for rows in report.shapes.values() for key, row in rows.items() if of_runtime(key, name)]
-        if all(row.median_ns is None for row in found):
-            reason = found[0].reason if found else "it is not in the report"
+        own_rows = [row for rows in report.shapes.values() for key, row in rows.items() if of_runtime(key, name)]
+        if all(row.median_ns is None for row in own_rows):
+            reason = own_rows[0].reason if own_rows else "it is not in the report"
             raise UnavailableError(f"{name} was not run: {reason}.")
 
 
 def _settings(effort: Effort) -> dict[str, str | int | float | bool]:
-    """What is equal for all runtimes, and what they run on."""
+    """The settings that are equal for all runtimes, and the machine."""
     return {
         "threads": effort.threads,
         "seed": effort.seed,

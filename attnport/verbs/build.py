@@ -1,4 +1,4 @@
-"""`attnport build`: a TensorRT engine from a lowered form, with the proof that its attention is fused."""
+"""`attnport build`: builds a TensorRT engine from a lowered form, and proves that its attention is fused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from attnport.verbs.export import MODEL, WEIGHTS
 DEFAULT_PLAN = "fp16"
 MOST_BUDGET = 2.0
 _SEARCH_PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxscript", "torch", "transformers")
-"""Those whose versions the search of the plan `auto` depends on."""
+"""The packages whose versions the search for the plan `auto` depends on."""
 
 
 def build(
@@ -46,31 +46,31 @@ def build(
     trust_source: bool = False,
     progress: Progress = lambda message: None,
 ) -> tuple[EngineRecord, FusionTable]:
-    """Builds an engine into `engines/` and writes what became of each attention into `fusion.json`.
+    """Builds an engine into `engines/` and writes whether each attention is fused into `fusion.json`.
 
-    Skipped when the same engine was built before and is still what was written.
+    It is skipped if the same engine was built before and its file is unchanged.
 
     Args:
-        folder: An artifact folder; the form is made first when it is not there yet.
+        folder: An artifact folder; the form is made first if it does not exist yet.
         target: `tensorrt_rtx` or `tensorrt`.
         plan: The precision plan of the form; `auto` = fp16 with the fewest parts in float32 that keep the bound, which
-            are searched for when they are not known yet.
+            are searched for if they are not known yet.
         profiles: Optimization profiles, as values or as text (`batch=1:8:64,seq=1:128:512`); none = one that covers all
-            the model takes.
+            sizes of the model.
         sm: Compute capabilities (`86` is 8.6); empty = the builder's default.
-        budget: With the plan `auto`: the error allowed, as a multiple of PyTorch eager's own; see `parse_budget`.
-        force: Build, and search, even when nothing changed.
+        budget: With the plan `auto`: the allowed error, as a multiple of PyTorch eager's own; see `parse_budget`.
+        force: Build, and search, even if nothing has changed.
         trust_source: With the plan `auto`: run the source of a folder that was not exported here; see `trust`.
-        progress: Is told what happens.
+        progress: Called with a line about each step.
 
     Raises:
-        UsageError: an unknown target or compute capability, or a budget that is none or goes with no search.
+        UsageError: the target or compute capability is unknown, or the budget is invalid or given without `auto`.
         ParityFailed: with `auto`: no islands of float32 keep the bound.
         ProfileError: a profile does not fit the model.
-        SpecError: with `auto`: the source changed, or would run code that was not asked for on this machine.
-        ArtifactError, IntegrityError: the folder is no artifact, or its files are not what was written.
-        MissingDependency: the flavour is not installed.
-        UnavailableError: `tensorrt` without a GPU.
+        SpecError: with `auto`: the source has changed, or would run code that this user has not exported or trusted.
+        ArtifactError, IntegrityError: the folder is not an artifact, or its files are not what was written.
+        MissingDependency: the target's package is not installed.
+        UnavailableError: the target is `tensorrt` and there is no GPU.
         EngineBuildError: TensorRT refused the form, or its builder died.
     """
     target = target.replace("-", "_")
@@ -93,7 +93,7 @@ def build(
         fusing.fuse(folder, targets=[target], plans={target: plan}, progress=progress)
     with change(folder) as edit:
         if edit.manifest is None:
-            raise ArtifactError(f"{folder} is no artifact.")
+            raise ArtifactError(f"{folder} is not an artifact.")
         manifest = edit.manifest
         form = manifest.forms.get(key)
         if form is None:
@@ -102,15 +102,15 @@ def build(
         inputs = _inputs_digest(folder, manifest, key, checked, sm)
         stage, name = f"build:{key}", _engine_name(target, plan, sm, checked)
         if not force and fresh(folder, manifest, stage, inputs):
-            found = _earlier(folder, manifest, name, table_key)
-            if found is not None:
-                return found
+            earlier = _earlier(folder, manifest, name, table_key)
+            if earlier is not None:
+                return earlier
         file = f"engines/{name}"
         progress(f"building {file}")
-        made = build_engine(
+        built = build_engine(
             target, folder / form.file, manifest.io, edit.path(file), plan=plan, form=key, profiles=checked, sm=sm
         )
-        record = dataclasses.replace(made, file=file, precision=form.precision)
+        record = dataclasses.replace(built, file=file, precision=form.precision)
         edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
         progress("reading the proof of fusion")
         tables = fusing.earlier_tables(folder, manifest)
@@ -122,32 +122,28 @@ def build(
 
 
 def parse_budget(budget: float | str | None) -> float:
-    """How many times PyTorch eager's error a plan `auto` may have: `2x`, `1.5`; None = 2, the bound of `check`.
+    """The allowed error of the plan `auto`, as a multiple of PyTorch eager's: `2x`, `1.5`; None = 2, as in `check`.
 
     Raises:
-        UsageError: no number over 0 and at most 2: what is over the bound of `check` would fail there.
+        UsageError: it is not a number above 0 and at most 2; a larger error would fail in `check`.
     """
     if budget is None:
         return MOST_BUDGET
     try:
-        found = float(str(budget).strip().lower().removesuffix("x"))
+        multiple = float(str(budget).strip().lower().removesuffix("x"))
     except ValueError:
-        found = math.nan
-    if not 0 < found <= MOST_BUDGET:  # a NaN is not
+        multiple = math.nan
+    if not 0 < multiple <= MOST_BUDGET:  # false for a NaN too
         raise UsageError(
             f"--budget {budget}: expected a multiple of PyTorch eager's error such as 2x or 1.5x, over 0 and at most "
             f"{MOST_BUDGET:g}x.",
             hint=f"{MOST_BUDGET:g}x is the bound of attnport check; a form beyond it would fail there.",
         )
-    return found
+    return multiple
 
 
 def require_fused(table: FusionTable) -> None:
-    """Checks that every attention of the source is covered by a fused kernel.
-
-    Raises:
-        FusionMissing: one is not; names each with its reason.
-    """
+    """Raises FusionMissing unless every attention of the source is fused; names those that are not, with reasons."""
     missing = [item for item in table.items if not item.fused]
     if missing or table.fused != table.attentions or len(table.items) != table.attentions:
         reasons = "; ".join(f"{item.attention}: {item.reason}" for item in missing[:3])
@@ -159,13 +155,13 @@ def require_fused(table: FusionTable) -> None:
 
 
 def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, force: bool, progress: Progress) -> None:
-    """Searches what has to stay in float32 of the plan `auto` and writes the form, unless the same was done before.
+    """Searches what has to stay in float32 for the plan `auto` and writes the form, unless this was done before.
 
     Args:
         folder: An artifact folder.
         lowering: The target.
         budget: As in `plan_precision`.
-        force: Search even when nothing changed.
+        force: Search even if nothing has changed.
 
     Raises:
         As `plan_precision` and `fuse`.
@@ -190,15 +186,15 @@ def _write_searched_form(folder: Path, lowering: Lowering, budget: float, *, for
 
 
 def _search_digest(manifest: Manifest, key: str, budget: float) -> str:
-    """Everything that a search depends on."""
+    """The digest of everything that a search depends on."""
     used = (manifest.files.get(MODEL, ""), manifest.files.get(WEIGHTS, ""))
     return digest_text(toolchain(*_SEARCH_PACKAGES), key, str(budget), str(manifest.source), str(manifest.io), *used)
 
 
 def _inputs_digest(folder: Path, manifest: Manifest, key: str, profiles: Sequence[Profile], sm: Sequence[int]) -> str:
-    """Everything that an engine is made from. Raises IntegrityError when the form is not what was written."""
+    """The digest of everything that an engine is made from. Raises IntegrityError if the form was changed."""
     form = manifest.forms[key]
-    check_files(folder, manifest, form.file)  # before it is read for the names of its weights
+    check_files(folder, manifest, form.file)  # before the names of its weights are read from it
     used = (form.file, *external_files(folder / form.file))
     check_files(folder, manifest, *used)
     return digest_text(
@@ -216,6 +212,6 @@ def _engine_name(target: str, plan: str, sm: Sequence[int], profiles: Sequence[P
 
 
 def _earlier(folder: Path, manifest: Manifest, name: str, table_key: str) -> tuple[EngineRecord, FusionTable] | None:
-    """The engine and table of an earlier run; None when another engine's table stands there by now."""
+    """The engine and table of an earlier run; None if the table is now that of another engine."""
     record, table = manifest.engines.get(name), fusing.earlier_tables(folder, manifest).get(table_key)
     return (record, table) if record and table and table.proved_by == record.file else None

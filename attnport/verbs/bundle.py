@@ -1,4 +1,4 @@
-"""`attnport bundle`: a folder that an application takes over, with proof that it is what was checked."""
+"""`attnport bundle`: writes a folder for an application, with proof that its forms are those that were checked."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def bundle(
 
     Args:
         folder: The artifact folder.
-        out: The bundle's folder. One that is there is replaced when it is empty or a bundle as it was made.
-        lang: The languages to bundle a reader for. Python's is in every bundle, so that it can check itself anywhere.
+        out: The bundle's folder. An existing one is replaced if it is empty or an unchanged bundle.
+        lang: The languages to bundle a reader for. Every bundle has the Python reader, to check itself anywhere.
         forms: The forms and engines to bundle, the preferred one first.
-        unverified: Take forms whose parity was not run; the bundle says so. One that failed is never taken.
+        unverified: Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.
         sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
-        force: Replace a bundle even when files were changed in it or added to it.
+        force: Replace a bundle even if its files were changed or files were added.
 
     Returns:
         `out`.
 
     Raises:
-        UsageError: an unknown language or form, a key that is not taken, or `out` is no bundle.
+        UsageError: a language or form is unknown, the key is refused, or `out` is not a bundle.
         ArtifactError, IntegrityError: the artifact is incomplete, or not what was written.
-        ParityFailed: a form failed, or was not checked; or the bundle fails its own golden cases here.
+        ParityFailed: a form failed or was not checked, or the bundle fails its own golden cases here.
     """
-    unknown = [one for one in lang if one not in LANGUAGES]
+    unknown = [language for language in lang if language not in LANGUAGES]
     if unknown or not lang:
         raise UsageError(f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.")
     if sign is not None:
-        signing.private_key(sign, folder, out)  # before the work, not behind it
+        signing.private_key(sign, folder, out)  # a wrong key is refused before the work
     manifest = open_folder(folder)
     backends = choose(folder, manifest, forms)
     progress("checking the artifact's files")
@@ -76,9 +76,12 @@ def bundle(
 
 
 def _wanted(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> list[str]:
-    """The artifact's files that are used; a form is compared with its digest before it is looked into."""
+    """The artifact's files that are used; a form is compared with its digest before it is parsed."""
     check_files(folder, manifest, *(backend.form.file for backend in backends))
-    wanted = [*needed_files(folder, manifest, backends), *(one for one in (PARITY, FUSION) if one in manifest.files)]
+    wanted = [
+        *needed_files(folder, manifest, backends),
+        *(report for report in (PARITY, FUSION) if report in manifest.files),
+    ]
     for name in wanted:
         if name not in manifest.files:
             raise ArtifactError(f"{folder} has no {name}, which a bundle is made from.", hint="Export and fuse again.")
@@ -86,42 +89,43 @@ def _wanted(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> li
 
 
 def _refuse_stranger(out: Path, force: bool) -> None:
-    """Raises UsageError unless `out` is free, empty, or a bundle that nobody put anything else into."""
+    """Raises UsageError unless `out` does not exist, is empty, or is an unchanged bundle."""
     from attnport_bundle import files, manifest
     from attnport_bundle.errors import BundleError
 
     if not os.path.lexists(out):
         return
     if out.is_symlink() or not out.is_dir():
-        raise UsageError(f"{out} is there and is no folder.", hint="Give another folder, or move it away.")
+        raise UsageError(f"{out} exists and is not a folder.", hint="Give another folder, or move it away.")
     if not any(out.iterdir()):
         return
     if not (out / manifest.MANIFEST).is_file():
-        raise UsageError(f"{out} is not empty and no bundle; it stays as it is.", hint="Give another folder.")
+        raise UsageError(f"{out} is neither empty nor a bundle; it was not changed.", hint="Give another folder.")
     if force:
         return
     try:
-        found = files.check(out, manifest.read(out))
+        problems = files.check(out, manifest.read(out))
     except BundleError as err:
         raise UsageError(f"{out} holds a bundle that cannot be read: {err}", hint="Replace it with --force.") from err
-    if found:
+    if problems:
         raise UsageError(
-            f"{out} holds a bundle that was worked on since: {found[0].name}: {found[0].problem}.",
-            hint="Move what is yours out of it, or replace all of it with --force.",
+            f"{out} holds a bundle that was changed since: {problems[0].name}: {problems[0].problem}.",
+            hint="Move your own files out of it, or replace all of it with --force.",
         )
 
 
 def _try(staged: Path) -> None:
-    """Runs the bundle's own check on it before anybody sees it; without onnxruntime, of the files alone."""
+    """Runs the bundle's own check before the bundle appears; without onnxruntime, only of the files."""
     from attnport_bundle.errors import BundleError, RuntimeMissing
     from attnport_bundle.selftest import selftest
 
     try:
         report = selftest(staged)
-    except BundleError as err:  # what the artifact says is more than a reader takes: a long declaration, for one
-        told = str(err).removeprefix(f"{staged}{os.sep}")
+    except BundleError as err:  # the artifact has something that a reader refuses, such as a long declaration
+        problem = str(err).removeprefix(f"{staged}{os.sep}")
         raise ArtifactError(
-            f"no reader would take this bundle: {told}", hint="It was not written; mend what is named and export again."
+            f"readers would refuse this bundle: {problem}",
+            hint="It was not written; correct what is named and export again.",
         ) from err
     bad = next((row for row in report.rows if row.verdict == "FAIL"), None)
     if bad is None or report.exit_code in (0, RuntimeMissing.exit_code):

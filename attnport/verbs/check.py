@@ -1,4 +1,4 @@
-"""`attnport check`: every runtime and every lowered form against a float64 run of the module."""
+"""`attnport check`: compares every runtime and every lowered form with a float64 run of the module."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def check(
     shapes: Sequence[str] = (),
     progress: Progress = lambda message: None,
 ) -> ParityReport:
-    """Checks an artifact folder and writes `parity.json`; returns the earlier report when nothing changed.
+    """Checks an artifact folder and writes `parity.json`; returns the earlier report if nothing has changed.
 
     Args:
         folder: An artifact folder.
         runtimes: Names; None = every runtime there is. Lowered forms are always checked, except on a GPU (`eager`).
         text: A file of sentences, one a line, for models that read text.
         inputs: An `.npz` with an array for each input, as a further case.
-        force: Run even when the same was run before.
-        batch: Sentences a batch.
+        force: Run even if nothing has changed.
+        batch: The number of sentences in a batch.
         threads: Compute threads; None = the physical cores.
         timeout_s: Seconds for each answer of a runtime that has a process of its own.
-        isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`);
-            PyTorch eager, by which the others are judged, stays in this one.
-        bundle: A bundle made of this folder: its forms are checked through its own reader, as the runtime `bundle`.
+        isolate: Give every runtime a process of its own, not only those that get one by default (`Runtime.isolated`).
+            PyTorch eager, by which the others are judged, stays in this process.
+        bundle: A bundle of this folder, whose forms are checked through its own reader, as the runtime `bundle`.
         trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
         plan: Check this precision plan alone, modules cast to it, and write `parity.PLAN.json` instead; None = every
             form there is, and modules in fp32.
@@ -151,10 +151,10 @@ def check_and_bisect(
     progress: Progress = lambda message: None,
     **options: Any,
 ) -> Bisected:
-    """Checks, then finds the layer from which on each that failed is wrong, and measures errors by layer.
+    """Checks, then finds the layer where each runtime or form that failed goes wrong, and measures errors by layer.
 
     Args:
-        tell: Is given one line where errors by layer could not be measured, which takes no verdict from the check.
+        tell: Called with a line if errors by layer could not be measured; the verdict of the check is not affected.
         options: The other arguments of `check`.
 
     Raises:
@@ -167,17 +167,17 @@ def check_and_bisect(
         raise UsageError("--bisect goes without --dtype.", hint="It searches what a check without it finds.")
     same: Any = {"text": text, "inputs": inputs, "timeout_s": timeout_s, "isolate": isolate, "progress": progress}
     report = check(folder, runtimes, force=force, **same, **options)
-    found = bisect(folder, report, **same)
+    bisected = bisect(folder, report, **same)
     if problem := why_no_layers(folder, report, force=force, **same):
         tell(problem)
-    return found
+    return bisected
 
 
 def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
-    """Turns a report into the exception that its verdict calls for.
+    """Raises the exception for the verdict of a report, if any.
 
     Args:
-        named: Runtimes that the user asked for by name: one that is NOT_RUN is an error.
+        named: Runtimes that the user named; if one is NOT_RUN, it is an error.
 
     Raises:
         ParityFailed: a runtime or a lowered form failed.
@@ -217,6 +217,6 @@ def _inputs_digest(
         files,
         {key: asdict(form) for key, form in manifest.forms.items()},
     ]
-    parts += [{name: asdict(found) for name, found in sorted(probed.items())}]
+    parts += [{name: asdict(capabilities) for name, capabilities in sorted(probed.items())}]
     text = json.dumps([toolchain(*_PACKAGES), parts, list(wanted), list(numbers)], sort_keys=True, default=str)
     return digest_text(text, *texts)

@@ -1,4 +1,4 @@
-"""`attnport bench --compare`: two latency reports read from disk, and what became slower between them."""
+"""`attnport bench --compare`: compares two latency reports on disk, and finds what became slower."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ FILE = "latency.json"
 
 
 def compare(before: Path, after: Path) -> RegressionReport:
-    """Compares two reports that `bench` wrote; a folder stands for its `latency.json`.
+    """Compares two reports of `bench`; a folder stands for its `latency.json`.
 
     Raises:
-        ArtifactError: a file is missing, or no latency report.
-        UsageError: the reports are not of one model, machine and number of threads.
+        ArtifactError: a file is missing, or is not a latency report.
+        UsageError: the models, machines or numbers of threads of the reports differ.
     """
     old, new = (read(LatencyReport, path / FILE if path.is_dir() else path) for path in (before, after))
     return regression(old, new)
 
 
 def check_target(path: Path) -> None:
-    """Looks before a measurement whether its report can be saved.
+    """Checks before a measurement whether its report can be saved.
 
     Raises:
         UsageError: `path` is a folder, or its folder is missing.
@@ -33,7 +33,7 @@ def check_target(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--save {path}: it is a folder.", hint=f"Name a file, for example {path / 'latency.json'}.")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--save {path}: there is no folder {path.parent}.", hint="Make it first.")
+        raise UsageError(f"--save {path}: there is no folder {path.parent}.", hint="Create it first.")
 
 
 def save(report: Any, path: Path) -> None:
@@ -47,7 +47,7 @@ def save(report: Any, path: Path) -> None:
 
 
 def raise_for(report: RegressionReport) -> None:
-    """Raises LatencyRegressed when anything became slower."""
+    """Raises LatencyRegressed if anything became slower."""
     slower = [f"{row.runtime} on {row.workload}" for row in report.rows if row.verdict == "slower"]
     if slower:
         raise LatencyRegressed(f"slower than before: {', '.join(slower)}.")

@@ -1,4 +1,4 @@
-"""`attnport doctor`: what is installed, what it can do here, and the commands that mend what is wrong."""
+"""`attnport doctor`: shows what is installed, what it can do here, and the commands that solve problems."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PACKAGES = (
     "click",
     "rich",
 )
-# Every one of these wheels installs the folder `onnxruntime`: the last one installed wins, file by file.
+# All these wheels install the folder `onnxruntime`, and overwrite each other's files.
 ONNX_RUNTIMES = (
     "onnxruntime",
     "onnxruntime-gpu",
@@ -50,7 +50,7 @@ ONNX_RUNTIMES = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong with the installation, and the commands that mend it, in order."""
+    """A problem of the installation, and the commands that solve it, in order."""
 
     what: str
     mend: tuple[str, ...]
@@ -60,12 +60,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What `attnport doctor` prints, and gives with `--json`.
+    """The report of `attnport doctor`.
 
     Attributes:
         packages: Version by distribution name; None = not installed.
-        runtimes: Each runtime's probe; a runtime that is not available has its reason and the command that brings it.
-        targets: The lowering targets there are.
+        runtimes: Each runtime's probe; a runtime that is not available has a reason and the command that installs it.
+        targets: The names of all lowering targets.
     """
 
     attnport: str
@@ -79,10 +79,10 @@ class DoctorReport:
 
 
 def doctor(folder: Path | None = None) -> DoctorReport:
-    """Looks at this installation and this machine.
+    """Examines this installation and this machine.
 
     Args:
-        folder: Where free disk space is looked at; default: the current folder.
+        folder: The folder whose free disk space is measured; default: the current folder.
     """
     from attnport.exporter.lowering import base as lowering
 
@@ -98,18 +98,18 @@ def doctor(folder: Path | None = None) -> DoctorReport:
 
 
 def probe_all() -> tuple[Capabilities, ...]:
-    """Every runtime's probe, with what becomes of each attention form.
+    """Probes every runtime, also for the attention forms that it supports.
 
-    A runtime that crashes, hangs or breaks while it is asked is listed as not available, with what it said.
+    A runtime that crashes, hangs or raises while it is probed is listed as not available, with its last output.
     """
     from attnport.runtimes import base
 
-    found = isolated.probe_all([base.get(name) for name in base.names()], isolated.Limits(_TIMEOUT_S), forms=True)
-    return tuple(found.values())
+    probes = isolated.probe_all([base.get(name) for name in base.names()], isolated.Limits(_TIMEOUT_S), forms=True)
+    return tuple(probes.values())
 
 
 def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, ...]:
-    """Two ONNX Runtime wheels at once, or one whose files went away with another that was uninstalled."""
+    """Problems if two ONNX Runtime wheels are installed, or one lost its files when another was uninstalled."""
     wheels = [name for name in ONNX_RUNTIMES if installed.get(name)]
     extra = "gpu" if "onnxruntime-gpu" in wheels else "cpu"
     mend = (f"pip uninstall -y {' '.join(wheels)}", f'pip install "attnport[{extra}]"')
@@ -117,15 +117,15 @@ def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, 
         versions = " and ".join(f"{name} {installed[name]}" for name in wheels)
         return (Problem(f"{versions} are both installed and overwrite each other's files.", mend),)
     if wheels:
-        found = importlib.util.find_spec("onnxruntime")
-        # What an uninstalled sister leaves behind is a folder without __init__.py, which imports as an empty namespace.
-        if found is None or found.origin is None:
+        module = importlib.util.find_spec("onnxruntime")
+        # After another wheel was uninstalled, the folder has no __init__.py, and imports as an empty namespace.
+        if module is None or module.origin is None:
             return (Problem(f"{wheels[0]} {installed[wheels[0]]} is installed, but its files are gone.", mend),)
     return ()
 
 
 def requirements() -> list[str]:
-    """What the installed attnport asks for, extras included, as its metadata has it."""
+    """The requirements in the metadata of the installed attnport, with those of extras."""
     try:
         return importlib.metadata.requires("attnport") or []
     except importlib.metadata.PackageNotFoundError:
@@ -133,13 +133,13 @@ def requirements() -> list[str]:
 
 
 def version_problems(installed: Mapping[str, str | None], wanted: Sequence[str]) -> tuple[Problem, ...]:
-    """Packages that are installed but older than attnport accepts; one that is not installed is no problem here.
+    """Problems of packages that are older than attnport accepts; packages that are not installed are left out.
 
     Args:
         installed: Version by distribution name.
         wanted: Requirements such as `torch>=2.11` or `onnxruntime>=1.26; extra == "cpu"`.
     """
-    found = []
+    problems = []
     for requirement in wanted:
         match = re.match(r"([A-Za-z0-9._-]+)\s*>=\s*([0-9][0-9.]*)", requirement)
         if not match:
@@ -147,12 +147,12 @@ def version_problems(installed: Mapping[str, str | None], wanted: Sequence[str])
         name, least = re.sub(r"[._-]+", "-", match[1]).lower(), match[2]
         got = installed.get(name)
         if got and _release(got) < _release(least):
-            found.append(
+            problems.append(
                 Problem(
                     f"{name} {got} is too old; attnport needs {least} or later.", (f'pip install "{name}>={least}"',)
                 )
             )
-    return tuple(found)
+    return tuple(problems)
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`attnport export`: a module becomes an artifact folder whose dims were tried, with a golden set in float64."""
+"""`attnport export`: exports a module to an artifact folder, checks its dims, and stores golden outputs in float64."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ def export(
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Manifest:
-    """Exports a SPEC into `folder`; what an earlier export left there is replaced all at once.
+    """Exports a SPEC into `folder`; an earlier export there is replaced all at once.
 
-    What was run to load it is recorded for this user: later verbs run nothing else (see `trust`).
+    The code that was run to load it is recorded for this user; later verbs run no other code (see `trust`).
 
     Args:
         text: The SPEC.
         inputs: `--input` declarations, for factories that return a plain module.
         dims: `--dim` declarations.
-        with_weights: Keep outputs that are attention weights, which can reveal what the model reads; otherwise the
+        with_weights: Keep outputs that are attention weights, which can reveal what the model reads. By default the
             module is exported without them.
-        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names, in place of what
-            transformers has; that can be another repository's.
-        force: Export even when nothing changed since the last time.
-        tell: Is given one line when outputs were left out.
+        trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
+            transformers; it may be in another repository.
+        force: Export even if nothing has changed.
+        tell: Called with a line if outputs were left out.
 
     Raises:
-        UsageError: the folder holds somebody's files and is no artifact.
+        UsageError: the folder has other files and is not an artifact.
         SpecError: there is no such module, or it does not load.
-        ExportError: torch cannot export it, a dim froze, the graph computes something else, or every output is
+        ExportError: torch cannot export the module, a dim froze, the graph computes something else, or every output is
             attention weights.
     """
     began_s = time.monotonic()
@@ -91,12 +91,12 @@ def export(
     kept = {output.name for output in earlier.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:
-        tell(f"attention weights are no outputs without --with-weights; left out: {', '.join(hidden)}")
+        tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
     return earlier
 
 
 def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
-    """The module's graph, and the module that it is a graph of: without outputs that are attention weights."""
+    """The module and its graph; without `with_weights`, both have no outputs that are attention weights."""
     from attnport.exporter.capture import capture
     from attnport.exporter.weights_out import leave_out, weights_out
 
@@ -122,7 +122,7 @@ def _export(
     with change(folder) as changing:
         changing.began(began_s)
         for name in tuple(changing.manifest.files) if changing.manifest else ():
-            changing.remove(name)  # forms, engines and reports of the earlier module: none of them is true any more
+            changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         with _sessions(spec) as (reference, eager):
             _check_dims(spec.io, changing.path(MODEL), reference, eager, progress)
@@ -147,7 +147,7 @@ def _export(
 
 @contextmanager
 def _sessions(spec: ModelSpec) -> Iterator[tuple[Session, Session]]:
-    """The module as it is in float64, and in float32 as the measure of error."""
+    """The unchanged module in float64 as the reference, and in float32 as the measure of error."""
     torch_eager = base.get("torch_eager")
     reference = torch_eager.open(Opening(spec.io, spec=spec, float64=True))
     eager = torch_eager.open(Opening(spec.io, spec=spec))
@@ -159,10 +159,10 @@ def _sessions(spec: ModelSpec) -> Iterator[tuple[Session, Session]]:
 
 
 def size_cases(io: IOContract) -> list[tuple[str | None, Case]]:
-    """The sizes at which an export is tried, each with the dim that it tries.
+    """The sizes at which an export is checked, each with the dim that it varies.
 
-    A base of primes, other primes, and for each dim its smallest and its largest size with the others small: the
-    product of all largest sizes is more than a check may cost.
+    These are a base of primes, other primes, and for each dim its smallest and its largest size. With the largest size
+    of a dim, the others are small, as all largest sizes together would take too long.
     """
     from attnport.exporter.capture import example_sizes
 
@@ -171,9 +171,9 @@ def size_cases(io: IOContract) -> list[tuple[str | None, Case]]:
     small = {dim.name: max(min(2, dim.max), dim.min) for dim in io.dims}
     plans: list[tuple[str | None, Mapping[str, int]]] = [(None, start)]
     plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
-    # Behind those that change one dim alone, so that a dim is not blamed for another.
+    # These change several dims, so they come after those that change only one and therefore name the right dim.
     plans += [(dim.name, {**small, dim.name: dim.max}) for dim in io.dims]
-    plans.append((None, primes))  # last: what changes several dims at once cannot say which of them froze
+    plans.append((None, primes))  # last, as it does not show which dim froze
     unique: dict[tuple[tuple[str, int], ...], tuple[str | None, Mapping[str, int]]] = {}
     for tried, sizes in plans:
         unique.setdefault(tuple(sizes.items()), (tried, sizes))
@@ -188,7 +188,7 @@ def _check_dims(
     What rounding might explain is not refused here: `check` judges it.
 
     Raises:
-        ExportError: it fails or differs; names the dim and the inputs that have it.
+        ExportError: the graph fails or differs; names the dim and the inputs that have it.
     """
     tried = size_cases(io)
     checker, session = _checker(io, model, tried[0][1])
@@ -208,7 +208,7 @@ def _check_dims(
 
 
 def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
-    """The first runtime that runs the graph as exported: ONNX Runtime refuses masks that the standard broadcasts."""
+    """The first runtime that runs the exported graph; ONNX Runtime refuses some masks that the standard broadcasts."""
     problems = []
     for name in _CHECKERS:
         runtime = base.get(name)

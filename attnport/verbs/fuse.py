@@ -1,4 +1,4 @@
-"""`attnport fuse`: lowers the attentions for each target and proves, on what is installed, that they are fused."""
+"""`attnport fuse`: lowers the attentions for each target and proves with the installed runtimes that they are fused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from attnport.verbs.export import MODEL, WEIGHTS
 
 FILE = "fusion.json"
 ENGINE = "engine"
-"""The prover that is a TensorRT engine, not a runtime."""
+"""The name of the prover that is a TensorRT engine and not a runtime."""
 Progress = Callable[[str], None]
 
 
@@ -43,17 +43,17 @@ def fuse(
     force: bool = False,
     progress: Progress = lambda message: None,
 ) -> FusionReport:
-    """Writes one lowered form a target and `fusion.json`.
+    """Writes a lowered form for each target, and `fusion.json`.
 
     Args:
         folder: An artifact folder.
-        targets: Names; None = all there are.
-        plans: Precision plan by target; a target's default where none is given.
-        force: Do it again even when nothing changed.
+        targets: Names; None = all targets.
+        plans: Precision plan by target; without one, the target's default.
+        force: Run again even if nothing has changed.
 
     Raises:
-        UsageError: an unknown target, or a plan that it does not take.
-        ArtifactError, IntegrityError: the folder is not one, or its model was changed.
+        UsageError: a target is unknown, or does not take the plan.
+        ArtifactError, IntegrityError: the folder is not an artifact, or its model was changed.
         ExportError: an operator has no form at a target's opset.
     """
     chosen = [lowerings.get(name) for name in targets or lowerings.names()]
@@ -65,32 +65,28 @@ def fuse(
 
 
 def plans_of(chosen: Sequence[Lowering], plan: str | None, *, named: bool) -> dict[str, str]:
-    """The plan of each target that is to have another than its default.
+    """The plan by target, for targets that do not use their default.
 
     Args:
-        named: The targets were asked for by name, so that each has to take the plan; else those get it that do.
+        named: Whether the user named the targets. Then all get the plan; otherwise only those that take it.
 
     Raises:
-        UsageError: no target takes the plan; `fuse` refuses it for one that was named.
+        UsageError: no target takes the plan. If a named target does not take it, `fuse` raises.
     """
     if plan is None:
         return {}
-    found = {lowering.name: plan for lowering in chosen if named or plan in lowering.plans}
-    if not found:
-        known = sorted({each for lowering in chosen for each in lowering.plans})
+    plans = {lowering.name: plan for lowering in chosen if named or plan in lowering.plans}
+    if not plans:
+        known = sorted({target_plan for lowering in chosen for target_plan in lowering.plans})
         raise UsageError(
             f"no target takes the plan {plan!r}; expected one of {', '.join(known)}.",
             hint=f"{AUTO} is searched by: attnport build FOLDER --target TARGET --dtype {AUTO}",
         )
-    return found
+    return plans
 
 
 def require(report: FusionReport, keys: Sequence[str]) -> None:
-    """Checks that every attention is fused in the tables called `keys`.
-
-    Raises:
-        FusionMissing: one is not; lists the first of them with its reason.
-    """
+    """Raises FusionMissing unless every attention in the tables `keys` is fused; names the first that is not."""
     missing = [
         f"{key}: {item.attention}: {item.reason}"
         for key in keys
@@ -106,7 +102,7 @@ def require(report: FusionReport, keys: Sequence[str]) -> None:
 def fuse_searched(
     folder: Path, lowering: Lowering, found: PrecisionPlan, *, force: bool = False, progress: Progress
 ) -> Manifest:
-    """Writes the form of the plan `auto` with the islands that were found; raises as `fuse`."""
+    """Writes the form of the plan `auto` with the islands in `found`; raises as `fuse`."""
     return _fuse_one(folder, open_folder(folder), lowering, AUTO, force, progress, found)
 
 
@@ -151,13 +147,13 @@ def _files_of(form: Form, manifest: Manifest | None) -> tuple[str, ...]:
 
 
 def earlier_tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
-    """The tables that a folder has; raises as `read_report`."""
+    """The fusion tables of a folder; raises as `read_report`."""
     report = read_report(FusionReport, folder, manifest, FILE)
     return report.targets if report else {}
 
 
 def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
-    """As `earlier_tables`; none where they are not what was written, since they are this verb's own to make again."""
+    """As `earlier_tables`, but none if the file was changed, as this verb writes it again."""
     try:
         return earlier_tables(folder, manifest)
     except (IntegrityError, ArtifactError):
@@ -165,7 +161,7 @@ def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
 
 
 def _write_form(folder: Path, lowering: Lowering, plan: str, searched: PrecisionPlan | None) -> tuple[Lowered, Form]:
-    """Lowers and saves the form; the table that spoke of the form before goes in the same change."""
+    """Lowers and saves the form; the same change removes the table of the earlier form."""
     from attnport.exporter import storage
 
     key = lowering.form_key(plan)
@@ -197,7 +193,7 @@ def _write_form(folder: Path, lowering: Lowering, plan: str, searched: Precision
 
 
 def _drop_engines(changing: Change, form: str) -> None:
-    """Engines that were built from the form as it was before go with it."""
+    """Removes engines that were built from the earlier form."""
     assert changing.manifest is not None
     stale = {name: record for name, record in changing.manifest.engines.items() if record.form == form}
     for record in stale.values():
@@ -210,7 +206,7 @@ def _drop_engines(changing: Change, form: str) -> None:
 def _table(
     folder: Path, manifest: Manifest, lowering: Lowering, plan: str, form: Form, lowered: Lowered
 ) -> FusionTable:
-    """The form's table, proved by the first of its provers that is there."""
+    """The form's table, proved by the first of its provers that is available."""
     problem = "no runtime on this machine can prove it"
     for prover in lowering.proved_by:
         try:
@@ -223,7 +219,7 @@ def _table(
             items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
             return _made_of(items, form, plan, prover)
         except AttnportError as err:
-            if err.exit_code == UsageError.exit_code:  # a full disk, which says nothing of the form
+            if err.exit_code == UsageError.exit_code:  # such as a full disk, which is not a result about the form
                 raise
             problem = portable(f"not proven: {err.message}", folder)
     return _made_of(_items(manifest, lowered, {}, problem), form, plan, None)
@@ -236,7 +232,7 @@ def _made_of(items: tuple[FusionItem, ...], form: Form, plan: str, proved_by: st
 def _items(
     manifest: Manifest, lowered: Lowered, evidence: Mapping[str, Evidence], problem: str
 ) -> tuple[FusionItem, ...]:
-    """One row for each attention counted at export; `problem` is the reason of one that was lowered, not proved."""
+    """An item for each attention counted at export; `problem` is the reason for those lowered but not proved."""
     items = []
     for name in (attention.name for attention in manifest.attentions):
         proof = evidence.get(name)
@@ -262,7 +258,7 @@ def _items(
 
 
 def _scratch_engine_table(folder: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
-    """The proof of a throw-away engine over everything the model takes; `build` makes the one that is shipped."""
+    """The table proved by a temporary engine for all sizes of the model; `build` makes the engine that is shipped."""
     with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
         engine = Path(scratch) / "proof.engine"
         record = build_engine(form.target, folder / form.file, manifest.io, engine, plan=form.plan)
@@ -273,11 +269,11 @@ def _scratch_engine_table(folder: Path, manifest: Manifest, form: Form, unproved
 def engine_table(
     manifest: Manifest, form: Form, record: EngineRecord, engine: Path, earlier: FusionTable | None = None
 ) -> FusionTable:
-    """What the engine's own text says about every attention that was counted at export; `build` writes it, too.
+    """The table from the engine's own text, with an item for every attention counted at export; `build` uses it too.
 
     Args:
-        engine: Where the engine is now; `record.file` is where it will be.
-        earlier: The table that lowering wrote; it knows the form's name, and why an attention was not recognised.
+        engine: The current path of the engine; `record.file` is the final one.
+        earlier: The table from lowering, which has the name of the form and why an attention was not recognised.
     """
     known = {item.attention: item for item in earlier.items} if earlier else {}
     try:

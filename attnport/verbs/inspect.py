@@ -1,4 +1,4 @@
-"""`attnport inspect`: what a folder, an ONNX file, an engine or a bundle is, without running it."""
+"""`attnport inspect`: describes a folder, an ONNX file, an engine or a bundle without running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """A TensorRT engine, from its header; `record` is what was written beside it, if it was built here."""
+    """A TensorRT engine, from its header; `record` is the file beside it, if there is one."""
 
     version: str
     sm: tuple[int, ...]
@@ -36,13 +36,13 @@ class Inspection:
     """What `attnport inspect` found.
 
     Attributes:
-        digest: SHA-256 of the file; of a folder or bundle, that of its manifest, which holds those of its files.
-        size_bytes: Of the file, or of all files of the folder.
-        io: The contract, where there is one.
-        graph: Of the ONNX file; of a folder, the model as exported.
-        files: SHA-256 by name, of a folder or bundle.
-        verdicts: Parity by runtime and by form, and fused attentions by target, as far as they are known.
-        precision: By form or engine whose precision was searched: its half type, and what stays in float32.
+        digest: SHA-256 of the file; for a folder or bundle, that of its manifest, which has the digests of its files.
+        size_bytes: The size of the file, or of all files of the folder.
+        io: The contract, if there is one.
+        graph: The graph of the ONNX file; for a folder, of the exported model.
+        files: SHA-256 by name, for a folder or bundle.
+        verdicts: Parity by runtime and by form, and fused attentions by target, as far as known.
+        precision: By form or engine with a searched precision: its half type, and what stays in float32.
     """
 
     path: str
@@ -63,11 +63,11 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Says what `path` is, and reads it.
+    """Describes what is at `path`.
 
     Raises:
-        ArtifactError: there is nothing, nothing that attnport knows, or it is malformed or cut short.
-        BundleError: a bundle of a version that is not known.
+        ArtifactError: `path` does not exist, or is of an unknown kind, malformed or cut short.
+        BundleError: it is a bundle of an unknown version.
         IntegrityError: a file is not the one that its manifest or record names.
     """
     if not path.exists():
@@ -135,31 +135,31 @@ def _folder(folder: Path) -> Inspection:
 
 
 def _verdicts(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Parity and fusion in a word each, from the reports that the folder holds."""
-    found: dict[str, str] = {}
+    """Parity and fusion, each in a word, from the reports in the folder."""
+    verdicts: dict[str, str] = {}
     if "parity.json" in files:
         parity = read(ParityReport, folder / "parity.json")
-        found |= {f"parity of {name}": item.verdict for name, item in parity.runtimes.items()}
-        found |= {f"parity of the graph of {name}": item.verdict for name, item in parity.forms.items()}
+        verdicts |= {f"parity of {name}": item.verdict for name, item in parity.runtimes.items()}
+        verdicts |= {f"parity of the graph of {name}": item.verdict for name, item in parity.forms.items()}
     if "fusion.json" in files:
         fusion = read(FusionReport, folder / "fusion.json")
-        found |= {f"fusion for {name}": str(table) for name, table in fusion.targets.items()}
-    return found
+        verdicts |= {f"fusion for {name}": str(table) for name, table in fusion.targets.items()}
+    return verdicts
 
 
 def _bundle(folder: Path) -> Inspection:
-    found = bundle_manifest.read(folder)
-    bundle_files.require(folder, found)
-    preferred = found.forms[found.order[0]]
+    manifest = bundle_manifest.read(folder)
+    bundle_files.require(folder, manifest)
+    preferred = manifest.forms[manifest.order[0]]
     return Inspection(
         path=str(folder),
         kind="bundle",
-        name=found.name,
+        name=manifest.name,
         digest=digest_file(folder / BUNDLE),
-        size_bytes=sum(file.bytes for file in found.files.values()),
-        source=found.provenance.source,
+        size_bytes=sum(file.bytes for file in manifest.files.values()),
+        source=manifest.provenance.source,
         graph=graph_facts(folder / preferred.file) if preferred.file.endswith(".onnx") else None,
-        files={name: file.sha256 for name, file in found.files.items()},
-        verdicts={f"parity of {name}": form.parity.verdict for name, form in found.forms.items()},
-        versions=found.provenance.versions,
+        files={name: file.sha256 for name, file in manifest.files.items()},
+        verdicts={f"parity of {name}": form.parity.verdict for name, form in manifest.forms.items()},
+        versions=manifest.provenance.versions,
     )

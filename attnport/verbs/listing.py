@@ -1,4 +1,4 @@
-"""`attnport list`: what there is by name, with the first line of each file's own description."""
+"""`attnport list`: lists models, runtimes, targets or rules, with the first line of each file's docstring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Listing:
-    """Description by name, in name order."""
+    """Descriptions by name, sorted."""
 
     what: str
     items: Mapping[str, str]
@@ -30,10 +30,10 @@ class Listing:
 
 
 def listing(what: str) -> Listing:
-    """Lists `models`, `runtimes`, `targets` or `rules`; nothing of what is listed is imported.
+    """Lists `models`, `runtimes`, `targets` or `rules` without importing them.
 
     Raises:
-        UsageError: `what` is none of them.
+        UsageError: `what` is none of these.
     """
     if what not in PACKAGES:
         raise UsageError(f"got {what!r}; expected one of {', '.join(PACKAGES)}.")

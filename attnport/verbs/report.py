@@ -1,4 +1,4 @@
-"""`attnport report`: one page about an artifact folder, or its Markdown, from what the other verbs left in it."""
+"""`attnport report`: writes a page about an artifact folder, as HTML or Markdown, from what the other verbs wrote."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from attnport.verbs._advice import advise
 from attnport.version import __version__
 
 FILES = {"html": "report.html", "md": "report.md"}
-"""The report's forms; each is a stage of its own, so that both may lie in a folder."""
+"""The report's files; each is a stage of its own, so that a folder may have both."""
 STAGES = {"html": "report", "md": "report:md"}
 FILE = FILES["html"]
 Kind = Literal["html", "md"]
 
 SENTENCE = "The ferry that crosses the river at dawn carries letters, bread and anyone who cannot sleep."
-"""What the attention maps are made from when no text is given."""
+"""The sentence for the attention maps if no text is given."""
 _TOKENS = range(14, 25)
 _MOST_TOKENS = 40
 RANDOM = "random inputs"
-"""How the caption of the maps begins where a model reads no text."""
+"""The beginning of the caption of the maps for a model that does not read text."""
 _READ_SENTENCES = 256
 _POSITIONS = 20
 _PADDING = 4
-"""Padded keys that are shown."""
+"""The number of padded keys that are shown."""
 
 
 @dataclass(frozen=True)
 class Maps:
-    """The attention maps, what was read for them, and why there are none."""
+    """The attention maps and their input, or a note why there are none."""
 
     heatmaps: list[Heatmap] = field(default_factory=list)
     sentence: str = ""
@@ -60,22 +60,22 @@ def report(
     force: bool = False,
     progress: Progress = lambda message: None,
 ) -> Path:
-    """Writes `report.html` or `report.md`; leaves the earlier one when nothing that it shows has changed.
+    """Writes `report.html` or `report.md`; keeps the earlier one if nothing that it shows has changed.
 
-    Stages that have not run are named in the page with the command that runs them. When the source is gone or
-    changed, the page says so in the place of the attention maps.
+    For stages that have not run, the page names the command that runs them. If the source is missing or has changed,
+    the page says so instead of showing attention maps.
 
     Args:
         folder: An artifact folder.
         kind: `html`, a page with charts, or `md`, the same facts as GitHub-flavoured Markdown.
-        text: A file of sentences, one a line; the first of moderate length is shown in the attention maps.
-        force: Write the page even when nothing changed.
+        text: A file of sentences, one in each line; the first of moderate length is used for the attention maps.
+        force: Write the page even if nothing has changed.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        ArtifactError, IntegrityError: not an artifact folder, or a report in it is not what was written.
+        ArtifactError, IntegrityError: it is not an artifact folder, or a report in it is not what was written.
         UsageError: the text file cannot be read.
     """
     from attnport.cases.text import read_sentences
@@ -85,14 +85,14 @@ def report(
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:
-            raise ArtifactError(f"{folder} is no artifact.")
+            raise ArtifactError(f"{folder} is not an artifact.")
         digest = _inputs_digest(folder, manifest, sentences)
         if not force and fresh(folder, manifest, STAGES[kind], digest):
             return folder / FILES[kind]
         fusion = read_report(FusionReport, folder, manifest, "fusion.json")
         parity = read_report(ParityReport, folder, manifest, "parity.json")
         latency = read_report(LatencyReport, folder, manifest, "latency.json")
-        found = Findings(
+        findings = Findings(
             manifest,
             fusion,
             parity,
@@ -102,21 +102,21 @@ def report(
             environment=_environment(),
             folder=str(folder),
         )
-        if kind == "md":  # pictures are the page's alone
-            edit.path(FILES[kind]).write_text(markdown(found), encoding="utf-8")
+        if kind == "md":  # only the HTML page has pictures
+            edit.path(FILES[kind]).write_text(markdown(findings), encoding="utf-8")
             edit.finish(STAGES[kind], digest)
             return folder / FILES[kind]
         progress("reading the attention weights of one sentence")
         maps = _maps(folder, manifest, sentences)
-        found = replace(found, heatmaps=maps.heatmaps, sentence=maps.sentence, heatmap_note=maps.note)
-        edit.path(FILES[kind]).write_text(render(found), encoding="utf-8")
-        # A page without its maps is not final: the source may be back the next time.
+        findings = replace(findings, heatmaps=maps.heatmaps, sentence=maps.sentence, heatmap_note=maps.note)
+        edit.path(FILES[kind]).write_text(render(findings), encoding="utf-8")
+        # A page without maps is not final, as the source may be available next time.
         edit.finish(STAGES[kind], digest if maps.heatmaps else "")
     return folder / FILES[kind]
 
 
 def _inputs_digest(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> str:
-    """Everything that the page shows but the machine and the moment."""
+    """The digest of everything that the page shows, except the machine and the time."""
     described = asdict(manifest)
     for kind, file in FILES.items():
         described["files"].pop(file, None)
@@ -125,7 +125,7 @@ def _inputs_digest(folder: Path, manifest: Manifest, sentences: Sequence[str]) -
 
 
 def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:
-    """The attention weights of the module for one sentence, or for random numbers when it reads no text."""
+    """The attention maps of the module for a sentence, or for random inputs if it does not read text."""
     from attnport.cases.text import reads_text
     from attnport.runtimes.torch_eager import attention_weights
 
@@ -134,19 +134,19 @@ def _maps(folder: Path, manifest: Manifest, sentences: Sequence[str]) -> Maps:
         if manifest.tokenizer and reads_text(manifest.io):
             check_files(folder, manifest, manifest.tokenizer)
             sentence, feeds, tokens = _sentence(spec, folder / manifest.tokenizer, sentences)
-            said = sentence
+            caption = sentence
         else:
-            said, feeds, tokens = _random(spec)
-        found = attention_weights(spec, feeds)
+            caption, feeds, tokens = _random(spec)
+        weights_by_name = attention_weights(spec, feeds)
     except AttnportError as err:
         return Maps(note=f"There are no attention maps: {err.message} {err.hint}".strip())
-    return Maps([_heatmap(name, weights[0], tokens) for name, weights in found.items()], said)
+    return Maps([_heatmap(name, weights[0], tokens) for name, weights in weights_by_name.items()], caption)
 
 
 def _sentence(
     spec: ModelSpec, tokenizer_file: Path, sentences: Sequence[str]
 ) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-    """The first sentence of moderate length (else the nearest to it), its feeds and its tokens."""
+    """The first sentence of moderate length (or the one nearest to it), its feeds and its tokens."""
     from attnport.cases.text import text_cases, tokenizers_errors
 
     tokenizers = require("tokenizers")
@@ -160,11 +160,11 @@ def _sentence(
         middle = (_TOKENS.start + _TOKENS.stop) // 2
         best = min(range(len(candidates)), key=lambda i: (0 if lengths[i] in _TOKENS else abs(lengths[i] - middle), i))
         sentence = candidates[best]
-        # A longer one would give images too fine to read: shown is how it begins.
+        # The map of a longer sentence would be too fine to read, so only its beginning is shown.
         while len(tokenizer.encode(sentence).ids) > _MOST_TOKENS and len(sentence) > 1:
             sentence = sentence[: len(sentence) * 3 // 4].rstrip()
         tokens = tuple(readable(token) for token in tokenizer.encode(sentence).tokens)
-    # Beside a longer one, so that there is padding for the mask to hide.
+    # Batched with a longer sentence, so that there is padding for the mask to hide.
     padded = f"{sentence} {' '.join(sentence.split()[:3])}"
     both = [sentence, padded] if spec.io.padding_masks() else [sentence]
     feeds = dict(text_cases(spec.io, both, tokenizer_file, batch=len(both))[0].feeds)
@@ -172,13 +172,13 @@ def _sentence(
 
 
 def _random(spec: ModelSpec) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-    """Random inputs of a moderate size, for models that read no text; positions stand for tokens."""
+    """Random inputs of a moderate size for models that do not read text, with positions instead of tokens."""
     from attnport.cases.inputs import batch_dim, full_case
 
     counted = batch_dim(spec.io)
     sizes = {dim.name: max(dim.min, min(dim.max, 1 if dim.name == counted else _POSITIONS)) for dim in spec.io.dims}
-    made = full_case(spec.io, sizes)
-    return f"{RANDOM}, {made.name}", dict(made.feeds), ()
+    case = full_case(spec.io, sizes)
+    return f"{RANDOM}, {case.name}", dict(case.feeds), ()
 
 
 def readable(token: str) -> str:
@@ -188,11 +188,11 @@ def readable(token: str) -> str:
 
 
 def _heatmap(name: str, weights_HST: Any, tokens: tuple[str, ...]) -> Heatmap:
-    """The weights between real tokens; positions are named by number where the tokens do not fit the axis."""
+    """The weights between real tokens; positions are numbered if the tokens do not fit the axis."""
     count = len(tokens)
     queries, keys = weights_HST.shape[1:]
     if count and queries == keys >= count:
-        # A few places of the padding behind the sentence show that nobody looks there; as queries they say nothing.
+        # Some of the padding after the sentence shows that it gets no attention; padded queries mean nothing.
         shown = min(keys, count + _PADDING)
         part = weights_HST[:, :count, :shown]
         return Heatmap(name, tokens, (*tokens, *["padding"] * (shown - count)), part, _hidden(part))
@@ -202,12 +202,12 @@ def _heatmap(name: str, weights_HST: Any, tokens: tuple[str, ...]) -> Heatmap:
 
 
 def _hidden(weights_HST: Any) -> Any:
-    """What the mask hides, by what the module made of it: a weight of exactly 0 in every head."""
+    """What the mask hides, recognised by a weight of exactly 0 in every head."""
     return (weights_HST == 0).all(axis=0)
 
 
 def _environment() -> dict[str, str]:
-    """The machine that makes the page, and when."""
+    """The machine that makes the page, and the time."""
     here = machine()
     now = datetime.datetime.now(datetime.UTC)
     gpus = ", ".join(f"{gpu.name} (SM{gpu.sm})" for gpu in here.gpus)

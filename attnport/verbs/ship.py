@@ -1,4 +1,4 @@
-"""`attnport ship`: every stage in order; a stage that fails does not keep the others from reporting."""
+"""`attnport ship`: runs every stage in order; if one fails, the others still run and report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnport.folder.workspace import open_folder, open_if_there, read_report
 from attnport.reporting.recommendation import Recommendation
 from attnport.verbs._advice import advise
 
-# The order in which exit codes win: our bug, integrity, parity, fusion, availability, bad input.
+# The precedence of exit codes: our bug, integrity, parity, fusion, availability, bad input.
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
 BUNDLE = "bundle"
 ENGINE_TARGET, ENGINE_PLAN = "tensorrt_rtx", "fp16"
@@ -41,7 +41,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class ShipResult:
-    """What `ship` did; the reports are those of the folder, None where a stage did not get that far."""
+    """The result of `ship`; a report is None if its stage did not write one."""
 
     folder: str
     exit_code: int
@@ -56,7 +56,7 @@ class ShipResult:
 
 @dataclass
 class _Ship:
-    """One run: keeps what each stage gave, so that a stage that fails keeps no other from reporting."""
+    """A run of all stages, with the result of each."""
 
     folder: Path
     force: bool
@@ -65,7 +65,7 @@ class _Ship:
     stages: list[StageResult] = field(default_factory=list)
 
     def run(self, stage: str, work: Callable[[], str]) -> None:
-        """Runs a stage; `work` returns one line about its result."""
+        """Runs a stage; `work` returns a line about its result."""
         began = time.monotonic()
         status: Status = "failed"
         code = 0
@@ -77,26 +77,26 @@ class _Ship:
             status, detail = "not run", f"{err.message} {err.hint}".strip()
         except AttnportError as err:
             detail, code = f"{err.message} {err.hint}".strip(), err.exit_code
-        except Exception as err:  # a bug of ours must not keep the other stages from reporting
-            told = as_usage_error(err) if isinstance(err, OSError) else None
-            detail, code = (told.message, told.exit_code) if told else (f"{type(err).__name__}: {err}", 1)
-            if told is None:
+        except Exception as err:  # a bug of ours must not stop the other stages
+            error = as_usage_error(err) if isinstance(err, OSError) else None
+            detail, code = (error.message, error.exit_code) if error else (f"{type(err).__name__}: {err}", 1)
+            if error is None:
                 self.on_bug(err)
         self.add(stage, status, began, detail, code)
 
     def add(self, stage: str, status: Status, began: float, detail: str, code: int = 0) -> None:
-        """Keeps how a stage ended."""
+        """Records the result of a stage."""
         self.stages.append(StageResult(stage, status, round(time.monotonic() - began, 1), detail, code))
 
     def reported(self, stage: str, *verdicts: type[AttnportError]) -> bool:
         """Whether a stage wrote its report: it succeeded, or failed with one of `verdicts`."""
         codes = {kind.exit_code for kind in verdicts} | {0}
-        return any(one.stage == stage and one.exit_code in codes for one in self.stages)
+        return any(result.stage == stage and result.exit_code in codes for result in self.stages)
 
     def done(self, verb: str) -> dict[str, Stage]:
-        """What the folder records of a verb (`fuse:ort_cpu` and `lower:ort_cpu` belong to `fuse`)."""
+        """The stages of a verb that the folder records (`fuse:ort_cpu` and `lower:ort_cpu` belong to `fuse`)."""
         names = (verb, "lower") if verb == "fuse" else (verb,)
-        with suppress(AttnportError):  # a folder that cannot be read: the stage says so
+        with suppress(AttnportError):  # if the folder cannot be read, the stage itself reports it
             manifest = open_if_there(self.folder)
             stages = manifest.stages if manifest is not None else {}
             return {name: stage for name, stage in stages.items() if name.partition(":")[0] in names}
@@ -126,20 +126,20 @@ def ship(
         text: The SPEC.
         inputs: `--input` declarations.
         dims: `--dim` declarations.
-        sentences: A file of sentences, one a line, for models that read text.
-        require: A target whose fusion could be looked at and is not complete counts as failed.
+        sentences: A file of sentences, one in each line, for models that read text.
+        require: A target whose fusion was examined and is not complete counts as failed.
         with_weights: Keep outputs that are attention weights; see `export`.
         trust_remote_code: Run an `hf:` model's own Python code; see `export`.
-        force: Do every stage again, changed or not.
+        force: Run every stage again, even if nothing has changed.
         budget_s: About how long the latency measurement may take.
-        shapes: Grids of sizes to time, as of `bench`.
-        tell: Is given one line when outputs were left out.
-        on_bug: Is given each unexpected error of a stage; the other stages go on.
+        shapes: Grids of sizes to time, as in `bench`.
+        tell: Called with a line if outputs were left out.
+        on_bug: Called with each unexpected error of a stage; the other stages still run.
 
     Raises:
         UsageError: the file of sentences or a shape cannot be read.
         ProfileError: a shape does not fit the model.
-        AttnportError: the export failed, so there is nothing to go on with.
+        AttnportError: the export failed, without which there are no other stages.
         Exception: a bug of ours in the export.
     """
     from attnport.cases.text import read_sentences
@@ -147,7 +147,7 @@ def ship(
     from attnport.verbs.export import export
 
     if sentences is not None:
-        read_sentences(sentences)  # now, and not after the minutes that export and build take
+        read_sentences(sentences)  # report errors now, not after the minutes that export and build take
     run = _Ship(folder, force, progress, on_bug)
     began = time.monotonic()
     before = run.done("export")
@@ -163,7 +163,7 @@ def ship(
         tell=tell,
     )
     for shape in shapes or ():
-        parse_grid(shape, manifest.io.dims)  # now, and not when all is built and checked
+        parse_grid(shape, manifest.io.dims)  # report errors now, not after build and check
     status: Status = "up to date" if before and run.done("export") == before and not force else "done"
     run.add("export", status, began, f"{count(len(manifest.attentions), 'attention')} counted, opset {manifest.opset}")
     run.run("fuse", lambda: _fuse(run, require, force))
@@ -174,7 +174,7 @@ def ship(
     run.run("report", lambda: _report(run, sentences, force))
     codes = [stage.exit_code for stage in run.stages]
     judged = run.reported("check", ParityFailed)
-    if not judged:  # then the bundle is refused for want of a verdict: the code is that of what kept it from being made
+    if not judged:  # then the bundle is refused as well, since there is no verdict; the first cause decides the code
         codes = [code for code in codes if code != ParityFailed.exit_code]
     manifest = open_folder(folder)
     parity = _read(ParityReport, folder, manifest, "parity.json") if judged else None
@@ -203,7 +203,7 @@ def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | Non
 
 
 def _fuse(run: _Ship, require: bool, force: bool) -> str:
-    """Target by target, so that one that cannot take an operator does not keep the others from being written."""
+    """Fuses target by target, so that all other forms are written if one target lacks an operator."""
     from attnport.exporter.lowering.base import names
     from attnport.verbs import fuse as fusing
 

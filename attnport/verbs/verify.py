@@ -1,4 +1,4 @@
-"""`attnport verify`: whether a bundle, or an artifact folder, is what was written; none of its code runs."""
+"""`attnport verify`: checks that a bundle or an artifact folder is what was written, without running its code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS: dict[int, type[AttnportError]] = {
 
 @dataclass(frozen=True)
 class VerifyRow:
-    """One thing that was checked: the verdict and its evidence."""
+    """One check: its verdict and evidence."""
 
     check: str
     verdict: Verdict
@@ -33,11 +33,11 @@ class VerifyRow:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
-        exit_code: 0, or that of the first thing that is wrong; see `raise_for`.
-        unverified: A bundle that was made without a parity verdict.
+        exit_code: 0, or that of the first problem; see `raise_for`.
+        unverified: Whether it is a bundle that was made without a parity verdict.
     """
 
     path: str
@@ -49,10 +49,10 @@ class VerifyResult:
 
 
 def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) -> VerifyResult:
-    """Checks a bundle (files, then golden cases where onnxruntime is installed) or an artifact folder (files).
+    """Checks a bundle (files, then golden cases if a runtime is installed) or an artifact folder (files).
 
-    No code of the folder runs: the reader is this attnport's own. A bundle is read, and its models run, in a process of
-    its own, so that a model that never ends, takes all memory or ends its runtime is an answer like others.
+    No code of the folder runs: the reader is that of this attnport. A bundle is read, and its models run, in a process
+    of its own, so that a model that never ends, takes all memory or crashes its runtime only fails the check.
 
     Args:
         path: The folder.
@@ -60,13 +60,12 @@ def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) ->
         timeout_s: Seconds for the whole check of a bundle.
 
     Raises:
-        ArtifactError: neither a bundle nor an artifact folder.
-        BundleError: a bundle of a version that is not known, or the key is no Ed25519 public key from outside the
-            bundle.
+        ArtifactError: it is neither a bundle nor an artifact folder.
+        BundleError: the bundle has an unknown version, or the key is not an Ed25519 public key from outside the bundle.
         IntegrityError: the manifest is malformed or, with a key, not signed with it; or the process that checked a
             bundle took too long or too much memory, or died. Files that differ are in the result; see `raise_for`.
-        UsageError: a key for an artifact folder, which has no signature.
-        UnavailableError: there is a key and the package cryptography is not installed.
+        UsageError: a key is given for an artifact folder, which has no signature.
+        UnavailableError: a key is given and the package cryptography is not installed.
     """
     if not path.is_dir():
         raise ArtifactError(f"{path} is not a folder.", hint="Give a bundle, or an artifact folder.")
@@ -83,13 +82,13 @@ def verify(path: Path, key: Path | None = None, timeout_s: float = TIMEOUT_S) ->
 
 
 def raise_for(result: VerifyResult) -> None:
-    """Turns a result into the exception that it calls for.
+    """Raises the exception for a result that is not PASS.
 
     Raises:
         IntegrityError: a file is not the one that was written.
-        ParityFailed: a golden case is off.
+        ParityFailed: a golden case exceeds its bound.
         ArtifactError: a model cannot be opened.
-        UnavailableError: the files are fine, but none of its models could run here.
+        UnavailableError: the files are unchanged, but none of its models could run here.
     """
     if result.verdict == "NOT_RUN":
         missing = [row for row in result.rows if row.verdict == "NOT_RUN" and row.check != "signature"]
@@ -110,22 +109,22 @@ def raise_for(result: VerifyResult) -> None:
 def _bundle(path: Path, key: Path | None, timeout_s: float) -> VerifyResult:
     child = Limits(timeout_s).start(None)
     try:
-        found = child.ask(
+        report = child.ask(
             "selftest", timeout_s, folder=str(path), key=None if key is None else str(key), limit_s=timeout_s
         )
     except Died as err:
         raise IntegrityError(
             f"{path} was not checked to the end: the process that reads it and runs its models had {timeout_s:g} s; "
             f"{err.message}.",
-            hint="Do not use it. Where you know that its models need so much, give more time (--timeout) or memory.",
+            hint="Do not use it. If you know that its models need this much, give more time (--timeout) or memory.",
         ) from err
     finally:
         child.kill()
-    rows = tuple(VerifyRow(**row) for row in found["rows"])
+    rows = tuple(VerifyRow(**row) for row in report["rows"])
     failed = any(row.verdict == "FAIL" for row in rows)
-    # One form of several that cannot run here is no failure; where none could, nothing was shown of the numbers.
-    verdict: Verdict = "FAIL" if failed else "NOT_RUN" if found["exit_code"] else "PASS"
-    return VerifyResult(str(path), "bundle", verdict, found["exit_code"], rows, found["unverified"])
+    # A form that cannot run here is not a failure if another one ran; if none did, the numbers were not checked.
+    verdict: Verdict = "FAIL" if failed else "NOT_RUN" if report["exit_code"] else "PASS"
+    return VerifyResult(str(path), "bundle", verdict, report["exit_code"], rows, report["unverified"])
 
 
 def _artifact(path: Path) -> VerifyResult:
@@ -136,11 +135,11 @@ def _artifact(path: Path) -> VerifyResult:
     used = {form.file for form in manifest.forms.values()} | {engine.file for engine in manifest.engines.values()}
     for name in sorted(used):
         if name not in manifest.files:
-            rows.append(_row(name, "FAIL", "the manifest uses it and has no digest of it"))
+            rows.append(_row(name, "FAIL", "the manifest uses it but has no digest of it"))
     if all(row.verdict == "PASS" for row in rows):
         rows += [row for row in (_external(path, manifest, name) for name in manifest.forms) if row]
     strangers = sorted(set(_on_disk(path)) - {*manifest.files, ARTIFACT, *OWN})
-    # Nothing reads a file that the manifest does not name, so one more in a working folder is worth a word, no failure.
+    # No verb reads a file that the manifest does not name, so an additional file in a folder is not a failure.
     rows += [_row(name, "NOT_RUN", "not in the manifest, so never read") for name in strangers[:20]]
     failed = any(row.verdict == "FAIL" for row in rows)
     verdict: Verdict = "FAIL" if failed else "PASS"
@@ -148,17 +147,17 @@ def _artifact(path: Path) -> VerifyResult:
 
 
 def _row(name: str, verdict: Verdict, detail: str) -> VerifyRow:
-    """A row about a file, whose name may hold what no terminal should see."""
+    """A row about a file; its name is escaped for the terminal."""
     return VerifyRow(shown(name), verdict, detail)
 
 
 def _on_disk(path: Path) -> list[str]:
-    """The names of all files, but for those of bundles in the folder, which have a manifest of their own."""
-    bundles = [found.parent for found in path.rglob(BUNDLE)]
+    """The names of all files, except those of bundles in the folder, which have a manifest of their own."""
+    bundles = [file.parent for file in path.rglob(BUNDLE)]
     return [
-        found.relative_to(path).as_posix()
-        for found in path.rglob("*")
-        if not found.is_dir() and not any(found.is_relative_to(one) for one in bundles)
+        file.relative_to(path).as_posix()
+        for file in path.rglob("*")
+        if not file.is_dir() and not any(file.is_relative_to(bundle) for bundle in bundles)
     ]
 
 

@@ -162,7 +162,7 @@ def test_the_sentence_of_a_report_is_the_users(artifact: Path) -> None:
 def test_a_bundle_is_never_changed(app: Path, tmp_path: Path) -> None:
     (app / "README.md").write_text("made in /" + "home/dana/app")
     assert kinds(audit(app)) == {"path", "user"}
-    with pytest.raises(UsageError, match="nobody may change") as caught:
+    with pytest.raises(UsageError, match="must not be changed") as caught:
         audit(app, fix=True)
     assert "bundle again" in caught.value.hint
 

@@ -89,7 +89,7 @@ def test_a_model_of_many_inputs_is_bundled(artifact: Path, tmp_path: Path) -> No
 def test_what_no_reader_would_take_is_refused_with_words(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError,
-        match=r"no reader would take this bundle: bundle\.json\..*inputs\[0\]: .* at most 1000 characters",
+        match=r"readers would refuse this bundle: bundle\.json\..*inputs\[0\]: .* at most 1000 characters",
     ):
         bundle(declared(artifact, f"x=float32[{','.join(['batch'] * 200)}]"), tmp_path / "app")
     assert not (tmp_path / "app").exists()

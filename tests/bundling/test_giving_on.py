@@ -118,5 +118,5 @@ def test_on_a_gpu_it_is_refused(tmp_path: Path) -> None:
         def device_name(self) -> str:
             return "cuda"
 
-    with pytest.raises(BundleError, match=r"output 'x': it is the caller's own memory on the GPU, .*; call run\."):
+    with pytest.raises(BundleError, match=r"output 'x' is the caller's own memory on the GPU, .*; call run instead\."):
         opened(tmp_path, "int64")._copied("x", OnGpu())

@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
         "seq from 1 to 17, beyond",
     ),
     "dtype missing": (lambda m: form(m)["dtypes"].pop("hidden"), "'hidden' is None in the file"),
-    "dtype of nothing": (lambda m: form(m)["dtypes"].update(more="int64"), "of what is no input or output"),
+    "dtype of nothing": (lambda m: form(m)["dtypes"].update(more="int64"), "has a name that is no input or output"),
     "dtype of another kind": (lambda m: form(m)["dtypes"].update(ids="int32"), "'ids' is int32 in the file"),
     "dtype unheard of": (lambda m: form(m)["dtypes"].update(hidden="float8"), "'hidden' is float8 in the file"),
     "a model of another format": (

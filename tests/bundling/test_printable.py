@@ -49,7 +49,8 @@ def test_what_others_said_is_one_line_that_can_be_printed() -> None:
 
 def test_the_format_has_the_table() -> None:
     text = FORMAT.read_text().partition("## Text\n")[2].partition("\n## ")[0]
-    words = re.sub(r"\s+", " ", text.partition(", and the last two")[0]).removeprefix("Not printable are: U+")
+    start = "These characters are not printable: U+"
+    words = re.sub(r"\s+", " ", text.partition(", and the last two")[0]).removeprefix(start)
     stated = [tuple(int(end, 16) for end in item.split(" to ")) for item in words.split(", ")]
     found = [(first, last) if first != last else (first,) for first, last in _HIDDEN if first & 0xFFFE != 0xFFFE]
     assert stated == found

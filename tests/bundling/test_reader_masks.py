@@ -94,7 +94,7 @@ def test_ids_of_documents_are_one_document_an_item_with_zero_behind_it() -> None
 def test_a_mask_that_says_more_than_padding_is_not_made_from_lengths() -> None:
     mask = MaskSpec(("padding", "causal"), "m", "keep", "upper_left", 0)
     contract = carried(TensorSpec("m", "bool", ("b", 1, "t", "t"), None), mask)
-    with pytest.raises(FeedError, match="'m' is to say causal as well as padding; make it for your items"):
+    with pytest.raises(FeedError, match="'m' also carries causal, not only padding; make it yourself for your items"):
         padding_masks(contract, [1], 2)
     assert "model.masks" not in readme("m", contract, None)
 

@@ -59,7 +59,7 @@ def test_the_version_of_the_interface_is_read(setup: ModuleType, tmp_path: Path)
 
 
 def test_what_a_command_says_is_the_error(setup: ModuleType) -> None:
-    with pytest.raises(setup.SetupError, match="sh said: no such package"):
+    with pytest.raises(setup.SetupError, match="sh failed: no such package"):
         setup.run("sh", "-c", "echo first >&2; echo no such package >&2; exit 1")
 
 
