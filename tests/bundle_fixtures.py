@@ -11,6 +11,7 @@ import pytest
 import tiny_attention as tiny
 
 from attnport.verbs.bundle import bundle
+from attnport_bundle import Model, load
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +36,17 @@ def made_artifact(tmp_path_factory: pytest.TempPathFactory, exported: Path, arra
 @pytest.fixture(scope="session")
 def made_bundle(tmp_path_factory: pytest.TempPathFactory, made_artifact: Path) -> Path:
     return bundle(made_artifact, tmp_path_factory.mktemp("bundle") / "app")
+
+
+@pytest.fixture
+def model(made_bundle: Path) -> Model:
+    return load(made_bundle, threads=1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A place for what a reader keeps, of the test's own."""
+    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,11 @@ def feeds(lengths: list[int], seed: int) -> dict[str, np.ndarray[Any, Any]]:
     return {"ids": random.integers(0, 50, (len(lengths), size)), "attention_mask": mask}
 
 
+def ones(batch: int = 2, size: int = 5) -> dict[str, np.ndarray[Any, Any]]:
+    """Feeds without padding, each token the first word."""
+    return {"ids": np.ones((batch, size), np.int64), "attention_mask": np.ones((batch, size), np.int64)}
+
+
 def goldens() -> dict[str, np.ndarray[Any, Any]]:
     """What export stores: inputs, float64 outputs, valid elements, and eager's outputs in float32 and float16."""
     import torch
@@ -166,6 +171,29 @@ def make(folder: Path, exported: Path, arrays: Mapping[str, Any], judged: Parity
             edit.path("parity.json").write_text(to_json(judged))
             edit.finish("check", "1")
     return folder
+
+
+def edit_manifest(folder: Path, edited: Callable[[Manifest], Manifest]) -> Path:
+    """Changes a folder's manifest as a verb would, which leaves a stage `again`; returns the folder."""
+    with change(folder) as edit:
+        assert edit.manifest
+        edit.manifest = edited(edit.manifest)
+        edit.finish("again", "1")
+    return folder
+
+
+def edit_source(folder: Path, **changes: Any) -> Path:
+    """Changes what a folder's manifest says of its source."""
+    return edit_manifest(folder, lambda m: dataclasses.replace(m, source=dataclasses.replace(m.source, **changes)))
+
+
+def made_later(folder: Path, stage: str) -> Path:
+    """Makes a stage of a folder younger than every other."""
+    late = {"made": "2999-01-01T00:00:00+00:00"}
+    return edit_manifest(
+        folder,
+        lambda m: dataclasses.replace(m, stages={**m.stages, stage: dataclasses.replace(m.stages[stage], **late)}),
+    )
 
 
 def rms(values: np.ndarray[Any, Any]) -> float:

@@ -1,3 +1,3 @@
-from bundle_fixtures import app, arrays, artifact, exported, made_artifact, made_bundle
+from bundle_fixtures import app, arrays, artifact, cache, exported, made_artifact, made_bundle, model
 
-__all__ = ["app", "arrays", "artifact", "exported", "made_artifact", "made_bundle"]
+__all__ = ["app", "arrays", "artifact", "cache", "exported", "made_artifact", "made_bundle", "model"]

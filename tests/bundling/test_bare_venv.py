@@ -10,6 +10,7 @@ from pathlib import Path
 
 import bare_venv
 import pytest
+from bundle_folders import program
 
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
@@ -41,16 +42,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def minilm(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "app"))
-
-
-def program(page: str, heading: str) -> str:
-    """The fenced or indented Python behind a heading of a page."""
-    text = page.partition(f"{heading}\n")[2]
-    fenced = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    indented = re.search(r"^    import sys\n(?:    .*\n|\n)*", text, re.MULTILINE)
-    found = fenced or indented
-    assert found, f"there is no program behind {heading!r}"
-    return found[1] if fenced else re.sub(r"^    ", "", found[0], flags=re.MULTILINE)
 
 
 def test_nothing_of_this_project_is_installed_there(python: Path, tmp_path: Path) -> None:
@@ -112,8 +103,7 @@ def test_the_program_of_the_readme_answers_a_question(python: Path, minilm: Path
 
 
 def test_the_program_of_the_bundles_own_readme_reads_text(python: Path, minilm: Path) -> None:
-    page = (minilm / "README.md").read_text("utf-8")
-    code = program(page, "From text" + page.partition("From text")[2].partition("\n")[0])
+    code = program((minilm / "README.md").read_text("utf-8"), "From text")
     assert "from attnport_bundle import Tokenizer" in code
     done = bare_venv.run(python, minilm.parent, "-c", code)
     assert "'sentence_embedding': (2, 384)" in done.stdout, done.stderr

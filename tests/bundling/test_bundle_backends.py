@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,8 @@ import numpy as np
 import onnx
 import pytest
 import tiny_attention as tiny
+from bundle_folders import tree
+from pretended_gpu import engine_bytes
 
 from attnport.artifacts import EngineRecord, Form, ParityReport, Ran, RuntimeParity, Verdict
 from attnport.bundling.readme import package_of
@@ -28,23 +29,11 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.inspect import inspect
 from attnport_bundle import load, manifest
 
-VERSION, SM_86 = (1, 0, 0, 9), 1 << 2
+VERSION, SM_86 = "1.0.0.9", 1 << 2
+ENGINE = engine_bytes(VERSION, SM_86)
 NAME = "tensorrt_rtx-fp16-sm86-0.engine"
 FORM = "tensorrt_rtx.fp16"
 NARROW = Profile(parse_profile("batch=1:2:4,seq=1:4:8", tiny.IO.dims).dims)
-
-
-def engine(version: tuple[int, ...] = VERSION) -> bytes:
-    body = b"layers " * 9
-    return (
-        b"vtrt"
-        + bytes(12)
-        + struct.pack("<Q", 36 + len(body))
-        + bytes(version)
-        + bytes(4)
-        + struct.pack("<I", SM_86)
-        + body
-    )
 
 
 def half_model(folder: Path) -> bytes:
@@ -59,7 +48,7 @@ def half_model(folder: Path) -> bytes:
 def record(**changes: Any) -> EngineRecord:
     whole = EngineRecord(
         target="tensorrt_rtx", plan="fp16", file=f"engines/{NAME}", form=FORM, sm=(86,), profiles=(NARROW,),
-        version=".".join(map(str, VERSION)), digest="0" * 64, size_bytes=99, scratch_bytes=0,
+        version=VERSION, digest="0" * 64, size_bytes=99, scratch_bytes=0,
     )  # fmt: skip
     return dataclasses.replace(whole, **changes)
 
@@ -82,7 +71,7 @@ def widen(folder: Path, parity: ParityReport, **engines: EngineRecord) -> Path:
         edit.path(f"model.{FORM}.onnx").write_bytes(half_model(folder))
         records = {NAME: record(), **engines}
         for one in records.values():
-            edit.path(one.file).write_bytes(engine())
+            edit.path(one.file).write_bytes(ENGINE)
         forms = {
             **edit.manifest.forms,
             **{target: Form(target, "fp32", f"model.{target}.onnx", 23) for target in ("onnx", "openvino")},
@@ -118,7 +107,7 @@ def test_an_engine_that_ran_nowhere_is_graph_only_and_says_what_it_needs(wide: P
     ]
     assert form.dtypes == {"ids": "int64", "attention_mask": "int64", "hidden": "float16", "pooled": "float16"}
     assert form.fusion is None, "what was proved was proved of another file"
-    assert (app / "engines" / NAME).read_bytes() == engine()
+    assert (app / "engines" / NAME).read_bytes() == ENGINE
     assert f"model.{FORM}.onnx" not in read.files
     assert inspect(app).graph is None, "an engine has none that can be shown"
     page = (app / "README.md").read_text()
@@ -187,12 +176,7 @@ def test_a_verdict_older_than_the_engine_or_its_form_does_not_count(wide: Path, 
     with change(wide) as edit:
         edit.path(file).write_bytes((wide / file).read_bytes())
         edit.finish("built again", "1")
-    with change(wide) as edit:
-        assert edit.manifest
-        late = dataclasses.replace(edit.manifest.stages["built again"], made="2999-01-01T00:00:00+00:00")
-        stages = {**edit.manifest.stages, "built again": late}
-        edit.manifest = dataclasses.replace(edit.manifest, stages=stages)
-        edit.finish("another", "1")
+    tiny.made_later(wide, "built again")
     with pytest.raises(ParityFailed, match="made again after parity was checked"):
         bundle(wide, tmp_path / "app", forms=[NAME])
 
@@ -208,7 +192,7 @@ def test_of_several_engines_one_is_named(artifact: Path, tmp_path: Path) -> None
 
 
 def test_an_engine_whose_header_is_not_its_records_is_refused(wide: Path, tmp_path: Path) -> None:
-    for data, error in ((engine((9, 9, 9, 9)), IntegrityError), (b"no engine at all", ArtifactError)):
+    for data, error in ((engine_bytes("9.9.9.9", SM_86), IntegrityError), (b"no engine at all", ArtifactError)):
         with change(wide) as edit:
             edit.path(f"engines/{NAME}").write_bytes(data)
             edit.finish("build", "2")
@@ -275,21 +259,14 @@ def test_equal_inputs_give_equal_bytes_in_processes_that_hash_differently(wide: 
             check=True,
             capture_output=True,
         )
-        made.append({path.relative_to(app): path.read_bytes() for path in app.rglob("*") if path.is_file()})
+        made.append(tree(app))
     assert made[0] == made[1]
 
 
 def test_the_commands_are_told_without_the_builders_folders(wide: Path, tmp_path: Path) -> None:
-    with change(wide) as edit:
-        assert edit.manifest
-        source = dataclasses.replace(
-            edit.manifest.source,
-            text="/" + "home/alice/secret/model.py:make",
-            inputs=("x=float32[batch]",),
-            dims=("batch=1:2:8",),
-        )
-        edit.manifest = dataclasses.replace(edit.manifest, source=source)
-        edit.finish("again", "1")
+    tiny.edit_source(
+        wide, text="/" + "home/alice/secret/model.py:make", inputs=("x=float32[batch]",), dims=("batch=1:2:8",)
+    )
     app = bundle(wide, tmp_path / "app", forms=["tensorrt_rtx", "ort_cpu"])
     assert [shlex.join(command) for command in manifest.read(app).provenance.commands] == [
         "attnport export model.py:make --input 'x=float32[batch]' --dim batch=1:2:8 -o out/",
@@ -308,7 +285,7 @@ def test_text_of_a_runtime_that_no_reader_takes_is_made_plain(artifact: Path, tm
 
 
 def test_a_changed_engine_is_refused(wide: Path, tmp_path: Path) -> None:
-    (wide / "engines" / NAME).write_bytes(engine()[:-1] + b"!")
+    (wide / "engines" / NAME).write_bytes(ENGINE[:-1] + b"!")
     with pytest.raises(IntegrityError, match=NAME):
         bundle(wide, tmp_path / "app", forms=[NAME])
     shutil.rmtree(wide / "engines")

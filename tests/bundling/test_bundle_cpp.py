@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from bundle_folders import tree
 
 from attnport.bundling.readme_cpp import program_cpp, readme_cpp
 from attnport.bundling.write import CPP
@@ -17,10 +18,6 @@ from attnport_bundle.manifest import Form, Parity, Requires, read
 
 ROOT = Path(__file__).resolve().parents[2]
 READER = ROOT / "attnport" / "bundling" / "cpp"
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_cpp_reader_is_added_and_nothing_else_changes(

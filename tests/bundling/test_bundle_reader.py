@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_attention as tiny
+from bundle_folders import program, python, tree
 
 from attnport.bundling.readme import readme
 from attnport_bundle import BundleError, IntegrityError, Model, RuntimeMissing, load
@@ -20,19 +20,6 @@ from attnport_bundle import __main__ as command
 from attnport_bundle.contract import IO, Dim, TensorSpec
 from attnport_bundle.goldens import GoldenCases
 from attnport_bundle.manifest import read
-
-
-@pytest.fixture
-def model(made_bundle: Path) -> Model:
-    return load(made_bundle)
-
-
-def given(batch: int = 2, size: int = 5) -> dict[str, np.ndarray[Any, Any]]:
-    return {"ids": np.ones((batch, size), np.int64), "attention_mask": np.ones((batch, size), np.int64)}
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_it_runs_and_agrees_with_the_module(model: Model) -> None:
@@ -47,21 +34,21 @@ def test_it_runs_and_agrees_with_the_module(model: Model) -> None:
 
 
 def test_it_stands_alone_and_leaves_the_folder_as_it_was(app: Path) -> None:
-    before = {path: path.read_bytes() for path in app.rglob("*") if path.is_file()}
-    program = (
+    before = tree(app)
+    code = (
         "import sys, attnport_bundle as b; m = b.load(); m.close(); "
         "print(sorted({n.split('.')[0] for n in sys.modules} & {'attnport','torch','pydantic','onnx','rich','numpy'}))"
     )
     for _ in range(2):
-        done = run(app / "python", "-c", program)
+        done = python(app / "python", "-c", code)
         assert done.stdout.strip() == "['numpy']", done.stderr
-        assert run(app / "python", "-m", "attnport_bundle", "selftest").returncode == 0
-    assert {path: path.read_bytes() for path in app.rglob("*") if path.is_file()} == before
+        assert python(app / "python", "-m", "attnport_bundle", "selftest").returncode == 0
+    assert tree(app) == before
 
 
 def test_importing_it_imports_nothing_heavy(app: Path) -> None:
-    program = "import sys, attnport_bundle; print({'numpy', 'onnxruntime'} & set(sys.modules))"
-    assert run(app / "python", "-c", program).stdout.strip() == "set()"
+    code = "import sys, attnport_bundle; print({'numpy', 'onnxruntime'} & set(sys.modules))"
+    assert python(app / "python", "-c", code).stdout.strip() == "set()"
 
 
 def test_it_may_be_used_from_several_threads(model: Model) -> None:
@@ -84,10 +71,10 @@ def test_it_may_be_used_from_several_threads(model: Model) -> None:
 
 def test_a_closed_model_says_so(made_bundle: Path) -> None:
     with load(made_bundle, threads=1) as model:
-        model.run(**given())
+        model.run(**tiny.ones())
     model.close()
     with pytest.raises(BundleError, match="closed"):
-        model.run(**given())
+        model.run(**tiny.ones())
 
 
 def test_an_onnxruntime_that_is_too_old_or_missing_is_said(made_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +118,7 @@ def test_trusting_the_disk_is_the_callers_choice(app: Path) -> None:
     (app / "README.md").write_text("changed")
     with pytest.raises(IntegrityError):
         load(app)
-    load(app, check_files=False).run(**given())
+    load(app, check_files=False).run(**tiny.ones())
 
 
 @pytest.mark.parametrize("name", ["model", "golden"])
@@ -173,17 +160,15 @@ def test_an_added_name_that_no_terminal_should_see_is_escaped(
 
 
 def test_the_readme_program_runs_as_it_stands(app: Path) -> None:
-    text = (app / "README.md").read_text()
-    start = text.index("    import sys")
-    program = "\n".join(line[4:] for line in text[start : text.index("## What goes in")].splitlines())
-    assert len(program.splitlines()) <= 15
-    done = run(app.parent, "-c", program)
+    shown = program((app / "README.md").read_text())
+    assert len(shown.splitlines()) <= 15
+    done = python(app.parent, "-c", shown)
     assert done.stdout == "hidden (2, 5, 8)\npooled (2, 8)\n", done.stderr
 
 
 def test_a_bundle_that_moved_still_works(app: Path, tmp_path: Path) -> None:
     moved = Path(shutil.move(app, tmp_path / "product with a space"))
-    assert run(moved / "python", "-m", "attnport_bundle", "selftest").returncode == 0
+    assert python(moved / "python", "-m", "attnport_bundle", "selftest").returncode == 0
     assert read(moved).name == "tiny"
 
 
@@ -203,8 +188,6 @@ def test_the_readme_program_for_text_runs_as_it_stands(tmp_path: Path) -> None:
     inputs = tuple(TensorSpec(name, "int64", ("b", "t"), None) for name in ("input_ids", "attention_mask"))
     contract = IO(inputs, (TensorSpec("y", "float32", ("b",), None),), (Dim("b", 1, 1, 4), Dim("t", 1, 2, 3)), ())
     text = readme("m", contract, "tokenizer.json")
-    start = text.index("    import sys", text.index("From text"))
-    program = "\n".join(line[4:] for line in text[start : text.index("## What goes in")].splitlines())
-    done = run(tmp_path, "-c", program)
+    done = python(tmp_path, "-c", program(text, "From text"))
     assert done.stdout == "{'input_ids': (2, 3), 'attention_mask': (2, 3)}\n", done.stderr
     assert "From text" not in readme("m", contract, None)

@@ -6,20 +6,19 @@ import dataclasses
 import json
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny_attention as tiny
+from bundle_folders import python, tree
 from killing import Armed, in_child
 
-from attnport.artifacts import Form, IOContract
+from attnport.artifacts import Form
 from attnport.bundling import golden, place
 from attnport.bundling.model_file import oldest_onnxruntime
+from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.workspace import change
 from attnport.jsonfile import to_json
@@ -27,10 +26,6 @@ from attnport.masks.spec import MaskSpec
 from attnport.parity.golden import bounds
 from attnport.verbs.bundle import bundle
 from attnport_bundle import files, manifest
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def hidden(folder: Path) -> list[Path]:
@@ -58,40 +53,24 @@ def test_bundling_twice_gives_equal_bytes(made_artifact: Path, made_bundle: Path
 
 def test_the_builders_folders_are_not_told(exported: Path, arrays: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny.make(tmp_path / "out", exported, arrays, tiny.parity())
-    with change(folder) as edit:
-        assert edit.manifest
-        source = dataclasses.replace(edit.manifest.source, text=f"hf:{tmp_path}/private/model")
-        edit.manifest = dataclasses.replace(edit.manifest, source=source)
-        edit.finish("again", "1")
-    app = bundle(folder, tmp_path / "app")
+    app = bundle(tiny.edit_source(folder, text=f"hf:{tmp_path}/private/model"), tmp_path / "app")
     assert json.loads((app / "bundle.json").read_text())["provenance"]["source"] == "hf:model"
     assert not [name for name, data in tree(app).items() if str(tmp_path).encode() in data]
 
 
-def declared(folder: Path, *inputs: str) -> Path:
-    """The artifact, exported with `--input` declarations."""
-    with change(folder) as edit:
-        assert edit.manifest
-        edit.manifest = dataclasses.replace(
-            edit.manifest, source=dataclasses.replace(edit.manifest.source, inputs=inputs)
-        )
-        edit.finish("again", "1")
-    return folder
-
-
 def test_a_model_of_many_inputs_is_bundled(artifact: Path, tmp_path: Path) -> None:
-    inputs = [f"past_keys_{index}=float32[batch,heads,past,64]" for index in range(30)]
-    told = manifest.read(bundle(declared(artifact, *inputs), tmp_path / "app")).provenance.commands[0]
+    inputs = tuple(f"past_keys_{index}=float32[batch,heads,past,64]" for index in range(30))
+    app = bundle(tiny.edit_source(artifact, inputs=inputs), tmp_path / "app")
+    told = manifest.read(app).provenance.commands[0]
     assert sum(map(len, told)) > 1000
-    assert [value for value in told if "past" in value] == inputs
+    assert tuple(value for value in told if "past" in value) == inputs
 
 
 def test_what_no_reader_would_take_is_refused_with_words(artifact: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ArtifactError,
-        match=r"readers would refuse this bundle: bundle\.json\..*inputs\[0\]: .* at most 1000 characters",
-    ):
-        bundle(declared(artifact, f"x=float32[{','.join(['batch'] * 200)}]"), tmp_path / "app")
+    tiny.edit_source(artifact, inputs=(f"x=float32[{','.join(['batch'] * 200)}]",))
+    said = r"readers would refuse this bundle: bundle\.json\..*inputs\[0\]: .* at most 1000 characters"
+    with pytest.raises(ArtifactError, match=said):
+        bundle(artifact, tmp_path / "app")
     assert not (tmp_path / "app").exists()
 
 
@@ -114,13 +93,7 @@ def test_a_form_without_a_verdict_is_bundled_only_on_demand_and_says_so(
     found = manifest.read(bundle(folder, tmp_path / "app", unverified=True))
     assert found.unverified
     assert found.forms["ort_cpu"].parity.verdict == "NOT_RUN"
-    done = subprocess.run(
-        [sys.executable, "-m", "attnport_bundle", "selftest"],
-        cwd=tmp_path / "app" / "python",
-        capture_output=True,
-        text=True,
-    )
-    assert "UNVERIFIED" in done.stdout
+    assert "UNVERIFIED" in python(tmp_path / "app" / "python", "-m", "attnport_bundle", "selftest").stdout
 
 
 def test_unverified_says_nothing_of_a_form_that_passed(made_artifact: Path, tmp_path: Path) -> None:
@@ -128,11 +101,7 @@ def test_unverified_says_nothing_of_a_form_that_passed(made_artifact: Path, tmp_
 
 
 def test_a_verdict_older_than_the_form_does_not_count(artifact: Path, tmp_path: Path) -> None:
-    with change(artifact) as edit:
-        assert edit.manifest
-        late = dataclasses.replace(edit.manifest.stages["fuse"], made="2999-01-01T00:00:00+00:00")
-        edit.manifest = dataclasses.replace(edit.manifest, stages={**edit.manifest.stages, "fuse": late})
-        edit.finish("again", "1")
+    tiny.made_later(artifact, "fuse")
     with pytest.raises(ParityFailed, match="made again after"):
         bundle(artifact, tmp_path / "app")
 
@@ -173,11 +142,8 @@ def test_unknown_languages_and_forms_are_refused_by_name(artifact: Path, tmp_pat
         bundle(artifact, tmp_path / "app", forms=["openvino"])
     with pytest.raises(UsageError, match="no form was named"):
         bundle(artifact, tmp_path / "app", forms=[])
-    with change(artifact) as edit:
-        assert edit.manifest
-        forms = {**edit.manifest.forms, "tensorrt_rtx": Form("tensorrt_rtx", "fp16", "model.onnx", 23)}
-        edit.manifest = dataclasses.replace(edit.manifest, forms=forms)
-        edit.finish("again", "1")
+    form = Form("tensorrt_rtx", "fp16", "model.onnx", 23)
+    tiny.edit_manifest(artifact, lambda m: dataclasses.replace(m, forms={**m.forms, "tensorrt_rtx": form}))
     with pytest.raises(UsageError, match="opens an engine of it"):
         bundle(artifact, tmp_path / "app", forms=["tensorrt-rtx"])
 
@@ -223,7 +189,9 @@ def test_killed_at_every_rename_the_earlier_bundle_or_the_later_one_stands(
     made_artifact: Path, made_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     target = tmp_path / "app"
-    other = bundle(_renamed(made_artifact, tmp_path / "out2"), tmp_path / "other")
+    renamed = Path(shutil.copytree(made_artifact, tmp_path / "out2"))
+    tiny.edit_manifest(renamed, lambda m: dataclasses.replace(m, name="another"))
+    other = bundle(renamed, tmp_path / "other")
     if not exchange:
         monkeypatch.setattr(place.ctypes, "CDLL", lambda *args, **kwargs: object())
     kills = 0
@@ -245,15 +213,6 @@ def test_killed_at_every_rename_the_earlier_bundle_or_the_later_one_stands(
     assert kills > 5
     assert tree(target) == tree(made_bundle)
     assert not hidden(tmp_path), "what the killed ones left is gone"
-
-
-def _renamed(artifact: Path, target: Path) -> Path:
-    shutil.copytree(artifact, target)
-    with change(target) as edit:
-        assert edit.manifest
-        edit.manifest = dataclasses.replace(edit.manifest, name="another")
-        edit.finish("again", "1")
-    return target
 
 
 def test_a_killed_first_bundle_leaves_nothing_under_its_name(made_artifact: Path, tmp_path: Path) -> None:
@@ -302,32 +261,19 @@ def test_goldens_that_lack_an_array_are_refused_by_its_name(arrays: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("change_io", "words"),
+    ("changes", "words"),
     [
-        (lambda io: {"masks": (MaskSpec(("padding",), "attention_mask", "additive"),)}, "which is of floats"),
-        (lambda io: {"masks": (MaskSpec(("padding",), "keep"),)}, "'keep', which is no input"),
+        ({"masks": (MaskSpec(("padding",), "attention_mask", "additive"),)}, "which is of floats"),
+        ({"masks": (MaskSpec(("padding",), "keep"),)}, "'keep', which is no input"),
+        ({"outputs": (TensorSpec("hidden", "bfloat16", ("batch",)),)}, "hidden: got dtype bfloat16"),
     ],
-    ids=["additive integers", "a mask of no input"],
+    ids=["additive integers", "a mask of no input", "an output dtype that NumPy lacks"],
 )
 def test_a_contract_that_no_reader_takes_is_refused(
-    artifact: Path, tmp_path: Path, change_io: Callable[[IOContract], dict[str, Any]], words: str
+    artifact: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    with change(artifact) as edit:
-        assert edit.manifest
-        io = edit.manifest.io
-        edit.manifest = dataclasses.replace(edit.manifest, io=dataclasses.replace(io, **change_io(io)))
-        edit.finish("again", "1")
+    tiny.edit_manifest(artifact, lambda m: dataclasses.replace(m, io=dataclasses.replace(m.io, **changes)))
     with pytest.raises(UsageError, match=words):
-        bundle(artifact, tmp_path / "app")
-
-
-def test_an_output_dtype_that_numpy_lacks_is_refused(artifact: Path, tmp_path: Path) -> None:
-    with change(artifact) as edit:
-        assert edit.manifest
-        outputs = (dataclasses.replace(edit.manifest.io.outputs[0], dtype="bfloat16"), *edit.manifest.io.outputs[1:])
-        edit.manifest = dataclasses.replace(edit.manifest, io=dataclasses.replace(edit.manifest.io, outputs=outputs))
-        edit.finish("again", "1")
-    with pytest.raises(UsageError, match="hidden: got dtype bfloat16"):
         bundle(artifact, tmp_path / "app")
 
 

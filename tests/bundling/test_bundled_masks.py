@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bundle_folders import program, python
 
 from attnport.verbs.bundle import bundle
 from attnport.verbs.export import export
@@ -47,22 +46,16 @@ def bundled(kind: str, folder: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = python(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def readme_program(app: Path) -> str:
-    text = (app / "README.md").read_text()
-    block = text[text.index("    import sys") : text.index("## What goes in")]
-    return "\n".join(line[4:] for line in block.splitlines())
 
 
 def check(kind: str, folder: Path) -> Path:
     app = bundled(kind, folder)
     assert read(app).io.masks == (CASES[kind][1],)
     assert f"ort_cpu {GOLDENS[kind]} output" in run(app / "python", "-m", "attnport_bundle", "selftest")
-    assert run(folder, "-c", readme_program(app)) == "output (2, 6, 64)\n"
+    assert run(folder, "-c", program((app / "README.md").read_text())) == "output (2, 6, 64)\n"
     return app
 
 

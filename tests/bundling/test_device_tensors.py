@@ -8,37 +8,22 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 import tiny_attention as tiny
 import torch
+from bundle_folders import session
 from torch.utils.dlpack import from_dlpack
 
-from attnport_bundle import FeedError, RuntimeMissing, load
+from attnport_bundle import FeedError, RuntimeMissing
 from attnport_bundle import device_tensors as device
 from attnport_bundle.halves import from_file, to_file
 from attnport_bundle.model import Model
-from attnport_bundle.onnxruntime_session import OnnxRuntimeSession
 
 ort = pytest.importorskip("onnxruntime")
 
 
-@pytest.fixture
-def model(made_bundle: Path) -> Model:
-    return load(made_bundle, threads=1)
-
-
 def tensors(lengths: list[int], seed: int = 0) -> dict[str, Any]:
     return {name: torch.from_numpy(array) for name, array in tiny.feeds(lengths, seed).items()}
-
-
-def session(folder: Path, text: str) -> OnnxRuntimeSession:
-    class Form:
-        provider = "CPUExecutionProvider"
-
-    onnx.save(onnx.parser.parse_model(text), folder / "model.onnx")
-    return OnnxRuntimeSession(ort, folder / "model.onnx", Form, 1)  # all that it reads
 
 
 def test_tensors_give_what_arrays_give_and_stay_tensors(model: Model) -> None:

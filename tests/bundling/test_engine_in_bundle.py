@@ -32,11 +32,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     return engine_bundle(tmp_path / "engine")
 

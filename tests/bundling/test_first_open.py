@@ -22,11 +22,6 @@ UNPROVED = {"proof": "graph-only"}
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The forms whose goldens ran."""
     found, check = [], GoldenCases.check

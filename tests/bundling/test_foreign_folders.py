@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bundle_folders import tree
 
 from attnport.bundling.place import replaced
 from attnport.errors import UsageError
@@ -97,7 +98,7 @@ def test_who_may_read_a_bundle_is_the_umasks_to_say(umask: int, artifact: Path, 
 @pytest.mark.parametrize("limit", [0, 512, 8192])
 def test_a_full_disk_leaves_the_bundle_that_was_there(limit: int, artifact: Path, tmp_path: Path) -> None:
     app = bundle(artifact, tmp_path / "app")
-    before = {path.name: path.read_bytes() for path in app.rglob("*") if path.is_file()}
+    before = tree(app)
     sizes = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, sizes[1]))
@@ -107,5 +108,5 @@ def test_a_full_disk_leaves_the_bundle_that_was_there(limit: int, artifact: Path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, sizes)
         signal.signal(signal.SIGXFSZ, handler)
-    assert {path.name: path.read_bytes() for path in app.rglob("*") if path.is_file()} == before
+    assert tree(app) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["app", "out"]

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 import torch
+from bundle_folders import session
 from giving_on import NAME, give_on, turn
 from torch.utils.dlpack import from_dlpack
 
@@ -30,13 +29,9 @@ def feeds() -> dict[str, Any]:
 
 
 def opened(folder: Path, dtype: str) -> OnnxRuntimeSession:
-    class Form:
-        provider = "CPUExecutionProvider"
-
     kind = DTYPES[dtype]
     text = f'<ir_version: 10, opset_import: ["" : 18]> g ({kind}[n] x) => (int64[1] s, {kind}[n] x) {{s = Shape(x)}}'
-    onnx.save(onnx.parser.parse_model(text), folder / "model.onnx")
-    return OnnxRuntimeSession(ort, folder / "model.onnx", Form, 1)  # all that it reads
+    return session(folder, text)
 
 
 def test_such_a_bundle_is_fine(app: Path) -> None:
@@ -64,13 +59,13 @@ def test_outputs_do_not_change_with_the_feeds(app: Path) -> None:
 def test_memory_is_none_of_the_callers_whatever_the_dtype(tmp_path: Path, dtype: str) -> None:
     array = to_file(np.arange(5.0), dtype)
     wanted = array.tobytes()
-    session = opened(tmp_path, dtype)
-    found = session.run({"x": array})["x"]
-    value = None if dtype == "bfloat16" else session.run_device({"x": array})["x"]
+    given_on = opened(tmp_path, dtype)
+    found = given_on.run({"x": array})["x"]
+    value = None if dtype == "bfloat16" else given_on.run_device({"x": array})["x"]
     tensor = None if value is None else from_dlpack(value)
     if dtype == "bfloat16":  # NumPy has none
         given = torch.arange(5.0).to(torch.bfloat16)
-        tensor = from_dlpack(session.run_device({"x": given})["x"])
+        tensor = from_dlpack(given_on.run_device({"x": given})["x"])
         given[:] = 7
     del value  # what was taken from a value stays without it
     array[:] = 1

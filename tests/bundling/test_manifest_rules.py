@@ -7,14 +7,14 @@ import itertools
 import json
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bundle_folders import python
+from bundle_forms import UNRUN
 
 from attnport_bundle import BundleError, IntegrityError
 from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
@@ -59,15 +59,7 @@ def listed(found: dict[str, Any], name: str) -> None:
 def unverified(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
     found["unverified"] = True
     form(found)["proof"] = "graph-only"
-    none: dict[str, Any] = {
-        "verdict": "NOT_RUN",
-        "runtime": "NOT_RUN",
-        "graph": "NOT_RUN",
-        "reason": "",
-        "results": [],
-        "ran": None,
-    }
-    form(found)["parity"] = none | changes
+    form(found)["parity"] = UNRUN | {"verdict": "NOT_RUN", "graph": "NOT_RUN"} | changes
     return form(found)
 
 
@@ -271,10 +263,7 @@ def test_the_copied_reader_says_what_is_expected_in_the_same_words(app: Path, ke
     found = json.loads((app / "bundle.json").read_text())
     (found if key in found else form(found))[key] = 1.5
     (app / "bundle.json").write_text(json.dumps(found))
-    done = subprocess.run(
-        [sys.executable, "-B", "-m", "attnport_bundle", "selftest", str(app)],
-        cwd=app / "python", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python(app / "python", "-B", "-m", "attnport_bundle", "selftest", str(app))
     assert f"{key}: got 1.5; expected {words}." in done.stderr
     with pytest.raises(IntegrityError, match=re.escape(f"{key}: got 1.5; expected {words}.")):
         from_bytes(json.dumps(found).encode(), "bundle.json")

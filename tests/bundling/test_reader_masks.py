@@ -12,20 +12,11 @@ import numpy as np
 import pytest
 
 from attnport.bundling.readme import readme
-from attnport_bundle import FeedError, IntegrityError, Model, load
+from attnport_bundle import FeedError, IntegrityError, Model
 from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import UsageError
 from attnport_bundle.feeds import check_feeds, padding_masks
 from attnport_bundle.manifest import check_contract, read
-
-
-@pytest.fixture
-def model(made_bundle: Path) -> Model:
-    return load(made_bundle)
-
-
-def given(batch: int = 2, size: int = 5) -> dict[str, np.ndarray[Any, Any]]:
-    return {"ids": np.ones((batch, size), np.int64), "attention_mask": np.ones((batch, size), np.int64)}
 
 
 def test_padding_masks_from_lengths(model: Model) -> None:

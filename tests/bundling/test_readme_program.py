@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bundle_folders import program
 
 from attnport.bundling.readme import readme
 from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
@@ -76,17 +76,11 @@ def run(code: str, app: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def program(page: str) -> str:
-    found = re.search(r"^    import sys\n(?:    .*\n|\n)*", page[page.index("From text") :], re.MULTILINE)
-    assert found
-    return re.sub(r"^    ", "", found[0], flags=re.MULTILINE)
-
-
 def test_the_readers_own_tokenizer_is_shown_and_runs_as_it_stands(app: Path) -> None:
     (app / "tokenizer.json").write_text(json.dumps(bert()))
     page = readme("m", CONTRACT, "tokenizer.json", app)
     assert "pip install tokenizers" not in page
-    code = program(page)
+    code = program(page, "From text")
     done = run(code, app)
     assert done.stdout == "{'input_ids': (2, 6), 'token_type_ids': (2, 6), 'attention_mask': (2, 6)}\n", done.stderr
 
@@ -95,7 +89,7 @@ def test_of_another_kind_the_package_is_shown(app: Path) -> None:
     (app / "tokenizer.json").write_text(json.dumps({**bert(), "normalizer": {"type": "NFC"}}))
     page = readme("m", CONTRACT, "tokenizer.json", app)
     assert "From text (`pip install tokenizers`)" in page
-    assert "from tokenizers import Tokenizer" in program(page)
+    assert "from tokenizers import Tokenizer" in program(page, "From text")
 
 
 @pytest.mark.parametrize("direction", ["Left", "Right"])
@@ -107,7 +101,7 @@ def test_the_packages_program_makes_the_models_dtypes_and_cuts_where_the_file_sa
     narrow = tuple(TensorSpec(spec.name, dtype, spec.dims, None) for spec, dtype in zip(INPUTS, DTYPES, strict=True))
     page = readme("m", IO(narrow, CONTRACT.outputs, CONTRACT.dims, CONTRACT.masks), "tokenizer.json", app)
     assert "longer than 6 tokens" in page
-    code = program(page).replace('"A sentence.", "Another one, longer."', '"a . . . . . .", "a"')
+    code = program(page, "From text").replace('"A sentence.", "Another one, longer."', '"a . . . . . .", "a"')
     code += "\nfor array in outputs.values():\n    print(array.dtype, array.tolist())\n"
     done = run(code, app)
     ids, *others = done.stdout.splitlines()[1:]
@@ -130,7 +124,7 @@ def test_nothing_in_a_bundle_stands_in_for_another_module(app: Path) -> None:
     for name in ("json", "numpy", "re"):
         (app / "python" / f"{name}.py").write_text("raise SystemExit('taken')")
         (app / f"{name}.py").write_text("raise SystemExit('taken')")
-    code = program(readme("m", CONTRACT, "tokenizer.json", app))
+    code = program(readme("m", CONTRACT, "tokenizer.json", app), "From text")
 
     done = run(code, app)
     assert "input_ids" in done.stdout, done.stderr

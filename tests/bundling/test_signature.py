@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bundle_folders import tree
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import (
@@ -21,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_public_key,
 )
+from refusing import call
 
 from attnport.bundling.signing import PASSWORD, private_key, sign
 from attnport.errors import MissingDependency, UsageError
@@ -91,8 +94,7 @@ def test_a_bundle_is_signed_as_it_is_made_and_made_twice_it_is_equal(
     artifact: Path, tmp_path: Path, secret: Path, public: Path
 ) -> None:
     made = [bundle(artifact, tmp_path / name, sign=secret) for name in ("one", "two")]
-    one, two = ({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in made)
-    assert one == two
+    assert tree(made[0]) == tree(made[1])
     raise_for(verify(made[0], public))
 
 
@@ -133,6 +135,33 @@ def test_a_signed_bundle_with_a_changed_file_is_refused(signed: Path, public: Pa
 def test_an_artifact_folder_is_not_taken_for_a_bundle_that_was_to_be_signed(artifact: Path, public: Path) -> None:
     with pytest.raises(UsageError, match="bundles alone are signed"):
         verify(artifact, public)
+
+
+def test_the_command_line_signs_and_verifies_with_a_key_from_outside(
+    artifact: Path, tmp_path: Path, secret: Path, public: Path
+) -> None:
+    app, other = tmp_path / "new", tmp_path / "other.pem"
+    other.write_bytes(public_pem(Ed25519PrivateKey.generate().public_key()))
+    made = call("bundle", artifact, "-o", app, "--sign", secret)
+    assert made.exit_code == 0, made.output
+    good = call("verify", app, "--key", public, "--json")
+    assert good.exit_code == 0, good.output
+    (row,) = (row for row in json.loads(good.stdout)["rows"] if row["check"] == "signature")
+    assert row["verdict"] == "PASS"
+    assert call("verify", app, "--key", other).exit_code == 6
+    unchecked = call("verify", app)
+    assert unchecked.exit_code == 0
+    assert "not checked" in " ".join(unchecked.stdout.split())
+
+
+def test_the_command_line_refuses_a_key_for_what_is_not_signed(
+    artifact: Path, app: Path, tmp_path: Path, public: Path
+) -> None:
+    assert call("verify", app, "--key", public).exit_code == 6
+    assert call("verify", artifact, "--key", public).exit_code == 2
+    assert call("verify", app, "--key", tmp_path / "no.pem").exit_code == 2
+    assert call("bundle", artifact, "-o", tmp_path / "new", "--sign", public).exit_code == 2
+    assert not (tmp_path / "new").exists()
 
 
 def test_openssl_makes_the_keys_and_checks_the_signature(app: Path, tmp_path: Path) -> None:

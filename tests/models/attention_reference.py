@@ -44,7 +44,11 @@ def query_key_value(project: nn.Module, x: torch.Tensor) -> tuple[Array, Array, 
 
 
 def attend(q: Array, k: Array, v: Array, allowed: Array | bool, bias: Array | float = 0.0, scale: float = 0.0) -> Array:
-    """Softmax attention over the allowed keys; a row with none gives zero. A scale of 0 is 1 / sqrt(D)."""
+    """Softmax attention over the allowed keys; a row with none gives zero. A scale of 0 is 1 / sqrt(D).
+
+    Of k and v there may be fewer heads than of q, each for as many neighbouring heads of q.
+    """
+    k, v = (np.repeat(each, q.shape[1] // each.shape[1], axis=1) for each in (k, v))
     scores = np.einsum("bhsd,bhtd->bhst", q, k) * (scale or q.shape[-1] ** -0.5) + bias
     allowed = np.broadcast_to(np.asarray(allowed), scores.shape)
     weights = np.where(allowed, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attention_reference import attend, heads, project_out
 from torch import nn
-from written_attention import array, attend, heads, linear
 
 from attnport.models import (
     alibi_attention,
@@ -54,7 +54,7 @@ def projected(module: nn.Module, x: torch.Tensor, groups: int = H) -> list[np.nd
     """q, k and v in heads."""
     project = module.project
     parts = ((project.query, H), (project.key, groups), (project.value, groups))
-    return [heads(linear(part, array(x)), count) for part, count in parts]
+    return [heads(part, x, count) for part, count in parts]
 
 
 def torchs(module: nn.Module, **widths: int) -> nn.MultiheadAttention:
@@ -76,8 +76,8 @@ def torchs(module: nn.Module, **widths: int) -> nn.MultiheadAttention:
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
 def test_one_head_is_the_papers_formula(batch: int, length: int) -> None:
     module, x = self_attention.make().double(), normal(batch, length, E)
-    q, k, v = (linear(part, array(x))[:, None] for part in (module.query, module.key, module.value))
-    assert close(module(x), attend(q, k, v))
+    q, k, v = (heads(part, x, 1) for part in (module.query, module.key, module.value))
+    assert close(module(x), attend(q, k, v, True)[:, 0])
 
 
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
@@ -110,12 +110,10 @@ def test_separate_inputs_equal_torch(queries: int, keys: int) -> None:
 def test_cross_attention_is_the_papers_formula(queries: int, keys: int) -> None:
     module, keep = cross_attention.make().double(), padded(3, keys)
     x, memory = normal(3, queries, E), normal(3, keys, 48, seed=1)
-    k, v = np.split(linear(module.key_value, array(memory)), 2, axis=-1)
-    normed = nn.functional.layer_norm(x, (E,))
-    mixed = attend(
-        heads(linear(module.query, array(normed)), H), heads(k, H), heads(v, H), keep.numpy()[:, None, None] != 0
-    )
-    assert close(module(x, memory, keep), array(x) + linear(module.out, mixed))
+    k, v = np.split(heads(module.key_value, memory, 2 * H), 2, axis=1)
+    q = heads(module.query, nn.functional.layer_norm(x, (E,)))
+    mixed = attend(q, k, v, keep.numpy()[:, None, None] != 0)
+    assert close(module(x, memory, keep), x.numpy() + project_out(module.out, mixed))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -124,7 +122,7 @@ def test_grouped_heads_share_keys_and_values(groups: int, batch: int, length: in
     config = grouped_query_attention.GroupedQueryAttentionConfig(groups=groups)
     module, x, keep = grouped_query_attention.make(config).double(), normal(batch, length, E), padded(batch, length)
     mixed = attend(*projected(module, x, groups), lower(length) & (keep.numpy() != 0)[:, None, None])
-    assert close(module(x, keep), linear(module.out, mixed))
+    assert close(module(x, keep), project_out(module.out, mixed))
 
 
 def test_one_group_is_multi_query_attention() -> None:
@@ -149,7 +147,7 @@ def test_rotary_equals_transformers_llama(batch: int, length: int) -> None:
     angles = torch.arange(length)[:, None] * torch.cat([frequencies, frequencies])
     q, k = llama.apply_rotary_pos_emb(q, k, angles.cos()[None], angles.sin()[None])
     mixed = attend(q.numpy(), k.numpy(), v.numpy(), (keep.numpy() != 0)[:, None, None])
-    assert close(module(x, keep), linear(module.out, mixed))
+    assert close(module(x, keep), project_out(module.out, mixed))
 
 
 @pytest.mark.parametrize(("batch", "length"), SHAPES)
@@ -159,7 +157,7 @@ def test_alibi_is_the_papers_formula(batch: int, length: int) -> None:
     slopes = np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])  # 2^(-8/H), its square, ...
     bias = slopes[:, None, None] * (at[None, :] - at[:, None])
     mixed = attend(*projected(module, x), lower(length) & (keep.numpy() != 0)[:, None, None], bias)
-    assert close(module(x, keep), linear(module.out, mixed))
+    assert close(module(x, keep), project_out(module.out, mixed))
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -167,13 +165,13 @@ def test_alibi_is_the_papers_formula(batch: int, length: int) -> None:
 def test_one_projection_with_position_bias_is_the_papers_formula(weights: bool, batch: int, length: int) -> None:
     config = fused_qkv_attention.FusedQkvAttentionConfig(weights=weights)
     module, x, keep = fused_qkv_attention.make(config).double(), normal(batch, length, E), padded(batch, length)
-    q, k, v = (heads(part, H) for part in np.split(linear(module.qkv, array(x)), 3, axis=-1))
-    bias, table = np.zeros((H, length, length)), array(module.bias.weight)
+    q, k, v = np.split(heads(module.qkv, x, 3 * H), 3, axis=1)
+    bias, table = np.zeros((H, length, length)), module.bias.weight.detach().numpy()
     for h, i, j in np.ndindex(bias.shape):
         bias[h, i, j] = table[max(-16, min(16, j - i)) + 16, h]
     mixed = attend(q, k, v, (keep.numpy() != 0)[:, None, None], bias)
     found = module(x, torch.zeros(keep.shape, dtype=x.dtype).masked_fill(keep == 0, -torch.inf)[:, None, None])
-    assert close(found[0] if weights else found, linear(module.out, mixed))
+    assert close(found[0] if weights else found, project_out(module.out, mixed))
 
 
 def test_returned_weights_are_rows_that_sum_to_one_or_zero() -> None:
@@ -192,17 +190,6 @@ def test_weights_change_nothing_but_what_is_returned() -> None:
     x, mask = normal(2, 6, E), torch.zeros(2, 1, 1, 6, dtype=torch.float64)
     found, _ = fused_qkv_attention.make(with_weights).double()(x, mask)
     assert close(fused_qkv_attention.make().double()(x, mask), found.detach())
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_a_later_token_changes_nothing_before_it(name: str) -> None:
-    module, x = get(name).make().double(), normal(1, 9, E)
-    given = (torch.ones(1, 9, dtype=torch.int64),) if name in WITH_MASK else ()
-    before = module(x, *given)
-    x[0, 5] += 1
-    after = module(x, *given)
-    assert torch.equal(before[0, :5], after[0, :5])
-    assert ((before - after)[0, 5:].abs().amax(-1) > 1e-4).all()
 
 
 @pytest.mark.parametrize("name", WITH_MASK)
@@ -247,10 +234,3 @@ def test_equal_tokens_give_what_one_gives(name: str) -> None:
         module(x.expand(2, T, E), *([torch.ones(2, T, dtype=torch.int64)] if name in WITH_MASK else [])) for T in (1, 8)
     )
     assert close(many, one.expand_as(many).detach())
-
-
-@pytest.mark.parametrize("name", ["self_attention", *CAUSAL, "rotary_attention"])
-def test_very_large_logits_pick_one_value_each(name: str) -> None:
-    module, x = get(name).make(), normal(1, 8, E).float() * 1e4
-    given = (torch.ones(1, 8, dtype=torch.int64),) if name in WITH_MASK else ()
-    assert torch.isfinite(module(x, *given)).all()

@@ -92,15 +92,6 @@ def test_what_a_hidden_token_is_never_reaches_the_scores(config: ClassifierConfi
         assert (before - ours(**given)).abs().amax(1).min() > 1e-4
 
 
-@pytest.mark.parametrize("config", [FIRST, MEAN], ids=["first", "mean"])
-def test_padding_on_the_right_changes_nothing(config: ClassifierConfig) -> None:
-    ours, given = make(config).double(), feeds()
-    given["attention_mask"][:, 7:] = 0
-    short = {name: value[:, :7] for name, value in given.items()}
-    with torch.no_grad():
-        assert torch.allclose(ours(**given), ours(**short), atol=1e-12, rtol=0)
-
-
 def test_an_item_without_any_token_is_pooled_to_zero() -> None:
     x = torch.randn(2, 4, 3)
     x[0, 1] = torch.inf
