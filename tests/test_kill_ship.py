@@ -159,8 +159,8 @@ def test_ship_killed_at_random_moments_leaves_the_artifact_whole_or_absent(
 
 def test_a_first_export_killed_between_two_renames_is_made_again_by_the_same_command(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    assert finish(start(EXPORT, target, "--at", "3")) == -signal.SIGKILL
-    assert renames(target) == ["golden.npz", "model.onnx", "weights.bin"]
+    assert finish(start(EXPORT, target, "--at", "4")) == -signal.SIGKILL
+    assert renames(target)[-3:] == ["golden.npz", "model.onnx", "weights.bin"]
     assert (target / "model.onnx").exists(), "it was not killed half way"
     assert not (target / MANIFEST).exists()
     assert finish(start(EXPORT, target)) == 0
