@@ -192,7 +192,7 @@ def test_a_strangers_folder_is_left_alone(made_artifact: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(mine)
     for other in ("file", "link"):
-        with pytest.raises(UsageError, match="is no folder"):
+        with pytest.raises(UsageError, match="is not a folder"):
             bundle(made_artifact, tmp_path / other, force=True)
     assert (mine / "thesis.txt").read_text() == "years of work"
     with pytest.raises(UsageError):
