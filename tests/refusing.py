@@ -19,7 +19,7 @@ def refused(result: Result, *told: str, code: int = 2) -> None:
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    assert "bug of attnport" not in result.stderr
+    assert "bug in attnport" not in result.stderr
     for part in told:
         assert part in result.stderr, result.stderr
 

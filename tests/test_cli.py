@@ -43,7 +43,7 @@ def refused(result: Result, code: int = 2) -> str:
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    assert "bug of attnport" not in result.stderr
+    assert "bug in attnport" not in result.stderr
     return result.stderr
 
 
@@ -126,7 +126,7 @@ def test_a_bug_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     result = call("list", "models")
     assert result.exit_code == 1
     assert "RuntimeError: oops" in result.stderr
-    assert "bug of attnport" in result.stderr
+    assert "bug in attnport" in result.stderr
     assert "Traceback" not in result.stderr
     assert "Traceback" in call("list", "models", "--traceback").stderr
 
@@ -138,7 +138,7 @@ def test_a_bug_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
         (OSError(28, "No space left on device", "/tmp/x"), 2, "/tmp/x: No space left on device"),
         (OSError(30, "Read-only file system", "/x"), 2, "/x: Read-only file system"),
         (ModuleNotFoundError("No module named 'openvino'", name="openvino"), 3, "openvino is not installed"),
-        (OSError(5, "Input/output error"), 1, "bug of attnport"),
+        (OSError(5, "Input/output error"), 1, "bug in attnport"),
     ],
 )
 def test_what_ends_a_verb_has_its_exit_code(

@@ -33,7 +33,7 @@ def told(done: subprocess.CompletedProcess[str], code: int) -> str:
     """What a run said on stderr; fails on another exit code, a traceback, or talk of a bug."""
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    assert "bug of attnport" not in done.stderr
+    assert "bug in attnport" not in done.stderr
     return done.stderr
 
 
@@ -91,7 +91,7 @@ def test_json_is_json_and_tables_are_text_whatever_the_encoding(more: tuple[str,
     there = tiny_artifact.rename(tiny_artifact.parent / "größe 日本")
     done = shell("$ATTNPORT", "audit", str(there), *more, PYTHONIOENCODING="latin-1")
     assert done.returncode in (0, 6)
-    assert "bug of attnport" not in done.stderr
+    assert "bug in attnport" not in done.stderr
     if more:
         assert json.loads(done.stdout)["path"] == str(there)
     else:

@@ -153,12 +153,12 @@ def test_a_strangers_folder_is_left_alone(made_artifact: Path, tmp_path: Path) -
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
     for force in (False, True):
-        with pytest.raises(UsageError, match="no bundle; it stays as it is"):
+        with pytest.raises(UsageError, match="neither empty nor a bundle; it was not changed"):
             bundle(made_artifact, mine, force=force)
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(mine)
     for other in ("file", "link"):
-        with pytest.raises(UsageError, match="is no folder"):
+        with pytest.raises(UsageError, match="is not a folder"):
             bundle(made_artifact, tmp_path / other, force=True)
     assert (mine / "thesis.txt").read_text() == "years of work"
     with pytest.raises(UsageError):
@@ -177,7 +177,7 @@ def test_a_bundle_that_was_worked_on_is_replaced_by_force_only(
     app: Path, made_artifact: Path, made_bundle: Path
 ) -> None:
     (app / "my notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="worked on since: my notes"):
+    with pytest.raises(UsageError, match="changed since: my notes"):
         bundle(made_artifact, app)
     assert (app / "my notes.txt").read_text() == "mine"
     bundle(made_artifact, app, force=True)

@@ -216,7 +216,7 @@ def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypa
     for row in report.shapes["batch=1,seq=3"].values():
         assert row.median_ns is not None
         assert row.peak_bytes is None
-        assert "peak memory are not known" in row.reason
+        assert "peak memory are unknown" in row.reason
         assert "SIGKILL" in row.reason
 
 

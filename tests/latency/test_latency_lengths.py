@@ -51,7 +51,7 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_lengths(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe1")
-    with pytest.raises(UsageError, match="no text file"):
+    with pytest.raises(UsageError, match="not a text file"):
         read_lengths(tmp_path / "binary")
 
 
