@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from attnport.artifacts import IOContract
-from attnport.dims import Dim, TensorSpec
+from attnport.dims import Dim, Profile, TensorSpec
 
 NAMES = {"float16": "float16", "float32": "float", "bfloat16": "bfloat16"}
 HEADS, SIZE = 2, 32
@@ -102,3 +102,8 @@ def contract(
         outputs=(TensorSpec(output, dtype, dims),),
         dims=(Dim("batch", 1, min(2, batch), batch), Dim("seq", 1, min(64, seq), seq)),
     )
+
+
+def profile(batch: tuple[int, int, int] = (1, 2, 4), seq: tuple[int, int, int] = (1, 64, 256)) -> Profile:
+    """An optimization profile of these graphs."""
+    return Profile((Dim("batch", *batch), Dim("seq", *seq)))

@@ -13,17 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from refusing import call, refused
 
 from attnport.cli import cli, main
 
 VERBS = sorted(cli.commands)
-SLOW_FACTORY = """
-import pathlib, time
-def factory():
-    pathlib.Path({marker!r}).touch()
-    time.sleep(60)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -32,19 +27,6 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def refused(result: Result, code: int = 2) -> str:
-    """The message of a run that had to fail cleanly: its exit code, nothing on stdout, no traceback, a hint or not."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    assert "bug in attnport" not in result.stderr
-    return result.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -63,17 +45,16 @@ def test_the_list_of_verbs_cuts_no_description_short() -> None:
 
 
 def test_an_unknown_verb_gets_the_closest_one() -> None:
-    assert "Did you mean 'export'?" in refused(call("exprot", "x"))
-    assert "There are audit, bench, build" in refused(call("zzz"))
+    refused(call("exprot", "x"), "Did you mean 'export'?")
+    refused(call("zzz"), "There are audit, bench, build")
 
 
 def test_a_missing_output_folder_is_named() -> None:
-    assert "'-o' / '--output'" in refused(call("export", "bert_encoder"))
+    refused(call("export", "bert_encoder"), "'-o' / '--output'")
 
 
 def test_names_take_hyphens_as_underscores(tiny_artifact: Path) -> None:
-    told = refused(call("fuse", tiny_artifact, "--target", "no-such-target"))
-    assert "tensorrt_rtx" in told
+    refused(call("fuse", tiny_artifact, "--target", "no-such-target"), "tensorrt_rtx")
     result = call("fuse", tiny_artifact, "--target", "ort-cpu", "--json")
     assert result.exit_code == 0, result.output
     assert list(json.loads(result.stdout)["targets"]) == ["ort_cpu"]
@@ -99,14 +80,13 @@ def test_json_of_verbs_about_a_folder(verb: str, tiny_artifact: Path) -> None:
 
 
 def test_an_error_with_json_leaves_stdout_empty(tmp_path: Path) -> None:
-    assert "is no artifact" in refused(call("check", tmp_path, "--json"))
+    refused(call("check", tmp_path, "--json"), "is no artifact")
 
 
 def test_what_a_model_prints_does_not_reach_stdout(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('hello')\ndef factory():\n    print('again')\n    return 3\n")
-    told = refused(call("export", f"{tmp_path / 'loud.py'}:factory", "-o", tmp_path / "out", "--json"))
-    assert "hello" in told
-    assert "again" in told
+    spec = f"{tmp_path / 'loud.py'}:factory"
+    refused(call("export", spec, "-o", tmp_path / "out", "--json"), "hello", "again")
 
 
 def test_traceback_is_shown_on_demand_and_keeps_the_exit_code(tmp_path: Path) -> None:
@@ -156,53 +136,8 @@ def test_what_ends_a_verb_has_its_exit_code(
     assert result.stdout == ""
 
 
-def test_an_interrupt_that_a_library_swallows_still_ends_in_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnport.verbs import listing
-
-    def swallow(what: str) -> Any:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        except KeyboardInterrupt:
-            raise RuntimeError("initialisation failed") from None
-
-    monkeypatch.setattr(listing, "listing", swallow)
-    result = call("list", "models")
-    assert result.exit_code == 130
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("when", ["in the factory", "while it imports"])
-def test_ctrl_c_ends_a_verb_with_130_and_leaves_nothing(when: str, tmp_path: Path) -> None:
-    marker, out = tmp_path / "marker", tmp_path / "out"
-    (tmp_path / "slow.py").write_text(SLOW_FACTORY.format(marker=str(marker)))
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from attnport.cli import main; main()", "ship", f"{tmp_path / 'slow.py'}:factory",
-         "-o", str(out), "--input", "x=float32[batch,4]", "-v"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=take_interrupts,
-    )  # fmt: skip
-    assert child.stderr is not None
-    first = child.stderr.readline()  # "loading ...": torch is imported next
-    if when == "in the factory":
-        while not marker.exists() and child.poll() is None:
-            time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    stdout, stderr = child.communicate(timeout=60)
-    assert "loading" in first
-    assert child.returncode == 130, stderr
-    assert stdout == ""
-    assert "interrupted" in stderr
-    assert "Traceback" not in stderr
-    assert not out.exists()
-
-
-def take_interrupts() -> None:
-    """A test run in a shell's background ignores SIGINT, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.mark.parametrize("arguments", [["list", "targets"], ["list", "targets", "--json"]], ids=" ".join)
-def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
+def unread(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line with a stdout that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -210,19 +145,18 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
         stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
     )  # fmt: skip
     os.close(writing)
+    return done
+
+
+@pytest.mark.parametrize("arguments", [["list", "targets"], ["list", "targets", "--json"]], ids=" ".join)
+def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
+    done = unread(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_verdict_outlives_a_reader_that_goes_away(tiny_artifact: Path) -> None:
     (tiny_artifact / "model.ort_cpu.onnx").write_bytes(b"cut")
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(
-        [sys.executable, "-c", "from attnport.cli import main; main()", "verify", str(tiny_artifact)],
-        stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    os.close(writing)
-    assert done.returncode == 6
+    assert unread("verify", str(tiny_artifact)).returncode == 6
 
 
 def test_the_console_script_ends_with_the_codes_of_click(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -7,23 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from test_layers import HEAVY as HEAVY_AT_IMPORT
 
-HEAVY = {
-    "google.protobuf",
-    "numpy",
-    "onnx",
-    "onnx_ir",
-    "onnxruntime",
-    "onnxscript",
-    "openvino",
-    "pydantic",
-    "rich",
-    "tensorrt",
-    "tensorrt_rtx",
-    "tokenizers",
-    "torch",
-    "transformers",
-}
+HEAVY = HEAVY_AT_IMPORT | {"google.protobuf", "numpy", "onnx", "onnx_ir"}
 RUN = """
 import json, sys
 sys.argv = ["attnport", *json.loads(sys.argv[1])]

@@ -212,14 +212,16 @@ def test_a_signal_ends_the_children_of_a_verb_and_changes_no_folder(number: int,
     assert contents(tiny_artifact) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_in_a_users_code_leaves_nothing(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "number"), [("loading", signal.SIGINT), *(("in it", number) for number in CODES)])
+def test_a_signal_in_a_users_code_leaves_nothing(at: str, number: int, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import sys, time\ndef factory():\n    print('in it', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
     )
     spec, out = f"{tmp_path / 'slow.py'}:factory", tmp_path / "out"
-    code, said, _ = ended(("ship", spec, "-o", str(out), "--input", "x=float32[batch,4]"), "in it", number)
-    assert code == CODES[number], said
+    code, said, _ = ended(("ship", spec, "-o", str(out), "--input", "x=float32[batch,4]"), at, number)
+    assert code == CODES[signal.Signals(number)], said
+    assert "interrupted" in said
+    assert "Traceback" not in said
     assert not out.exists()
 
 

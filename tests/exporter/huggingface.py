@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +117,6 @@ KINDS: dict[str, Kind] = {
         layers("model.encoder.layer.{}.attention.self", "padding"), only="eager",
     ),
 }  # fmt: skip
-CASES = [(name, way) for name, kind in KINDS.items() for way in ("eager", "sdpa") if kind.only in ("", way)]
 
 
 class Hidden(nn.Module):
@@ -145,60 +145,88 @@ class Sound(Hidden):
         return self.model(input_features=input_features).last_hidden_state
 
 
-def named_masks(name: str) -> list[tuple[str, str]]:
-    """By attention, its mask as a report says it: with the input that carries the padding."""
-    return [(path, f"{mask}(attention_mask)" if "padding" in mask else mask) for path, mask in KINDS[name].attentions]
+@dataclass(frozen=True)
+class Pretrained:
+    """A model of `KINDS` with attention implemented one `way`; asked for what `library_modules.Library` is."""
+
+    kind: str
+    way: str
+
+    @property
+    def attentions(self) -> tuple[tuple[str, str, str], ...]:
+        """By attention: its name, the call that is counted, and its mask with the input that carries the padding."""
+        call = "softmax" if self.way == "eager" else "scaled_dot_product_attention"
+        masks = [f"{mask}(attention_mask)" if "padding" in mask else mask for _, mask in KINDS[self.kind].attentions]
+        return tuple((path, call, mask) for (path, _), mask in zip(KINDS[self.kind].attentions, masks, strict=True))
+
+    def make(self) -> nn.Module:
+        """The same weights each time, for both ways."""
+        import transformers
+
+        kind = KINDS[self.kind]
+        torch.manual_seed(0)
+        config = getattr(transformers, kind.config)(**kind.values)
+        config._attn_implementation = self.way
+        config.use_cache = False
+        config._experts_implementation = "batched_mm"  # the usual one is an operator of transformers' own
+        model = getattr(transformers, kind.model)(config)
+        with torch.no_grad():
+            for parameter in model.parameters():  # some begin as zeros or ones, and would vanish from the graph
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        model = model.get_encoder() if kind.encoder else model
+        return {"text": Text, "pixels": Pixels, "sound": Sound}[kind.takes](model).eval()
+
+    @property
+    def io(self) -> IOContract:
+        kind, values = KINDS[self.kind], KINDS[self.kind].values
+        if kind.takes == "text":
+            inputs = (
+                TensorSpec("input_ids", "int64", ("batch", "seq"), high=60),
+                TensorSpec("attention_mask", "int64", ("batch", "seq")),
+            )
+            width = values.get("hidden_size") or values.get("n_embd") or values["d_model"]
+            return IOContract(
+                inputs, (TensorSpec("y", "float32", ("batch", "seq", width)),), (BATCH, SEQ),
+                (MaskSpec(("padding",), "attention_mask"),),
+            )  # fmt: skip
+        size = values.get("image_size")
+        shape = ("batch", 3, size, size) if kind.takes == "pixels" else ("batch", 8, 32)
+        spec = TensorSpec("pixel_values" if kind.takes == "pixels" else "input_features", "float32", shape)
+        with torch.no_grad():
+            out = self.make()(torch.zeros(spec.shape({"batch": 1})))
+        return IOContract((spec,), (TensorSpec("y", "float32", ("batch", *out.shape[1:])),), (BATCH,))
+
+    def feeds(self, sizes: dict[str, int], seed: int = 0) -> Arrays:
+        """Random inputs; padding stands at the right, and the last batch row has none."""
+        random, made = np.random.default_rng(seed), Arrays()
+        for spec in self.io.inputs:
+            shape = spec.shape(sizes)
+            if spec.name == "input_ids":
+                made[spec.name] = random.integers(3, 60, shape)
+            elif spec.name == "attention_mask":
+                made[spec.name] = np.ones(shape, np.int64)
+                made[spec.name][:-1, -max(1, shape[1] // 3) :] = shape[1] == 1
+            else:
+                made[spec.name] = random.standard_normal(shape).astype(np.float32)
+        return made
+
+    def reference(self, feeds: Arrays) -> list[np.ndarray[Any, Any]]:
+        """The model in float64."""
+        given = {name: torch.from_numpy(array) for name, array in feeds.items()}
+        given = {name: each.double() if each.is_floating_point() else each for name, each in given.items()}
+        with torch.no_grad():
+            return [self.make().double()(**given).numpy()]
+
+    def compared(self, feeds: Arrays, outputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """Real tokens alone: with every key hidden, an eager model attends to all."""
+        if "attention_mask" not in feeds:
+            return list(outputs)
+        return [each[feeds["attention_mask"].astype(bool)] for each in outputs]
 
 
-def make(name: str, way: str) -> nn.Module:
-    """The model with attention implemented `way`: the same weights each time, for both ways."""
-    import transformers
-
-    kind = KINDS[name]
-    torch.manual_seed(0)
-    config = getattr(transformers, kind.config)(**kind.values)
-    config._attn_implementation = way
-    config.use_cache = False
-    config._experts_implementation = "batched_mm"  # the usual one is an operator of transformers' own
-    model = getattr(transformers, kind.model)(config)
-    with torch.no_grad():
-        for parameter in model.parameters():  # some begin as zeros or ones, and would vanish from the graph
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model = model.get_encoder() if kind.encoder else model
-    return {"text": Text, "pixels": Pixels, "sound": Sound}[kind.takes](model).eval()
-
-
-def contract(name: str) -> IOContract:
-    kind, values = KINDS[name], KINDS[name].values
-    inputs: tuple[TensorSpec, ...]
-    if kind.takes == "text":
-        inputs = (
-            TensorSpec("input_ids", "int64", ("batch", "seq"), high=60),
-            TensorSpec("attention_mask", "int64", ("batch", "seq")),
-        )
-        width = values.get("hidden_size") or values.get("n_embd") or values["d_model"]
-        return IOContract(
-            inputs, (TensorSpec("y", "float32", ("batch", "seq", width)),), (BATCH, SEQ),
-            (MaskSpec(("padding",), "attention_mask"),),
-        )  # fmt: skip
-    size = values.get("image_size")
-    shape = ("batch", 3, size, size) if kind.takes == "pixels" else ("batch", 8, 32)
-    spec = TensorSpec("pixel_values" if kind.takes == "pixels" else "input_features", "float32", shape)
-    with torch.no_grad():
-        out = make(name, "eager")(torch.zeros(spec.shape({"batch": 1})))
-    return IOContract((spec,), (TensorSpec("y", "float32", ("batch", *out.shape[1:])),), (BATCH,))
-
-
-def feeds(name: str, sizes: dict[str, int], seed: int = 0) -> Arrays:
-    """Random inputs; padding stands at the right, and the last batch row has none."""
-    random, made = np.random.default_rng(seed), Arrays()
-    for spec in contract(name).inputs:
-        shape = spec.shape(sizes)
-        if spec.name == "input_ids":
-            made[spec.name] = random.integers(3, 60, shape)
-        elif spec.name == "attention_mask":
-            made[spec.name] = np.ones(shape, np.int64)
-            made[spec.name][:-1, -max(1, shape[1] // 3) :] = shape[1] == 1
-        else:
-            made[spec.name] = random.standard_normal(shape).astype(np.float32)
-    return made
+CASES = {
+    f"{name}-{way}": Pretrained(name, way)
+    for name, kind in KINDS.items()
+    for way in ("eager", "sdpa")
+    if kind.only in ("", way)
+}

@@ -6,7 +6,7 @@ What is expected was counted by hand: one a `MultiheadAttention`, one an encoder
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,10 @@ class Library:
         finally:
             torch.backends.mha.set_fastpath_enabled(before)
         return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+
+    def compared(self, feeds: Arrays, outputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """All of it."""
+        return list(outputs)
 
 
 class Attend(nn.Module):

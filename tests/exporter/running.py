@@ -6,6 +6,7 @@ import functools
 import io
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,37 +14,50 @@ import onnx
 import onnx_ir as ir
 from spellings import ALL
 from spellings.case import SIZES, Arrays, Case
+from torch import nn
 
-from attnport.artifacts import SourceAttention
+from attnport.artifacts import IOContract, SourceAttention
 from attnport.exporter.capture import capture
 from attnport.exporter.lowering import base
-from attnport.exporter.lowering.base import Lowered
+from attnport.exporter.lowering.base import Lowered, Lowering
+from attnport.masks.spec import MaskSpec
 
 Outputs = list[np.ndarray[Any, Any]]
 Run = Callable[[Arrays], Outputs]
 ON_ORT = ("onnx", "onnx_18", "ort_cpu")
 
 
-def capture_case(case: Case) -> tuple[bytes, tuple[SourceAttention, ...]]:
-    """A case as exported, and the attentions that were counted."""
-    found = capture(case.module().eval(), case.io)
-    return ir.to_proto(found.model).SerializeToString(), found.attentions
+@dataclass(frozen=True)
+class Exported:
+    """A module as exported, with the attentions that were counted; each test changes a graph of its own."""
+
+    data: bytes
+    attentions: tuple[SourceAttention, ...]
+    masks: tuple[MaskSpec, ...]
+
+    @property
+    def model(self) -> ir.Model:
+        return ir.from_proto(onnx.load_model_from_string(self.data))
+
+    def lowered(self, target: str | Lowering, plan: str = "fp32") -> Lowered:
+        lowering = base.get(target) if isinstance(target, str) else target
+        return lowering.lower(self.model, self.attentions, masks=self.masks, plan=plan)
+
+
+def export(module: nn.Module, io: IOContract) -> Exported:
+    found = capture(module.eval(), io)
+    return Exported(ir.to_proto(found.model).SerializeToString(), found.attentions, io.masks)
 
 
 @functools.cache
-def captured(name: str) -> tuple[bytes, tuple[SourceAttention, ...]]:
+def captured(name: str) -> Exported:
     """The spelling called `name`, as exported, once a process."""
-    return capture_case(ALL[name])
-
-
-def model_of(name: str) -> ir.Model:
-    """A graph of one's own of the spelling called `name`."""
-    return ir.from_proto(onnx.load_model_from_string(captured(name)[0]))
+    return export(ALL[name].module(), ALL[name].io)
 
 
 def lowered(name: str, target: str, plan: str = "fp32") -> Lowered:
     """The spelling called `name`, lowered."""
-    return base.get(target).lower(model_of(name), captured(name)[1], masks=ALL[name].io.masks, plan=plan)
+    return captured(name).lowered(target, plan)
 
 
 def on_ort(model: ir.Model) -> Run:
@@ -84,6 +98,7 @@ def on_reference(model: ir.Model) -> Run:
     """ONNX's reference evaluator, which computes in the types that the graph declares."""
     from onnx.reference import ReferenceEvaluator
 
+    from attnport.runtimes._contrib_ops import contrib_ops
     from attnport.runtimes._reference_ops import replacements
     from attnport.runtimes.onnx_reference import _expanded
 
@@ -91,7 +106,7 @@ def on_reference(model: ir.Model) -> Run:
     dtypes = {value.name: value.dtype.numpy() for value in model.graph.inputs if value.dtype is not None}
     if any("16" in str(dtype) for dtype in dtypes.values()):
         proto = _expanded(proto)
-    evaluator = ReferenceEvaluator(proto, new_ops=replacements(23))
+    evaluator = ReferenceEvaluator(proto, new_ops=[*replacements(23), *contrib_ops()])
 
     def run(feeds: Arrays) -> Outputs:
         cast = {name: array.astype(dtypes[name]) for name, array in feeds.items()}
@@ -99,16 +114,6 @@ def on_reference(model: ir.Model) -> Run:
             return list(evaluator.run(None, cast))
 
     return run
-
-
-def run_on_ort(model: ir.Model, feeds: Arrays) -> Outputs:
-    """One call on ONNX Runtime."""
-    return on_ort(model)(feeds)
-
-
-def run_on_reference(model: ir.Model, feeds: Arrays) -> Outputs:
-    """One call on the reference evaluator."""
-    return on_reference(model)(feeds)
 
 
 def distance(got: Outputs, expected: Outputs) -> float:

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
+from written_graphs import written
 
 from attnport.exporter import precision
 
@@ -18,12 +19,7 @@ FREQUENCY = np.array(0.37, np.float32)
 
 
 def graph(body: str, outputs: str = "float[N] y", **consts: Any) -> ir.Model:
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 23]> g (float[N] x, int64[N] n) => ({outputs}) {{ {body} }}'
-    )
-    for name, array in {"frequency": FREQUENCY, **consts}.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    return ir.from_proto(written(body, "float[N] x, int64[N] n", outputs, frequency=FREQUENCY, **consts))
 
 
 def cast(model: ir.Model, plan: str) -> onnx.ModelProto:

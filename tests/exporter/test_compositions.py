@@ -8,16 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
-import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from running import capture_case, check_numbers, on_ort
+from running import check_numbers, export, on_ort
 from spellings.case import MASK, PADDING, Case, D, H, X, contract, grid, in_order, projected
-
-from attnport.exporter.lowering import base
 
 Tensors = Callable[..., Any]
 SCALES: dict[str, Tensors] = {
@@ -118,9 +114,7 @@ PARTS = st.builds(
 def check(parts: Parts) -> None:
     """It is recognised, its mask is the one it was given, and its form computes what it computes."""
     case = parts.case()
-    graph, counted = capture_case(case)
-    model = ir.from_proto(onnx.load_model_from_string(graph))
-    result = base.get("onnx").lower(model, counted, masks=case.io.masks, plan="fp32")
+    result = export(case.module(), case.io).lowered("onnx")
     assert {name: in_order(mask) for name, mask in result.masks.items()} == case.expected(["module"]), result.notes
     check_numbers(on_ort(result.model), case, within=case.within)
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from formula_values import value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_formula_elements import value_of
 
 from attnport.exporter.fusion.constants import constant_element
 from attnport.exporter.fusion.formula import Axis, Const, Expr
@@ -25,7 +25,7 @@ def check(array: np.ndarray[Any, Any]) -> None:
     assert expr is not None
     for place in np.ndindex(array.shape):
         at = {f"x{axis}": index for axis, index in enumerate(place)}
-        assert value_of(expr, at, {}) == array[place]
+        assert value_of(expr, at, {}, {}) == array[place]
 
 
 sizes = st.integers(2, 7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,11 @@ import onnx_ir as ir
 import pytest
 import torch
 from masked_cases import CASES, SIZES, Attend
+from running import Exported, Run, distance, export, on_ort, on_reference
 from spellings import CASES as SPELLINGS
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attnport.artifacts import SourceAttention
 from attnport.exporter.builder import Builder
-from attnport.exporter.capture import capture
 from attnport.exporter.forms import contrib
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
@@ -28,7 +26,6 @@ from attnport.exporter.lowering.ort_cpu import LONG, LONG_MASKED
 
 pytest.importorskip("onnxruntime")
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 MULTI_HEAD = [name for name in CASES if name != "softcap"]
 GROUP_QUERY = [name for name in CASES if CASES[name].grouped_operator]
 WITH_EMPTY_ROWS = [name for name in CASES if CASES[name].can_be_empty]
@@ -54,15 +51,12 @@ class Forced(Lowering):
 
 
 @functools.cache
-def captured(name: str) -> tuple[bytes, tuple[SourceAttention, ...]]:
-    found = capture(Attend(CASES[name].mask, CASES[name].cap).eval(), CASES[name].io)
-    return ir.to_proto(found.model).SerializeToString(), found.attentions
+def captured(name: str) -> Exported:
+    return export(Attend(CASES[name].mask, CASES[name].cap), CASES[name].io)
 
 
-def lowered(name: str, lowering: Lowering, plan: str = "fp32") -> Lowered:
-    data, counted = captured(name)
-    model = ir.from_proto(onnx.load_model_from_string(data))
-    result = lowering.lower(model, counted, masks=CASES[name].io.masks, plan=plan)
+def lowered(name: str, lowering: str | Lowering, plan: str = "fp32") -> Lowered:
+    result = captured(name).lowered(lowering, plan)
     onnx.checker.check_model(ir.to_proto(result.model), full_check=True)
     return result
 
@@ -71,48 +65,28 @@ def operators(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph if node.domain == contrib.DOMAIN]
 
 
-def on_ort(model: ir.Model, feeds: Arrays) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    data = ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-
-
-def on_reference(model: ir.Model, feeds: Arrays) -> Any:
-    from onnx.reference import ReferenceEvaluator
-
-    from attnport.runtimes._contrib_ops import contrib_ops
-    from attnport.runtimes._reference_ops import replacements
-
-    kinds = {value.name: value.dtype.numpy() for value in model.graph.inputs if value.dtype is not None}
-    given = {name: array.astype(kinds[name]) for name, array in feeds.items()}
-    evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=[*replacements(23), *contrib_ops()])
-    outputs: Any = evaluator.run(None, given)
-    return outputs[0].astype(np.float64)
-
-
-def error(name: str, model: ir.Model, run: Callable[[ir.Model, Arrays], Any], *, empty: bool = False) -> float:
+def error(name: str, model: ir.Model, on: Callable[[ir.Model], Run], *, empty: bool = False) -> float:
     """The largest error over all sizes; infinite for what is not finite."""
-    largest = 0.0
+    largest, run = 0.0, on(model)
     for sizes in SIZES:
         given = CASES[name].feeds(sizes, empty=empty)
-        got, expected = run(model, given), CASES[name].reference(given)
-        assert got.shape == expected.shape
+        got, expected = run(given)[0].astype(np.float64), CASES[name].reference(given)
         if empty:
             assert (got[0] == 0).all()
             assert sizes["batch"] == 1 or np.abs(got[1:]).min() > 0
-        largest = max(largest, float(np.abs(got - expected).max()) if np.isfinite(got).all() else math.inf)
+        largest = max(largest, distance([got], [expected]))
     return largest
 
 
-@pytest.mark.parametrize("name", MULTI_HEAD)
-def test_multi_head_attention_computes_every_mask(name: str) -> None:
-    model = lowered(name, Forced("MultiHeadAttention")).model
-    assert operators(model) == ["MultiHeadAttention"]
-    assert error(name, model, on_ort) < 2e-6
-    assert error(name, model, on_reference) < 2e-6
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [*(("MultiHeadAttention", name) for name in MULTI_HEAD), *(("GroupQueryAttention", name) for name in GROUP_QUERY)],
+)
+def test_an_operator_computes_every_mask_that_it_is_given(operator: str, name: str) -> None:
+    model = lowered(name, Forced(operator)).model
+    assert operators(model) == [operator]
+    for on in (on_ort, on_reference):
+        assert error(name, model, on) < 2e-6
 
 
 @pytest.mark.parametrize("name", ["padding", "grouped", "padding_expanded", "causal_padding", "bias_padding"])
@@ -126,17 +100,9 @@ def test_a_mask_of_keys_alone_can_be_key_padding(name: str) -> None:
         assert error(name, model, run, empty=True) < 2e-6
 
 
-@pytest.mark.parametrize("name", GROUP_QUERY)
-def test_group_query_attention_computes_causal_masks(name: str) -> None:
-    model = lowered(name, Forced("GroupQueryAttention")).model
-    assert operators(model) == ["GroupQueryAttention"]
-    assert error(name, model, on_ort) < 2e-6
-    assert error(name, model, on_reference) < 2e-6
-
-
 @pytest.mark.parametrize("run", [on_ort, on_reference])
 @pytest.mark.parametrize("name", WITH_EMPTY_ROWS)
-def test_a_row_with_no_allowed_key_gives_zero(name: str, run: Callable[[ir.Model, Arrays], Any]) -> None:
+def test_a_row_with_no_allowed_key_gives_zero(name: str, run: Callable[[ir.Model], Run]) -> None:
     for operator in ("MultiHeadAttention", "GroupQueryAttention")[: 1 + CASES[name].grouped_operator]:
         assert error(name, lowered(name, Forced(operator)).model, run, empty=True) < 2e-6
 
@@ -146,14 +112,14 @@ def test_a_bias_that_hides_every_key_of_a_row_gives_zero() -> None:
         given = CASES[name].feeds(SIZES[0])
         given["bias"][:, 1, 2] = -np.inf
         model = lowered(name, Forced("MultiHeadAttention")).model
-        for got in (on_ort(model, given), on_reference(model, given)):
+        for got in (on_ort(model)(given)[0], on_reference(model)(given)[0]):
             assert (got[:, 1, 2] == 0).all()
             np.testing.assert_allclose(got, CASES[name].reference(given), atol=2e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_cuda_form_in_half_precision_stays_close(name: str) -> None:
-    case, result = CASES[name], lowered(name, base.get("ort_cuda"), "fp16")
+    case, result = CASES[name], lowered(name, "ort_cuda", "fp16")
     (form,) = result.forms.values()
     assert form == ("GroupQueryAttention" if case.grouped_operator else "MultiHeadAttention")
     values = [*result.model.graph.inputs, *result.model.graph.outputs, *result.model.graph.initializers.values()]
@@ -165,7 +131,7 @@ def test_the_cuda_form_in_half_precision_stays_close(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_cuda_form_in_float32_has_no_grouped_operator(name: str) -> None:
-    result = lowered(name, base.get("ort_cuda"), "fp32")
+    result = lowered(name, "ort_cuda", "fp32")
     assert operators(result.model) == ([] if name == "softcap" else ["MultiHeadAttention"])
     assert error(name, result.model, on_ort) < 2e-6
 
@@ -174,9 +140,9 @@ def test_scores_that_overflow_half_precision_are_seen_to() -> None:
     given = CASES["none"].feeds(SIZES[0])
     given["q"] *= 1e3
     given["k"] *= 1e3
-    whole, half = (lowered("none", base.get("ort_cuda"), plan).model for plan in ("fp32", "fp16"))
-    assert np.isfinite(on_reference(whole, given)).all()
-    assert not np.isfinite(on_reference(half, given)).all()
+    whole, half = (lowered("none", "ort_cuda", plan).model for plan in ("fp32", "fp16"))
+    assert np.isfinite(on_reference(whole)(given)[0]).all()
+    assert not np.isfinite(on_reference(half)(given)[0]).all()
 
 
 def test_only_what_the_grouped_operator_computes_is_given_to_it() -> None:
@@ -197,9 +163,7 @@ def test_only_what_the_grouped_operator_computes_is_given_to_it() -> None:
 
 def test_what_is_transposed_before_an_attention_is_taken_from_before() -> None:
     case = SPELLINGS["padding_sdpa"]
-    found = capture(case.module().eval(), case.io)
-    model = ir.from_proto(ir.to_proto(found.model))
-    result = Forced("MultiHeadAttention").lower(model, found.attentions, masks=case.io.masks, plan="fp32")
+    result = export(case.module(), case.io).lowered(Forced("MultiHeadAttention"))
     (operator,) = (node for node in result.model.graph if node.domain == contrib.DOMAIN)
     for value in operator.inputs[:3]:
         assert value is not None
@@ -209,7 +173,7 @@ def test_what_is_transposed_before_an_attention_is_taken_from_before() -> None:
         assert producer.inputs[0] is not None
         assert getattr(producer.inputs[0].producer(), "op_type", "") != "Transpose"
     feeds = case.feeds({"batch": 2, "seq": 5})
-    np.testing.assert_allclose(on_ort(result.model, feeds), case.reference(feeds)[0], atol=2e-6)
+    np.testing.assert_allclose(on_ort(result.model)(feeds)[0], case.reference(feeds)[0], atol=2e-6)
 
 
 def test_one_mask_serves_all_layers() -> None:
@@ -218,9 +182,7 @@ def test_one_mask_serves_all_layers() -> None:
             keep = mask.bool()[:, None, None, :].expand(-1, -1, q.shape[2], -1)
             return sdpa(sdpa(q, k, v, attn_mask=keep) + q, k, v, attn_mask=keep)
 
-    found = capture(Two().eval(), CASES["padding"].io)
-    model = ir.from_proto(ir.to_proto(found.model))
-    result = Forced("MultiHeadAttention").lower(model, found.attentions, masks=CASES["padding"].io.masks, plan="fp32")
+    result = export(Two(), CASES["padding"].io).lowered(Forced("MultiHeadAttention"))
     first, second = (node.inputs[5] for node in result.model.graph if node.domain == contrib.DOMAIN)
     assert first is second
 
@@ -228,7 +190,7 @@ def test_one_mask_serves_all_layers() -> None:
 def test_the_domain_is_imported_once_and_survives_the_clean_up() -> None:
     model = lowered("padding", Forced("MultiHeadAttention")).model
     assert model.graph.opset_imports == {"": 23, contrib.DOMAIN: 1}
-    plain = lowered("padding", base.get("onnx")).model
+    plain = lowered("padding", "onnx").model
     assert contrib.DOMAIN not in plain.graph.opset_imports
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import onnx
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from spellings.case import E, contract
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from written_graphs import written
 
 from attnport.dims import TensorSpec
 from attnport.exporter.capture import capture
@@ -95,16 +96,9 @@ def test_a_softmax_that_weighs_nothing_in_a_product_is_not(name: str) -> None:
     assert count(OTHERS[name]) == []
 
 
-def graph(body: str, outputs: str = "float[B,2,S,4] y") -> ir.Model:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]> g (float[B,2,S,4] q, float[B,2,4,T] k, '
-        f"float[B,2,T,4] v, bool c, float[4,4] w) => ({outputs}) {{ {body} }}"
-    )
-    return ir.from_proto(proto)
-
-
-def in_graph(body: str, outputs: str = "float[B,2,S,4] y") -> list[str]:
-    return [each.call for each in count_in_graph(graph(body, outputs))]
+def graph(body: str, outputs: str = "float[B,2,S,4] y", **consts: Any) -> ir.Model:
+    inputs = "float[B,2,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v, bool c, float[4,4] w"
+    return ir.from_proto(written(body, inputs, outputs, infer=False, **consts))
 
 
 IN_GRAPHS = {
@@ -128,19 +122,16 @@ IN_GRAPHS = {
 @pytest.mark.parametrize("name", IN_GRAPHS)
 def test_an_onnx_graph_is_counted_alike(name: str) -> None:
     body, number = IN_GRAPHS[name]
-    assert len(in_graph(body)) == number
+    assert len(count_in_graph(graph(body))) == number
 
 
 def test_a_product_with_a_weight_counts_for_probabilities_as_they_are_alone() -> None:
-    weight = "<float[4,4] w0 = {1.0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0, 1.0}>"
+    weight = np.eye(4, dtype=np.float32)
     for body, number in (
         ("p = Softmax(q) y = MatMul(p, w0)", 1),
         ("p = Softmax(q) g = Mul(p, q) y = MatMul(g, w0)", 0),
     ):
-        proto = onnx.parser.parse_model(
-            f'<ir_version: 10, opset_import: ["": 23]> g (float[B,2,S,4] q) => (float[B,2,S,4] y) {weight} {{ {body} }}'
-        )
-        assert len(count_in_graph(ir.from_proto(proto))) == number
+        assert len(count_in_graph(graph(body, w0=weight))) == number
 
 
 def test_the_names_are_module_paths_from_metadata_or_from_node_names() -> None:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from engine_graphs import contract, decomposed, masked_twice, operator
+from engine_graphs import contract, decomposed, masked_twice, operator, profile
 
 from attnport import optional
-from attnport.dims import Dim, Profile
 from attnport.errors import (
     ArtifactError,
     EngineBuildError,
@@ -35,10 +34,6 @@ from attnport.jsonfile import digest_file
 pytest.importorskip("tensorrt_rtx")
 
 HALF = ("float16", "bfloat16")
-
-
-def profile(batch: tuple[int, int, int] = (1, 2, 4), seq: tuple[int, int, int] = (1, 64, 256)) -> Profile:
-    return Profile((Dim("batch", *batch), Dim("seq", *seq)))
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -260,6 +255,26 @@ pathlib.Path(sys.argv[1]).write_text({done!r})""",
     )
     with pytest.raises(IntegrityError, match="cut short"):
         build_engine("tensorrt_rtx", decomposed(tmp_path / "m.onnx"), contract(), tmp_path / "e.engine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx"]
+
+
+def test_builder_that_cannot_write_its_answer_is_no_fault_of_the_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's own full disk: no file may grow beyond so many bytes, and the process is told, not killed."""
+    command = building._command
+
+    def limited(result: Path) -> list[str]:
+        code = (
+            "import os, resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        return [sys.executable, "-c", code, *command(result)]
+
+    monkeypatch.setattr(building, "_command", limited)
+    with pytest.raises(UsageError, match="could not write its log or its result") as caught:
+        build_engine("tensorrt_rtx", decomposed(tmp_path / "m.onnx"), contract(), tmp_path / "e.engine")
+    assert "TMPDIR" in caught.value.hint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx"]
 
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_graphs import contract, decomposed
+from engine_graphs import contract, decomposed, profile
 
 from attnport.dims import Dim, Profile
-from attnport.errors import (
-    ProfileError,
-)
+from attnport.errors import ProfileError
 from attnport.exporter.engine import build as building
 from attnport.exporter.engine import build_engine
 
 pytest.importorskip("tensorrt_rtx")
-
-
-def profile(batch: tuple[int, int, int] = (1, 2, 4), seq: tuple[int, int, int] = (1, 64, 256)) -> Profile:
-    return Profile((Dim("batch", *batch), Dim("seq", *seq)))
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,13 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import huggingface
-import library_modules
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import test_huggingface
 from foreign_exports import exported, scripted
 from running import distance, on_ort
+from test_known_modules import CASES, SIZES
 
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.exporter.counting import count_in_graph
@@ -22,7 +20,6 @@ from attnport.exporter.lowering import base
 from attnport.exporter.passes.foreign import prepare
 
 TRACED = {"batch": 3, "seq": 5, "mem": 7}
-SIZES = ({"batch": 2, "seq": 7, "mem": 4}, {"batch": 3, "seq": 1, "mem": 2}, {"batch": 1, "seq": 12, "mem": 9})
 SCRIPT, DYNAMO = "TorchScript", "dynamo"
 LENGTHS = ("seq", "mem")
 """What the older exporter freezes in nn.MultiheadAttention: it takes the number of keys for a constant."""
@@ -57,10 +54,8 @@ class Foreign:
 
 @functools.cache
 def made(name: str, exporter: str, opset: int) -> Foreign:
-    kind, _, way = name.partition("-")
-    module = huggingface.make(kind, way) if way else library_modules.CASES[name].make()
-    io = huggingface.contract(kind) if way else library_modules.CASES[name].io
-    fixed = () if way or name == "differential" else LENGTHS
+    module, io = CASES[name].make(), CASES[name].io
+    fixed = LENGTHS if frozen(name) else ()
     model = exported(module, io, opset) if exporter == DYNAMO else scripted(module, io, opset, fixed=fixed)
     assert model.graph.opset_imports[""] == opset
     raw = ir.to_proto(model).SerializeToString()
@@ -68,28 +63,17 @@ def made(name: str, exporter: str, opset: int) -> Foreign:
     return Foreign(io, raw, ir.to_proto(ready).SerializeToString(), count_in_graph(ready))
 
 
-def feeds_of(name: str, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    kind, _, way = name.partition("-")
-    return huggingface.feeds(kind, sizes, seed) if way else library_modules.CASES[name].feeds(sizes, seed)
-
-
-def reference(name: str, feeds: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    kind, _, way = name.partition("-")
-    if way:
-        return test_huggingface.reference(kind, way, feeds)
-    return library_modules.CASES[name].reference(feeds)[0]
+def frozen(name: str) -> bool:
+    return name in TORCH and name != "differential"
 
 
 def expected_masks(name: str) -> dict[str, str]:
-    kind, _, way = name.partition("-")
-    if way:
-        return dict(huggingface.named_masks(kind))
-    return {attention: mask for attention, _, mask in library_modules.CASES[name].attentions}
+    return {attention: mask for attention, _, mask in CASES[name].attentions}
 
 
 def sizes_of(name: str, exporter: str) -> tuple[dict[str, int], ...]:
-    frozen = exporter == SCRIPT and name in TORCH and name != "differential"
-    return tuple({**sizes, **({each: TRACED[each] for each in LENGTHS} if frozen else {})} for sizes in SIZES)
+    traced = {each: TRACED[each] for each in LENGTHS} if exporter == SCRIPT and frozen(name) else {}
+    return tuple({**sizes, **traced} for sizes in SIZES)
 
 
 @each
@@ -106,17 +90,16 @@ def test_each_is_recognised_with_its_mask_and_computes_the_same(name: str, expor
     onnx.checker.check_model(ir.to_proto(form.model), full_check=True)
     run = on_ort(form.model)
     for seed, sizes in enumerate(sizes_of(name, exporter)):
-        feeds = feeds_of(name, sizes, seed)
-        expected = reference(name, feeds)
-        real = feeds["attention_mask"].astype(bool) if "attention_mask" in feeds else np.ones(len(expected), bool)
-        assert distance([run(feeds)[0][real]], [expected[real]]) < 2e-5, sizes
+        feeds = CASES[name].feeds(sizes, seed)
+        got, expected = (CASES[name].compared(feeds, each) for each in (run(feeds), CASES[name].reference(feeds)))
+        assert distance(got, expected) < 2e-5, sizes
 
 
 @pytest.mark.parametrize(("name", "exporter", "opset"), [param for param in EACH if param.values in QUICK])
 def test_the_shapes_that_were_inferred_are_those_of_a_run(name: str, exporter: str, opset: int) -> None:
     foreign = made(name, exporter, opset)
     model = ir.from_proto(onnx.load_model_from_string(foreign.prepared))
-    named = check_shapes(model, [feeds_of(name, sizes, 0) for sizes in sizes_of(name, exporter)])
+    named = check_shapes(model, [CASES[name].feeds(sizes) for sizes in sizes_of(name, exporter)])
     assert named > 20
 
 
@@ -143,7 +126,7 @@ def test_a_shape_that_is_wrong_is_noticed() -> None:
     softmax = next(node for node in model.graph if node.op_type == "Softmax")
     softmax.outputs[0].shape = ir.Shape(["batch", 2, "seq", "batch"])
     with pytest.raises(AssertionError, match="batch is 7, not 2"):
-        check_shapes(model, [feeds_of("bert-sdpa", SIZES[0], 0)])
+        check_shapes(model, [CASES["bert-sdpa"].feeds(SIZES[0])])
 
 
 def test_the_head_counts_that_the_older_exporter_computes_become_constants() -> None:

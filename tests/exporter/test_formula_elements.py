@@ -3,63 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from formula_values import value_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from attnport.exporter.fusion import moves
 from attnport.exporter.fusion.elements import element
-from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, Size, conjuncts, is_bool, op
+from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, conjuncts, is_bool, op
 
 I, J = Axis("i"), Axis("j")  # noqa: E741 - the names that formulas use
 SIZES = {"S": 3, "T": 5}
-_OPS: dict[str, Callable[..., Any]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Neg": np.negative,
-    "Abs": np.abs,
-    "Max": lambda *a: max(a),
-    "Min": lambda *a: min(a),
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Xor": np.logical_xor,
-    "Not": np.logical_not,
-    "Equal": np.equal,
-    "Ne": np.not_equal,
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Where": lambda c, a, b: a if c else b,
-    "Wrapped": lambda number, bits: int(number) % 2**bits,
-    "Join": lambda high, low, size: high * size + low,
-    "FloorDiv": lambda index, size: index // size,
-    "FloorMod": lambda index, size: index % size,
-}
-
-
-def value_of(expr: Expr, at: dict[str, int], values: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """The number that a formula stands for, at `at`; reads look into `values` with indices that may not be negative."""
-    if isinstance(expr, Axis):
-        return at[expr.name]
-    if isinstance(expr, Const):
-        return expr.value
-    if isinstance(expr, Size):
-        return SIZES[expr.dim]
-    if isinstance(expr, Read):
-        index = tuple(int(value_of(each, at, values)) for each in expr.index)
-        assert all(each >= 0 for each in index)
-        return values[str(expr.value.name)][index].item()
-    found = [value_of(arg, at, values) for arg in expr.args]
-    if expr.name not in ("And", "Or", "Not", "Xor", "Where"):
-        found = [int(each) if isinstance(each, bool | np.bool_) else each for each in found]
-    return _OPS[expr.name](*found)
 
 
 class Graph:
@@ -123,7 +83,7 @@ def check(proto: onnx.ModelProto, seed: int = 0) -> Expr:
     expr = element(out, axes)
     for index in itertools.product(*map(range, expected.shape)):
         at = {axis.name: n for axis, n in zip(axes, index, strict=True)}
-        got, want = value_of(expr, at, {str(k): v for k, v in values.items()}), expected[index].item()
+        got, want = value_of(expr, at, {str(k): v for k, v in values.items()}, SIZES), expected[index].item()
         assert got == want or (np.isnan(got) and np.isnan(want)), (expr, index, got, want)
     return expr
 

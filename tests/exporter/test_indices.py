@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from formula_values import value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,21 +15,6 @@ from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Size
 from attnport.exporter.fusion.indices import components, join, reshaped, split
 
 A, B, C = Axis("a"), Axis("b"), Axis("c")
-
-
-def number(expr: Expr, at: dict[str, int], sizes: dict[str, int]) -> int:
-    """What an index is, at values of its variables."""
-    if isinstance(expr, Axis):
-        return at[expr.name]
-    if isinstance(expr, Const):
-        return int(expr.value)
-    if isinstance(expr, Size):
-        return sizes[expr.dim]
-    assert isinstance(expr, Op)
-    first, *rest = (number(arg, at, sizes) for arg in expr.args)
-    if expr.name == "Join":
-        return first * rest[1] + rest[0]
-    return first // rest[0] if expr.name == "FloorDiv" else first % rest[0]
 
 
 @st.composite
@@ -64,7 +50,7 @@ def check(after: list[int], before: list[int], named: set[int], sizes: dict[str,
     expected = tensor.reshape(after)
     for place in itertools.product(*map(range, after)):
         at = {f"x{axis}": value for axis, value in enumerate(place)}
-        found = tuple(number(expr, at, sizes) for expr in moved)
+        found = tuple(value_of(expr, at, {}, sizes) for expr in moved)
         assert tensor[found] == expected[place]
     return expected.size
 

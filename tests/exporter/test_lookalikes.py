@@ -6,15 +6,11 @@ import functools
 import re
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 import pytest
 from lookalikes import LOOKALIKES
-from running import capture_case, distance, on_openvino, on_ort, on_reference
+from running import Exported, distance, export, on_openvino, on_ort, on_reference
 from spellings.case import SIZES, in_order
 
-from attnport.artifacts import SourceAttention
-from attnport.exporter.lowering import base
 from attnport.exporter.lowering.base import Lowered
 
 UNCOUNTED = [name for name, each in LOOKALIKES.items() if not each.reasons and not each.case.masks]
@@ -22,18 +18,17 @@ COMPARED = [name for name, each in LOOKALIKES.items() if not each.random]
 
 
 @functools.cache
-def captured(name: str) -> tuple[bytes, tuple[SourceAttention, ...]]:
-    return capture_case(LOOKALIKES[name].case)
+def captured(name: str) -> Exported:
+    return export(LOOKALIKES[name].case.module(), LOOKALIKES[name].case.io)
 
 
 def lowered(name: str, target: str, plan: str = "fp32") -> Lowered:
-    model = ir.from_proto(onnx.load_model_from_string(captured(name)[0]))
-    return base.get(target).lower(model, captured(name)[1], masks=LOOKALIKES[name].case.io.masks, plan=plan)
+    return captured(name).lowered(target, plan)
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_it_is_told_apart_with_its_reason(name: str) -> None:
-    alike, counted = LOOKALIKES[name], [attention.name for attention in captured(name)[1]]
+    alike, counted = LOOKALIKES[name], [attention.name for attention in captured(name).attentions]
     result = lowered(name, "onnx")
     read = [each for each in counted if each in result.forms]
     assert {key: in_order(mask) for key, mask in result.masks.items()} == alike.case.expected(read)
@@ -44,7 +39,7 @@ def test_it_is_told_apart_with_its_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNCOUNTED)
 def test_without_a_softmax_that_reaches_a_product_nothing_is_counted(name: str) -> None:
-    assert captured(name)[1] == ()
+    assert captured(name).attentions == ()
 
 
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino", pytest.param("onnx_18", marks=pytest.mark.slow)])

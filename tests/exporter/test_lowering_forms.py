@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from running import ON_ORT, captured, check_numbers, distance, lowered, model_of, on_ort, on_reference
+from running import ON_ORT, captured, check_numbers, distance, lowered, on_ort, on_reference
 from spellings import ALL, CASES
 from spellings.case import Case, contract, heads
 
@@ -143,7 +143,7 @@ def test_a_target_refuses_a_plan_that_it_does_not_take_and_an_unknown_target_is_
 
 def test_only_a_bias_that_can_be_minus_infinity_can_hide() -> None:
     def bias_of(name: str) -> ir.Value:
-        attention = recognise(model_of(name), captured(name)[1], masks=ALL[name].io.masks).attentions[0]
+        attention = recognise(captured(name).model, captured(name).attentions, masks=ALL[name].io.masks).attentions[0]
         return attention.mask.biases[0].at.value
 
     assert can_hide(bias_of("bias_2d"))

@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import onnx
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from written_graphs import written
 
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import Dim, TensorSpec
@@ -152,13 +153,11 @@ def test_a_bias_beside_a_mask_is_read_as_one(name: str, found: Recognition) -> N
     ids=str,
 )
 def test_only_what_is_declared_a_mask_is_taken_for_a_truth_value(mask: MaskSpec, kinds: tuple[str, ...]) -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 23]> g (float[B,2,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v,'
-        " int64[B,T] m)"
-        " => (float[B,2,S,4] y) <int64[2] axes = {1, 2}, float one = {1}, float low = {-10000}>"
-        " { c = Cast<to=1>(m) e = Unsqueeze(c, axes) r = Sub(one, e) a = Mul(r, low)"
-        " s0 = MatMul(q, k) s = Add(s0, a) p = Softmax(s) y = MatMul(p, v) }"
-    )
-    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True))
-    read = recognise(model, [SourceAttention("a", "", "softmax")], masks=[mask])
+    proto = written(
+        "c = Cast<to=1>(m) e = Unsqueeze(c, axes) r = Sub(one, e) a = Mul(r, low) "
+        "s0 = MatMul(q, k) s = Add(s0, a) p = Softmax(s) y = MatMul(p, v)",
+        "float[B,2,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v, int64[B,T] m",
+        "float[B,2,S,4] y", axes=[1, 2], one=np.float32(1), low=np.float32(-1e4),
+    )  # fmt: skip
+    read = recognise(ir.from_proto(proto), [SourceAttention("a", "", "softmax")], masks=[mask])
     assert read.attentions[0].mask.spec.kinds == kinds

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from formula_values import value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_spellings import (
@@ -44,7 +44,7 @@ from mask_spellings import (
 )  # fmt: skip
 
 from attnport.exporter.fusion.comparisons import CAUSAL, I, J
-from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Read, Size, conjuncts, op
+from attnport.exporter.fusion.formula import ZERO, Const, Expr, Op, Size, conjuncts, op
 from attnport.exporter.fusion.kinds import plain, spec_of
 from attnport.masks.numpy_builders import build
 from attnport.masks.spec import MaskSpec
@@ -102,27 +102,6 @@ def test_with_constant_lengths_the_shift_is_a_number() -> None:
     assert spec_of([CAUSAL], biased=False, lengths=(C(3), C(7))) == MaskSpec(("causal",))
 
 
-_OPS: dict[str, Callable[..., Any]] = {
-    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b, "Neg": lambda a: -a, "Abs": abs,
-    "Max": max, "Min": min, "And": lambda a, b: a and b, "Or": lambda a, b: a or b, "Not": lambda a: not a,
-    "Equal": lambda a, b: a == b, "Ne": lambda a, b: a != b, "Less": lambda a, b: a < b,
-    "LessOrEqual": lambda a, b: a <= b, "Where": lambda c, a, b: a if c else b,
-}  # fmt: skip
-
-
-def value_of(expr: Expr, at: dict[str, int], values: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """The number that a formula stands for; an index beyond an input's end stops the test, as it would a graph."""
-    if isinstance(expr, Axis):
-        return at[expr.name]
-    if isinstance(expr, Size):
-        return at[f"|{expr.dim}|"]
-    if isinstance(expr, Const):
-        return expr.value
-    if isinstance(expr, Read):
-        return values[str(expr.value.name)][tuple(int(value_of(each, at, values)) for each in expr.index)].item()
-    return _OPS[expr.name](*(value_of(arg, at, values) for arg in expr.args))
-
-
 def masks_of(keep: Expr, seed: int, sizes: tuple[int, int, int]) -> dict[str, Any]:
     """Random values of the inputs, and the mask that `keep` is with them, `[B,1,S,T]`."""
     random, (b, s, t) = np.random.default_rng(seed), sizes
@@ -136,9 +115,9 @@ def masks_of(keep: Expr, seed: int, sizes: tuple[int, int, int]) -> dict[str, An
         if declared.startswith("bool"):
             values[name] = values[name] != 0
     mask = np.zeros((b, 1, s, t), dtype=bool)
-    sized = {"|S|": s, "|T|": t, "|past|": 2}
+    lengths = {"S": s, "T": t, "past": 2}
     for at in itertools.product(range(b), range(s), range(t)):
-        mask[at[0], 0, at[1], at[2]] = value_of(keep, {**dict(zip("bij", at, strict=True)), **sized}, values)
+        mask[at[0], 0, at[1], at[2]] = value_of(keep, dict(zip("bij", at, strict=True)), values, lengths)
     return {**values, "mask": mask}
 
 

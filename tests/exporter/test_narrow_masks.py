@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from running import run_on_ort
+from running import on_ort
 from torch import nn
 
 from attnport.artifacts import IOContract
@@ -70,7 +70,7 @@ def test_numbers_beyond_int32_are_compared_as_in_torch(name: str) -> None:
     q = np.random.default_rng(0).standard_normal((2, 2, T, 16)).astype(np.float32)
     feeds = {"q": q, "number": np.array(rows, np.int64)}
     low = lowered(keep)
-    got = run_on_ort(low, feeds)[0]
+    got = on_ort(low)(feeds)[0]
     expected = Hidden(keep)(torch.from_numpy(q), torch.from_numpy(feeds["number"])).numpy()
     assert np.abs(got - expected).max() < 1e-5
 

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
+from written_graphs import written
 
 from attnport.errors import ExportError
 from attnport.exporter import precision
@@ -16,13 +17,8 @@ from attnport.exporter import precision
 HALVES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 
-def graph(body: str, *, outputs: str = "float[N] y", consts: dict[str, Any] | None = None) -> ir.Model:
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 23]> g (float[N] x, int64[N] n) => ({outputs}) {{ {body} }}'
-    )
-    for name, array in (consts or {}).items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+def graph(body: str, inputs: str = "float[N] x, int64[N] n", outputs: str = "float[N] y", **consts: Any) -> ir.Model:
+    return ir.from_proto(written(body, inputs, outputs, **consts))
 
 
 def checked(model: ir.Model, plan: str = "fp16") -> onnx.ModelProto:
@@ -62,7 +58,7 @@ def test_every_float_becomes_the_half_type(plan: str) -> None:
         "w = Constant<value = float {1.0}>() "
         "a = Mul(x, c) b = Add(a, z) d = Add(b, f) e = Add(d, w) y = Add(e, k)"
     )
-    proto = checked(graph(body, consts={"k": np.float32([1])}), plan)
+    proto = checked(graph(body, k=np.float32([1])), plan)
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, strict_mode=True))
     kinds = {v.dtype for node in model.graph for v in node.outputs} - {ir.DataType.INT64}
     assert kinds == {HALVES[plan]}
@@ -81,38 +77,27 @@ def test_islands_and_float32_leave_the_graph_alone() -> None:
 
 def test_an_operator_without_a_half_form_computes_in_float32_between_casts() -> None:
     # Celu has no half form, and its output here is the graph's.
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 23]> g (float[N] x) => (float[N] y, float[N] z)'
-        " { y = Celu(x) z = Celu(y) }"
-    )
-    out = checked(ir.from_proto(onnx.shape_inference.infer_shapes(proto)), "bf16")
+    out = checked(graph("y = Celu(x) z = Celu(y)", "float[N] x", "float[N] y, float[N] z"), "bf16")
     assert [value.name for value in out.graph.output] == ["y", "z"]
     assert {v.type.tensor_type.elem_type for v in out.graph.output} == {onnx.TensorProto.BFLOAT16}
     assert [node.op_type for node in out.graph.node] == ["Cast", "Celu", "Cast", "Cast", "Celu", "Cast"]
 
 
 def test_an_input_that_must_be_float32_is_not_rounded() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 23]> g (float[1,1,2,2] x) => (float[a,b,c,d] y) { y = Resize(x, , s) }'
-    )
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 1, 2.5000002, 1.1]), "s"))
-    out = checked(ir.from_proto(onnx.shape_inference.infer_shapes(proto)))
+    given = np.float32([1, 1, 2.5000002, 1.1])
+    out = checked(graph("y = Resize(x, , s)", "float[1,1,2,2] x", "float[a,b,c,d] y", s=given))
     (scales,) = out.graph.initializer
-    assert onnx.numpy_helper.to_array(scales).tolist() == np.float32([1, 1, 2.5000002, 1.1]).tolist()
+    assert onnx.numpy_helper.to_array(scales).tolist() == given.tolist()
 
 
 def test_control_flow_is_refused_by_name() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 23]> g (bool c, float[N] x) => (float[N] y)'
-        "{ y = If (c) <then_branch = a () => (float[N] t) { t = Sqrt(x) },"
-        "else_branch = b () => (float[N] e) { e = Abs(x) }> }"
-    )
+    branches = "then_branch = a () => (float[N] t) { t = Sqrt(x) }, else_branch = b () => (float[N] e) { e = Abs(x) }"
     with pytest.raises(ExportError, match=r"plan fp16: node .* is control flow \(If\)"):
-        precision.apply(ir.from_proto(proto), "fp16")
+        precision.apply(graph(f"y = If (c) <{branches}>", "bool c, float[N] x"), "fp16")
 
 
 def test_what_is_marked_stays_in_float32_between_casts() -> None:
-    model = graph("a = Mul(x, k) e = Exp(a) d = Cast<to = 1>(e) y = Mul(d, k)", consts={"k": np.float32(1 / 3)})
+    model = graph("a = Mul(x, k) e = Exp(a) d = Cast<to = 1>(e) y = Mul(d, k)", k=np.float32(1 / 3))
     for node in model.graph:
         if node.op_type == "Exp":
             node.metadata_props[precision.STAYS] = "1"

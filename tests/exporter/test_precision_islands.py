@@ -10,8 +10,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
-from running import captured, model_of
-from spellings import CASES
+from running import captured
+from written_graphs import written
 
 from attnport.artifacts import AUTO
 from attnport.errors import ExportError, UsageError
@@ -24,15 +24,8 @@ from attnport.exporter.ranges import PREFIX, measure_ranges
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 
-def graph(body: str, *, outputs: str = "float[N] y", consts: dict[str, Any] | None = None) -> ir.Model:
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 23]> g (float[N] x) => ({outputs}) {{ {body} }}'
-    )
-    for number, node in enumerate(proto.graph.node):
-        node.name = f"n{number}"
-    for name, array in (consts or {}).items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+def graph(body: str, outputs: str = "float[N] y", **consts: Any) -> ir.Model:
+    return ir.from_proto(written(body, "float[N] x", outputs, **consts))
 
 
 def typed(model: ir.Model, *islands: str) -> tuple[onnx.ModelProto, dict[str, int]]:
@@ -57,7 +50,7 @@ def ops(proto: onnx.ModelProto) -> list[str]:
 
 
 def test_without_islands_the_plan_is_fp16() -> None:
-    models = [graph("a = Mul(x, k) y = Exp(a)", consts={"k": np.float32([3])}) for _ in range(2)]
+    models = [graph("a = Mul(x, k) y = Exp(a)", k=np.float32([3])) for _ in range(2)]
     precision.apply(models[0], AUTO)
     precision.apply(models[1], "fp16")
     assert ir.to_proto(models[0]) == ir.to_proto(models[1])
@@ -67,7 +60,7 @@ def test_an_island_computes_in_float32_what_fp16_cannot_hold() -> None:
     body = "a = Neg(x) b = Mul(a, a) c = Sqrt(b) y = Neg(c)"
     proto, _ = typed(graph(body))
     assert run(proto, [300.0])[0] == -np.inf
-    proto, types = typed(graph(body), "n1", "n2")
+    proto, types = typed(graph(body), "node_1", "node_2")
     assert run(proto, [300.0])[0] == -300
     assert (types["a"], types["b"], types["c"], types["y"]) == (HALF, FLOAT, FLOAT, HALF)
     assert ops(proto) == ["Neg", "Cast", "Mul", "Sqrt", "Cast", "Neg"]
@@ -76,7 +69,7 @@ def test_an_island_computes_in_float32_what_fp16_cannot_hold() -> None:
 def test_a_value_that_several_nodes_of_islands_read_is_cast_once_and_never_back_and_forth() -> None:
     # The first island's result goes to the second and to a node in half precision between them.
     body = "a = Neg(x) b = Exp(a) c = Neg(b) d = Add(b, a) e = Mul(d, b) f = Sub(e, a) y = Add(f, c)"
-    proto, types = typed(graph(body), "n1", "n3", "n4", "n5")
+    proto, types = typed(graph(body), "node_1", "node_3", "node_4", "node_5")
     casts = [node for node in proto.graph.node if node.op_type == "Cast"]
     assert len({(node.input[0], node.attribute[0].i) for node in casts}) == len(casts)
     made = {node.output[0]: node for node in proto.graph.node}
@@ -88,7 +81,7 @@ def test_a_value_that_several_nodes_of_islands_read_is_cast_once_and_never_back_
 
 def test_a_constant_that_an_island_shares_is_not_rounded_in_it() -> None:
     body = "a = Add(x, eps) b = Add(a, eps) y = Sub(b, x)"
-    proto, _ = typed(graph(body, consts={"eps": np.float32([1e-12])}), "n0")
+    proto, _ = typed(graph(body, eps=np.float32([1e-12])), "node_0")
     found = {each.name: onnx.numpy_helper.to_array(each) for each in proto.graph.initializer}
     assert found["eps/fp32"].dtype == np.float32
     assert found["eps/fp32"][0] == np.float32(1e-12)
@@ -97,23 +90,23 @@ def test_a_constant_that_an_island_shares_is_not_rounded_in_it() -> None:
 
 def test_a_constant_of_an_island_alone_stays_as_it_is() -> None:
     proto, _ = typed(
-        graph("c = Constant<value_float=0.1>() a = Mul(x, c) y = Mul(a, w)", consts={"w": [np.float32(0.1)]}), "n1"
+        graph("c = Constant<value_float=0.1>() a = Mul(x, c) y = Mul(a, w)", w=[np.float32(0.1)]), "node_1"
     )
     kinds = {each.dims[0] if each.dims else 0: each.data_type for each in proto.graph.initializer}
     assert kinds == {0: FLOAT, 1: HALF}
 
 
 def test_inputs_and_outputs_that_touch_islands_alone_are_float32() -> None:
-    proto, types = typed(graph("a = Mul(x, x) y = Add(a, a)"), "n0", "n1")
+    proto, types = typed(graph("a = Mul(x, x) y = Add(a, a)"), "node_0", "node_1")
     assert (types["x"], types["y"]) == (FLOAT, FLOAT)
     assert ops(proto) == ["Mul", "Add"]
     assert run(proto, [1000.0])[0] == 2e6
-    _, types = typed(graph("a = Mul(x, x) b = Neg(x) y = Add(a, b)"), "n0")
+    _, types = typed(graph("a = Mul(x, x) b = Neg(x) y = Add(a, b)"), "node_0")
     assert (types["x"], types["y"]) == (HALF, HALF)
 
 
 def test_an_output_of_an_island_that_others_read_stays_float32_under_its_name() -> None:
-    proto, types = typed(graph("y = Mul(x, x) z = Neg(y)", outputs="float[N] y, float[N] z"), "n0")
+    proto, types = typed(graph("y = Mul(x, x) z = Neg(y)", outputs="float[N] y, float[N] z"), "node_0")
     assert (types["y"], types["z"]) == (FLOAT, HALF)
     assert [value.name for value in proto.graph.output] == ["y", "z"]
 
@@ -135,15 +128,15 @@ def test_a_searched_plan_is_not_lowered_without_a_search() -> None:
     assert told.value.hint == "Run: attnport build FOLDER --target tensorrt_rtx --dtype auto"
 
 
-def written(name: str) -> tuple[ir.Model, dict[str, tuple[str, ...]]]:
-    model, attentions = model_of(name), captured(name)[1]
-    result = base.get("tensorrt_rtx").written(model, attentions, plan=AUTO, masks=CASES[name].io.masks)
+def as_written(name: str) -> tuple[ir.Model, dict[str, tuple[str, ...]]]:
+    found = captured(name)
+    result = base.get("tensorrt_rtx").written(found.model, found.attentions, plan=AUTO, masks=found.masks)
     return result.model, result.anchors
 
 
 @pytest.mark.parametrize("name", ["masked_fill", "gqa"])
 def test_no_part_has_a_node_of_an_attention(name: str) -> None:
-    model, anchors = written(name)
+    model, anchors = as_written(name)
     parts = parts_of(model, anchors)
     names = [node for part in parts for node in part.nodes]
     assert len(set(names)) == len(names)
@@ -156,7 +149,7 @@ def test_no_part_has_a_node_of_an_attention(name: str) -> None:
 def test_a_product_a_sum_and_the_rest_of_a_module_are_parts_of_their_own() -> None:
     body = "p = MatMul(x, w) b = Add(p, k) r = Reshape(b, s) g = Mul(r, r) h = Sqrt(g) y = Add(h, x)"
     consts = {"w": np.zeros((4, 4), np.float32), "k": np.zeros(4, np.float32), "s": np.array([-1])}
-    parts = parts_of(graph(body, consts=consts), {})
+    parts = parts_of(graph(body, **consts), {})
     assert [part.operators for part in parts] == [("MatMul", "Add", "Reshape"), ("Mul", "Sqrt"), ("Add",)]
     assert [part.name for part in parts] == ["model: MatMul, Add, Reshape", "model: Mul, Sqrt", "model: Add"]
     assert parts[1].reads == ("r",)
@@ -165,7 +158,7 @@ def test_a_product_a_sum_and_the_rest_of_a_module_are_parts_of_their_own() -> No
 
 
 def test_ranges_are_of_finite_numbers_only() -> None:
-    model = graph("a = Mul(x, x) b = Log(z) y = Add(a, b)", consts={"z": np.float32([0.0])})
+    model = graph("a = Mul(x, x) b = Log(z) y = Add(a, b)", z=np.float32([0.0]))
     assert measure_ranges(model, ["x", "a", "b", "gone"]) == ("x", "a", "b")
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)

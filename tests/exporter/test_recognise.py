@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
+from written_graphs import written
 
 from attnport.artifacts import SourceAttention
 from attnport.exporter.fusion.attention import Recognised
@@ -34,18 +35,10 @@ CONSTS = {
 
 
 def model(body: str, **more: Any) -> ir.Model:
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 23]> g ({INPUTS}) => (float[B,2,S,4] y) {{ {body} }}'
-    )
-    used = {name for node in proto.graph.node for name in node.input}
-    for name, array in {**CONSTS, **more}.items():
-        if name in used:
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    for number, node in enumerate(proto.graph.node):
-        node.name = f"node_{number}"
-        entry = node.metadata_props.add()
-        entry.key, entry.value = SCOPES, "['', 'attn', 'call']"
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True, strict_mode=True))
+    made = ir.from_proto(written(body, INPUTS, "float[B,2,S,4] y", **{**CONSTS, **more}))
+    for node in made.graph:
+        node.metadata_props[SCOPES] = "['', 'attn', 'call']"
+    return made
 
 
 def read(body: str, masks: tuple[MaskSpec, ...] = (MaskSpec(("padding",), "m"),), **more: Any) -> Recognition:
@@ -298,11 +291,9 @@ def test_a_soft_cap_is_read_with_its_scale() -> None:
 
 
 def test_queries_of_one_head_serve_every_key_head() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 23]> g (float[B,1,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v)'
-        " => (float[B,2,S,4] y) { s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v) }"
-    )
-    found = recognise(ir.from_proto(onnx.shape_inference.infer_shapes(proto)), [SourceAttention("a", "", "softmax")])
+    inputs = "float[B,1,S,4] q, float[B,2,4,T] k, float[B,2,T,4] v"
+    proto = written("s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v)", inputs, "float[B,2,S,4] y")
+    found = recognise(ir.from_proto(proto), [SourceAttention("a", "", "softmax")])
     assert found.reasons == {}
     lowered = base.get("onnx").lower(ir.from_proto(proto), [SourceAttention("a", "", "softmax")], plan="fp32")
     random = np.random.default_rng(0)

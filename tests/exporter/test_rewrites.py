@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
+from written_graphs import written
 
 from attnport.exporter.fusion import rewrites
 from attnport.exporter.fusion.rewrites import differences, einsum, log_softmax
@@ -31,15 +31,9 @@ LEFT = [
 ]
 
 
-def text(kind: str, shapes: list[list[int]], body: str, output: int) -> ir.Model:
+def text(shapes: list[list[int]], body: str, output: int) -> ir.Model:
     inputs = ", ".join(f"float[{','.join(map(str, shape))}] x{number}" for number, shape in enumerate(shapes))
-    dims = ",".join(f"y{axis}" for axis in range(output))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 23]> g ({inputs}) => (float[{dims}] y) {{ {body} }}'
-    )
-    for number, node in enumerate(model.graph.node):
-        node.name = f"node_{number}"
-    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+    return ir.from_proto(written(body, inputs, f"float[{','.join(f'y{axis}' for axis in range(output))}] y"))
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -54,7 +48,7 @@ def equation_model(equation: str, more: int = 0) -> tuple[ir.Model, list[np.ndar
     arrays = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
     names = ", ".join(f"x{number}" for number in range(len(shapes)))
     rank = np.einsum(equation, *arrays).ndim
-    return text("e", shapes, f'y = Einsum<equation="{equation}">({names})', rank), arrays
+    return text(shapes, f'y = Einsum<equation="{equation}">({names})', rank), arrays
 
 
 @pytest.mark.parametrize("equation", [*EQUATIONS, "bhij,bhjd,hde->bie", "bid,bjd,bje->bie"])
@@ -84,7 +78,7 @@ def test_an_einsum_that_is_none_stays(equation: str) -> None:
     ],
 )
 def test_a_difference_of_probabilities_becomes_a_difference_of_products(body: str, parts: int) -> None:
-    model = text("d", [[2, 4, 5], [2, 4, 5], [2, 5, 3], [1]], body, 3)
+    model = text([[2, 4, 5], [2, 4, 5], [2, 5, 3], [1]], body, 3)
     before = ir.from_proto(ir.to_proto(model))
     assert differences.apply(model) == 1
     assert sum(node.op_type == "MatMul" for node in model.graph) == parts
@@ -106,18 +100,18 @@ def test_a_difference_of_probabilities_becomes_a_difference_of_products(body: st
     ids=["no softmax on one side", "a factor of each key", "no sum"],
 )
 def test_what_is_no_difference_of_probabilities_stays(body: str) -> None:
-    model = text("d", [[2, 4, 5], [2, 4, 5], [2, 5, 3], [1]], body, 3)
+    model = text([[2, 4, 5], [2, 4, 5], [2, 5, 3], [1]], body, 3)
     assert differences.apply(model) == 0
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_exp_of_a_log_softmax_is_the_softmax(axis: int) -> None:
-    model = text("l", [[2, 4, 5]], f"a = LogSoftmax<axis={axis}>(x0) y = Exp(a)", 3)
+    model = text([[2, 4, 5]], f"a = LogSoftmax<axis={axis}>(x0) y = Exp(a)", 3)
     x = np.random.default_rng(2).standard_normal((2, 4, 5)).astype(np.float32)
     expected = run(model, {"x0": x})
     assert log_softmax.apply(model) == 1
     assert np.abs(run(model, {"x0": x}) - expected).max() < 1e-6
-    assert not log_softmax.apply(text("l", [[2, 4]], "a = Softmax(x0) y = Exp(a)", 2))
+    assert not log_softmax.apply(text([[2, 4]], "a = Softmax(x0) y = Exp(a)", 2))
 
 
 def test_every_rewrite_is_found_by_its_file() -> None:

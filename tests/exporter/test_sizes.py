@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from running import on_reference
+from written_graphs import written
 
 from attnport.errors import ExportError
 from attnport.exporter.naming import SCOPES, module_of
@@ -27,13 +28,7 @@ INPUTS = "float[batch,seq,16] x, bool[batch,seq] m, int64[3] target, int64[k] n,
 
 
 def model(body: str, output: str = "y") -> ir.Model:
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 23, "stranger": 1]> g ({INPUTS}) => (float {output}) {{ {body} }}'
-    )
-    used = {name for node in proto.graph.node for name in node.input}
-    for name, array in CONSTS.items():
-        if name in used:
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    proto = written(body, INPUTS, f"float {output}", infer=False, **CONSTS)
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in output.split(","))
     return ir.from_proto(proto)

@@ -46,11 +46,11 @@ def cases(*, limits: bool) -> list[object]:
 
 @pytest.mark.parametrize("name", cases(limits=True))
 def test_it_is_recognised_and_its_mask_is_read(name: str) -> None:
-    counted = [attention.name for attention in captured(name)[1]]
+    counted = [attention.name for attention in captured(name).attentions]
     result = lowered(name, "onnx")
     assert {key: in_order(mask) for key, mask in result.masks.items()} == ALL[name].expected(counted), result.notes
     assert set(result.forms) == set(result.anchors) == set(counted)
-    assert {attention.call for attention in captured(name)[1]} == {ALL[name].call}
+    assert {attention.call for attention in captured(name).attentions} == {ALL[name].call}
 
 
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino"])
@@ -59,7 +59,7 @@ def test_it_computes_what_the_module_computes_and_is_told_in_one_row(name: str, 
     result = lowered(name, target)
     onnx.checker.check_model(ir.to_proto(result.model), full_check=True)
     check_numbers(runner(result, target), ALL[name], within=ALL[name].within)
-    assert {*result.forms, *result.notes} == {attention.name for attention in captured(name)[1]}
+    assert {*result.forms, *result.notes} == {attention.name for attention in captured(name).attentions}
     assert result.forms.keys() == result.anchors.keys() == result.masks.keys()
 
 

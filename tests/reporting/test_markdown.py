@@ -179,16 +179,6 @@ def test_only_a_runtime_that_passed_parity_is_called_the_fastest(verdict: Verdic
     assert {"FAIL": "failed", "NOT_RUN": "was not run", None: "was not checked"}[verdict] in line
 
 
-def test_a_further_way_to_run_a_call_is_not_the_fastest_since_parity_does_not_look_at_it() -> None:
-    report = sample.latency()
-    row = dataclasses.replace(report.shapes["1 sentence"]["ort_cpu"], median_ns=1e3)
-    shapes = {"1 sentence": {**report.shapes["1 sentence"], "ort_cpu (graph)": row}}
-    text = render(sample.findings(latency=dataclasses.replace(report, shapes=shapes)))
-    (line,) = _fastest(text)
-    assert "`openvino`" in line
-    assert "- Not counted as fastest: `ort_cpu (graph)`, parity judged its calls as they are, without (graph)" in text
-
-
 def test_what_was_never_checked_is_called_fastest_with_that_said() -> None:
     lines = _fastest(_full(parity=None))
     assert lines

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pretended_gpu import Context, Engine, HostDevice, engine_bytes, trt
-from test_tensorrt import RUNTIME, VERSION, feeds, opening
+from pretended_engine import VERSION
+from pretended_gpu import Context, Engine, HostDevice, trt
+from test_tensorrt import RUNTIME, feeds, opening
 
 from attnport.artifacts import DEVICE_PARTS
 from attnport.errors import FeedError, UnavailableError, UsageError
@@ -20,18 +21,8 @@ from attnport.runtimes import tensorrt as tensorrt_runtime
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
-    made = HostDevice()
-    monkeypatch.setattr(tensorrt_runtime, "require", lambda name: trt(made, VERSION))
-    monkeypatch.setattr(_cuda, "Device", lambda: made)
-    return made
-
-
-@pytest.fixture
-def session(device: HostDevice, tmp_path: Path) -> Any:
-    path = tmp_path / "one.engine"
-    path.write_bytes(engine_bytes())
-    return RUNTIME.open(opening(path))
+def session(device: HostDevice, engine: Path) -> Any:
+    return RUNTIME.open(opening(engine))
 
 
 def test_copies_and_computing_are_told_apart_by_events_in_order(session: Any, device: HostDevice) -> None:
@@ -77,7 +68,7 @@ def test_a_call_that_tensorrt_cannot_capture_is_told_and_not_captured(
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_kernels_for_the_shapes_of_a_call_are_not_made_behind_it(
-    kept: bool, device: HostDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: bool, device: HostDevice, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = trt(device, VERSION)
     module.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(LAZY="lazy", EAGER="eager")
@@ -89,9 +80,7 @@ def test_kernels_for_the_shapes_of_a_call_are_not_made_behind_it(
         return real(engine, *configs)
 
     monkeypatch.setattr(Engine, "create_execution_context", create)
-    path = tmp_path / "one.engine"
-    path.write_bytes(engine_bytes())
-    session = RUNTIME.open(dataclasses.replace(opening(path), cache=tmp_path if kept else None))
+    session = RUNTIME.open(dataclasses.replace(opening(engine), cache=tmp_path if kept else None))
     session.run_timed(feeds(4), "stream")
     assert device.engine is not None
     (config,) = device.engine.configs

@@ -12,7 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from pretended_gpu import PROFILES, Config, Context, Engine, HostDevice, Kept, engine_bytes, trt
+from pretended_engine import VERSION
+from pretended_gpu import PROFILES, Config, Context, Engine, HostDevice, Kept, engine_bytes
 
 from attnport.artifacts import EngineRecord, IOContract
 from attnport.dims import Dim, Profile, TensorSpec
@@ -25,7 +26,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
-from attnport.runtimes import _cuda, base
+from attnport.runtimes import base
 from attnport.runtimes import tensorrt as tensorrt_runtime
 from attnport.runtimes.base import Opening
 from attnport_bundle.engine_session import EngineSession as ReaderSession
@@ -33,7 +34,6 @@ from attnport_bundle.engine_session import choose_profile, logger
 from attnport_bundle.errors import RuntimeMissing
 
 RUNTIME = base.get("tensorrt_rtx")
-VERSION = "9.9.9"
 IO = IOContract(
     (TensorSpec("x", "float32", ("n", 3)), TensorSpec("m", "bool", ("n",))),
     (TensorSpec("y", "bfloat16", ("n", 3)),),
@@ -56,21 +56,6 @@ def recorded(path: Path, **changes: Any) -> EngineRecord:
         scratch_bytes=0,
     )
     return dataclasses.replace(record, **changes)
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    path = tmp_path / "one.engine"
-    path.write_bytes(engine_bytes())
-    return path
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
-    made = HostDevice()
-    monkeypatch.setattr(tensorrt_runtime, "require", lambda name: trt(made, VERSION))
-    monkeypatch.setattr(_cuda, "Device", lambda: made)
-    return made
 
 
 def opening(path: Path, **changes: Any) -> Opening:

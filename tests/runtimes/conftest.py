@@ -1,0 +1,3 @@
+from pretended_engine import device, engine
+
+__all__ = ["device", "engine"]
