@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 from . import feeds as feeding
 from .errors import BundleError, FeedError, IntegrityError, RuntimeMissing
 from .manifest import Bound, Form, Manifest
-from .npz import MAX_BYTES, read_npz
-from .printable import escaped
 from .regular import open_regular
+from .safetensors import MAX_BYTES, read_safetensors
 
 if TYPE_CHECKING:
     import numpy as np
-
-MAX_FILE_BYTES = MAX_BYTES + (64 << 20)  # with room for names and headers
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Result:
 
 
 class GoldenCases:
-    """The arrays of `goldens.npz`: `<case>/in/<input>`, `<case>/out/<output>` and `<case>/valid/<output>`."""
+    """The arrays of `goldens.safetensors`: `<case>/in/<input>`, `<case>/out/<output>` and `<case>/valid/<output>`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Reads the file. Raises IntegrityError when it is not what the manifest says."""
@@ -159,8 +156,9 @@ def compare(bound: Bound, got: Any, expected: Any, valid: Any, problem: str = ""
 def _read(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
     try:
         with open_regular(path) as opened:
-            if os.fstat(opened.fileno()).st_size > MAX_FILE_BYTES:
-                raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
-            return read_npz(opened.read(MAX_FILE_BYTES))
-    except Exception as err:  # damaged bytes make numpy and zlib raise a dozen kinds
-        raise IntegrityError(f"{path} is not a file of arrays: {escaped(str(err))}") from err
+            if os.fstat(opened.fileno()).st_size > MAX_BYTES:
+                raise ValueError(f"it is larger than {MAX_BYTES} bytes")
+            data = opened.read(MAX_BYTES)
+    except (OSError, ValueError) as err:
+        raise IntegrityError(f"{path}: cannot be read: {err}.") from err
+    return read_safetensors(data, str(path))

@@ -16,7 +16,7 @@ from .names import MANIFEST as MANIFEST
 from .names import check_names, check_reader
 
 FORMAT = "attnport-bundle"
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 4 << 20
 MODEL = ".onnx"
 """What the name of every model file ends in that is no engine."""

@@ -27,6 +27,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 
+from attnport.bundling import golden
 from attnport_bundle import manifest as spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,9 +50,8 @@ def made_bundle(folder: Path) -> Path:
     onnx.save(onnx.parser.parse_model(ONE_NODE), folder / "model.one.onnx")
     x = np.arange(32, dtype=np.float32).reshape(2, 16)
     arrays = {"one/in/x": x, "one/out/y": 2.0 * x.astype(np.float64), "one/valid/y": np.ones((2, 16), np.bool_)}
-    with (folder / "goldens.npz").open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # NumPy's stub takes a keyword for an option
-    names = ("goldens.npz", "model.one.onnx")
+    golden.write(folder / "goldens.safetensors", arrays)
+    names = ("goldens.safetensors", "model.one.onnx")
     found = {
         "format": spec.FORMAT,
         "version": spec.VERSION,
@@ -80,7 +80,7 @@ def made_bundle(folder: Path) -> Path:
             }
         },
         "goldens": {
-            "file": "goldens.npz",
+            "file": "goldens.safetensors",
             "bounds": [{"case": "one", "output": "y", "plan": "fp32", "rms_bound": 1e-6, "max_bound": 1e-6}],
         },
         "tokenizer": None,

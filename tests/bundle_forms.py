@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from pretended_gpu import PROFILES, engine_bytes
 
+from attnport.bundling import golden
 from attnport_bundle import manifest as spec
 from attnport_bundle.contract import IO, Dim, Profile, TensorSpec
 
@@ -76,7 +77,7 @@ def engine_bundle(app: Path) -> Path:
     arrays = {f"golden-0/in/{name}": array for name, array in given.items()}
     arrays["golden-0/out/y"] = np.where(given["m"][:, None], given["x"], 0).astype(np.float64) * 2
     arrays["golden-0/valid/y"] = np.ones(4, np.bool_)
-    np.savez(app / "goldens.npz", **arrays)  # type: ignore[arg-type]  # NumPy's stub takes a keyword for an option
+    golden.write(app / "goldens.safetensors", arrays)
     form = spec.Form(
         file="one.engine",
         external=(),
@@ -92,7 +93,7 @@ def engine_bundle(app: Path) -> Path:
     )
     files = {
         name: spec.File((app / name).stat().st_size, hashlib.sha256((app / name).read_bytes()).hexdigest())
-        for name in ("goldens.npz", "one.engine")
+        for name in ("goldens.safetensors", "one.engine")
     }
     made = spec.Manifest(
         format=spec.FORMAT,
@@ -107,7 +108,7 @@ def engine_bundle(app: Path) -> Path:
         ),
         order=("engine",),
         forms={"engine": form},
-        goldens=spec.Goldens("goldens.npz", (spec.Bound("golden-0", "y", "bf16", 0.01, 0.02),)),
+        goldens=spec.Goldens("goldens.safetensors", (spec.Bound("golden-0", "y", "bf16", 0.01, 0.02),)),
         tokenizer=None,
         provenance=spec.Provenance("pretended", (), "0" * 64, "0" * 64, 23, (), {}),
         files=files,

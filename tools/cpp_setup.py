@@ -32,7 +32,7 @@ PROGRAMS = {"g++": "g++", "cmake": "cmake", "ninja": "ninja-build"}
 MORE_PROGRAMS = {"clang++": "clang", "clang-tidy": "clang-tidy"}
 SANITIZERS = "libclang-rt-dev"
 """What clang's sanitizers and fuzzer are linked with."""
-HEADERS = {"nlohmann/json.hpp": "nlohmann-json3-dev", "zlib.h": "zlib1g-dev", "openssl/evp.h": "libssl-dev"}
+HEADERS = {"nlohmann/json.hpp": "nlohmann-json3-dev", "openssl/evp.h": "libssl-dev"}
 FROM_PIP = {"cmake": "cmake", "ninja-build": "ninja"}
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from attnport.artifacts import IOContract
 from attnport.errors import ArtifactError
 from attnport_bundle.manifest import Bound
+from attnport_bundle.safetensors import DTYPES
 
 Array = np.ndarray[Any, Any]
 
@@ -76,14 +76,25 @@ def sizes(arrays: Mapping[str, Array], contract: IOContract, case: str) -> dict[
 
 
 def write(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes what the reader needs of the goldens, references in float64; equal arrays give equal bytes."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(arrays):
-            kind = name.split("/")[1]
-            if kind in ("in", "out", "valid"):
-                array = np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape)
-                data = io.BytesIO()
-                np.lib.format.write_array(
-                    data, array.astype(np.float64) if kind == "out" else array, allow_pickle=False
-                )
-                archive.writestr(zipfile.ZipInfo(f"{name}.npy"), data.getvalue())
+    """Writes what the reader needs of the goldens, references in float64, as a safetensors file.
+
+    Equal arrays give equal bytes. Arrays of wide elements come first, so that each is aligned.
+    """
+    kept = {}
+    for name, array in arrays.items():
+        kind = name.split("/")[1]
+        if kind in ("in", "out", "valid"):
+            kept[name] = np.asarray(array, np.float64 if kind == "out" else None)
+    codes = {dtype: code for code, dtype in DTYPES.items()}
+    header, at = {}, 0
+    for name in sorted(kept, key=lambda name: (-kept[name].itemsize, name)):
+        array = kept[name]
+        offsets = [at, at + array.nbytes]
+        header[name] = {"dtype": codes[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
+        at += array.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in header:
+            file.write(kept[name].astype(kept[name].dtype.newbyteorder("<")).tobytes())

@@ -142,12 +142,12 @@ def _build(forms: Mapping[str, Form]) -> list[str]:
     settings = "".join(f" -D{name}=..." for name in told if name)
     parts = [
         "## Build it",
-        "    apt-get install g++ cmake nlohmann-json3-dev zlib1g-dev libssl-dev\n"
+        "    apt-get install g++ cmake nlohmann-json3-dev libssl-dev\n"
         f"    cmake -S app/cpp -B build -DCMAKE_BUILD_TYPE=Release{settings}\n"
         "    cmake --build build -j\n"
         "    build/attnport-selftest app",
-        "nlohmann/json 3.7 or later and zlib are needed. Of what follows CMake says what it found, and one runtime has "
-        "to be there; a form of a runtime that was left out is passed over, and the message says so.",
+        "nlohmann/json 3.7 or later is needed. Of what follows CMake says what it found, and one runtime has to be "
+        "there; a form of a runtime that was left out is passed over, and the message says so.",
     ]
     lines = [
         "- OpenSSL 1.1.1 or later: to check signatures (without it, a bundle that has to be signed is refused).",

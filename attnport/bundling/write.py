@@ -29,7 +29,7 @@ from attnport_bundle.decode import MAX_TEXT
 PACKAGE = "python/attnport_bundle"
 CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h", "include/attnport/*.hpp", "src/*.[ch]pp", "programs/*.cpp")
 """The files of the C++ reader."""
-GOLDENS = "goldens.npz"
+GOLDENS = "goldens.safetensors"
 README = "README.md"
 OPENVINO = "2026.4"
 """The release of OpenVINO that forms were tried with; none before it was."""

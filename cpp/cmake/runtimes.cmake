@@ -1,30 +1,20 @@
-# What the library is made with. Two packages are needed; of the others, what is found is compiled in, and of what is
+# What the library is made with. One package is needed; of the others, what is found is compiled in, and of what is
 # not found the library says at run time that it was built without it. To leave one out that is there:
 # -DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON (or _OpenSSL), -DONNXRUNTIME_INCLUDE_DIR=OFF, -DTENSORRT_INCLUDE_DIR=OFF.
 set(ATTNPORT_NEW_TARGETS "")
-foreach(target Threads::Threads ZLIB::ZLIB nlohmann_json::nlohmann_json OpenSSL::Crypto openvino::runtime)
+foreach(target Threads::Threads nlohmann_json::nlohmann_json OpenSSL::Crypto openvino::runtime)
   if(NOT TARGET ${target})
     list(APPEND ATTNPORT_NEW_TARGETS ${target})
   endif()
 endforeach()
 find_package(Threads REQUIRED)
-if(NOT TARGET ZLIB::ZLIB)
-  find_package(ZLIB QUIET)
-endif()
 if(NOT TARGET nlohmann_json::nlohmann_json)
   find_package(nlohmann_json 3.7 QUIET)
 endif()
-set(ATTNPORT_MISSING "")
-if(NOT TARGET ZLIB::ZLIB)
-  string(APPEND ATTNPORT_MISSING "\n  zlib: package zlib1g-dev, zlib-devel or zlib, or its folder in -DZLIB_ROOT=...")
-endif()
 if(NOT TARGET nlohmann_json::nlohmann_json)
-  string(APPEND ATTNPORT_MISSING
-         "\n  JSON for Modern C++, 3.7 or later: package nlohmann-json3-dev, json-devel or nlohmann-json, or the folder "
-         "of its CMake files in -Dnlohmann_json_DIR=...")
-endif()
-if(ATTNPORT_MISSING)
-  message(FATAL_ERROR "attnport_bundle needs what was not found here:${ATTNPORT_MISSING}")
+  message(FATAL_ERROR
+    "attnport_bundle needs JSON for Modern C++, 3.7 or later, which was not found here: package nlohmann-json3-dev, "
+    "json-devel or nlohmann-json, or the folder of its CMake files in -Dnlohmann_json_DIR=...")
 endif()
 find_package(OpenSSL 1.1.1 QUIET)
 find_package(OpenVINO QUIET COMPONENTS Runtime)
@@ -88,7 +78,7 @@ attnport_tell("${ATTNPORT_TENSORRT}" "TensorRT: headers in TENSORRT_INCLUDE_DIR 
 
 function(attnport_link_runtimes target)
   target_link_libraries(${target} PRIVATE
-    Threads::Threads ZLIB::ZLIB $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> ${CMAKE_DL_LIBS})
+    Threads::Threads $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> ${CMAKE_DL_LIBS})
   if(OpenSSL_FOUND)
     target_compile_definitions(${target} PRIVATE ATTNPORT_WITH_OPENSSL=1)
     target_link_libraries(${target} PRIVATE OpenSSL::Crypto)

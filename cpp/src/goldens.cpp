@@ -12,75 +12,75 @@
 #include "feeds.hpp"
 #include "halves.hpp"
 #include "regular.hpp"
+#include "safetensors.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
 
 namespace {
 
-// Stored arrays fill the file; what an archive adds to them is far less than this.
-constexpr std::size_t max_file_bytes = max_npz_bytes + (std::size_t{64} << 20U);
+using Arrays = std::map<std::string, Tensor>;
 
 std::string part(const std::string& case_, const char* kind, const std::string& tensor) {
     return case_ + "/" + kind + "/" + tensor;
 }
 
-Ordered<NpyArray> read(const std::filesystem::path& path) {
+Arrays read(const std::filesystem::path& path) {
+    std::string data;
     try {
         RegularFile file(path);
-        if (file.size() > max_file_bytes) {
-            throw std::invalid_argument("it unpacks to more than " + std::to_string(max_npz_bytes) + " bytes");
+        if (file.size() > max_safetensors_bytes) {
+            throw std::invalid_argument("it is larger than " + std::to_string(max_safetensors_bytes) + " bytes");
         }
-        return read_npz(file.read_up_to(max_file_bytes));
+        data = file.read_up_to(max_safetensors_bytes);
     } catch (const SystemError& err) {
-        throw IntegrityError(path.string() + " is not a file of arrays: " + err.what());
+        throw IntegrityError(path.string() + ": cannot be read: " + err.what() + ".");
     } catch (const std::invalid_argument& err) {
-        throw IntegrityError(path.string() + " is not a file of arrays: " + err.what());
+        throw IntegrityError(path.string() + ": cannot be read: " + err.what() + ".");
     }
+    return read_safetensors(data, path.string());
 }
 
 /// The dtype of every array: inputs as the contract has them, references in float64.
-Ordered<DType> wanted_dtypes(const Manifest& manifest) {
-    Ordered<DType> found;
+std::map<std::string, DType> wanted_dtypes(const Manifest& manifest) {
+    std::map<std::string, DType> found;
     for (const Bound& bound : manifest.goldens.bounds) {
-        for (const TensorSpec& spec : manifest.io.inputs) found.add(part(bound.case_, "in", spec.name), spec.dtype);
+        for (const TensorSpec& spec : manifest.io.inputs) found.emplace(part(bound.case_, "in", spec.name), spec.dtype);
     }
     for (const Bound& bound : manifest.goldens.bounds) {
-        found.add(part(bound.case_, "out", bound.output), DType::Float64);
-        found.add(part(bound.case_, "valid", bound.output), DType::Bool);
+        found.emplace(part(bound.case_, "out", bound.output), DType::Float64);
+        found.emplace(part(bound.case_, "valid", bound.output), DType::Bool);
     }
     return found;
 }
 
 /// The first name, in order, that only one of the two has.
-std::optional<std::string> on_one_side(const Ordered<DType>& wanted, const Ordered<NpyArray>& arrays) {
+std::optional<std::string> on_one_side(const std::map<std::string, DType>& wanted, const Arrays& arrays) {
     std::set<std::string> found;
     for (const auto& [name, dtype] : wanted) {
-        if (!arrays.has(name)) found.insert(name);
+        if (arrays.count(name) == 0) found.insert(name);
     }
     for (const auto& [name, array] : arrays) {
-        if (!wanted.has(name)) found.insert(name);
+        if (wanted.count(name) == 0) found.insert(name);
     }
     if (found.empty()) return std::nullopt;
     return *found.begin();
 }
 
-bool admitted(const Manifest& manifest, const Form& form, const Ordered<NpyArray>& arrays, const std::string& case_) {
+bool admitted(const Manifest& manifest, const Form& form, const Arrays& arrays, const std::string& case_) {
     std::map<std::string, std::int64_t> sizes;
     for (const TensorSpec& spec : manifest.io.inputs) {
-        const Shape& shape = arrays.find(part(case_, "in", spec.name))->tensor.shape();
+        const Shape& shape = arrays.at(part(case_, "in", spec.name)).shape();
         for (std::size_t axis = 0; axis < std::min(shape.size(), spec.dims.size()); ++axis) {
             if (const auto* dim = std::get_if<std::string>(&spec.dims[axis])) sizes.insert_or_assign(*dim, shape[axis]);
         }
     }
-    Ordered<std::int64_t> by_name;
-    for (const auto& [name, size] : sizes) by_name.add(name, size);
-    const auto admits_it = [&by_name](const Profile& profile) { return admits(profile, by_name); };
+    const auto admits_it = [&sizes](const Profile& profile) { return admits(profile, sizes); };
     return form.profiles.empty() || std::any_of(form.profiles.begin(), form.profiles.end(), admits_it);
 }
 
 /// The bounds of a form's plan, of the cases that one of its profiles admits.
-std::vector<const Bound*> bounds_of(const Manifest& manifest, const Form& form, const Ordered<NpyArray>& arrays) {
+std::vector<const Bound*> bounds_of(const Manifest& manifest, const Form& form, const Arrays& arrays) {
     std::vector<const Bound*> found;
     for (const Bound& bound : manifest.goldens.bounds) {
         if (bound.plan == form.plan && admitted(manifest, form, arrays, bound.case_)) found.push_back(&bound);
@@ -145,23 +145,23 @@ std::string problem_of(const Tensor& got, const std::vector<double>& values, con
 
 Goldens::Goldens(const std::filesystem::path& folder, const Manifest& manifest)
     : manifest_(manifest), path_((folder / manifest.goldens.file).string()), arrays_(read(path_)) {
-    const Ordered<DType> wanted = wanted_dtypes(manifest);
+    const std::map<std::string, DType> wanted = wanted_dtypes(manifest);
     if (const auto differing = on_one_side(wanted, arrays_)) {
         throw IntegrityError(path_ + ": " + reader::quoted(*differing) +
                              " is on one side only of the manifest and the file.");
     }
     for (const auto& [key, dtype] : wanted) {
-        const NpyArray& array = *arrays_.find(key);
-        if (array.dtype == name(dtype)) continue;
-        throw IntegrityError(path_ + ": " + reader::quoted(key) + ": got dtype " + array.dtype + "; expected " +
-                             std::string(name(dtype)) + ".");
+        const DType got = arrays_.at(key).dtype();
+        if (got == dtype) continue;
+        throw IntegrityError(path_ + ": " + reader::quoted(key) + ": got dtype " + std::string(name(got)) +
+                             "; expected " + std::string(name(dtype)) + ".");
     }
 }
 
 Inputs Goldens::checked_inputs(const std::string& case_) const {
     Inputs found;
     for (const TensorSpec& spec : manifest_.io.inputs) {
-        const Tensor& tensor = arrays_.find(part(case_, "in", spec.name))->tensor;
+        const Tensor& tensor = arrays_.at(part(case_, "in", spec.name));
         found.emplace_back(spec.name, tensor.data(), tensor.dtype(), tensor.shape());
     }
     try {
@@ -196,8 +196,8 @@ void Goldens::check(const Form& form, const Call& call, const std::function<void
             const auto found = std::find_if(outputs->begin(), outputs->end(), is_it);
             if (found != outputs->end()) got = &*found;
         }
-        seen(compare(*bound, got, arrays_.find(part(bound->case_, "out", bound->output))->tensor,
-                     arrays_.find(part(bound->case_, "valid", bound->output))->tensor, problem));
+        seen(compare(*bound, got, arrays_.at(part(bound->case_, "out", bound->output)),
+                     arrays_.at(part(bound->case_, "valid", bound->output)), problem));
     }
 }
 

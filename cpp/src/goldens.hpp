@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,19 +17,6 @@
 #include "session.hpp"
 
 namespace attnport::reader {
-
-/// The most that the arrays of an `.npz` file may unpack to, together.
-inline constexpr std::uint64_t max_npz_bytes = 1U << 30U;
-
-/// An array of an `.npz` file. `dtype` is NumPy's word for it; where no bundle has that one, `tensor` has no data.
-struct NpyArray {
-    std::string dtype;
-    Tensor tensor;
-};
-
-/// The arrays of an `.npz` file by name (without `.npy`). Throws std::invalid_argument for what is none, unpacks to
-/// more than 1 GiB, names an array twice, or holds one that is not dense or not C-ordered.
-[[nodiscard]] Ordered<NpyArray> read_npz(std::string_view data);
 
 /// One output of one golden case; errors are against the float64 reference, over valid elements.
 struct Result {
@@ -45,7 +33,7 @@ struct Result {
 /// Runs one call of the form that is judged: checked inputs of the contract in, contract's outputs out.
 using Call = std::function<Outputs(const Inputs&)>;
 
-/// The arrays of `goldens.npz`.
+/// The arrays of `goldens.safetensors`.
 class Goldens {
 public:
     /// Reads the file. Throws IntegrityError when it is not what the manifest says. The manifest has to stay.
@@ -62,7 +50,7 @@ private:
 
     const Manifest& manifest_;
     std::string path_;
-    Ordered<NpyArray> arrays_;
+    std::map<std::string, Tensor> arrays_;
 };
 
 /// Compares one output with its float64 reference; `got` null: there is none, and `problem` says why.

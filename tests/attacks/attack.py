@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 import struct
-import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 import hostile_models
 import keys
 import numpy as np
-from damaged_archives import ARCHIVES, BAD, packed_by
+from safetensors.numpy import load_file, save_file
 
 from attnport.bundling.signing import sign
 
@@ -228,65 +226,82 @@ def retext(folder: Path, manifest: Path, file: str, old: str, hex: str) -> None:
     (folder / file).write_bytes(data.replace(length + old.encode(), length + new))
 
 
+GOLDENS = "goldens.safetensors"
+
+
 def golden(folder: Path, manifest: Path, name: str, dtype: str) -> None:
     """Gives one array of the goldens another dtype."""
-    path = folder / "goldens.npz"
-    with np.load(path) as file:
-        arrays = {key: file[key] for key in file.files}
-    arrays[name] = arrays[name].astype(dtype)
-    np.savez(path, **arrays)
+    arrays = load_file(folder / GOLDENS)
+    save_file({**arrays, name: arrays[name].astype(dtype)}, folder / GOLDENS)
 
 
-def fortran(folder: Path, manifest: Path) -> None:
-    """Writes the first array of the goldens with more than one dim in Fortran order."""
-    path = folder / "goldens.npz"
-    with np.load(path) as file:
-        arrays = {key: file[key] for key in file.files}
-    name = next(key for key, array in arrays.items() if array.ndim > 1 and min(array.shape) > 1)
-    arrays[name] = np.asfortranarray(arrays[name])
-    np.savez(path, **arrays)
+def add_golden(folder: Path, manifest: Path, name: str, like: str) -> None:
+    """Adds an array to the goldens: the values of another one under a name of its own."""
+    arrays = load_file(folder / GOLDENS)
+    save_file({**arrays, name: arrays[like]}, folder / GOLDENS)
 
 
-def damage_archive(folder: Path, manifest: Path, how: str) -> None:
-    """Damages the archive of the goldens, in one of the ways of damaged_archives."""
-    path = folder / "goldens.npz"
-    data = bytearray(path.read_bytes())
-    ARCHIVES[how](data)
-    path.write_bytes(data)
+def remove_golden(folder: Path, manifest: Path, name: str) -> None:
+    """Takes an array out of the goldens, data and all."""
+    arrays = load_file(folder / GOLDENS)
+    del arrays[name]
+    save_file(arrays, folder / GOLDENS)
 
 
-def repack(folder: Path, manifest: Path, method: int) -> None:
-    """Packs the members of the goldens by another method; where Python has none for it, they only say so."""
-    path = folder / "goldens.npz"
-    known = method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
-    _rewrite(path, {}, method if known else zipfile.ZIP_STORED)
-    if not known:
-        data = bytearray(path.read_bytes())
-        packed_by(method)(data)
-        path.write_bytes(data)
+def edit_header(folder: Path, manifest: Path, at: list[str | int], to: Any) -> None:
+    """Sets a value inside the header of the goldens; `at` is the way to it."""
+    header, data = _parts(folder)
+    value = json.loads(header)
+    place = value
+    for key in at[:-1]:
+        place = place[key]
+    place[at[-1]] = to
+    _join(folder, json.dumps(value).encode(), data)
 
 
-def bad_member(folder: Path, manifest: Path, how: str) -> None:
-    """The first member of the goldens becomes one of the bad ones of damaged_archives."""
-    path = folder / "goldens.npz"
-    with zipfile.ZipFile(path) as file:
-        first = file.namelist()[0]
-    _rewrite(path, {first: BAD[how]()}, zipfile.ZIP_STORED)
+def move_data(folder: Path, manifest: Path, name: str, by: int) -> None:
+    """An array of the goldens has its data so many bytes further on, and the file is as much longer."""
+    header, data = _parts(folder)
+    value = json.loads(header)
+    value[name]["data_offsets"] = [offset + by for offset in value[name]["data_offsets"]]
+    _join(folder, json.dumps(value).encode(), data + bytes(by))
 
 
-def _rewrite(path: Path, changed: dict[str, bytes], method: int) -> None:
-    with zipfile.ZipFile(path) as file:
-        members = {name: file.read(name) for name in file.namelist()} | changed
-    with zipfile.ZipFile(path, "w", method) as file:
-        for name, content in members.items():
-            file.writestr(name, content)
+def replace_in_header(folder: Path, manifest: Path, old: str, hex: str) -> None:  # noqa: A002 - the key in the data
+    """Replaces a text of the header of the goldens by bytes, once."""
+    header, data = _parts(folder)
+    assert old.encode() in header
+    _join(folder, header.replace(old.encode(), bytes.fromhex(hex), 1), data)
 
 
-def archive(folder: Path, manifest: Path, name: str, like: str) -> None:
-    """Adds a member to the goldens: the bytes of another one under a name of its own."""
-    with zipfile.ZipFile(folder / "goldens.npz", "a") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name that is there twice is what may be wanted
-        file.writestr(name, file.read(like))
+def replace_header(folder: Path, manifest: Path, text: str, times: int = 1) -> None:
+    """The goldens have another header, of a text that is there so many times."""
+    _join(folder, text.encode() * times, _parts(folder)[1])
+
+
+def surround(folder: Path, manifest: Path, file: str, before: str = "", behind: str = "") -> None:
+    """Adds text in front of what a file has, and behind it."""
+    data = (folder / file).read_bytes()
+    (folder / file).write_bytes(before.encode() + data + behind.encode())
+
+
+def pickle_goldens(folder: Path, manifest: Path) -> None:
+    """The goldens become an archive as NumPy writes it, with an object in it that only unpickling brings back."""
+    arrays = load_file(folder / GOLDENS)
+    objects = {name: array.astype(object) if name.endswith("/ids") else array for name, array in arrays.items()}
+    with (folder / GOLDENS).open("wb") as file:
+        np.savez(file, **objects)  # type: ignore[arg-type]  # NumPy's stub takes a keyword for an option
+
+
+def _parts(folder: Path) -> tuple[bytes, bytes]:
+    """The header and the data of the goldens."""
+    whole = (folder / GOLDENS).read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    return whole[8:end], whole[end:]
+
+
+def _join(folder: Path, header: bytes, data: bytes) -> None:
+    (folder / GOLDENS).write_bytes(len(header).to_bytes(8, "little") + header + data)
 
 
 def add_engine(folder: Path, manifest: Path) -> None:
@@ -309,9 +324,10 @@ def add_engine(folder: Path, manifest: Path) -> None:
 
 
 def overwrite(folder: Path, manifest: Path, file: str, at: int, hex: str) -> None:  # noqa: A002 - the key in the data
-    """Writes bytes over those of a file."""
+    """Writes bytes over those of a file; `at` counts from its end where it is below zero."""
     data = bytearray((folder / file).read_bytes())
     new = bytes.fromhex(hex)
+    at %= len(data)
     data[at : at + len(new)] = new
     (folder / file).write_bytes(data)
 
@@ -338,11 +354,14 @@ STEPS: dict[str, Callable[..., None]] = {
         rename,
         retext,
         golden,
-        fortran,
-        damage_archive,
-        repack,
-        bad_member,
-        archive,
+        add_golden,
+        remove_golden,
+        edit_header,
+        move_data,
+        replace_in_header,
+        replace_header,
+        surround,
+        pickle_goldens,
         add_engine,
         overwrite,
     )

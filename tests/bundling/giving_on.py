@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 from bundle_forms import manifest, seal
+from safetensors.numpy import load_file
+
+from attnport.bundling import golden
 
 NAME = "attention_mask"
 
@@ -35,13 +38,12 @@ def _add(app: Path, name: str, dims: list[str | int], node: Any) -> None:
     (app / form["file"]).write_bytes(model.SerializeToString())
     form["dtypes"][name] = "int64"
     found["io"]["outputs"].append({"name": name, "dtype": "int64", "dims": dims, "high": None})
-    with np.load(app / "goldens.npz") as file:
-        arrays = {key: file[key] for key in file.files}
+    arrays = load_file(app / "goldens.safetensors")
     for case in {key.partition("/")[0] for key in arrays}:
         mask = arrays[f"{case}/in/{NAME}"]
         arrays[f"{case}/out/{name}"] = mask.astype(np.float64)
         arrays[f"{case}/valid/{name}"] = np.ones(mask.shape, np.bool_)
         bound = {"case": case, "output": name, "plan": form["plan"], "rms_bound": 0.0, "max_bound": 0.0}
         found["goldens"]["bounds"].append(bound)
-    np.savez(app / "goldens.npz", **arrays)
+    golden.write(app / "goldens.safetensors", arrays)
     seal(app, found)

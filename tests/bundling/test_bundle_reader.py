@@ -137,7 +137,9 @@ def test_trusting_the_disk_is_the_callers_choice(app: Path) -> None:
 @pytest.mark.parametrize("name", ["model", "golden"])
 def test_a_link_in_a_file_s_place_is_not_followed_even_unchecked(name: str, app: Path, tmp_path: Path) -> None:
     """The reader in C++ does not follow it either."""
-    (path,) = (found for found in app.rglob("*") if found.name.startswith(name) and found.suffix in (".onnx", ".npz"))
+    (path,) = (
+        found for found in app.rglob("*") if found.name.startswith(name) and found.suffix in (".onnx", ".safetensors")
+    )
     path.symlink_to(path.rename(tmp_path / "elsewhere"))
     with pytest.raises(IntegrityError, match=path.name), load(app, check_files=False) as model:
         list(GoldenCases(app, model.manifest).check(model.form, model.run))

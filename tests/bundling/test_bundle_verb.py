@@ -42,7 +42,7 @@ def test_a_bundle_holds_what_it_needs_and_nothing_else(made_bundle: Path, made_a
     assert files.check(made_bundle, found) == []
     assert set(found.files) - {name for name in found.files if name.startswith("python/attnport_bundle/")} == {
         "README.md",
-        "goldens.npz",
+        "goldens.safetensors",
         "model.ort_cpu.onnx",
         "weights.bin",
     }

@@ -70,7 +70,7 @@ def test_a_damaged_record_is_none(app: Path, cache: Path, runs: list[str], damag
 def test_another_device_driver_release_or_model_is_another_first_open(app: Path) -> None:
     reform(app, {"new": UNPROVED, "other": UNPROVED})
     known, gpu = read(app), Machine("GPU", "ab", 86, "580.1")
-    changed = dataclasses.replace(known, files={**known.files, "weights.bin": known.files["goldens.npz"]})
+    changed = dataclasses.replace(known, files={**known.files, "weights.bin": known.files["goldens.safetensors"]})
     names = [
         entry(known, "new", "1.31", gpu),
         entry(known, "other", "1.31", gpu),

@@ -64,7 +64,7 @@ def test_a_name_that_no_system_takes_is_told_by_the_reader() -> None:
         load("x" * 5000)
 
 
-@pytest.mark.parametrize("name", ["weights.bin", "goldens.npz", "python"])
+@pytest.mark.parametrize("name", ["weights.bin", "goldens.safetensors", "python"])
 def test_a_part_that_may_not_be_read_fails_verification_by_its_name(name: str, foreign: Path) -> None:
     forbid(foreign / name)
     bad = [row for row in selftest(foreign).rows if row.verdict == "FAIL"]

@@ -172,7 +172,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
         lambda m: m["files"].pop("python/attnport_bundle/__pycache__"),
         "is not among the files of the reader",
     ),
-    "version that is long": (lambda m: m.update(version="9" * 10**5), "this reader knows version 2"),
+    "version that is long": (lambda m: m.update(version="9" * 10**5), "this reader knows version 3"),
     "name with escapes": (lambda m: m.update(name="a\x1b[2J"), "expected printable text"),
     "key with escapes": (lambda m: m["provenance"]["versions"].update({"a\x1b": "1"}), "expected printable text"),
     "reason too long": (lambda m: form(m)["parity"].update(reason="x" * 1001), "at most 1000 characters"),
@@ -217,7 +217,7 @@ def test_bounds_are_compared_with_every_plan_case_and_output(seed: int) -> None:
     places = chance.sample(sorted(found), len(found))
     cases = {case for _, case, _ in found}
     wanted = {place for place in every if place[0] in plans and place[1] in cases and place[2] in outputs}
-    goldens = Goldens("g.npz", tuple(Bound(case, output, plan, 0.0, 0.0) for plan, case, output in places))
+    goldens = Goldens("g.safetensors", tuple(Bound(case, output, plan, 0.0, 0.0) for plan, case, output in places))
     tensors = tuple(TensorSpec(name, "float32", (), None) for name in outputs)
     if wanted == found:
         goldens.check(tensors, plans)
@@ -228,7 +228,7 @@ def test_bounds_are_compared_with_every_plan_case_and_output(seed: int) -> None:
 
 
 def test_many_plans_and_cases_are_refused_without_making_every_pair() -> None:
-    goldens = Goldens("g.npz", tuple(Bound(f"{number:05}", "y", "0000", 0.0, 0.0) for number in range(10_000)))
+    goldens = Goldens("g.safetensors", tuple(Bound(f"{number:05}", "y", "0000", 0.0, 0.0) for number in range(10_000)))
     outputs = (TensorSpec("y", "float32", (), None),)
     start = time.process_time()
     with pytest.raises(ValueError, match="case '00000', output 'y', plan 0001 is on one side"):

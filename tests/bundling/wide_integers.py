@@ -8,6 +8,8 @@ import numpy as np
 import onnx.parser
 from bundle_forms import UNRUN, manifest, seal
 
+from attnport.bundling import golden
+
 MODEL = """<ir_version: 10, opset_import: ["" : 23]>
 g (int64[batch, seq] x) => (float[batch, seq] y) { y = Cast <to = 1> (x) }"""
 LEAST, MOST = -(2**31), 2**31 - 1
@@ -39,7 +41,7 @@ def make(app: Path) -> Path:
     }
     given = np.array([[0, LEAST, MOST]], dtype=np.int64)
     arrays = {"golden-0/in/x": given, "golden-0/out/y": given.astype(np.float32).astype(np.float64)}
-    np.savez(app / "goldens.npz", **arrays, **{"golden-0/valid/y": np.ones(given.shape, bool)})
+    golden.write(app / "goldens.safetensors", arrays | {"golden-0/valid/y": np.ones(given.shape, bool)})
     bound = {"case": "golden-0", "output": "y", "plan": form["plan"], "rms_bound": 0.0, "max_bound": 0.0}
     found["goldens"]["bounds"] = [bound]
     seal(app, found)

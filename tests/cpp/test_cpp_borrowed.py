@@ -11,6 +11,8 @@ import pytest
 from bundle_forms import UNRUN, manifest, seal
 from cpp_builds import Build
 
+from attnport.bundling import golden
+
 LARGE_BYTES = 256 << 20
 MODEL = """<ir_version: 10, opset_import: ["" : 23]>
 rows (float[batch, seq] x) => (float[batch] greatest) <int64[1] last = {1}>
@@ -37,7 +39,7 @@ def rows_app(app: Path, request: pytest.FixtureRequest) -> Path:
     }
     given = np.arange(6, dtype=np.float32).reshape(2, 3)
     arrays = {"golden-0/in/x": given, "golden-0/out/greatest": given.max(1).astype(np.float64)}
-    np.savez(app / "goldens.npz", **arrays, **{"golden-0/valid/greatest": np.ones(2, bool)})
+    golden.write(app / "goldens.safetensors", arrays | {"golden-0/valid/greatest": np.ones(2, bool)})
     bound = {"case": "golden-0", "output": "greatest", "plan": form["plan"], "rms_bound": 0.0, "max_bound": 0.0}
     found["goldens"]["bounds"] = [bound]
     seal(app, found)

@@ -1,27 +1,27 @@
-"""The C++ reader's goldens: arrays as NumPy reads them, the comparison as Python's, and files that somebody damaged."""
+"""The C++ reader's goldens: arrays and comparison as Python's, and files that somebody damaged."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import random
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from cpp_builds import Build
-from damaged_archives import ARCHIVES, BAD, archive, attacked, member, put
+from damaged_safetensors import BAD, GOOD
 
 from attnport.bundling import golden
+from attnport_bundle import IntegrityError
 from attnport_bundle.goldens import compare
 from attnport_bundle.manifest import Bound
-from attnport_bundle.npz import read_npz
+from attnport_bundle.safetensors import read_safetensors
 
 Array = np.ndarray[Any, Any]
-Dump = Callable[[Path], tuple[int, str]]
+Dump = Callable[[bytes], tuple[int, str]]
 
 ARRAYS: dict[str, Array] = {
     "case/in/ids": np.arange(6, dtype=np.int64).reshape(2, 3),
@@ -35,122 +35,59 @@ ARRAYS: dict[str, Array] = {
 
 
 @pytest.fixture
-def dump(cpp_build_asan: Build) -> Dump:
+def dump(cpp_build_asan: Build, tmp_path: Path) -> Dump:
     """Exit code and output of the reader's own look at a file, which Python's takes or refuses too."""
 
-    def run(path: Path) -> tuple[int, str]:
-        done = cpp_build_asan.run("npz_dump", path)
+    def run(data: bytes) -> tuple[int, str]:
+        (tmp_path / "goldens").write_bytes(data)
+        done = cpp_build_asan.run("safetensors_dump", tmp_path / "goldens")
         assert done.returncode in (0, 6), done.stderr
-        assert done.returncode == in_python(path), done.stdout + done.stderr
+        assert done.returncode == in_python(data), done.stdout + done.stderr
         return done.returncode, done.stdout + done.stderr
 
     return run
 
 
-def in_python(path: Path) -> int:
+def in_python(data: bytes) -> int:
     try:
-        read_npz(path.read_bytes())
-    except Exception:  # what the Python reader takes for a refusal
-        return 6
+        read_safetensors(data, "goldens")
+    except IntegrityError as err:
+        return err.exit_code
     return 0
 
 
-def described(arrays: dict[str, Array]) -> str:
-    """What `npz_dump` prints of arrays that it reads."""
-    rows = []
-    for name, array in arrays.items():
-        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        rows.append(f"{name}|{array.dtype}|{list(array.shape)}|{digest}\n")
-    return "".join(rows)
+def described(arrays: dict[str, Array]) -> set[str]:
+    """What `safetensors_dump` prints of arrays that it reads."""
+    return {
+        f"{name}|{array.dtype}|{list(array.shape)}|{hashlib.sha256(array.tobytes()).hexdigest()}"
+        for name, array in arrays.items()
+    }
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_numpy_saves_is_read(dump: Dump, tmp_path: Path, save: Any) -> None:
-    save(tmp_path / "a.npz", **ARRAYS)
-    assert dump(tmp_path / "a.npz") == (0, described(ARRAYS))
+def test_what_the_library_of_the_format_or_a_bundle_writes_is_read(dump: Dump, tmp_path: Path) -> None:
+    golden.write(tmp_path / "bundled", ARRAYS)
+    for data in (safetensors.numpy.save(ARRAYS, {"format": "np"}), (tmp_path / "bundled").read_bytes()):
+        code, lines = dump(data)
+        assert (code, set(lines.splitlines())) == (0, described(ARRAYS))
 
 
-def test_what_a_bundle_carries_is_read(dump: Dump, tmp_path: Path) -> None:
-    golden.write(tmp_path / "a.npz", ARRAYS)
-    assert dump(tmp_path / "a.npz") == (0, described(dict(sorted(ARRAYS.items()))))
-
-
-def test_an_archive_that_was_written_to_a_pipe_is_read(dump: Dump, tmp_path: Path) -> None:
-    class Pipe(io.RawIOBase):
-        data = b""
-
-        def writable(self) -> bool:
-            return True
-
-        def write(self, chunk: Any) -> int:
-            self.data += bytes(chunk)
-            return len(chunk)
-
-    pipe = Pipe()
-    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("a.npy", member(ARRAYS["case/in/ids"]))
-    (tmp_path / "a.npz").write_bytes(pipe.data)
-    assert dump(tmp_path / "a.npz") == (0, described({"a": ARRAYS["case/in/ids"]}))
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_every_version_of_the_array_format_is_read(dump: Dump, tmp_path: Path, version: tuple[int, int]) -> None:
-    data = io.BytesIO()
-    np.lib.format.write_array(data, ARRAYS["case/in/x"], version=version)
-    assert dump(archive(tmp_path / "a.npz", [("a.npy", data.getvalue())]))[0] == 0
-
-
-def test_an_order_that_makes_no_difference_is_taken(dump: Dump, tmp_path: Path) -> None:
-    array = np.arange(3.0).reshape(1, 3, 1)
-    raw = member(array, **{"False": "True "})
-    assert dump(archive(tmp_path / "a.npz", [("a.npy", raw)])) == (0, described({"a": array}))
-
-
-@pytest.mark.parametrize("dtype", ["c16", "c8", "u1", "u2", "i2", "i1", "U32", ">f8", ">i4", "S3"])
-def test_other_dtypes_are_called_what_numpy_calls_them(dump: Dump, tmp_path: Path, dtype: str) -> None:
-    array = np.zeros(3, dtype)
-    np.savez(tmp_path / "a.npz", a=array)
-    assert dump(tmp_path / "a.npz") == (0, f"a|{array.dtype}|[]|-\n")
+def test_what_the_damages_start_from_is_read(dump: Dump) -> None:
+    assert dump(GOOD)[0] == 0
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_members_that_are_no_plain_arrays_are_refused(dump: Dump, tmp_path: Path, name: str) -> None:
-    code, words = dump(archive(tmp_path / "a.npz", [("good.npy", member(np.zeros(2))), ("a.npy", BAD[name]())]))
-    assert (code, bool(words)) == (6, True), words
+def test_files_that_are_damaged_or_contradict_themselves_are_refused(dump: Dump, name: str) -> None:
+    code, words = dump(BAD[name])
+    assert (code, words[:9]) == (6, "goldens: ")
 
 
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_archives_that_contradict_themselves_are_refused(dump: Dump, tmp_path: Path, name: str) -> None:
-    code, words = dump(attacked(tmp_path, ARCHIVES[name]))
-    assert (code, bool(words)) == (6, True), words
-
-
-def test_a_name_that_is_there_twice_is_refused(dump: Dump, tmp_path: Path) -> None:
-    one = member(np.zeros(3))
-    with pytest.warns(UserWarning, match="Duplicate"):
-        archive(tmp_path / "a.npz", [("a.npy", one), ("a.npy", one)])
-    assert dump(tmp_path / "a.npz") == (6, "a name is there twice\n")
-    assert dump(archive(tmp_path / "a.npz", [("a.npy", one), ("a", one)])) == (6, "a name is there twice\n")
-
-
-def test_what_unpacks_to_too_much_is_refused_before_it_is_unpacked(dump: Dump, tmp_path: Path) -> None:
-    path = archive(tmp_path / "a.npz", [("a.npy", bytes(1 << 20)), ("b.npy", b"")], zipfile.ZIP_DEFLATED)
-    data = bytearray(path.read_bytes())
-    put(24, "I", (1 << 30) + 1)(data)
-    put(20, "I", 1 << 21)(data)  # or the ratio of the two would say it
-    path.write_bytes(data)
-    assert dump(path) == (6, f"it unpacks to more than {1 << 30} bytes\n")
-
-
-def test_damaged_archives_give_an_error_or_an_answer_and_never_anything_else(dump: Dump, tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "whole.npz", **ARRAYS)
-    data, chance, refused = (tmp_path / "whole.npz").read_bytes(), random.Random(20261121), 0
+def test_damaged_files_give_an_error_or_an_answer_and_never_anything_else(dump: Dump) -> None:
+    data, chance, refused = safetensors.numpy.save(ARRAYS), random.Random(20261121), 0
     for _ in range(60):
         broken = bytearray(data)
         for _ in range(chance.randint(1, 3)):
             broken[chance.randrange(len(broken))] = chance.randrange(256)
-        (tmp_path / "a.npz").write_bytes(bytes(broken[: chance.choice([len(broken), chance.randrange(len(broken))])]))
-        refused += dump(tmp_path / "a.npz")[0] == 6
+        refused += dump(bytes(broken[: chance.choice([len(broken), chance.randrange(len(broken))])]))[0] == 6
     assert refused > 40
 
 
@@ -203,8 +140,8 @@ def test_verdicts_and_words_are_those_of_the_python_reader(cpp_build_asan: Build
             one = compare(Bound(name, "y", "fp32", *bounds), got, np.asarray(out, float), valid)
         errors = [-1 if error is None else error for error in (one.rms_error, one.max_error)]
         wanted.append(f"{int(one.passed)}|{one.reason}|{errors[0]:.6e}|{errors[1]:.6e}".replace("-nan", "nan"))
-    np.savez(tmp_path / "a.npz", **arrays)
-    done = cpp_build_asan.run("golden_compare", tmp_path / "a.npz", *JUDGED)
+    safetensors.numpy.save_file(arrays, tmp_path / "a")
+    done = cpp_build_asan.run("golden_compare", tmp_path / "a", *JUDGED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.replace("-nan", "nan").splitlines() == wanted
     assert {line[0] for line in wanted} == {"0", "1"}

@@ -49,7 +49,7 @@ def test_the_program_of_the_bundles_page_runs_in_a_project_that_holds_the_bundle
         done = built(folder, f"-DONNXRUNTIME_INCLUDE_DIR={cpp_builds.headers(NEW)}", *LOOSE)
     assert done.stdout == "hidden: 80 elements\npooled: 16 elements\n", done.stderr
     cache = (folder / "build" / "CMakeCache.txt").read_text()
-    ours = r"(?i)attnport|ONNXRUNTIME_INCLUDE_DIR|CMAKE_|OPENSSL|ZLIB|nlohmann|OpenVINO|Threads|PKG|pkgcfg|FIND_PACKAGE"
+    ours = r"(?i)attnport|ONNXRUNTIME_INCLUDE_DIR|CMAKE_|OPENSSL|nlohmann|OpenVINO|Threads|PKG|pkgcfg|FIND_PACKAGE"
     added = [
         line
         for line in cache.splitlines()
@@ -116,12 +116,11 @@ def test_headers_that_are_not_where_they_were_said_to_be_are_an_error(tmp_path: 
     assert "has no onnxruntime_c_api.h" in re.sub(r"\s+", " ", done.stderr)
 
 
-@pytest.mark.parametrize(("package", "told"), [("ZLIB", "zlib1g-dev"), ("nlohmann_json", "nlohmann-json3-dev")])
-def test_a_library_that_is_needed_and_missing_is_named(package: str, told: str, tmp_path: Path) -> None:
-    off = f"-DCMAKE_DISABLE_FIND_PACKAGE_{package}=ON"
+def test_the_library_that_is_needed_and_missing_is_named(tmp_path: Path) -> None:
+    off = "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON"
     done = cmake("-GNinja", "-S", cpp_builds.READER, "-B", tmp_path, *cpp_builds.common("g++"), off)
     assert done.returncode != 0
-    assert told in done.stderr
+    assert "nlohmann-json3-dev" in done.stderr
 
 
 def strangers(names: list[str]) -> list[str]:

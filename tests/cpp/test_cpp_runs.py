@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from bundle_forms import manifest, seal
 from cpp_builds import Build
+from safetensors.numpy import load_file
 
 import attnport_bundle as reader
 from attnport.bundling.golden import cases
@@ -46,8 +47,7 @@ def run(build: Build, app: Path, form: str, feeds: dict[str, Any], folder: Path)
 
 def golden_feeds(app: Path) -> dict[str, dict[str, Any]]:
     """The inputs of every golden case."""
-    with np.load(app / "goldens.npz") as file:
-        arrays = dict(file)
+    arrays = load_file(app / "goldens.safetensors")
     inputs = [one["name"] for one in manifest(app)["io"]["inputs"]]
     return {case: {name: arrays[f"{case}/in/{name}"] for name in inputs} for case in cases(arrays)}
 

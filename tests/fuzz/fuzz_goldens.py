@@ -1,4 +1,4 @@
-"""Any bytes as `goldens.npz` of a manifest that is fine: refused with a BundleError, or compared without a crash."""
+"""Any bytes as the goldens of a manifest that is fine: refused with a BundleError, or compared without a crash."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import mutate as mutations
 import numpy as np
+from safetensors.numpy import load_file
 from scratch import scratch
 
 from attnport_bundle import feeds
@@ -15,7 +16,7 @@ from attnport_bundle.errors import BundleError
 from attnport_bundle.goldens import GoldenCases
 from attnport_bundle.manifest import from_bytes
 
-mutate = mutations.zip_member
+mutate = mutations.safetensors_file
 MANIFEST = from_bytes((Path(__file__).parent / "corpus" / "manifest" / "valid").read_bytes(), "bundle.json")
 _FOLDER = scratch()
 
@@ -33,9 +34,7 @@ def one(data: bytes) -> bool:
 def _perfect(goldens: GoldenCases) -> Callable[..., Mapping[str, Any]]:
     """The `run` of a model that takes what the contract allows and answers with the reference of that case."""
     cases = list(dict.fromkeys(bound.case for bound in MANIFEST.goldens.bounds))
-
-    with np.load(_FOLDER / MANIFEST.goldens.file) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = load_file(_FOLDER / MANIFEST.goldens.file)
 
     def run(**given: Any) -> Mapping[str, Any]:
         feeds.check_feeds(MANIFEST.io, given)

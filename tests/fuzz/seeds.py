@@ -5,16 +5,13 @@ python tests/fuzz/seeds.py
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from mutate import zipped
 
 CORPUS = Path(__file__).parent / "corpus"
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -33,10 +30,7 @@ def main() -> None:
         tiny.export(exported)
         app = bundle(tiny.make(Path(folder) / "out", exported, arrays, tiny.parity()), Path(folder) / "app")
         (CORPUS / "manifest" / "valid").write_bytes(manifest(json.loads((app / "bundle.json").read_text())))
-        with np.load(app / "goldens.npz") as file:
-            (CORPUS / "goldens" / "valid").write_bytes(
-                zipped([[f"{name}.npy", npy(file[name])] for name in file.files])
-            )
+        (CORPUS / "goldens" / "valid").write_bytes((app / "goldens.safetensors").read_bytes())
     (CORPUS / "external" / "valid").write_bytes(model())
     (CORPUS / "external" / "wrapped_enum").write_bytes(wrapped_enum())
     (CORPUS / "external" / "wrapped_tag").write_bytes(wrapped_tag())
@@ -48,13 +42,6 @@ def manifest(value: dict[str, Any]) -> bytes:
     used = {value["goldens"]["file"], *(name for form in forms for name in (form["file"], *form["external"]))}
     value["files"] = {name: file for name, file in value["files"].items() if name in used}
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def npy(array: np.ndarray[Any, Any]) -> bytes:
-    """An array as a `.npy` file."""
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def model() -> bytes:

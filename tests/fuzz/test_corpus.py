@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,7 @@ def test_weights_that_onnx_sees_and_the_reader_does_not_are_a_find(monkeypatch: 
 @pytest.mark.parametrize("target", ["manifest", "goldens"])
 def test_mutations_keep_the_form_and_change_something(target: str) -> None:
     data = (CORPUS / target / "valid").read_bytes()
-    change = {"manifest": mutate.json_value, "goldens": mutate.zip_member}[target]
+    change = {"manifest": mutate.json_value, "goldens": mutate.safetensors_file}[target]
     changed = [change(data, 1 << 20, seed, lambda data, size: data[::-1]) for seed in range(40)]
     assert len(set(changed)) > 10
     assert sum(one(target)(each) for each in changed) < 20
@@ -82,14 +80,7 @@ def test_mutations_keep_the_form_and_change_something(target: str) -> None:
         assert sum(json.loads(each) != json.loads(data) for each in changed if each[:1] == b"{") > 10
 
 
-@pytest.mark.parametrize("damage", [{8: 1}, {20: 1 << 20, 24: 1 << 20}], ids=["encrypted", "too long"])
-def test_an_archive_that_cannot_be_read_is_changed_as_bytes(damage: dict[int, int]) -> None:
+@pytest.mark.parametrize("data", [b"", bytes(7), bytes([200]) + bytes(20)], ids=["nothing", "short", "too long"])
+def test_a_file_of_arrays_that_cannot_be_read_is_changed_as_bytes(data: bytes) -> None:
     """The fuzzer's own change must not end a run."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("a", bytes(64))
-    data = bytearray(file.getvalue())
-    entry = data.index(b"PK\x01\x02")
-    for at, value in damage.items():  # the flags; how long the member is said to be
-        data[entry + at : entry + at + 4] = value.to_bytes(4, "little")
-    assert mutate.zip_member(bytes(data), 100, 0, lambda given, most: b"as bytes") == b"as bytes"
+    assert mutate.safetensors_file(data, 100, 0, lambda given, most: b"as bytes") == b"as bytes"
