@@ -193,10 +193,10 @@ Profile profile_of(const Located& at, const IO& io) {
     return profile;
 }
 
-bool admits(const Profile& profile, const Ordered<std::int64_t>& sizes) {
+bool admits(const Profile& profile, const std::map<std::string, std::int64_t>& sizes) {
     return std::all_of(profile.dims.begin(), profile.dims.end(), [&sizes](const Dim& dim) {
-        const auto* size = sizes.find(dim.name);
-        return size == nullptr || (dim.min <= *size && *size <= dim.max);
+        const auto size = sizes.find(dim.name);
+        return size == sizes.end() || (dim.min <= size->second && size->second <= dim.max);
     });
 }
 

@@ -2,6 +2,9 @@
 // <attnport/contract.hpp>.
 #pragma once
 
+#include <map>
+#include <string>
+
 #include <attnport/contract.hpp>
 
 #include "manifest.hpp"
@@ -16,6 +19,6 @@ class Located;
 [[nodiscard]] Profile profile_of(const Located& at, const IO& io);
 
 /// Whether every size lies in its dim's range; `sizes` are by name, and a dim without one does not matter.
-[[nodiscard]] bool admits(const Profile& profile, const Ordered<std::int64_t>& sizes);
+[[nodiscard]] bool admits(const Profile& profile, const std::map<std::string, std::int64_t>& sizes);
 
 }  // namespace attnport::reader

@@ -137,8 +137,8 @@ public:
         const std::uint64_t left = reference.offset <= size ? size - reference.offset : 0;
         const std::uint64_t length = reference.length.value_or(left);
         if (reference.offset > size || length > left) {
-            return "takes " + to_string(length) + " bytes of weights from byte " + to_string(reference.offset) + " of " +
-                   location + ", which has " + to_string(size);
+            return "takes " + to_string(length) + " bytes of weights from byte " + to_string(reference.offset) +
+                   " of " + location + ", which has " + to_string(size);
         }
         if (length == 0) return "";
         ranges_[location].emplace(reference.offset, length);

@@ -19,11 +19,13 @@ namespace attnport::reader {
 
 namespace {
 
+using Arrays = std::map<std::string, Tensor>;
+
 std::string part(const std::string& case_, const char* kind, const std::string& tensor) {
     return case_ + "/" + kind + "/" + tensor;
 }
 
-Ordered<Tensor> read(const std::filesystem::path& path) {
+Arrays read(const std::filesystem::path& path) {
     std::string data;
     try {
         RegularFile file(path);
@@ -40,47 +42,45 @@ Ordered<Tensor> read(const std::filesystem::path& path) {
 }
 
 /// The dtype of every array: inputs as the contract has them, references in float64.
-Ordered<DType> wanted_dtypes(const Manifest& manifest) {
-    Ordered<DType> found;
+std::map<std::string, DType> wanted_dtypes(const Manifest& manifest) {
+    std::map<std::string, DType> found;
     for (const Bound& bound : manifest.goldens.bounds) {
-        for (const TensorSpec& spec : manifest.io.inputs) found.add(part(bound.case_, "in", spec.name), spec.dtype);
+        for (const TensorSpec& spec : manifest.io.inputs) found.emplace(part(bound.case_, "in", spec.name), spec.dtype);
     }
     for (const Bound& bound : manifest.goldens.bounds) {
-        found.add(part(bound.case_, "out", bound.output), DType::Float64);
-        found.add(part(bound.case_, "valid", bound.output), DType::Bool);
+        found.emplace(part(bound.case_, "out", bound.output), DType::Float64);
+        found.emplace(part(bound.case_, "valid", bound.output), DType::Bool);
     }
     return found;
 }
 
 /// The first name, in order, that only one of the two has.
-std::optional<std::string> on_one_side(const Ordered<DType>& wanted, const Ordered<Tensor>& arrays) {
+std::optional<std::string> on_one_side(const std::map<std::string, DType>& wanted, const Arrays& arrays) {
     std::set<std::string> found;
     for (const auto& [name, dtype] : wanted) {
-        if (!arrays.has(name)) found.insert(name);
+        if (arrays.count(name) == 0) found.insert(name);
     }
     for (const auto& [name, array] : arrays) {
-        if (!wanted.has(name)) found.insert(name);
+        if (wanted.count(name) == 0) found.insert(name);
     }
     if (found.empty()) return std::nullopt;
     return *found.begin();
 }
 
-bool admitted(const Manifest& manifest, const Form& form, const Ordered<Tensor>& arrays, const std::string& case_) {
+bool admitted(const Manifest& manifest, const Form& form, const Arrays& arrays, const std::string& case_) {
     std::map<std::string, std::int64_t> sizes;
     for (const TensorSpec& spec : manifest.io.inputs) {
-        const Shape& shape = arrays.find(part(case_, "in", spec.name))->shape();
+        const Shape& shape = arrays.at(part(case_, "in", spec.name)).shape();
         for (std::size_t axis = 0; axis < std::min(shape.size(), spec.dims.size()); ++axis) {
             if (const auto* dim = std::get_if<std::string>(&spec.dims[axis])) sizes.insert_or_assign(*dim, shape[axis]);
         }
     }
-    Ordered<std::int64_t> by_name;
-    for (const auto& [name, size] : sizes) by_name.add(name, size);
-    const auto admits_it = [&by_name](const Profile& profile) { return admits(profile, by_name); };
+    const auto admits_it = [&sizes](const Profile& profile) { return admits(profile, sizes); };
     return form.profiles.empty() || std::any_of(form.profiles.begin(), form.profiles.end(), admits_it);
 }
 
 /// The bounds of a form's plan, of the cases that one of its profiles admits.
-std::vector<const Bound*> bounds_of(const Manifest& manifest, const Form& form, const Ordered<Tensor>& arrays) {
+std::vector<const Bound*> bounds_of(const Manifest& manifest, const Form& form, const Arrays& arrays) {
     std::vector<const Bound*> found;
     for (const Bound& bound : manifest.goldens.bounds) {
         if (bound.plan == form.plan && admitted(manifest, form, arrays, bound.case_)) found.push_back(&bound);
@@ -145,13 +145,13 @@ std::string problem_of(const Tensor& got, const std::vector<double>& values, con
 
 Goldens::Goldens(const std::filesystem::path& folder, const Manifest& manifest)
     : manifest_(manifest), path_((folder / manifest.goldens.file).string()), arrays_(read(path_)) {
-    const Ordered<DType> wanted = wanted_dtypes(manifest);
+    const std::map<std::string, DType> wanted = wanted_dtypes(manifest);
     if (const auto differing = on_one_side(wanted, arrays_)) {
         throw IntegrityError(path_ + ": " + reader::quoted(*differing) +
                              " is on one side only of the manifest and the file.");
     }
     for (const auto& [key, dtype] : wanted) {
-        const DType got = arrays_.find(key)->dtype();
+        const DType got = arrays_.at(key).dtype();
         if (got == dtype) continue;
         throw IntegrityError(path_ + ": " + reader::quoted(key) + ": got dtype " + std::string(name(got)) +
                              "; expected " + std::string(name(dtype)) + ".");
@@ -161,7 +161,7 @@ Goldens::Goldens(const std::filesystem::path& folder, const Manifest& manifest)
 Inputs Goldens::checked_inputs(const std::string& case_) const {
     Inputs found;
     for (const TensorSpec& spec : manifest_.io.inputs) {
-        const Tensor& tensor = *arrays_.find(part(case_, "in", spec.name));
+        const Tensor& tensor = arrays_.at(part(case_, "in", spec.name));
         found.emplace_back(spec.name, tensor.data(), tensor.dtype(), tensor.shape());
     }
     try {
@@ -196,8 +196,8 @@ void Goldens::check(const Form& form, const Call& call, const std::function<void
             const auto found = std::find_if(outputs->begin(), outputs->end(), is_it);
             if (found != outputs->end()) got = &*found;
         }
-        seen(compare(*bound, got, *arrays_.find(part(bound->case_, "out", bound->output)),
-                     *arrays_.find(part(bound->case_, "valid", bound->output)), problem));
+        seen(compare(*bound, got, arrays_.at(part(bound->case_, "out", bound->output)),
+                     arrays_.at(part(bound->case_, "valid", bound->output)), problem));
     }
 }
 

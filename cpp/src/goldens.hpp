@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,7 +50,7 @@ private:
 
     const Manifest& manifest_;
     std::string path_;
-    Ordered<Tensor> arrays_;
+    std::map<std::string, Tensor> arrays_;
 };
 
 /// Compares one output with its float64 reference; `got` null: there is none, and `problem` says why.

@@ -51,7 +51,8 @@ public:
 
     bool parse_error(std::size_t /*position*/, const std::string& /*token*/, const Json::exception& error) {
         const std::string_view words = error.what();
-        throw std::invalid_argument(escaped(cut(words.substr(words.find("] ") + 2))));  // behind the exception's name
+        constexpr std::size_t most = 200;  // it may repeat a text of any length
+        throw std::invalid_argument(escaped(cut(words.substr(words.find("] ") + 2), most)));  // behind its class's name
     }
 
     [[nodiscard]] Json take() { return std::move(root_); }

@@ -31,7 +31,7 @@ bool ends_with(std::string_view text, std::string_view end) {
 
 std::string digest_of(const Located& at) {
     std::string digest = at.text();
-    if (digest.size() != 64 || !all_of(digest, "0123456789abcdef")) at.expected("64 lower-case hex digits");
+    if (digest.size() != 64 || !all_of(digest, "0123456789abcdef")) at.expected("a digest of 64 lower-case hex digits");
     return digest;
 }
 

@@ -11,8 +11,6 @@
 
 #include <attnport/contract.hpp>
 
-#include "ordered.hpp"
-
 namespace attnport::reader {
 
 inline constexpr std::string_view manifest_name = "bundle.json";

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t length_bytes = 8;
 constexpr std::size_t max_header_bytes = std::size_t{4} << 20U;
 constexpr std::size_t max_rank = 32;  // what NumPy 1.26 can hold
-constexpr std::string_view metadata = "__metadata__";
+constexpr const char* metadata = "__metadata__";
 
 /// What the header says of one array.
 struct Entry {
@@ -42,9 +42,9 @@ DType dtype_of_code(std::string_view code) {
     return DType::Bool;
 }
 
-/// How many bytes a shape takes; refused before that overflows. The sizes beside a 0 are limited too, since NumPy cannot
+/// How many bytes a shape takes. Refused before that overflows. The sizes beside a 0 are limited too, since NumPy cannot
 /// hold every empty array either.
-std::size_t bytes_of(const Shape& shape, DType dtype, const Located& at) {
+std::size_t bytes_of(const Located& at, const Shape& shape, DType dtype) {
     std::size_t bytes = size_bytes(dtype);
     bool is_empty = false;
     for (const std::int64_t size : shape) {
@@ -60,36 +60,34 @@ std::size_t bytes_of(const Shape& shape, DType dtype, const Located& at) {
     return is_empty ? 0 : bytes;
 }
 
-Entry entry_of(const std::string& name, const Located& at) {
+Entry array_entry_of(const Located& at) {
     at.keys({"dtype", "shape", "data_offsets"});
-    Entry entry;
-    entry.name = name;
-    entry.dtype = dtype_of_code(at["dtype"].one_of({"F64", "F32", "F16", "I64", "I32", "BOOL"}));
-    entry.shape = at["shape"].list(&Located::integer);
     const std::vector<std::int64_t> offsets = at["data_offsets"].list(&Located::integer);
-    if (entry.shape.size() > max_rank) at.fail("its shape has more than 32 sizes");
     if (offsets.size() != 2 || offsets[0] < 0 || offsets[0] > offsets[1]) {
         at.fail("its data_offsets do not say where the data begins and where it ends");
     }
+    Entry entry;
+    entry.dtype = dtype_of_code(at["dtype"].one_of({"F64", "F32", "F16", "I64", "I32", "BOOL"}));
+    entry.shape = at["shape"].list(&Located::integer);
     entry.begin = static_cast<std::uint64_t>(offsets[0]);
     entry.end = static_cast<std::uint64_t>(offsets[1]);
-    if (bytes_of(entry.shape, entry.dtype, at) != entry.end - entry.begin) at.fail("its shape does not fit its data");
+    if (entry.shape.size() > max_rank) at.fail("its shape has more than " + std::to_string(max_rank) + " sizes");
+    if (bytes_of(at, entry.shape, entry.dtype) != entry.end - entry.begin) at.fail("its shape does not fit its data");
     return entry;
 }
 
 std::vector<Entry> entries_of(std::string_view header, const std::string& where) {
     if (header.substr(0, 1) != "{") throw IntegrityError(where + ": it is no JSON object.");
-    const Json parsed = parse(header, where);
+    Json value = parse(header, where);
+    if (value.count(metadata) != 0) {
+        const Json others = value[metadata];
+        static_cast<void>(Located(others, where + "." + metadata).map(&Located::text));
+        value.erase(metadata);
+    }
     std::vector<Entry> entries;
-    for (const auto& [key, item] : parsed.items()) {
-        const Json name = key;
-        static_cast<void>(Located(name, where).text());
-        const Located at(item, where + "." + key);
-        if (key == metadata) {
-            static_cast<void>(at.map(&Located::text));
-        } else {
-            entries.push_back(entry_of(key, at));
-        }
+    for (auto& [name, entry] : Located(value, where).map(array_entry_of)) {
+        entries.push_back(std::move(entry));
+        entries.back().name = name;
     }
     return entries;
 }
@@ -127,7 +125,7 @@ Tensor tensor_of(const Entry& entry, std::string_view data, const std::string& w
 
 }  // namespace
 
-Ordered<Tensor> read_safetensors(std::string_view data, const std::string& where) {
+std::map<std::string, Tensor> read_safetensors(std::string_view data, const std::string& where) {
     std::uint64_t header_bytes = 0;
     for (std::size_t at = std::min(length_bytes, data.size()); at-- > 0;) {
         header_bytes = header_bytes << 8U | static_cast<unsigned char>(data[at]);
@@ -139,8 +137,8 @@ Ordered<Tensor> read_safetensors(std::string_view data, const std::string& where
     const std::vector<Entry> entries = entries_of(data.substr(length_bytes, header_bytes), where + ": header");
     data.remove_prefix(length_bytes + header_bytes);
     check_apart(entries, data.size(), where);
-    Ordered<Tensor> tensors;
-    for (const Entry& entry : entries) tensors.add(entry.name, tensor_of(entry, data, where));
+    std::map<std::string, Tensor> tensors;
+    for (const Entry& entry : entries) tensors.emplace(entry.name, tensor_of(entry, data, where));
     return tensors;
 }
 

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
 
 #include <attnport/tensor.hpp>
-
-#include "ordered.hpp"
 
 namespace attnport::reader {
 
@@ -16,6 +15,6 @@ inline constexpr std::size_t max_safetensors_bytes = std::size_t{1} << 30U;
 
 /// The arrays of a safetensors file by name; `where` is what messages call the file. Throws IntegrityError where the
 /// file is damaged or contradicts itself, or holds what no golden array is.
-[[nodiscard]] Ordered<Tensor> read_safetensors(std::string_view data, const std::string& where);
+[[nodiscard]] std::map<std::string, Tensor> read_safetensors(std::string_view data, const std::string& where);
 
 }  // namespace attnport::reader

@@ -47,8 +47,8 @@ struct WordPieceRules {
     std::int64_t constant = 0;  ///< how many ids are always there
 };
 
-/// Reads a `tokenizer.json` (the format of the `tokenizers` package), where that is BERT's own way; anything else in the
-/// file is refused, never guessed at. Throws Error: there is no such file, or it is not BERT's way.
+/// Reads a `tokenizer.json` (the format of the `tokenizers` package), where that is BERT's own way; anything else in
+/// the file is refused, never guessed at. Throws Error: there is no such file, or it is not BERT's way.
 [[nodiscard]] WordPieceRules read_wordpiece(const std::filesystem::path& path);
 
 /// The ids of one text, and the type id of each.

@@ -119,7 +119,8 @@ WordPieceRules rules_of(const Located& at) {
     check_right(at, "truncation");
     check_right(at, "padding");
     const auto pad = rules.added.find("[PAD]");
-    rules.pad_id = is_given(at, "padding") ? id_of(at["padding"]["pad_id"]) : pad == rules.added.end() ? 0 : pad->second;
+    if (pad != rules.added.end()) rules.pad_id = pad->second;
+    if (is_given(at, "padding")) rules.pad_id = id_of(at["padding"]["pad_id"]);
     return rules;
 }
 

@@ -54,8 +54,7 @@ std::string Quoted::operator()(std::string_view text) const { return "'" + witho
 
 std::string shown(const std::string& name) { return is_printable(name) ? name : quoted(name); }
 
-std::string cut(std::string_view text) {
-    constexpr std::size_t most = 60;
+std::string cut(std::string_view text, std::size_t most) {
     if (letters(text) <= most) return std::string(text);
     std::size_t at = 0;
     for (std::size_t left = most - 3; left > 0; --left) next_letter(text, at);

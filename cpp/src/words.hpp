@@ -26,8 +26,8 @@ inline constexpr Quoted quoted{};
 /// The name of a file or tensor: itself, or in quotes where it cannot be printed.
 [[nodiscard]] std::string shown(const std::string& name);
 
-/// At most 60 characters of a text; one that is longer ends in `...`.
-[[nodiscard]] std::string cut(std::string_view text);
+/// At most so many characters of a text; one that is longer ends in `...`.
+[[nodiscard]] std::string cut(std::string_view text, std::size_t most = 60);
 
 /// Parts with a separator between them.
 [[nodiscard]] std::string joined(const std::vector<std::string>& parts, std::string_view separator = ", ");

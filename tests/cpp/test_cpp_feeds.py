@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from attnport_bundle.halves import from_file, to_file
 from attnport_bundle.opening import release
 
 Say = Callable[[Sequence[str]], list[str]]
+REFUSED = re.compile(r"(\d+) .*")
 Feeds = Sequence[tuple[str, np.ndarray[Any, Any]]]
 DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 2, 3, 1 << 40))
 OUTPUTS = (TensorSpec("y", "float32", ("batch",), None),)
@@ -100,6 +102,12 @@ def answer_of_python(io: IO, feeds: Feeds) -> str:
     return "fits " + " ".join(digits(spec.name) for spec in io.inputs)
 
 
+def kinds(said: str) -> str:
+    """An answer to compare: all of it, but of a refusal the exit code alone, since each reader has words of its own."""
+    refused = REFUSED.fullmatch(said)
+    return refused[1] if refused else said
+
+
 def ids(*values: int, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
     return np.array([*values, *([0] * (6 - len(values)))], dtype).reshape(2, 3)
 
@@ -136,7 +144,10 @@ CASES: dict[str, Feeds] = {
 def test_answers_are_those_of_python(say: Say) -> None:
     lines = [line for feeds in CASES.values() for line in [*contract(LINE), *fed(feeds), "check"]]
     wanted = {case: answer_of_python(LINE, feeds) for case, feeds in CASES.items()}
-    assert dict(zip(CASES, say(lines), strict=True)) == wanted
+    said = dict(zip(CASES, say(lines), strict=True))
+    assert {case: kinds(one) for case, one in said.items()} == {case: kinds(one) for case, one in wanted.items()}
+    # A refusal names the tensor.
+    assert all("input '" in one for one in said.values() if not one.startswith("fits"))
     assert sum(answer.startswith("fits") for answer in wanted.values()) == 2
 
 
@@ -153,7 +164,7 @@ def test_every_place_and_value_is_looked_at(say: Say, dtype: str, high: int) -> 
         array[place] = value
         wanted.append(answer_of_python(io, [("x", array)]))
         lines += [*contract(io), *fed([("x", array)]), "check"]
-    assert say(lines) == wanted
+    assert [kinds(one) for one in say(lines)] == [kinds(one) for one in wanted]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +236,7 @@ def test_masks_are_those_of_python(say: Say) -> None:
     for _, io, lengths, size in asked:
         lines += [*contract(io), f"masks {joined(lengths)} {'-' if size is None else size}"]
     wanted: Mapping[Any, str] = {(n, str(x), s): python_masks(io, x, s) for n, io, x, s in asked}
-    assert dict(zip(wanted, say(lines), strict=True)) == wanted
+    assert [kinds(one) for one in say(lines)] == [kinds(one) for one in wanted.values()]
     assert sum(answer.startswith("masks") for answer in wanted.values()) == 99
 
 

@@ -132,7 +132,7 @@ def test_what_the_fuzzer_found_and_what_parsers_differ_about(cpp_build_asan: Bui
 def test_what_makes_sense_and_what_contradicts_itself(cpp_build_asan: Build, made_bundle: Path) -> None:
     edits = [*FINE.values(), *(edit for edit, _ in WRONG.values())]
     counts = compare_manifests(cpp_build_asan, [told(made_bundle, edit) for edit in edits])
-    assert counts == [len(FINE), len(WRONG), 0]
+    assert (counts[0], sum(counts[1:])) == (len(FINE), len(WRONG))
 
 
 def seeds(folder: Path) -> list[bytes]:

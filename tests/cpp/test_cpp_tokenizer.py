@@ -148,7 +148,7 @@ def test_added_tokens_are_found_leftmost_and_longest_first(
         like = value["added_tokens"][0]
         more = [("ab", 7), ("abc", 8), ("bcd", 9), ("é", 10), ("ab", 11), ("", 12)]
         value["added_tokens"] += [{**like, "content": content, "id": index} for content, index in more]
-        value["model"]["vocab"] |= {"\u200d\x07": 30522, "x" * 1001: 30523, "\ud800": 30524, "": 30525}
+        value["model"]["vocab"] |= {"\u200d\x07": 30522, "x" * 1001: 30523, "": 30525}
 
     edited = changed(minilm_tokenizer, tmp_path, change)
     texts = ["abcd", "xabd", "bcdab", "aé[PAD]ab", "ababab abc", "x" * 100]

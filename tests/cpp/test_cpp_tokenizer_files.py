@@ -1,8 +1,7 @@
-"""Tokenizer files that the C++ reader refuses, in the words of Python's."""
+"""Tokenizer files that the C++ reader refuses, as Python's does."""
 
 from __future__ import annotations
 
-import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from cpp_builds import Build
 from cpp_texts import TEXT, changed, run
 
 from attnport_bundle.errors import BundleError
+from attnport_bundle.printable import is_printable
 from attnport_bundle.wordpiece import WordPiece
 
 
@@ -97,34 +97,28 @@ FILES: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_not_berts_way_is_refused_in_the_words_of_python(
-    cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, name: str
-) -> None:
-    assert_refused_alike(cpp_build, changed(minilm_tokenizer, tmp_path, FILES[name]))
+def test_what_is_not_berts_way_is_refused(cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path, name: str) -> None:
+    assert_refused(cpp_build, changed(minilm_tokenizer, tmp_path, FILES[name]))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"model": {}}', b"[" * 100_000, b'{"a": 1, "a": 2}'])
 def test_a_file_that_is_no_tokenizer_is_refused(cpp_build: Build, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(data)
-    # What is wrong with JSON text is its parser's to say.
-    assert_refused_alike(cpp_build, tmp_path / "tokenizer.json", r"is not valid: .*?\. The reader")
+    assert_refused(cpp_build, tmp_path / "tokenizer.json")
     for other, why in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
         done = cpp_build.run("tokenize", other, f"{TEXT} 1 9")
         assert (done.returncode, done.stderr.startswith(f"error: {other} is not read here: {why}. ")) == (2, True)
 
 
-def assert_refused_alike(build: Build, path: Path, but: str = "$^") -> None:
-    """The same words, but for the modules in names of types, how to go on, and what matches `but`."""
+def assert_refused(build: Build, path: Path) -> None:
+    """Python refuses the file, and so does C++, in words of its own: which file, what is wrong, and how to go on."""
     with pytest.raises(BundleError) as caught:
         WordPiece(path)
     done = build.run("tokenize", path, f"{TEXT} 1 9")
-    wanted = re.sub(r"[a-z_.]+\.wordpiece\.", "", f"error: {caught.value}\n")
-    wanted = wanted.replace(
-        "pip install tokenizers, and use tokenizers.Tokenizer.from_file.",
-        "give the model token ids of your own tokenizer.",
-    )
-    assert re.sub(but, "", done.stderr) == re.sub(but, "", wanted)
     assert done.returncode == caught.value.exit_code == 2
+    assert done.stderr.startswith(f"error: {path} is not read here: ")
+    assert done.stderr.endswith(" give the model token ids of your own tokenizer.\n")
+    assert is_printable(done.stderr.removesuffix("\n"))
 
 
 def test_links_are_followed(cpp_build: Build, minilm_tokenizer: Path, tmp_path: Path) -> None:

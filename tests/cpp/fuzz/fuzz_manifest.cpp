@@ -45,7 +45,9 @@ void check(const reader::Manifest& manifest) {
         require(manifest.forms.count(name) != 0, "no such form", name);
         const auto& form = manifest.form(name);
         require(manifest.files.count(form.file) != 0, "not among the files", form.file);
-        for (const auto& weights : form.external) require(manifest.files.count(weights) != 0, "not among the files", weights);
+        for (const auto& weights : form.external) {
+            require(manifest.files.count(weights) != 0, "not among the files", weights);
+        }
         for (const auto& spec : manifest.io.inputs) require(form.dtypes.count(spec.name) != 0, "no dtype", spec.name);
     }
 }

@@ -1,7 +1,7 @@
 // What the reader makes of many inputs: for each line of stdin, "manifest", "external" or "said" and bytes in
 // hexadecimal digits, a line with the exit code (of external data: 0, or 1 for a refusal) and, in the same digits,
-// either what was kept, as JSON, or the error's text; "said" is what somebody else said, which is answered as a terminal
-// may see it.
+// either what was kept, as JSON, or the error's text; "said" is what somebody else said, which is answered as a
+// terminal may see it.
 #include <exception>
 #include <iostream>
 #include <stdexcept>
