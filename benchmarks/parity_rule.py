@@ -26,7 +26,7 @@ from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.cases.inputs import Case, cases
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.parity.bound import EPS, NO_ROUNDING
+from attnport.parity.bound import EPS, FACTORS, NO_ROUNDING
 from attnport.parity.eager import DRAWS, Eager
 from attnport.parity.evaluate import References, make_references, measure_session
 from attnport.parity.metrics import Errors, measure_all
@@ -102,7 +102,7 @@ def wrong_anyway(found: Measured, case: str, errors: Errors, own: Errors) -> boo
 
 
 def fails_now(found: Measured, results: Results, further: int) -> bool:
-    """Whether some case fails by twice the worst of so many further runs."""
+    """Whether some case fails by the worst of so many further runs."""
     for case, errors in results.items():
         first = found.runs[0][case]
         verdict = wrong_anyway(found, case, errors, first)
@@ -111,7 +111,8 @@ def fails_now(found: Measured, results: Results, further: int) -> bool:
             shares = []
             for number in range(further + 1):
                 runs = [run[case] for run in found.runs[: number + 1] if run[case].rms is not None]
-                bounds = (2 * max(getattr(run, kind) for run in runs) + floor for kind in ("rms", "max"))
+                kinds = zip(("rms", "max"), FACTORS, strict=True)
+                bounds = (factor * max(getattr(run, kind) for run in runs) + floor for kind, factor in kinds)
                 shares.append(max(map(share, (errors.rms, errors.max), bounds)))
                 if shares[0] > NO_ROUNDING:
                     break

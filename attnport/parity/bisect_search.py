@@ -16,7 +16,7 @@ from attnport.errors import AttnportError
 from attnport.exporter.probing import operators_between, parents_among
 from attnport.folder.portable import portable
 from attnport.parity.bisect_ground import Ground
-from attnport.parity.bound import FACTOR_OF_ONE_RUN, Errors, Yardstick
+from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick
 from attnport.parity.comparing import TYPED_EVALUATOR
 from attnport.parity.eager import EAGER
 from attnport.parity.probes import Probes
@@ -151,7 +151,7 @@ class Search:
         eager: dict[str, dict[str, Errors]] = {}
         for case, got in zip(self._cases, results, strict=True):
             found[case.name], eager[case.name] = self._errors(case, names, got)
-        by = Yardstick(self._row.plan, eager, factor=FACTOR_OF_ONE_RUN)
+        by = Yardstick(self._row.plan, eager, factors=FACTORS_OF_ONE_RUN)
         return {name: [excess(case, name, found[case][name], by) for case in found] for name in names}
 
     def _errors(
@@ -185,7 +185,7 @@ class Search:
         expected, own = self._module_at(case, [tensor])[tensor]
         valid = run.valid(case, tensor, self._probes, expected.shape)
         eager = errors_at(own, expected, valid, tensor)
-        by = Yardstick(self._row.plan, {case.name: {tensor: eager}} if eager else {}, factor=FACTOR_OF_ONE_RUN)
+        by = Yardstick(self._row.plan, {case.name: {tensor: eager}} if eager else {}, factors=FACTORS_OF_ONE_RUN)
         results = {EAGER: own} if own is not None else {}
         found = [reading(EAGER, case.name, tensor, eager, by)]
         rows = {self._name: self._row} | {

@@ -13,7 +13,7 @@ from attnport.artifacts import AUTO, PLANS, IOContract, ModelSpec
 from attnport.bundling import golden
 from attnport.cases.inputs import Case, cases
 from attnport.errors import ArtifactError, AttnportError
-from attnport.parity.bound import FACTOR_OF_ONE_RUN, Errors, Yardstick, measure
+from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick, measure
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport_bundle.manifest import Bound
@@ -93,7 +93,7 @@ def bounds(arrays: Mapping[str, Array], io: IOContract, plan: str) -> tuple[Boun
                     hint="Export again; if it stays, the module itself has no finite result there.",
                 )
             errors.setdefault(case, {})[spec.name] = found
-    by = Yardstick(plan, errors, factor=FACTOR_OF_ONE_RUN)
+    by = Yardstick(plan, errors, factors=FACTORS_OF_ONE_RUN)
     return tuple(
         Bound(case, output, plan, *by.bounds(case, output, error.reference_rms))
         for case, by_output in errors.items()

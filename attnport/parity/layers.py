@@ -25,7 +25,7 @@ from attnport.folder.workspace import change, check_files, fresh, open_folder, r
 from attnport.jsonfile import digest_text, to_json
 from attnport.parities import FILE as PARITY
 from attnport.parity.bisect_ground import Ground
-from attnport.parity.bound import FACTOR_OF_ONE_RUN, Errors, Yardstick
+from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress
 from attnport.parity.probes import Probes
@@ -173,7 +173,7 @@ class _Measuring:
 
     def _judged(self, name: str, plan: str, errors: Mapping[str, Errors | None]) -> list[LayerError]:
         eager = self._eager_errors(plan)
-        by = Yardstick(plan, {self._case.name: eager}, factor=FACTOR_OF_ONE_RUN)
+        by = Yardstick(plan, {self._case.name: eager}, factors=FACTORS_OF_ONE_RUN)
         # What eager has no tensor of at this plan has no bound, which is no fault of the runtime.
         known = {tensor: errors.get(tensor) if tensor in eager else None for _, tensor in self._places}
         return [_error(reading(name, self._case.name, tensor, found, by)) for tensor, found in known.items()]
