@@ -91,7 +91,7 @@ def on_ort(name: str, target: str = "ort_cpu") -> Run:
 
 
 def error(io: IOContract, case: Case, got: Sequence[Array], expected: Sequence[Array]) -> float:
-    """The largest error of a compared element by its output's RMS; infinite for another shape, NaN or infinity."""
+    """The largest error of a compared element by its output's RMS; infinite for another shape, NaN or infinity in either."""
     worst = 0.0
     for output, one, other in zip(io.outputs, got, expected, strict=True):
         if one.shape != other.shape or not np.isfinite(one).all():
@@ -99,9 +99,11 @@ def error(io: IOContract, case: Case, got: Sequence[Array], expected: Sequence[A
         valid = case.valid[output.name]
         if not valid.any():
             continue
+        if not np.isfinite(other[valid]).all():
+            return np.inf
         difference = np.abs(one.astype(np.float64) - other)[valid].max()
         worst = max(worst, float(difference / max(float(np.sqrt(np.mean(np.square(other[valid])))), 1e-3)))
-    return worst if np.isfinite(worst) else np.inf
+    return worst
 
 
 def with_padding(io: IOContract, mask: MaskSpec, feeds: Mapping[str, Array], more: int, side: str) -> Arrays:
