@@ -186,7 +186,7 @@ def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
     found = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
     hint = f"{FILE}, or of one plan parity.PLAN.json, has every case."
     if EAGER in found and found[EAGER].verdict == "FAIL":
-        hint += " The module fails by itself: does each mask input mean what it was declared to, :hide for one?"
+        hint += " The module itself fails: check that each mask input has the declared meaning, such as :hide."
     for name, result in found.items():
         if result.verdict == "FAIL":
             raise ParityFailed(f"{name} fails: {result.reason}.", hint=hint)

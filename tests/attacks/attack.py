@@ -327,7 +327,7 @@ def overwrite(folder: Path, manifest: Path, file: str, at: int, hex: str) -> Non
     """Writes bytes over those of a file; `at` counts from its end where it is below zero."""
     data = bytearray((folder / file).read_bytes())
     new = bytes.fromhex(hex)
-    at %= len(data)
+    at = at + len(data) if at < 0 else at
     data[at : at + len(new)] = new
     (folder / file).write_bytes(data)
 

@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An artifact folder with a tokenizer; the source is the module above."""
     out = tmp_path / "out"
     manifest = dataclasses.replace(sample.manifest("tiny"), io=_io(), files={}, forms={}, engines={}, stages={})
-    with transaction(out) as staged:
+    with transaction(out, "attnport.json") as staged:
         vocabulary = {word: number for number, word in enumerate(["[UNK]", *WORDS, ".", ","])}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
         tokenizer.normalizer = tokenizers.normalizers.Lowercase()
