@@ -37,7 +37,7 @@ def test_a_tokenizer_says_that_it_was_moved_from(small_tokenizer: Path, cpp_buil
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_without_memory_a_tokenizer_fails_with_an_error_of_the_library(
+def test_without_memory_encoding_fails_with_an_error_of_the_library(
     build: str, small_tokenizer: Path, request: pytest.FixtureRequest
 ) -> None:
     done = request.getfixturevalue(build).run("moved_from", "memory", small_tokenizer)
