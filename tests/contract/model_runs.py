@@ -91,7 +91,7 @@ def on_ort(name: str, target: str = "ort_cpu") -> Run:
 
 
 def error(io: IOContract, case: Case, got: Sequence[Array], expected: Sequence[Array]) -> float:
-    """The largest error of a compared element by its output's RMS; infinite for another shape, or NaN or infinity in one."""
+    """The largest error of a compared element by its output's RMS; infinite for another shape, or one not finite."""
     worst = 0.0
     for output, one, other in zip(io.outputs, got, expected, strict=True):
         if one.shape != other.shape or not np.isfinite(one).all():
