@@ -30,7 +30,6 @@ class Eager:
         io: The contract of `spec`.
         cases: Every case; the references of those that are run are in `store`.
         runtime: The name of the runtime that is eager on this device.
-        alone: Whether at fp32 every batch item is also run alone and with more padding.
     """
 
     io: IOContract
@@ -40,7 +39,6 @@ class Eager:
     threads: int | None
     progress: Progress
     runtime: str = EAGER
-    alone: bool = True
 
     def __post_init__(self) -> None:
         self._found: dict[str, SessionErrors] = {}
@@ -79,7 +77,7 @@ class Eager:
         asked = {case.name for case in self.cases} if names is None else set(names)
         todo = [case for case in self.cases if case.name in asked and not (had and case.name in had.errors)]
         if todo:
-            items = _ALL_ITEMS if self.alone and plan == "fp32" else 0
+            items = _ALL_ITEMS if plan == "fp32" else 0
             with self._own_way(plan) as session:
                 found = measure_session(session, self.io, todo, self.store, self._saying(plan), items=items)
             self._found[plan] = replace(had, errors={**had.errors, **found.errors}) if had else found
