@@ -1,7 +1,8 @@
 """attnport ports PyTorch attention and transformer modules to ONNX Runtime, OpenVINO and TensorRT, with proof.
 
-The verbs of the command line are functions here, on the same values: `attnport.export("bert_encoder", Path("out"))`.
-Each is imported on first use; `import attnport` imports nothing heavy.
+`attnport.export(model, "out")` and `attnport.open("out")` return an `Artifact`, which has the verbs of the command line
+as methods. The verbs are functions here too, on the same values. Each is imported on first use; `import attnport`
+imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from attnport.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from attnport.artifact import Artifact, export, open  # noqa: A004  # attnport.open, as in `PIL.Image.open`
     from attnport.verbs.audit import audit
     from attnport.verbs.bench import bench
     from attnport.verbs.build import build
     from attnport.verbs.bundle import bundle
     from attnport.verbs.check import check
     from attnport.verbs.doctor import doctor
-    from attnport.verbs.export import export
     from attnport.verbs.fuse import fuse
     from attnport.verbs.gpu_check import gpu_check
     from attnport.verbs.inspect import inspect
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from attnport.verbs.ship import ship
     from attnport.verbs.verify import verify
 
+_DOOR = ("Artifact", "export", "open")
 __all__ = [
+    "Artifact",
     "audit",
     "bench",
     "build",
@@ -36,6 +39,7 @@ __all__ = [
     "fuse",
     "gpu_check",
     "inspect",
+    "open",
     "report",
     "ship",
     "verify",
@@ -47,7 +51,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnport' has no attribute {name!r}")
     import importlib
 
-    verb = getattr(importlib.import_module(f"attnport.verbs.{name}"), name)
+    place = "attnport.artifact" if name in _DOOR else f"attnport.verbs.{name}"
+    verb = getattr(importlib.import_module(place), name)
     globals()[name] = verb
     return verb
 

@@ -41,8 +41,13 @@ MANIFEST = "attnport.json"
 FORMAT = 1
 PLANS = ("fp32", "fp16", "bf16", "fp16_islands", "bf16_islands")
 """Precision plans. `fp16`/`bf16`: the module cast. `*_islands`: fp32 with only q, k, v cast around attention."""
+UNKNOWN_SIZE = "?"
+"""A size of an output that runs of the module do not tell; export replaces it by what the torch graph says."""
 AUTO = "auto"
 """fp16 with the islands of fp32 that a search finds necessary; its eager twin rounds as fp16 and never overflows."""
+
+IN_MEMORY = " (in memory)"
+"""Ends the text of a source that is no SPEC. There is no colon in it, so that it never names code to run."""
 
 # --- what goes in -------------------------------------------------------------------------------------------------
 
@@ -58,6 +63,7 @@ class Source:
         code_digest: SHA-256 over the source files of the module's classes.
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
+        outputs: The `--outputs` names given with it; none = all.
     """
 
     text: str
@@ -66,8 +72,14 @@ class Source:
     code_digest: str = ""
     weights_digest: str = ""
     trust_remote_code: bool = False
+    outputs: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it was a module in a process's memory, which no SPEC names."""
+        return self.text.endswith(IN_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,8 @@ class ModelSpec:
         make: Returns the module, float32, in eval mode; called with the inputs by keyword, in `io.inputs` order, it
             returns a tensor or a tuple of tensors in `io.outputs` order.
         tokenizer: A `tokenizer.json`, for models that read text.
+        observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
+            what the torch graph says of them; declared ones it only checks.
     """
 
     name: str
@@ -102,6 +116,7 @@ class ModelSpec:
     io: IOContract
     make: Callable[[], nn.Module]
     tokenizer: Path | None = None
+    observed: bool = False
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

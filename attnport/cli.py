@@ -202,7 +202,8 @@ def check(
 
     def finish() -> None:
         out.show(bisected or report, "show_bisected" if bisected else "show_parity")
-        checking.raise_for(report, runtimes)
+        searchable = not (search or options["plan"])
+        checking.raise_for(report, runtimes, checking.command(folder, text, inputs) if searchable else "")
 
     return finish
 
@@ -270,7 +271,7 @@ def bundle(
     """Pack a folder that runs without PyTorch and re-checks itself."""
     from attnport.verbs.bundle import bundle as run
 
-    path = run(folder, output, lang=lang, forms=forms, progress=out.progress, **options)
+    path = run(folder, output, lang=lang, forms=forms, progress=out.progress, tell=out.tell, **options)
     return lambda: out.show_path(path)
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from attnport_bundle.contract import STRICT, Ran, Verdict
 
 FILE = "parity.json"
+FACTORS = (2.0, 3.0)
+"""How far a result may be off, as factors of PyTorch's own RMS error and largest error; see `parity.bound`."""
 
 
 @dataclass(frozen=True)

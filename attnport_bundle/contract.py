@@ -28,10 +28,11 @@ Kinds combine: a key is allowed where all of them allow it, after `prefix` has w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
+from . import expressions
 from .errors import ProfileError, UsageError
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -43,6 +44,12 @@ POLARITIES = ("keep", "hide", "additive")
 ALIGNMENTS = ("upper_left", "lower_right")
 CARRIES = {"mask": KINDS, "lengths": ("padding", "prefix"), "ids": ("documents",), "marks": ("global",)}
 """What an input may hold, and the kinds of mask that each can express."""
+RANKS = {"lengths": 1, "ids": 2, "marks": 2}
+"""The rank of an input by what it holds; a mask may have any rank from 1 to 4."""
+OF_INTEGERS = ("lengths", "ids")
+"""What only an input of integers may hold."""
+COMPUTED = ("none", "causal", "window", "bias")
+"""Kinds that need no input: the module makes them from positions or from its weights."""
 
 Verdict = Literal["PASS", "FAIL", "NOT_RUN"]
 
@@ -52,7 +59,10 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension that stays dynamic: its smallest, usual and largest size."""
+    """A named dimension that stays dynamic: its smallest, usual and largest size.
+
+    The smallest may be 0, for an input that may be empty, as a cache. The usual size of a model's dim is 1 or more.
+    """
 
     name: str
     min: int
@@ -66,9 +76,9 @@ class Dim:
             raise ProfileError(
                 f"dim name {self.name!r} is not an identifier; expected a name of ASCII letters, digits and _."
             )
-        if not 1 <= self.min <= self.opt <= self.max:
+        if not 0 <= self.min <= self.opt <= self.max:
             raise ProfileError(
-                f"dim {self.name}: got min={self.min}, opt={self.opt}, max={self.max}; expected 1 <= min <= opt <= max."
+                f"dim {self.name}: got min={self.min}, opt={self.opt}, max={self.max}; expected 0 <= min <= opt <= max."
             )
 
     def __str__(self) -> str:
@@ -79,6 +89,7 @@ class Dim:
 class TensorSpec:
     """A declared input or output: name, dtype and dims (names of dynamic dims, or fixed sizes).
 
+    A dim of an output may be an expression of dims, such as `past+seq`: see `attnport_bundle.expressions`.
     `high` bounds an integer input's values (exclusive), as a vocabulary bounds token ids.
     """
 
@@ -96,8 +107,23 @@ class TensorSpec:
             raise UsageError(f"{self.name}: got high {self.high} for {self.dtype}; expected 1 up, of integers.")
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The concrete shape for `sizes`, a size for each named dim."""
-        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+        """The concrete shape for `sizes`, a size for each named dim.
+
+        Raises:
+            UsageError: an expression has no value for these sizes.
+        """
+        return tuple(self._size(dim, sizes) for dim in self.dims)
+
+    def _size(self, dim: str | int, sizes: Mapping[str, int]) -> int:
+        if isinstance(dim, int):
+            return dim
+        if dim in sizes:
+            return sizes[dim]
+        try:
+            return expressions.evaluate(dim, sizes)
+        except ValueError as err:
+            at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise UsageError(f"{self.name}: the size {dim!r} has no value at {at}: {err}.") from err
 
     def __str__(self) -> str:
         return f"{self.name}={self.dtype}[{','.join(map(str, self.dims))}]"
@@ -167,7 +193,7 @@ class MaskSpec:
         if len(expressible) != 1:
             expected = ", ".join(CARRIES[self.carries])
             return f"{self.carries} cannot say {', '.join(self.kinds)}; expected exactly one of {expected}"
-        others = set(self.kinds) - {*expressible, "causal", "window", "bias", *["padding"] * (self.carries == "ids")}
+        others = set(self.kinds) - {*expressible, *COMPUTED, *["padding"] * (self.carries == "ids")}
         if others:
             return (
                 f"{self.carries} of {expressible[0]} cannot say {', '.join(sorted(others))} as well; "
@@ -205,11 +231,14 @@ class IO:
             if len(set(names)) != len(names):
                 raise UsageError(f"a name is there twice among {', '.join(names)}.")
         known = {dim.name for dim in self.dims}
-        for tensor in (*self.inputs, *self.outputs):
-            for dim in tensor.dims:
-                if dim not in known if isinstance(dim, str) else dim < 0:
-                    raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r}; known are {', '.join(sorted(known))}.")
+        for dim in self.dims:
+            if dim.opt < 1:
+                raise UsageError(f"dim {dim}: got the usual size 0; expected 1 or more.")
+        given = {dim for tensor in self.inputs for dim in tensor.dims if dim in known}
+        for tensor in self.inputs:
+            _check_sizes(tensor, known, None)
         for tensor in self.outputs:
+            _check_sizes(tensor, known, given)
             if tensor.high is not None:
                 raise UsageError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one.")
         inputs = {tensor.name: tensor for tensor in self.inputs}
@@ -219,14 +248,32 @@ class IO:
             raise UsageError("a model has at least one input and one output.")
 
 
+def _check_sizes(tensor: TensorSpec, known: set[str], given: Set[str | int] | None) -> None:
+    """Raises UsageError unless each dim is a size, a name or, of an output, an expression of names in `given`."""
+    for dim in tensor.dims:
+        if dim in known if isinstance(dim, str) else dim >= 0:
+            continue
+        problem = ""
+        if given is not None and isinstance(dim, str):
+            try:
+                unknown = sorted(expressions.names(dim) - given)
+            except ValueError as err:
+                problem = f" ({err})"
+            else:
+                if not unknown:
+                    continue
+                problem = f" (no input has {', '.join(unknown)})"
+        raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r}{problem}; known are {', '.join(sorted(known))}.")
+
+
 def _check_carried(mask: MaskSpec, carrier: TensorSpec | None, dims: set[str]) -> None:
     """Raises UsageError unless the input that carries a mask, and the dims, fit the mask."""
     if carrier is None and mask.input is not None:
         raise UsageError(f"a mask is carried by {mask.input!r}, which is no input.")
-    rank = {"lengths": 1, "ids": 2, "marks": 2}.get(mask.carries)
+    rank = RANKS.get(mask.carries)
     if carrier is not None and rank is not None and len(carrier.dims) != rank:
         raise UsageError(f"{carrier} carries {mask.carries}, which have rank {rank}.")
-    if carrier is not None and mask.carries in ("lengths", "ids") and carrier.dtype not in _INTEGERS:
+    if carrier is not None and mask.carries in OF_INTEGERS and carrier.dtype not in _INTEGERS:
         raise UsageError(f"{carrier} carries {mask.carries}, which are integers.")
     if carrier is not None and mask.polarity == "additive" and "float" not in carrier.dtype:
         raise UsageError(f"{carrier} carries an additive mask, which is of floats.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .contract import IO, MaskSpec, TensorSpec
 from .device_tensors import Described
-from .errors import BundleError, FeedError
+from .errors import BundleError, FeedError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,14 +59,18 @@ def check_outputs(io: IO, sizes: Mapping[str, int], shapes: Mapping[str, Sequenc
             the first of them.
 
     Raises:
-        BundleError: another rank, fixed size, or size of a named dim; names the output, got and expected.
+        BundleError: another rank, or another size than the contract gives; names the output, got and expected.
     """
-    known = dict(sizes)
+    known, names = dict(sizes), {dim.name for dim in io.dims}
     for spec in io.outputs:
         shape = [int(size) for size in shapes[spec.name]]
-        fits = len(shape) == len(spec.dims)
         for got, dim in zip(shape, spec.dims, strict=False):
-            fits = fits and got == (known.setdefault(dim, got) if isinstance(dim, str) else dim)
+            if dim in names:
+                known.setdefault(str(dim), got)
+        try:
+            fits = shape == list(spec.shape(known))
+        except UsageError:  # an expression has no value at these sizes
+            fits = False
         if not fits:
             stated = ", ".join(f"{dim.name}={known[dim.name]}" for dim in io.dims if dim.name in known)
             raise BundleError(f"output {spec.name!r}: got shape {shape}; expected {spec} with {stated or 'any size'}.")

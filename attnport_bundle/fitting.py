@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .contract import IO, TensorSpec
-from .errors import IntegrityError
+from .contract import IO, Profile, TensorSpec
+from .errors import IntegrityError, UsageError
 from .manifest import Form
 from .names import shown
 from .session import Port, Session
@@ -16,29 +16,36 @@ def check_ports(io: IO, form: Form, session: Session, where: str) -> None:
 
     A file does not tell the largest size of a named dim, so that the manifest's cannot be checked.
     """
+    ends = tuple(Profile(io.dims).sizes(which) for which in ("min", "max"))
     for kind, specs, ports in (("inputs", io.inputs, session.inputs), ("outputs", io.outputs, session.outputs)):
         by_name = {port.name: port for port in ports}
         if set(by_name) != {spec.name for spec in specs} or len(by_name) != len(ports):
             got, stated = ", ".join(map(shown, sorted(by_name))), ", ".join(spec.name for spec in specs)
             raise IntegrityError(f"{where} has the {kind} {got or 'none'}; the manifest says {stated}.")
         for spec in specs:
-            _check_port(io, spec, form.dtypes.get(spec.name, spec.dtype), by_name[spec.name], where)
+            _check_port(ends, spec, form.dtypes.get(spec.name, spec.dtype), by_name[spec.name], where)
 
 
-def _check_port(io: IO, spec: TensorSpec, dtype: str, port: Port, where: str) -> None:
+def _check_port(ends: Sequence[Mapping[str, int]], spec: TensorSpec, dtype: str, port: Port, where: str) -> None:
     if port.dtype != dtype:
         raise IntegrityError(f"{where}: tensor {spec.name!r} is {shown(port.dtype)}; the manifest says {dtype}.")
     if port.shape is None:
         return
     if len(port.shape) != len(spec.dims):
         raise IntegrityError(f"{where}: tensor {spec.name!r} has rank {len(port.shape)}; the manifest says {spec}.")
-    ranges = {dim.name: {dim.min, dim.max} for dim in io.dims}
     for axis, (size, dim) in enumerate(zip(port.shape, spec.dims, strict=True)):
-        stated = ranges[dim] if isinstance(dim, str) else {dim}
-        if size is not None and stated != {size}:
+        if size is not None and any(size != _stated(dim, sizes) for sizes in ends):
             raise IntegrityError(
                 f"{where}: tensor {spec.name!r} has size {size} on axis {axis}; the manifest says {spec}."
             )
+
+
+def _stated(dim: str | int, sizes: Mapping[str, int]) -> int | None:
+    """The size that the contract gives an axis at these sizes; None where an expression has no value there."""
+    try:
+        return TensorSpec("", "float32", (dim,)).shape(sizes)[0]
+    except UsageError:
+        return None
 
 
 def check_profiles(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from .contract import DTYPES, IO, Profile, Ran, TensorSpec, Verdict
 from .decode import decode, parse
@@ -16,7 +16,9 @@ from .names import MANIFEST as MANIFEST
 from .names import check_names, check_reader
 
 FORMAT = "attnport-bundle"
-VERSION = 3
+VERSION = 4
+"""What a writer writes. Version 3 has no expressions among the sizes of outputs, and no dim of size 0."""
+EARLIEST = 3
 MAX_BYTES = 4 << 20
 MODEL = ".onnx"
 """The suffix of every model file that is not an engine."""
@@ -30,7 +32,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}", re.ASCII)
 
 Runtime = Literal["onnxruntime", "openvino", "tensorrt", "tensorrt_rtx"]
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+"""What opens a form; each is named as the module that is imported for it."""
 Proof = Literal["device", "graph-only"]
+
+
+def package_of(runtime: str) -> str:
+    """The package that a runtime is installed by."""
+    return runtime.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -324,8 +333,10 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     value = parse(data, where)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise BundleError(f"{where} is not the manifest of a bundle.")
-    if type(value.get("version")) is not int or value["version"] != VERSION:
-        raise BundleError(f"{where}: got version {value.get('version')!r:.60}; this reader knows version {VERSION}.")
+    version = value.get("version")
+    if type(version) is not int or not EARLIEST <= version <= VERSION:
+        known = f"{EARLIEST} to {VERSION}"
+        raise BundleError(f"{where}: got version {version!r:.60}; this reader knows versions {known}.")
     return decode(Manifest, value, where)
 
 

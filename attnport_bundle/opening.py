@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,33 @@ from .engine_session import EngineSession
 from .errors import IntegrityError, RuntimeMissing
 from .external import opset
 from .fitting import check_ports, check_profiles
-from .manifest import ENGINES, Form, Manifest, Requires
+from .manifest import ENGINES, Form, Manifest, Requires, package_of
 from .onnxruntime_session import OnnxRuntimeSession
 from .openvino_session import OpenVinoSession
 from .regular import read_regular
 from .runtime_cache import RuntimeCache
 from .session import Session, gpu
+
+
+@dataclass(frozen=True)
+class Opener:
+    """What opens the ONNX files of one runtime.
+
+    Attributes:
+        session: Makes the session; its arguments are the imported module, the path, the form, the number of threads
+            (None = the runtime's own choice), and whether weights files may be mapped.
+        oldest: The oldest release with which forms were tested; None = the writer finds it for each form.
+    """
+
+    session: Callable[[Any, Path, Form, int | None, bool], Session]
+    oldest: str | None = None
+
+
+OPENERS: Mapping[str, Opener] = {
+    "onnxruntime": Opener(OnnxRuntimeSession),
+    "openvino": Opener(OpenVinoSession, oldest="2026.4"),
+}
+"""By runtime. All of `manifest.RUNTIMES` are here except those of `manifest.ENGINES`."""
 
 READ_BYTES = 1 << 28
 """Weights of a form up to this size are read; larger ones may be mapped (FORMAT.md, Changes in place)."""
@@ -51,10 +74,8 @@ def open_session(
     try:
         if form.runtime in ENGINES:
             session = _engine(module, path, manifest, name, cache)
-        elif form.runtime == "openvino":
-            session = OpenVinoSession(module, path, form, threads, mapped)
         else:
-            session = OnnxRuntimeSession(module, path, form, threads, mapped)
+            session = OPENERS[form.runtime].session(module, path, form, threads, mapped)
     except UnicodeDecodeError as err:
         raise IntegrityError(f"{path}: the name of an input or output is no UTF-8.") from err
     try:
@@ -97,7 +118,7 @@ def _bundled(path: Path, manifest: Manifest, form: Form) -> bytes:
 
 def _module(runtime: str, requires: Requires) -> Any:
     """Imports the runtime's package. Raises RuntimeMissing if it is missing, or its release does not fit."""
-    package = runtime.replace("_", "-")
+    package = package_of(runtime)
     wanted = f"{package}=={requires.runtime}" if requires.exact else f"{package}>={requires.runtime}"
     try:
         module = importlib.import_module(runtime)

@@ -115,22 +115,24 @@ def test_ship_killed_at_every_rename_leaves_the_artifact_whole_or_absent(
     outcomes = set()
     for number, name in enumerate(wanted, start=1):
         nearest = max(commit for commit in commits if commit <= number)
-        # From the nearest commit on, to save time; from the start where a run that is taken up skips what it meant.
-        for first in dict.fromkeys((nearest, 1)):
-            target = tmp_path / f"{number} from {first}" / "out"
-            shutil.copytree(copies / str(first), target)
-            before = whole(target)
-            code = finish(start(SHIP, target, "--at", str(number - first + 1)))
-            assert code == -signal.SIGKILL, (target.parent / "out.stderr").read_text()
-            after = whole(target)
-            assert (after or frozenset()) >= (before or frozenset()), "the earlier artifact is gone"
-            outcomes.add((before is None, before == after))
-            reached = renames(target)[-1]
-            shutil.rmtree(target.parent)
-            if reached == name:
-                break
-        else:
-            pytest.fail(f"rename {number} was {reached} and not {name}: two runs differ")
+        # Before the manifest's rename an artifact is the earlier one, and after it the later one.
+        for when in ("before", "after") if name == MANIFEST else ("before",):
+            # From the nearest commit on, to save time; from the start where a run that is taken up skips what it meant.
+            for first in dict.fromkeys((nearest, 1)):
+                target = tmp_path / f"{when} {number} from {first}" / "out"
+                shutil.copytree(copies / str(first), target)
+                before = whole(target)
+                code = finish(start(SHIP, target, "--at", str(number - first + 1), "--when", when))
+                assert code == -signal.SIGKILL, (target.parent / "out.stderr").read_text()
+                after = whole(target)
+                assert (after or frozenset()) >= (before or frozenset()), "the earlier artifact is gone"
+                outcomes.add((before is None, before == after))
+                reached = renames(target)[-1]
+                shutil.rmtree(target.parent)
+                if reached == name:
+                    break
+            else:
+                pytest.fail(f"rename {number} was {reached} and not {name}: two runs differ")
     assert (False, True) in outcomes, "no kill left the earlier artifact"
     assert (False, False) in outcomes, "no kill left the later artifact"
 

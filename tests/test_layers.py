@@ -3,7 +3,7 @@
     attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction, version < dims, masks
         < latencies, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
-        < folder < processes < parity < latency < verbs < console < cli
+        < folder < processes < parity < latency < verbs < console < artifact < testing < cli
 
 `attnport_bundle`, the reader of bundles, imports nothing else of ours, and everything may use it. Siblings, in braces,
 do not import each other, and no file imports one that, through others, imports it. Imports inside functions and those
@@ -39,6 +39,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("latency",),
     ("verbs",),
     ("console",),
+    ("artifact",),
+    ("testing",),
     ("cli", "__main__", "__init__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -19,13 +19,15 @@ for package in pkgutil.iter_modules(importlib.import_module("attnport.verbs").__
     importlib.import_module(f"attnport.verbs.{package.name}")
 for name in attnport.__all__:
     verb = getattr(attnport, name)
+    if name == "Artifact":
+        continue
     assert isinstance(verb, types.FunctionType), (name, verb)
-    assert verb.__module__ == f"attnport.verbs.{name}", (name, verb)
+    assert verb.__module__ == ("attnport.artifact" if name in ("export", "open") else f"attnport.verbs.{name}"), name
 """
 
 
 def test_every_verb_of_the_command_line_is_a_function_and_no_other() -> None:
-    assert {*attnport.__all__} == {name.replace("-", "_") for name in cli.commands} - {"list"}
+    assert {*attnport.__all__} - {"Artifact", "open"} == {name.replace("-", "_") for name in cli.commands} - {"list"}
 
 
 def test_a_verb_stays_a_function_whatever_else_was_imported() -> None:

@@ -35,7 +35,7 @@ class Named(Looks):
 
 
 def by_name() -> nn.Module:
-    """The module with a dict as its result, which no contract has names for."""
+    """The module with a dict as its result."""
     torch.manual_seed(0)
     return Named(alone=False).eval()
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from attnport.artifacts import EngineRecord, Form, FusionReport, FusionTable, Manifest
 from attnport.bundling.model_file import external_files
 from attnport.errors import ArtifactError, UsageError
-from attnport_bundle.manifest import ENGINES, Runtime
+from attnport_bundle.manifest import ENGINES, RUNTIMES, Runtime
 
 RUNS: dict[str, tuple[Runtime, str | None]] = {
+    **{runtime: (runtime, None) for runtime in RUNTIMES if runtime != "onnxruntime"},
     "ort_cpu": ("onnxruntime", "CPUExecutionProvider"),
     "ort_cuda": ("onnxruntime", "CUDAExecutionProvider"),
-    "openvino": ("openvino", None),
     "onnx": ("onnxruntime", "CPUExecutionProvider"),
     "onnx_18": ("onnxruntime", "CPUExecutionProvider"),
-    "tensorrt": ("tensorrt", None),
-    "tensorrt_rtx": ("tensorrt_rtx", None),
 }
-"""By lowering target: the runtime that opens its forms or engines, and ONNX Runtime's execution provider."""
+"""By lowering target: the runtime that opens its forms or engines, and ONNX Runtime's execution provider.
+
+A target is named as its runtime; those that are not have a line here."""
 
 _STANDARD = ("onnx", "onnx_18")
 
@@ -105,7 +105,9 @@ def _backend(folder: Path, manifest: Manifest, name: str) -> Backend:
             f"form {key!r} is for {form.target}; a bundle's reader opens an engine of it, not its ONNX file."
             if form.target in ENGINES
             else f"form {key!r} is for {form.target}; a bundle's reader runs {', '.join(RUNS)}.",
-            hint=f"Build one with: attnport build {folder} --target {form.target} --dtype {form.plan}",
+            hint=f"Build one with: attnport build {folder} --target {form.target} --dtype {form.plan}"
+            if form.target in ENGINES
+            else "Bundle a form for one of these targets.",
         )
     measured_as = form.target if form.plan == "fp32" else f"{form.target}.{form.plan}"
     return Backend(key, form, None, None if form.target in _STANDARD else measured_as)

@@ -17,16 +17,18 @@ _HUB_ID = re.compile(r"hf:[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.onnx)", re.ASCII)
 def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str, ...], ...]:
     """The commands that make this artifact's backends, in order, each as its arguments.
 
+    A module in memory is exported by a program, not by a command.
+
     Folders are removed as in `without_folders`.
     """
     source = manifest.source
     export = ["export", without_folders(source.text)]
-    for option, values in (("--input", source.inputs), ("--dim", source.dims)):
+    for option, values in (("--input", source.inputs), ("--dim", source.dims), ("--outputs", source.outputs)):
         for value in values:
             export += [option, value]
     if source.trust_remote_code:
         export.append("--trust-remote-code")
-    lines = [[*export, "-o", _OUT]]
+    lines = [] if source.in_memory else [[*export, "-o", _OUT]]
     for backend in backends:
         lines += [command for command in _of(backend) if command not in lines]
     return tuple(("attnport", *command) for command in lines)

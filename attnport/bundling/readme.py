@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnport_bundle import manifest
 from attnport_bundle.contract import IO, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError
 from attnport_bundle.text import Tokenizer
@@ -12,19 +13,10 @@ from attnport_bundle.text import Tokenizer
 TEXT_INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
-_RUNTIMES = {
-    "onnxruntime": "onnxruntime",
-    "openvino": "openvino",
-    "tensorrt": "tensorrt",
-    "tensorrt_rtx": "tensorrt-rtx",
-}
-"""The package of each runtime."""
-
-
 def package_of(runtime: str, provider: str | None) -> str:
     """The package that a form needs beside `numpy`."""
     on_gpu = runtime == "onnxruntime" and provider not in (None, "CPUExecutionProvider")
-    return "onnxruntime-gpu" if on_gpu else _RUNTIMES[runtime]
+    return "onnxruntime-gpu" if on_gpu else manifest.package_of(runtime)
 
 
 def readme(

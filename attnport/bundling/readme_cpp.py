@@ -30,7 +30,7 @@ _TYPES = {
 }
 _ONES = {"float16": "attnport::Float16{0x3C00}"}
 _ZEROS = {"float16": "attnport::Float16{0}"}
-_RUNTIMES = {
+RUNTIMES = {
     "onnxruntime": "ONNX Runtime {} or later",
     "openvino": "OpenVINO {} or later",
     "tensorrt": "TensorRT {}, that release",
@@ -130,7 +130,7 @@ def _forms(forms: Mapping[str, Form]) -> str:
     lines = ["Its forms, the preferred one first; the first that can be opened here is:"]
     for name, form in forms.items():
         provider = f", {form.provider}" if form.provider else ""
-        lines.append(f"- `{name}`: {_RUNTIMES[form.runtime].format(form.requires.runtime)}{provider}, {form.plan}")
+        lines.append(f"- `{name}`: {RUNTIMES[form.runtime].format(form.requires.runtime)}{provider}, {form.plan}")
     return "\n".join(lines)
 
 

@@ -25,14 +25,13 @@ from attnport_bundle import engine_header
 from attnport_bundle import manifest as spec
 from attnport_bundle.contract import IO
 from attnport_bundle.decode import MAX_TEXT
+from attnport_bundle.opening import OPENERS
 
 PACKAGE = "python/attnport_bundle"
 CPP = ("CMakeLists.txt", "cmake/*", "include/attnport/*.h", "include/attnport/*.hpp", "src/*.[ch]pp", "programs/*.cpp")
 """The files of the C++ reader."""
 GOLDENS = "goldens.safetensors"
 README = "README.md"
-OPENVINO = "2026.4"
-"""The release of OpenVINO with which forms were tested; older ones were not."""
 
 _NO_BYTECODE = (
     "Python keeps compiled code in a folder of this name. As a file it keeps Python from writing or reading any here,\n"
@@ -198,7 +197,7 @@ def _requires(folder: Path, backend: Backend) -> spec.Requires:
     engine = backend.engine
     if engine is None:
         release, opset = oldest_onnxruntime(folder / backend.file)
-        return spec.Requires(OPENVINO if backend.runtime == "openvino" else release, False, opset, ())
+        return spec.Requires(OPENERS[backend.runtime].oldest or release, False, opset, ())
     if engine.target != "tensorrt_rtx":  # the header of these engines is not documented
         return spec.Requires(engine.version, True, None, tuple(sorted(engine.sm)))
     try:

@@ -123,7 +123,7 @@ def validity(io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
         compared = np.ones(shape[:1], dtype=bool)
         for mask in io.padding_masks():
             spec = _spec(io, str(mask.input))
-            batch = spec.dims[0] if len(spec.dims) > 1 or mask.carries == "lengths" else None
+            batch = spec.dims[0] if len(spec.dims) > 1 or mask.carries != "mask" else None
             keys = keys_dim(io, mask)
             if not isinstance(keys, str) or keys not in output.dims or (batch and batch not in output.dims):
                 continue

@@ -81,7 +81,7 @@ def mask_value(
     """A value of mask input `spec`; it has its usual layout if the layout does not apply to it."""
     shape, dim = spec.shape(sizes), keys_dim(io, mask)
     T = sizes[dim] if isinstance(dim, str) else dim
-    B = shape[0] if len(shape) > 1 or mask.carries == "lengths" else 1
+    B = shape[0] if len(shape) > 1 or mask.carries != "mask" else 1
     if mask.carries == "lengths":
         lengths_B = _prefixes(layout, B, T) if "prefix" in mask.kinds else _padded(layout, B, T).sum(axis=1)
         return lengths_B.astype(numpy_dtype(spec.dtype))

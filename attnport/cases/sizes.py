@@ -70,12 +70,12 @@ def one_least(io: IOContract) -> dict[str, Sizes]:
 
 
 def primes(io: IOContract) -> Sizes:
-    """A prime for every dim, different for each length; a range without a prime has its smallest size."""
+    """A prime for every dim, different for each length; a range without a prime has its smallest size above 0."""
     left = list(_PRIMES)
     sizes = {}
     for dim in io.dims:
         wanted = [3, *left] if dim.name == batch_dim(io) else left
-        sizes[dim.name] = next((prime for prime in wanted if dim.min <= prime <= dim.max), dim.min)
+        sizes[dim.name] = next((prime for prime in wanted if dim.min <= prime <= dim.max), max(dim.min, 1))
         if dim.name != batch_dim(io) and len(left) > 1 and sizes[dim.name] in left:
             left.remove(sizes[dim.name])
     return sizes

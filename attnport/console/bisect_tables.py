@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from attnport.parity.searching import SearchResult
 
 _MOST_NAMES = 4
+_MOST_OPERATORS = 12
 
 
 def show_bisected(bisected: Bisected) -> Iterator[doc.Block]:
@@ -32,7 +33,8 @@ def _finding(result: SearchResult) -> Iterator[doc.Block]:
         return
     where = doc.Span(result.module or "the outermost module", "fail")
     yield doc.Text((doc.Span(f"bisect: {result.subject} goes wrong in ", "strong"), where))
-    yield doc.Text(f"  first diverging tensor: {result.tensor}, made by {_some(result.between)}")
+    told = f" ({result.difference})" if result.difference else ""
+    yield doc.Text(f"  first diverging tensor: {result.tensor}, made by {_last(result.between)}{told}")
     fine = f"{_some(result.fine)} (measured)" if result.fine else "the inputs and weights"
     yield doc.Text(f"  fine before it: {fine}")
     count = len(result.samples) + len(result.elsewhere)
@@ -48,6 +50,11 @@ def _finding(result: SearchResult) -> Iterator[doc.Block]:
 
 
 def _readings(result: SearchResult) -> Iterator[doc.Block]:
+    if result.difference:
+        of_integers = cells.columns("runtime", "verdict", "elements", whole=("verdict",))
+        read = ((row.subject, doc.Verdict(row.verdict), row.reason) for row in result.readings)
+        yield doc.Table(f"elements there, case {result.sample}", of_integers, doc.rows(read))
+        return
     columns = cells.columns(
         *("runtime", "verdict", "RMS error", "bound", "max error", "bound"),
         right=("RMS error", "bound", "max error"),
@@ -72,3 +79,9 @@ def _number(value: float | None) -> str:
 def _some(names: tuple[str, ...]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _last(operators: tuple[str, ...]) -> str:
+    """Operators in the order of the graph; of many the last, which are the nearest to the tensor."""
+    more = len(operators) - _MOST_OPERATORS
+    return (f"{more} operators, then " if more > 0 else "") + ", ".join(operators[-_MOST_OPERATORS:])

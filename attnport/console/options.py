@@ -21,9 +21,11 @@ _SOURCE_OPTIONS = (
         "--input",
         "inputs",
         multiple=True,
-        help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522".',
+        help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522"; '
+        '"past.0=float32[batch,heads,past,16]" of a tuple, list or dict; "use_cache=false" for a constant.',
     ),
     click.option("--dim", "dims", multiple=True, help='Smallest, usual and largest size of a dim, "seq=1:128:512".'),
+    click.option("--outputs", multiple=True, metavar="NAME", help="An output to keep; several allowed; default: all."),
     click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
     click.option(
         "--trust-remote-code",
@@ -36,7 +38,7 @@ _SOURCE_OPTIONS = (
 
 
 def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --with-weights, --trust-remote-code, --force."""
+    """SPEC, -o, --input, --dim, --outputs, --with-weights, --trust-remote-code, --force."""
     return _with(work, _SOURCE_OPTIONS)
 
 

@@ -6,6 +6,8 @@ that it did not produce itself.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,10 +16,12 @@ from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
 from attnport.exporter.counting import count_attentions
-from attnport.exporter.naming import name_dims, strip
+from attnport.exporter.guards import Guard
+from attnport.exporter.naming import name_dims, name_outputs, strip
+from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
-from attnport.exporter.sdpa_rank import to_rank_4
+from attnport.exporter.sdpa_rank import to_rank_4, widen_masks
 from attnport.exporter.tracing import quiet, trace
 
 if TYPE_CHECKING:
@@ -25,23 +29,44 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 23
+_LARGE = (131, 137, 139, 149, 151, 157, 163, 167, 173, 179)
 
 
 @dataclass(frozen=True)
 class Capture:
-    """An exported graph, and the attentions that were counted in the torch graph before."""
+    """An exported graph, and what was found in the torch graph before: attentions, sizes of outputs, and guards.
+
+    A graph with guards is only right if it is at their sizes too.
+    """
 
     model: ir.Model
     attentions: tuple[SourceAttention, ...]
+    outputs: tuple[TensorSpec, ...]
+    guards: tuple[Guard, ...] = ()
 
 
 def example_sizes(io_contract: IOContract) -> dict[str, int]:
-    """Sizes to trace at: distinct primes where the range allows, never 1 (torch would specialise on it)."""
+    """Sizes to try first: small and distinct primes where the range allows."""
     sizes: dict[str, int] = {}
     primes = iter((3, 5, 7, 11, 13, 17, 19, 23))
     for dim in io_contract.dims:
         wanted = next(primes, 29)
         sizes[dim.name] = max(min(wanted, dim.max), dim.min)
+    return sizes
+
+
+def traced_sizes(io_contract: IOContract) -> dict[str, int]:
+    """Sizes to trace at: large and odd ones, of which no part that the code computes is 0 or 1 (torch would freeze it).
+
+    Halves, patches and windows of a small size are: 11 pixels have one patch of 8. A trace computes nothing, so that
+    large sizes cost no time. The largest size of a dim may be special, such as that of a whole table.
+    """
+    sizes: dict[str, int] = {}
+    for dim, wanted in zip(io_contract.dims, itertools.chain(_LARGE, itertools.count(_LARGE[-1] + 2, 2)), strict=False):
+        size = max(min(wanted, dim.max - 1), dim.min, min(2, dim.max))
+        while size in sizes.values() and size > max(dim.min, 2):
+            size -= 1
+        sizes[dim.name] = size
     return sizes
 
 
@@ -59,18 +84,20 @@ def example_tensor(spec: TensorSpec, sizes: dict[str, int], *, is_mask: bool) ->
     return torch.randint(0, spec.high or 2, shape, generator=generator, dtype=dtype)
 
 
-def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET) -> Capture:
+def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET, observed: bool = False) -> Capture:
     """Exports `module` to ONNX with every named dim dynamic.
 
     Args:
         module: In eval mode; called with the contract's inputs by keyword.
         contract: Inputs, outputs and dims.
         opset: 23 or later, so that scaled_dot_product_attention stays one `Attention` node.
+        observed: The sizes of the contract's outputs come from runs; those of the torch graph replace them.
 
     Raises:
-        ExportError: torch cannot export the module, or a dim froze; the message names the dim and its inputs.
+        ExportError: torch cannot export the module, a dim froze (the message names the dim and its inputs), or nothing
+            tells the size of an output.
     """
-    exported, attentions = _exported(module, contract, opset)
+    exported, attentions, traced, guards = _exported(module, contract, opset)
     model: ir.Model = exported.model
     if len(model.graph.outputs) != len(contract.outputs):
         raise ExportError(
@@ -78,11 +105,30 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             f"{len(contract.outputs)} are declared: {', '.join(map(str, contract.outputs))}.",
             hint="Return a tensor or a flat tuple of tensors, one for each declared output.",
         )
+    outputs = traced if observed else contract.outputs
+    if unknown := unknown_sizes(outputs):
+        raise ExportError(
+            f"the size of {unknown} is no expression of the inputs' dims.",
+            hint="It may depend on values of the inputs; return an output of a size that does not.",
+        )
+    _free_names(model)
     write_out_rotary(model)
-    name_dims(model, contract)
+    sized = dataclasses.replace(contract, outputs=outputs)
+    name_dims(model, sized)
     settle_sizes(model)
+    name_outputs(model, sized)
     strip(model)
-    return Capture(model, attentions)
+    return Capture(model, attentions, outputs, guards)
+
+
+def _free_names(model: ir.Model) -> None:
+    """Renames weights that are called as an output is, in place: a graph has each name once."""
+    outputs = {value.name: value for value in model.graph.outputs}
+    for name, weight in list(model.graph.initializers.items()):
+        if name in outputs and outputs[name] is not weight:
+            del model.graph.initializers[name]
+            weight.name = f"{name}/weight"
+            model.graph.register_initializer(weight)
 
 
 def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET) -> torch.export.ExportedProgram:
@@ -94,7 +140,7 @@ def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int =
     Raises:
         ExportError: as `capture`.
     """
-    exported, _ = _exported(module, contract, opset)
+    exported, *_ = _exported(module, contract, opset)
     if exported.exported_program is None:
         raise ExportError("torch.onnx kept no torch graph.", hint="Use a version of torch as in constraints.txt.")
     return exported.exported_program
@@ -102,10 +148,10 @@ def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int =
 
 def _exported(
     module: torch.nn.Module, contract: IOContract, opset: int
-) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...]]:
+) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
     import torch
 
-    sizes = example_sizes(contract)
+    sizes = traced_sizes(contract)
     masks = {mask.input for mask in contract.masks}
     feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
     narrow = next(
@@ -115,9 +161,11 @@ def _exported(
     if narrow is not None:
         feeds = {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
     with quiet(), torch.no_grad():
-        program = trace(module, contract, feeds)
+        program, guards = trace(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
+        outputs = traced_outputs(program, contract)
         to_rank_4(program)
+        widen_masks(program)
         try:
             exported = torch.onnx.export(
                 program,
@@ -139,7 +187,7 @@ def _exported(
             ) from err
     if exported is None:
         raise ExportError("torch.onnx returned no model.")
-    return exported, attentions
+    return exported, attentions, outputs, guards
 
 
 def _root(err: BaseException) -> str:

@@ -55,9 +55,54 @@ def count_attentions(program: torch.fx.GraphModule) -> tuple[SourceAttention, ..
         operator = _call(node)
         if "scaled_dot_product" in operator and "attention" in operator:
             calls.append((module_path(node), "scaled_dot_product_attention"))
-        elif operator.removeprefix("special_") in _SOFTMAXES and _reaches_product(node, _TORCH, "log" in operator):
+            continue
+        is_softmax = operator.removeprefix("special_") in _SOFTMAXES or (operator == "exp" and _is_normalised(node))
+        if is_softmax and _reaches_product(node, _TORCH, "log" in operator):
             calls.append((module_path(node), "softmax"))
     return _named(calls)
+
+
+def _is_normalised(exponential: Any) -> bool:
+    """Whether exponentials are the numerators of a softmax that is written out.
+
+    Either a logsumexp was subtracted before, or they are summed over their last axis, perhaps after some of them were
+    replaced by zero. Features of a linear attention, which may be exponentials too, are summed over the positions.
+    """
+    difference = exponential.args[0]
+    if _call(difference) == "sub" and any(_call(_behind_layout(of)) == "logsumexp" for of in difference.args):
+        return True
+    pending, seen = [exponential], set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for user in node.users:
+            if _call(user) == "sum" and user.args[0] is node and _is_over_last_axis(user):
+                return True
+            if _call(user) in ("masked_fill", "where", "to", "clone") or (_call(user) == "mul" and _is_masked(user)):
+                pending.append(user)
+    return False
+
+
+def _behind_layout(value: Any) -> Any:
+    while _call(value) in ("unsqueeze", "expand", "view", "reshape"):
+        value = value.args[0]
+    return value
+
+
+def _is_over_last_axis(total: Any) -> bool:
+    axes = total.args[1] if len(total.args) > 1 else total.kwargs.get("dim")
+    rank = total.args[0].meta["val"].dim()
+    return axes is not None and [axis % rank for axis in axes] == [rank - 1]
+
+
+def _is_masked(product: Any) -> bool:
+    """Whether a factor of a product is a mask of booleans, cast to numbers."""
+    import torch
+
+    casts = [of for of in product.args if _call(of) in ("to", "to_copy", "float", "type_as")]
+    return any(of.args[0].meta["val"].dtype == torch.bool for of in casts)
 
 
 def count_in_graph(model: ir.Model) -> tuple[SourceAttention, ...]:
@@ -137,7 +182,7 @@ def _is_as_wide(source: Any, node: Any, spelt: _Vocabulary) -> bool:
 
 def _call(node: Any) -> str:
     """`softmax` for `aten.softmax.int` and for `aten._softmax.default`; "" for a node that is no call."""
-    if node.op != "call_function":
+    if getattr(node, "op", "") != "call_function":
         return ""
     return str(getattr(node.target, "__name__", node.target)).split(".")[0].strip("_")
 

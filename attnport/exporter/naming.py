@@ -48,6 +48,25 @@ def name_dims(model: ir.Model, contract: IOContract) -> None:
         value.shape = ir.Shape(list(spec.dims))
 
 
+def name_outputs(model: ir.Model, contract: IOContract) -> None:
+    """Gives outputs the contract's sizes after shapes were inferred anew; names such as `size5` give way everywhere."""
+    import onnx_ir as ir
+
+    known = {dim.name for dim in contract.dims}
+    names: dict[str, str] = {}
+    for value, spec in zip(model.graph.outputs, contract.outputs, strict=True):
+        for symbol, dim in zip(value.shape or (), spec.dims, strict=False):
+            if isinstance(symbol, ir.SymbolicDim) and symbol.value and symbol.value not in known:
+                names.setdefault(symbol.value, str(dim))
+        value.shape = ir.Shape(list(spec.dims))
+    names = {symbol: name for symbol, name in names.items() if not name.isdigit() and symbol != name}
+    outputs = set(model.graph.outputs)
+    for value in all_values(model) if names else ():
+        if value.shape is not None and value not in outputs:
+            value.shape = ir.Shape([dim if isinstance(dim, int) else names.get(dim.value or "", dim.value)
+                                    for dim in value.shape])  # fmt: skip
+
+
 def _named(dim: Any, names: dict[str, str]) -> int | str | None:
     if isinstance(dim, int):
         return dim

@@ -25,6 +25,7 @@ class Tensor:
         dims: Sizes and names of dims, None for an unknown one; None altogether if the rank is unknown.
         sources: The tensors whose elements the node reads, including those that its branches read.
         floating: Whether it has a floating-point type.
+        exact: Whether it is of integers or booleans, computed from such alone: no rounding has a part in it.
     """
 
     name: str
@@ -33,18 +34,23 @@ class Tensor:
     dims: tuple[int | str | None, ...] | None
     sources: tuple[str, ...]
     floating: bool
+    exact: bool
 
 
 def tensors(model: ir.Model) -> dict[str, Tensor]:
     """The tensors that a graph's nodes compute, by name, in topological order, without those inside branches."""
     by_name = {}
+    given = (*model.graph.inputs, *model.graph.initializers.values())
+    exact = {value.name for value in given if _integral(value)}
     for node in model.graph:
         sources = () if node.op_type in _OF_SHAPES and not node.domain else tuple(dict.fromkeys(_read(node)))
         for value in node.outputs:
             if value.name:
+                if _integral(value) and exact.issuperset(sources):
+                    exact.add(value.name)
                 floating = value.dtype is not None and value.dtype.is_floating_point()
-                dims = _dims(value)
-                by_name[value.name] = Tensor(value.name, node.op_type, module_of(node), dims, sources, floating)
+                of = (module_of(node), _dims(value), sources, floating, value.name in exact)
+                by_name[value.name] = Tensor(value.name, node.op_type, *of)
     return by_name
 
 
@@ -88,6 +94,10 @@ def _read(node: ir.Node) -> Iterator[str]:
         for inner in graph:
             yield from _read(inner)
         yield from (str(value.name) for value in graph.outputs)
+
+
+def _integral(value: ir.Value) -> bool:
+    return value.dtype is not None and (value.dtype.is_integer() or value.dtype.name == "BOOL")
 
 
 def _dims(value: ir.Value) -> tuple[int | str | None, ...] | None:

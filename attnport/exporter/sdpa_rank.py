@@ -1,7 +1,12 @@
-"""Rewrites scaled_dot_product_attention of other ranks to rank 4, the only one that torch's exporter accepts."""
+"""Rewrites scaled_dot_product_attention so that torch's exporter and ONNX Runtime take it.
+
+torch's exporter accepts rank 4 alone. ONNX Runtime's `Attention` refuses a mask that broadcasts over the queries or the
+keys, such as `[B,1,1,T]`, which the standard and torch allow.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,24 +18,65 @@ def to_rank_4(program: torch.export.ExportedProgram) -> int:
 
     Returns how many were rewritten. A call whose leading axes broadcast is left, and the exporter refuses it.
     """
+    changed = 0
+    for node in _calls(program):
+        rank = node.args[0].meta["val"].dim()
+        if rank == 3:
+            _add_head_axis(node.graph, node)
+        elif rank > 4 and _have_equal_leading_axes(node.args[:3]):
+            _merge_leading_axes(node.graph, node)
+        else:
+            continue
+        changed += 1
+    return changed
+
+
+def widen_masks(program: torch.export.ExportedProgram) -> int:
+    """Expands each mask of `sdpa` that broadcasts over queries or keys to `[...,S,T]`, in place; returns how many."""
+    import torch
+
+    changed = 0
+    for node in _calls(program):
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        if mask is None:
+            continue
+        q, k, *_ = node.args
+        val = mask.meta["val"]
+        lengths = (q.meta["val"].shape[-2], k.meta["val"].shape[-2])
+        if all(map(_same, val.shape[-2:], lengths)):
+            continue
+        lead = [-1] * (val.dim() - 2)
+        with node.graph.inserting_before(node):
+            sizes = [*lead, *(size for of in (q, k) for size in _sizes(node, of, (of.meta["val"].dim() - 2,)))]
+            wide = node.graph.call_function(torch.ops.aten.expand.default, (mask, sizes))
+        wide.meta = {**node.meta, "val": val.expand(*lead, *lengths)}
+        node.replace_input_with(mask, wide)
+        changed += 1
+    return changed
+
+
+def _calls(program: torch.export.ExportedProgram) -> list[Any]:
+    """The calls of `sdpa` in the graph and its branches; what is done to them needs no recompiling."""
     import torch
 
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    changed = 0
-    for module in program.graph_module.modules():
-        if not isinstance(module, torch.fx.GraphModule):
-            continue
-        for node in module.graph.find_nodes(op="call_function", target=attention):
-            rank = node.args[0].meta["val"].dim()
-            if rank == 3:
-                _add_head_axis(module.graph, node)
-            elif rank > 4 and _have_equal_leading_axes(node.args[:3]):
-                _merge_leading_axes(module.graph, node)
-            else:
-                continue
-            changed += 1
-        module.recompile()
-    return changed
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    return [node for graph in graphs for node in graph.find_nodes(op="call_function", target=attention)]
+
+
+def _sizes(near: Any, value: Any, axes: Iterable[int]) -> list[Any]:
+    """Sizes of a value, as numbers or as nodes that read them where the graph is being changed."""
+    import torch
+
+    result: list[Any] = []
+    for axis in axes:
+        size = value.meta["val"].shape[axis]
+        if not isinstance(size, int):
+            read = near.graph.call_function(torch.ops.aten.sym_size.int, (value, axis))
+            read.meta = {**near.meta, "val": size}
+            size = read
+        result.append(size)
+    return result
 
 
 def _have_equal_leading_axes(values: Any) -> bool:
@@ -72,17 +118,6 @@ def _merge_leading_axes(graph: torch.fx.Graph, node: Any) -> None:
     q, whole = node.args[0], node.meta["val"]
     rank = q.meta["val"].dim()
 
-    def sizes(value: Any, axes: range) -> list[Any]:
-        result = []
-        for axis in axes:
-            size = value.meta["val"].shape[axis]
-            if not isinstance(size, int):
-                size_node = graph.call_function(torch.ops.aten.sym_size.int, (value, axis))
-                size_node.meta = {**node.meta, "val": size}
-                size = size_node
-            result.append(size)
-        return result
-
     def call(target: Any, value: Any, *arguments: Any, val: Any) -> Any:
         result = graph.call_function(target, (value, *arguments))
         result.meta = {**node.meta, "val": val}
@@ -95,12 +130,12 @@ def _merge_leading_axes(graph: torch.fx.Graph, node: Any) -> None:
         lead = q.meta["val"].shape[: rank - 3]
         if len(val.shape) != rank or not all(map(_same, val.shape[:-3], lead)):
             whole_val = val.expand(*lead, *val.shape[-3:])
-            wanted = [*sizes(q, range(rank - 3)), *[-1] * 3]
+            wanted = [*_sizes(node, q, range(rank - 3)), *[-1] * 3]
             value, val = call(torch.ops.aten.expand.default, value, wanted, val=whole_val), whole_val
         return call(torch.ops.aten.flatten.using_ints, value, 0, rank - 4, val=val.flatten(0, rank - 4))
 
     with graph.inserting_before(node):
-        shape = [*sizes(q, range(rank - 1)), *sizes(node.args[2], range(rank - 1, rank))]
+        shape = [*_sizes(node, q, range(rank - 1)), *_sizes(node, node.args[2], range(rank - 1, rank))]
         node.args = tuple(merged(argument) for argument in node.args)
         node.kwargs = {name: merged(argument) for name, argument in node.kwargs.items()}
     with graph.inserting_after(node):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import logging
 import re
@@ -11,11 +10,11 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError, first_line
+from attnport.exporter.guards import Guard, constants, guards, located, place_of
 
 if TYPE_CHECKING:
     import torch
@@ -70,91 +69,99 @@ def traceable() -> Iterator[None]:
 
 def trace(
     module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
-) -> torch.export.ExportedProgram:
-    """Returns the module as a torch graph in which every named dim is dynamic.
+) -> tuple[torch.export.ExportedProgram, tuple[Guard, ...]]:
+    """Returns the module as a torch graph in which every named dim is dynamic, and what the graph needs of sizes.
+
+    If torch cannot prove the graph for all sizes of the contract, it is traced again with dims of torch's choice; the
+    caller has to try the graph at the sizes of the guards.
 
     Raises:
-        ExportError: torch cannot trace the module, or a dim froze; the message names the dim and its inputs.
+        ExportError: torch cannot trace the module, or a dim froze; the message names the dim, its inputs, and the line
+            of code.
     """
     import torch
 
     try:
         try:
-            return _exported(module, contract, feeds)
-        except torch._dynamo.exc.UserError as err:
-            shorter = _below_the_largest(contract, str(err))
-            if shorter == contract:
-                raise
-            return _exported(module, shorter, feeds)
+            return _exported(module, contract, feeds, chosen=False), ()
+        except torch._dynamo.exc.UserError:
+            with located():
+                program = _exported(module, contract, feeds, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
-        frozen = _frozen_dims(contract, str(err)) if isinstance(err, torch._dynamo.exc.UserError) else ""
-        if frozen:
-            raise ExportError(
-                f"{frozen}.",
-                hint="Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size.",
-            ) from err
+        text = f"{first_line(err)}{_place(err)}"
         raise ExportError(
-            f"torch.export cannot trace the module: {type(err).__name__}: {first_line(err)}{_place(err)}",
-            hint="Run with --traceback for torch's full message.",
+            f"torch.export cannot trace the module: {type(err).__name__}: {text}",
+            hint=_advice(text) or "Run with --traceback for torch's full message.",
         ) from err
+    frozen = constants(program, contract)
+    if frozen and (read := _read(module, contract, feeds)) is not None:
+        return read, guards(read, contract)
+    if frozen:
+        problems = []
+        for name, (size, place) in frozen.items():
+            inputs = [f"{spec.name!r} (axis {spec.dims.index(name)})" for spec in contract.inputs if name in spec.dims]
+            problems.append(
+                f"dim {name!r} of input {', '.join(inputs)} froze at the traced size: "
+                f"the module's code turns it into the constant {size}{place}"
+            )
+        raise ExportError(f"{'; '.join(problems)}.", hint=_advice(problems[0]) or _USUAL_ADVICE)
+    return program, guards(program, contract)
+
+
+def _read(
+    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram | None:
+    """The graph as torch reads it out of the code, where `len(x)` and `int(x.shape[i])` stay sizes; None if it cannot.
+
+    It is the last try, as it takes fewer modules than running them does.
+    """
+    try:
+        program = _exported(module, contract, feeds, chosen=True, strict=True)
+    except Exception:  # torch raises errors of any type; the first try's is the one to tell
+        return None
+    return None if constants(program, contract) else program
 
 
 def _exported(
-    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
+    module: torch.nn.Module,
+    contract: IOContract,
+    feeds: dict[str, torch.Tensor],
+    *,
+    chosen: bool,
+    strict: bool = False,
 ) -> torch.export.ExportedProgram:
+    """The trace with dims of the contract's ranges, or `chosen` by torch."""
     import torch
 
-    dims = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in contract.dims}
+    dims: dict[str, Any] = {
+        dim.name: torch.export.Dim.AUTO(min=dim.min, max=dim.max)
+        if chosen
+        else torch.export.Dim(dim.name, min=dim.min, max=dim.max)
+        for dim in contract.dims
+    }
     dynamic = {
         spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
         for spec in contract.inputs
     }
     with torch.no_grad(), traceable():
-        return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=False)
+        return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=strict)
 
 
-def _below_the_largest(contract: IOContract, refusal: str) -> IOContract:
-    """The contract without the largest size of each dim, where torch says that the code branches at that size alone.
-
-    A stored mask or table is sliced to the current length, but not when that length is its own, and torch traces this
-    as a branch. The graph for all shorter lengths is right for the largest one too, since a slice may be full length.
-    """
-    dims = []
-    for dim in contract.dims:
-        guard = re.search(rf"Not all values of {dim.name} = .*? satisfy the generated guard .* != {dim.max}\b", refusal)
-        dims.append(dataclasses.replace(dim, max=dim.max - 1, opt=min(dim.opt, dim.max - 1)) if guard else dim)
-    return dataclasses.replace(contract, dims=tuple(dims))
+_USUAL_ADVICE = "Look for int(x.shape[i]), x.view with a literal size, or Python control flow on a size."
+_ADVICE = (
+    (r"\.item\(|\.tolist\(", "A number read out of a tensor is a constant of the graph; keep it a tensor."),
+    (r"\bint\(|\bfloat\(|\bround\(|math\.", "Use x.shape[i] as it is, with + - * // alone: int() and math freeze it."),
+    (r"\.(view|reshape|expand|repeat|unflatten)\(", "Write -1 or x.shape[i] in place of a literal size."),
+    (r"\brange\(|\bfor\b", "A Python loop over a size is unrolled; write it with tensor operations."),
+    (r"DataDependent|\bif\b|\bwhile\b|\bassert\b", "Python cannot branch on a tensor in a graph; use torch.where."),
+)
 
 
-def _frozen_dims(contract: IOContract, refusal: str) -> str:
-    """The dims that became constants, as `dim 'seq' of input 'x' (axis 1), ... froze: ...`; "" for another refusal.
-
-    They are read from the message of torch.export. It does not return the refused program, and a program that is traced
-    with sizes of torch's choice shows what became a constant, but not what the code branched on.
-    """
-    violated = re.search(r"Constraints violated \(([^)]*)\)", refusal)
-    known = {dim.name for dim in contract.dims}
-    frozen = [name.strip() for name in violated[1].split(",") if name.strip() in known] if violated else []
-    reasons = []
-    for name in frozen:
-        places = [f"{spec.name!r} (axis {spec.dims.index(name)})" for spec in contract.inputs if name in spec.dims]
-        constant = re.search(rf"You marked {name} as dynamic but your code specialized it .*?\((\d+)\)", refusal)
-        guard = re.search(rf"Not all values of {name} = .*? satisfy the generated guard (.*)", refusal)
-        why = "the module's code turns it into a constant"
-        if constant:
-            why = f"the module's code turns it into the constant {constant[1]}"
-        elif guard:
-            why = f"the module's code branches on it ({guard[1].strip().rstrip('.')})"
-        reasons.append(f"dim {name!r} of input {', '.join(places)} froze at the traced size: {why}")
-    return "; ".join(reasons)
+def _advice(problem: str) -> str:
+    """What to write in place of the code that a message shows, or ""."""
+    return next((advice for pattern, advice in _ADVICE if re.search(pattern, problem)), "")
 
 
 def _place(err: BaseException) -> str:
-    """The last line of code outside torch that was running, as ` (model.py, line 7: y = x.view(n))`, or ""."""
-    import torch
-
-    inside = str(Path(torch.__file__).parent)
-    frames = [frame for frame in traceback.extract_tb(err.__traceback__) if not frame.filename.startswith(inside)]
-    # The first frame is the call in this file.
-    last = frames[-1] if len(frames) > 1 else None
-    return f" ({Path(last.filename).name}, line {last.lineno}: {last.line})" if last is not None else ""
+    """The last line of code outside torch that was running, or ""."""
+    return place_of(traceback.extract_tb(err.__traceback__))

@@ -7,25 +7,48 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import ModelSpec
+from attnport.errors import SpecError
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def load(
-    text: str, *, inputs: Sequence[str] = (), dims: Sequence[str] = (), trust_remote_code: bool = False
+    text: str,
+    *,
+    inputs: Sequence[str] = (),
+    dims: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    trust_remote_code: bool = False,
 ) -> ModelSpec:
     """Loads the model that a SPEC names, the project's own ones included; as `attnport.sources.load`.
 
     Raises:
         SpecError: there is no such thing, it is not a module, or it raised while loading.
-        UsageError: `inputs`, `dims` or `trust_remote_code` do not fit it.
+        UsageError: `inputs`, `dims`, `outputs` or `trust_remote_code` do not fit it.
         MissingDependency: it needs a package that is not installed.
     """
     from attnport.models import base
     from attnport.sources import load as read
 
-    return read(text, inputs=inputs, dims=dims, trust_remote_code=trust_remote_code, own=base.get)
+    spec = read(text, inputs=inputs, dims=dims, outputs=outputs, trust_remote_code=trust_remote_code, own=base.get)
+    return with_outputs(spec, outputs)
+
+
+def with_outputs(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
+    """`spec` with the outputs called `names` alone; all of them if there are no names.
+
+    Raises:
+        SpecError: it has no such output.
+    """
+    known = [output.name for output in spec.io.outputs]
+    for name in names:
+        if name not in known:
+            raise SpecError(
+                f"{spec.source.text}: got --outputs {name}; its outputs are {', '.join(known)}.",
+                hint="Name one of these.",
+            )
+    return without_outputs(spec, [name for name in known if names and name not in names])
 
 
 def without_outputs(spec: ModelSpec, names: Collection[str]) -> ModelSpec:

@@ -22,6 +22,7 @@ from attnport.artifacts import ModelSpec, Source
 from attnport.errors import SpecError
 from attnport.folder.loading import load
 from attnport.jsonfile import digest_text
+from attnport.sources import memory
 from attnport.sources.code import Code, code_of, runs_code
 from attnport_bundle.cache import Cache, find
 from attnport_bundle.printable import escaped
@@ -37,8 +38,18 @@ def reload(source: Source) -> ModelSpec:
     Raises:
         SpecError: as `require` and `load`.
     """
+    if (kept := memory.held(source)) is not None:
+        return kept
     require(source)
-    return load(source.text, inputs=source.inputs, dims=source.dims, trust_remote_code=source.trust_remote_code)
+    if source.in_memory:
+        return memory.stored(source)
+    return load(
+        source.text,
+        inputs=source.inputs,
+        dims=source.dims,
+        outputs=source.outputs,
+        trust_remote_code=source.trust_remote_code,
+    )
 
 
 def require(source: Source, *, given: bool = False) -> None:
@@ -50,7 +61,7 @@ def require(source: Source, *, given: bool = False) -> None:
     Raises:
         SpecError: it was not asked for, or is not as it was then; names the file or package, and the factory.
     """
-    code = code_of(source) if runs_code(source) else None
+    code = code_of(source) if runs_code(source) and memory.held(source) is None else None
     if code is None:
         return  # nothing of others is run: there is none, or it is not there, as loading says
     if given:

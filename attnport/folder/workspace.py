@@ -19,6 +19,7 @@ from attnport.folder.machine import version
 from attnport.folder.refusals import as_usage_error
 from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.module_path import ROOT
+from attnport.sources.program import Stored, note
 from attnport.transaction import Transaction, settle, transaction
 from attnport.version import __version__
 
@@ -58,6 +59,7 @@ def open_folder(folder: Path) -> Manifest:
             raise IntegrityError(
                 f"{folder / MANIFEST} uses {name} and has no digest of it.", hint="Somebody edited it; export again."
             )
+    note(manifest.source, Stored(folder, manifest.name, manifest.io, manifest.files))
     return manifest
 
 

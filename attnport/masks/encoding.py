@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnport.errors import UsageError
-from attnport.masks.spec import MaskSpec
+from attnport.masks.spec import COMPUTED, MaskSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +43,7 @@ def decode_mask(mask: MaskSpec, array: Array) -> Array:
 
 def check_value(mask: MaskSpec, *, given: bool) -> None:
     """Raises UsageError if a mask cannot be built because an input's value or a window's width is missing."""
-    named = [kind for kind in mask.kinds if kind in ("padding", "prefix", "documents", "global", "explicit")]
+    named = [kind for kind in mask.kinds if kind not in COMPUTED]
     if named and not given:
         raise UsageError(f"mask {mask}: {', '.join(named)} is made from an input's value, and none was given.")
     if mask.carries == "marks" and "window" not in mask.kinds:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from attnport_bundle.contract import ALIGNMENTS as ALIGNMENTS
 from attnport_bundle.contract import CARRIES as CARRIES
+from attnport_bundle.contract import COMPUTED as COMPUTED
 from attnport_bundle.contract import KINDS as KINDS
+from attnport_bundle.contract import OF_INTEGERS as OF_INTEGERS
 from attnport_bundle.contract import POLARITIES as POLARITIES
+from attnport_bundle.contract import RANKS as RANKS
 from attnport_bundle.contract import MaskSpec as MaskSpec

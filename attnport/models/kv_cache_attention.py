@@ -8,9 +8,9 @@ computed before; with T = P + S:
     y = Wo softmax(q [past k; k]^T / sqrt(D) + mask) [past v; v]
 
 The mask is causal with the last query at the last key (`lower_right`), and hides empty positions of the cache. Prefill
-is a call with a long x and a cache of one hidden position (runtimes need a size of at least 1); decoding is a call with
-one token. Only the new keys and values are returned, and the caller appends them to its cache: a copy of the whole
-cache for every token would cost more than the attention.
+is a call with a long x and a cache of one hidden position (a contract may also allow an empty cache, `past=0:...`);
+decoding is a call with one token. Only the new keys and values are returned, and the caller appends them to its cache:
+a copy of the whole cache for every token would cost more than the attention.
 
 Cost of one token after P others: 8 E^2 + 4 P E floating-point operations, against 8 P E^2 + 4 P^2 E if everything is
 computed again.

@@ -15,6 +15,7 @@ from attnport.cases.inputs import Array, Case
 from attnport.errors import AttnportError
 from attnport.exporter.probing import operators_between, parents_among
 from attnport.folder.portable import portable
+from attnport.parity import integers
 from attnport.parity.bisect_ground import Ground
 from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick
 from attnport.parity.comparing import TYPED_EVALUATOR
@@ -33,7 +34,7 @@ from attnport.parity.searching import (
 )
 from attnport.runtimes import base
 
-_BYTES = 16  # an element of a tensor: in float64, of eager, and of the runtime
+_BYTES = 24  # an element of a tensor at most: in float64, of eager, and of the runtime, all int64
 
 
 class Search:
@@ -86,6 +87,7 @@ class Search:
             self._name,
             tensor=tensor,
             operator=made.operator,
+            difference=self._difference(tensor, case, readings),
             module=run.traced("fp32", float64=True).modules()[tensor],
             between=operators_between(self._probes.made, tensor, comparable),
             fine=fine,
@@ -100,12 +102,17 @@ class Search:
         )
 
     def _comparable(self, outputs: Sequence[str], notes: list[str]) -> list[str]:
-        """Tensors of the file that torch's graph has too, in the same module, without those over the memory cap."""
+        """Tensors of the file that torch's graph has too, in the same module, without those over the memory cap.
+
+        Integers that were made of floats, such as an argmax, are left out: a rounding may change them, and no bound
+        says how many of them.
+        """
         modules = self._run.traced("fp32", float64=True).modules()
         found = [
             name
             for name, tensor in self._probes.made.items()
-            if tensor.floating and name in modules and (name in outputs or tensor.module in (None, modules[name]))
+            if name in modules
+            and (name in outputs or ((tensor.floating or tensor.exact) and tensor.module in (None, modules[name])))
         ]
         sizes = self._sizes(found)
         cap = self._run.budget.cap_bytes
@@ -147,26 +154,25 @@ class Search:
 
     def _measured(self, names: Sequence[str], results: Sequence[Mapping[str, Array]]) -> dict[str, list[Excess]]:
         """The excess of each tensor by sample."""
-        found: dict[str, dict[str, Errors | None]] = {}
-        eager: dict[str, dict[str, Errors]] = {}
-        for case, got in zip(self._cases, results, strict=True):
-            found[case.name], eager[case.name] = self._errors(case, names, got)
-        by = Yardstick(self._row.plan, eager, factors=FACTORS_OF_ONE_RUN)
-        return {name: [excess(case, name, found[case][name], by) for case in found] for name in names}
+        found = [self._excesses(case, names, got) for case, got in zip(self._cases, results, strict=True)]
+        return {name: [one[name] for one in found] for name in names}
 
-    def _errors(
-        self, case: Case, names: Sequence[str], got: Mapping[str, Array]
-    ) -> tuple[dict[str, Errors | None], dict[str, Errors]]:
-        """The errors of a result and of eager on one case."""
-        found: dict[str, Errors | None] = {}
-        eager: dict[str, Errors] = {}
+    def _excesses(self, case: Case, names: Sequence[str], got: Mapping[str, Array]) -> dict[str, Excess]:
+        """The excess of each tensor on one sample."""
+        found: dict[str, Excess] = {}
         for name, (expected, own) in self._module_at(case, names).items():
             valid = self._run.valid(case, name, self._probes, expected.shape)
-            found[name] = errors_at(got.get(name), expected, valid, name)
-            errors = errors_at(own, expected, valid, name)
-            if errors is not None:
-                eager[name] = errors
-        return found, eager
+            if self._probes.made[name].exact:
+                found[name] = integers.excess(integers.difference(got.get(name), expected, own, valid))
+            else:
+                by = self._yardstick(case, name, errors_at(own, expected, valid, name))
+                found[name] = excess(case.name, name, errors_at(got.get(name), expected, valid, name), by)
+        return found
+
+    def _yardstick(self, case: Case, name: str, eager: Errors | None) -> Yardstick:
+        """For one tensor on one sample."""
+        by_case = {case.name: {name: eager}} if eager else {}
+        return Yardstick(self._row.plan, by_case, factors=FACTORS_OF_ONE_RUN)
 
     def _module_at(self, case: Case, names: Sequence[str]) -> dict[str, tuple[Array, Array | None]]:
         """The module's own tensors, in float64 and at the plan; those of outputs are kept: each run asks again."""
@@ -184,10 +190,15 @@ class Search:
         run = self._run
         expected, own = self._module_at(case, [tensor])[tensor]
         valid = run.valid(case, tensor, self._probes, expected.shape)
-        eager = errors_at(own, expected, valid, tensor)
-        by = Yardstick(self._row.plan, {case.name: {tensor: eager}} if eager else {}, factors=FACTORS_OF_ONE_RUN)
+        by = self._yardstick(case, tensor, errors_at(own, expected, valid, tensor))
+
+        def read(subject: str, got: Array | None) -> Reading:
+            if self._probes.made[tensor].exact:
+                return integers.reading(subject, integers.difference(got, expected, own, valid))
+            return reading(subject, case.name, tensor, errors_at(got, expected, valid, tensor), by)
+
         results = {EAGER: own} if own is not None else {}
-        found = [reading(EAGER, case.name, tensor, eager, by)]
+        found = [read(EAGER, own)]
         rows = {self._name: self._row} | {
             name: row for name, row in run.report.runtimes.items() if name in run.openings() and name != self._name
         }
@@ -200,12 +211,12 @@ class Search:
                 found.append(Reading(name, "NOT_RUN", got))
             else:
                 results[name] = got
-                found.append(reading(name, case.name, tensor, errors_at(got, expected, valid, tensor), by))
+                found.append(read(name, got))
         odd = odd_one(results, valid)
         evaluated = self._evaluator(tensor, case)
         if evaluated is not None:
             label = f"{self._probes.file.name} in {TYPED_EVALUATOR}"
-            found.append(reading(label, case.name, tensor, errors_at(evaluated, expected, valid, tensor), by))
+            found.append(read(label, evaluated))
             wrong = found[-1].verdict == "FAIL"
             notes.append(
                 f"{self._probes.file.name} itself is wrong there: ONNX's reference evaluator diverges too"
@@ -213,6 +224,13 @@ class Search:
                 else f"{self._probes.file.name} is right there, evaluated by ONNX's reference: the runtime is wrong"
             )
         return tuple(found), odd
+
+    def _difference(self, tensor: str, case: Case, readings: Sequence[Reading]) -> str:
+        """What differs in a tensor of integers, of the runtime that was searched; "" for a tensor of floats."""
+        if not self._probes.made[tensor].exact:
+            return ""
+        told = next(row.reason for row in readings if row.subject == self._name)
+        return f"{self._module_at(case, [tensor])[tensor][0].dtype}: {told}; integers must be exact"
 
     def _value(self, name: str, row: RuntimeParity, tensor: str, case: Case) -> Array | str:
         """A runtime's tensor, or why there is none."""

@@ -24,14 +24,13 @@ from attnport.artifacts import (
     RuntimeParity,
     Verdict,
 )
+from attnport.parities import FACTORS as FACTORS
 from attnport.parity.invariance import Spreads
 from attnport.parity.metrics import Errors as Errors
 from attnport.parity.metrics import failed as failed
 from attnport.parity.metrics import measure as measure
 from attnport.parity.metrics import measure_all as measure_all
 
-FACTORS = (2.0, 3.0)
-"""Of the RMS error and of the largest."""
 FACTORS_OF_ONE_RUN = (4.0, 4.0)
 """Where PyTorch is run once only, and cannot be asked again: golden cases, and tensors inside a module."""
 NO_ROUNDING = 100
@@ -42,7 +41,8 @@ COSINE = 0.99999
 # An islands model computes in float32 but for q, k and v, so float32 rounding is its floor.
 EPS = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp16_islands": 2.0**-23, "bf16_islands": 2.0**-23}
 EPS[AUTO] = EPS["fp16"]
-
+_MOST_NAMED = 4
+"""Results that the reason of a failure names."""
 
 ByCase = Mapping[str, Mapping[str, Errors]]
 
@@ -165,16 +165,20 @@ def conclude(
     cases: Sequence[CaseResult],
     invariance: Sequence[InvarianceResult] = (),
     note: str = "",
+    sizes: Mapping[str, str] | None = None,
 ) -> RuntimeParity:
-    """The verdict of one runtime or form. No case at all is a failure: nothing was shown."""
+    """The verdict of one runtime or form. No case at all is a failure: nothing was shown.
+
+    Args:
+        sizes: By case, the sizes of its dims in words.
+    """
     bad_cases = [result for result in cases if result.verdict == "FAIL"]
     judged = [result for result in cases if result.verdict == "PASS"]
     bad_pairs = [result for result in invariance if result.verdict != "PASS"]
     if not judged and not bad_cases:
         reason = "no case was compared"
     elif bad_cases:
-        first = bad_cases[0]
-        reason = f"{len(bad_cases)} of {len(cases)} results fail; first: {first.case}, {first.output}: {first.reason}"
+        reason = _failure(bad_cases, cases, sizes or {})
     elif bad_pairs:
         reason = f"padding changes valid rows: {bad_pairs[0].comparison}, {bad_pairs[0].output}"
     else:
@@ -188,6 +192,25 @@ def conclude(
     verdict: Verdict = "FAIL" if bad_cases or bad_pairs or not judged else "PASS"
     reason = f"{reason}; {note}" if note else reason
     return RuntimeParity(verdict, reason, plan, ran, tuple(cases), tuple(invariance))
+
+
+def _failure(bad: Sequence[CaseResult], cases: Sequence[CaseResult], sizes: Mapping[str, str]) -> str:
+    """How many results fail, which where few of them do or do not, and the worst."""
+    worst = max(bad, key=lambda one: math.inf if one.rms_error is None or one.nonfinite else share_of_bound(one))
+    several = len({one.output for one in cases}) > 1
+    failing, others = (
+        [f"{one.case}, {one.output}" if several else one.case for one in cases if (one.verdict == "FAIL") is which]
+        for which in (True, False)
+    )
+    which = ""
+    if 0 < len(others) <= _MOST_NAMED:
+        which = f" (all but {'; '.join(others)})" if len(failing) > 1 else ""
+    elif others and len(failing) > 1:
+        more = len(failing) - _MOST_NAMED
+        which = f" ({'; '.join(failing[:_MOST_NAMED])}{f'; {more} more' if more > 0 else ''})"
+    at = f" ({sizes[worst.case]})" if worst.case in sizes else ""
+    told = f"{worst.case}{at}, {worst.output}: {worst.reason}"
+    return f"{len(bad)} of {len(cases)} results fail{which}; worst: {told}"
 
 
 def report(

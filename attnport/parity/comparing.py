@@ -35,6 +35,7 @@ from attnport.processes.child import ChildError
 from attnport.processes.isolated import IsolatedSession, Limits, reason_of_failure, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
+from attnport_bundle.feeds import check_shapes
 
 FAST_EVALUATOR, TYPED_EVALUATOR = "ort_cpu", "onnx_reference"
 
@@ -224,7 +225,12 @@ class Comparison:
         found = tried.found.spreads.found
         kept = Spreads({key: one for key, one in found.items() if key[0] not in self._moved})
         pairs = parity.judge_invariance(kept, by, tried.found.compared)
-        return parity.conclude(tried.plan, tried.found.ran, results, pairs, "; ".join(notes))
+        return parity.conclude(tried.plan, tried.found.ran, results, pairs, "; ".join(notes), self._sizes())
+
+    def _sizes(self) -> dict[str, str]:
+        """By case, the sizes of its dims in words."""
+        found = {case.name: check_shapes(self.io, case.feeds) for case in self.cases}
+        return {case: ", ".join(f"{dim}={size}" for dim, size in sizes.items()) for case, sizes in found.items()}
 
     def _results(self, tried: _Tried) -> list[CaseResult]:
         # What was exported does as the module does, which is not asked to follow the contract; forms are.

@@ -16,7 +16,7 @@ from attnport.artifacts import IOContract, Ran, Session
 from attnport.cases.inputs import Array, Case
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError
-from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, variants
+from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.child import Died
 
@@ -144,11 +144,12 @@ def _measure_items(
     session: Session, io: IOContract, case: Case, outputs: Mapping[str, Array], found: SessionErrors, limit: int
 ) -> None:
     for count, variant in enumerate(variants(io, case)):
-        if count == limit:
+        outputs_told = [spec for spec in io.outputs if tells_items(io, variant.keys, spec)]
+        if count == limit or not outputs_told:
             break
         alone = _run(session, variant.alone)
         padded = {name: (start, _run(session, feeds)) for name, (start, feeds) in variant.padded.items()}
-        for spec in io.outputs:
+        for spec in outputs_told:
             whole = _part(io, variant, alone, spec, 0, 0)
             inside = _part(io, variant, outputs, spec, variant.row, 0)
             found.spreads.add(f"{IN_A_BATCH}{variant.about}", spec.name, whole, inside)

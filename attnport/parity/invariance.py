@@ -14,6 +14,7 @@ from attnport.cases.mask_cases import keys_dim
 from attnport.dims import TensorSpec
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.masks.spec import MaskSpec
+from attnport_bundle import expressions
 
 MORE = 17
 """Padding added beside a sequence; a prime, so that no tile size divides it."""
@@ -138,6 +139,13 @@ def _variants(io: IOContract, case: Case, mask: MaskSpec, keep_BT: Array, about:
             feeds = {item.name: _pad(io, item, alone[item.name], keys, more, side) for item in io.inputs}
             padded[name] = (more if side == "left" else 0, feeds)
         yield Variant(row, length, keys, alone, validity(io, alone), padded, about)
+
+
+def tells_items(io: IOContract, keys: str, output: TensorSpec) -> bool:
+    """Whether the rows of an item can be told in an output: not where the batch or `keys` are part of an expression."""
+    known = {dim.name for dim in io.dims}
+    computed = [expressions.names(dim) for dim in output.dims if isinstance(dim, str) and dim not in known]
+    return not any(names & {keys, str(batch_dim(io))} for names in computed)
 
 
 def rows_of(io: IOContract, keys: str, output: TensorSpec, result: Array, row: int, start: int, length: int) -> Array:

@@ -27,7 +27,7 @@ Evaluate = Callable[[Sequence[str]], Mapping[str, Sequence[Excess]]]
 
 @dataclass(frozen=True)
 class Reading:
-    """One runtime's errors at a tensor, on one sample, against the float64 run."""
+    """One runtime's errors at a tensor, on one sample, against the float64 run; integers have none but a reason."""
 
     subject: str
     verdict: Verdict
@@ -47,6 +47,7 @@ class SearchResult:
         reason: Why no tensor is named; "" when one is.
         tensor: The first that diverges, though everything comparable that it is made of does not.
         operator: What makes it in the graph that was run.
+        difference: Of a tensor of integers or booleans, its type and what differs in `sample`; "" for one of floats.
         module: The path of the torch module that it belongs to.
         between: The operators from the fine ancestors to the tensor.
         fine: The nearest comparable ancestors, all measured; empty where it is made of the inputs.
@@ -63,6 +64,7 @@ class SearchResult:
     reason: str = ""
     tensor: str = ""
     operator: str = ""
+    difference: str = ""
     module: str = ""
     between: tuple[str, ...] = ()
     fine: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ def layers(report: LayerReport | None, folder: str) -> Iterator[doc.Block]:
         yield doc.pending(f"attnport check {folder} --bisect")
         return
     yield doc.Text(LAYERS)
-    yield doc.Text(f"Case: {report.case}, the one that comes nearest to its bound.")
+    yield doc.Text(f"Case: {report.case}, the one with the largest error, as a share of its bound.")
     notes: list[doc.Line] = [
         (doc.Name(runtime), " leaves its bound at ", doc.Name(layer)) for runtime, layer in first_beyond(report).items()
     ]

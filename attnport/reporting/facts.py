@@ -12,15 +12,21 @@ from attnport.artifacts import (
     ParityReport,
     Ran,
 )
+from attnport.parities import FACTORS
 from attnport.reporting.measures import NONE, significant
 
+_WORDS = {2.0: "twice", 3.0: "three times", 4.0: "four times"}
 UNCHECKED = "numbers not checked"
 FUSED = "Fused means that one runtime kernel covers it from QKᵀ to PV."
 BOUND = (
-    "Every output is compared with a float64 run of the module over its valid elements. The bound is twice the RMS "
-    "error of PyTorch eager at the same precision and four times its largest error, plus 4 eps of the reference’s RMS. "
+    "Every output is compared with a float64 run of the module over its valid elements. The bound is "
+    f"{_WORDS[FACTORS[0]]} the RMS error of PyTorch eager at the same precision and {_WORDS[FACTORS[1]]} its largest "
+    "error, plus 4 eps of the reference’s RMS. "
     "The number in a cell is the larger of the two errors divided by its bound."
 )
+
+PROGRAM = "source/program.py"
+"""The trace of a module in memory, in its artifact folder."""
 
 
 def count(number: int, what: str) -> str:
@@ -152,14 +158,25 @@ def grid(manifest: Manifest) -> str:
     return ",".join(parts)
 
 
+def reference(manifest: Manifest) -> list[str]:
+    """What the float64 reference of a module in memory is; nothing for others, whose SPEC says it."""
+    if not manifest.source.in_memory:
+        return []
+    if PROGRAM in manifest.files:
+        return [f"reference: the module in the process that exported it, elsewhere its trace, {PROGRAM}"]
+    return ["reference: the module in the process that exported it"]
+
+
 def again(manifest: Manifest, folder: str) -> list[str]:
     """The commands that make the folder again and examine it; `folder` is quoted for a shell."""
     source = shlex.quote(manifest.source.text)
     options = "".join(f" --input {shlex.quote(item)}" for item in manifest.source.inputs)
     options += "".join(f" --dim {shlex.quote(item)}" for item in manifest.source.dims)
+    options += "".join(f" --outputs {shlex.quote(item)}" for item in manifest.source.outputs)
     shape = grid(manifest)
+    ship = f"attnport ship {source}{options} -o {folder}"
     return [
-        f"attnport ship {source}{options} -o {folder}",
+        *([] if manifest.source.in_memory else [ship]),
         f"attnport fuse {folder} --explain",
         f"attnport check {folder} --bisect",
         f"attnport bench {folder}" + (f" --shape {shape}" if shape else ""),

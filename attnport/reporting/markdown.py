@@ -10,7 +10,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from attnport.reporting import document as doc
-from attnport.reporting.facts import UNCHECKED, count, failed, fastest_right, not_counted, not_run, tallies, times
+from attnport.reporting.facts import (
+    UNCHECKED,
+    count,
+    failed,
+    fastest_right,
+    not_counted,
+    not_run,
+    reference,
+    tallies,
+    times,
+)
 from attnport.reporting.findings import Findings
 from attnport.reporting.markup import printable
 from attnport.reporting.measures import NONE, milliseconds
@@ -55,7 +65,11 @@ def render(findings: Findings) -> str:
     manifest = findings.manifest
     dims = [f"{dim.name} {dim.min} to {dim.max}" for dim in manifest.io.dims]
     facts = [code(manifest.source.text), f"opset {manifest.opset}", count(len(manifest.attentions), "attention")]
-    parts = [f"# {escaped(manifest.name)}", " · ".join([*facts, *map(escaped, dims)]), _verdict(findings)]
+    parts = [
+        f"# {escaped(manifest.name)}",
+        " · ".join([*facts, *map(escaped, [*dims, *reference(manifest)])]),
+        _verdict(findings),
+    ]
     for section in sections(findings):
         blocks = list(paragraphs(section.blocks))
         parts += [f"## {section.title}", *blocks] if blocks else []

@@ -95,7 +95,8 @@ def recommend(
         compare: Compares two runtimes; see `Compare`.
         folder: The artifact folder, quoted for a shell.
     """
-    commands = []
+    failing = parity is not None and parity.verdict == "FAIL"
+    commands = [f"attnport check {folder} --bisect"] if failing else []
     if parity is None:
         commands.append(f"attnport check {folder}")
     if latency is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnport.artifacts import FusionReport, FusionTable, LatencyReport, Manifest, ParityReport
-from attnport.reporting.facts import UNCHECKED, count, failed, fastest_right, not_counted, not_run, tallies
+from attnport.reporting.facts import UNCHECKED, count, failed, fastest_right, not_counted, not_run, reference, tallies
 from attnport.reporting.markup import Html, el, join, name, text, verdict
 from attnport.reporting.measures import milliseconds
 from attnport.reporting.recommendation import Recommendation
@@ -122,6 +122,7 @@ def header(
         f"opset {manifest.opset}",
         count(len(manifest.attentions), "attention"),
         *(f"{dim.name} {dim.min} to {dim.max}" for dim in manifest.io.dims),
+        *reference(manifest),
     ]
     return el(
         "header",

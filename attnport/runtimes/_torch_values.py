@@ -62,12 +62,11 @@ class TracedModule:
         return kept
 
     def shapes(self, feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-        """The shape of every named tensor of floating-point type."""
+        """The shape of every named tensor."""
         shapes: dict[str, tuple[int, ...]] = {}
 
         def note(name: str, value: torch.Tensor) -> None:
-            if value.is_floating_point():
-                shapes[name] = tuple(value.shape)
+            shapes[name] = tuple(value.shape)
 
         self._interpret(feeds, note)
         return shapes | {name: shapes[own] for name, own in self._outputs.items() if own in shapes}

@@ -10,6 +10,7 @@ from pathlib import Path
 from attnport.artifacts import Source
 from attnport.jsonfile import digest_file, digest_text
 from attnport.sources.file import is_file_name
+from attnport.sources.program import place_of
 
 REMOTE = "the Python code that config.json names"
 
@@ -35,8 +36,11 @@ def runs_code(source: Source) -> bool:
     """Whether loading a source runs code that the source names.
 
     A built-in model (a name without a colon) runs only attnport's code. `hf:` loads a configuration and tensors into
-    transformers' own classes; code in the folder is run only with `trust_remote_code`. Everything else names a factory.
+    transformers' own classes; code in the folder is run only with `trust_remote_code`. A module in memory
+    may be stored as a program. Everything else names a factory.
     """
+    if source.in_memory:
+        return place_of(source) is not None
     return ":" in source.text and (source.trust_remote_code or not source.text.startswith("hf:"))
 
 
@@ -45,6 +49,9 @@ def code_of(source: Source) -> Code | None:
 
     Nothing is imported, not even the packages around a module, since importing them would run their files.
     """
+    if source.in_memory:
+        program = place_of(source)
+        return _code(str(program.absolute()), "forward") if program is not None and program.is_file() else None
     if source.text.startswith("hf:"):
         return _of_hf(source.text.removeprefix("hf:"))
     place, _, factory = source.text.rpartition(":")

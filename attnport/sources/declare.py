@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
 from attnport.masks.spec import MaskSpec
 from attnport.sources.marks import mask_of
+from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
+from attnport.sources.plain import plain_module
+from attnport.sources.ranges import found_ranges
+from attnport.sources.structure import (
+    Arguments,
+    Observed,
+    Path,
+    adapted,
+    flat_name,
+    flat_outputs,
+    of_declarations,
+)
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-DEFAULT_DIMS = {"batch": (1, 8, 64)}
-DEFAULT_RANGE = (1, 128, 512)
-_INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=]+)*)")
+_INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*(\.\w+)*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=]+)*)")
+_CONSTANT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*(\.\w+)*)\s*=\s*(?P<value>[^\[\]]+?)\s*")
+Result = TypeVar("Result")
+_WORDS = {"True": True, "False": False, "None": None}
 
 
 def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
     """Reads `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
 
-    Marks after the shape are `high=N` (values below N) and those of a mask (`sources.marks`).
+    A tensor in a structure is written with dots, `past.0=float32[batch,heads,past,16]`, and called `past_0`. Marks
+    after the shape are `high=N` (values below N) and those of a mask (`sources.marks`).
 
     Raises:
         UsageError: the text cannot be read; the message shows the part.
@@ -47,12 +63,33 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
             high = int(mark[5:])
         else:
             marks.append(mark)
-    spec = TensorSpec(match["name"], match["dtype"], dims, high)
+    spec = TensorSpec(flat_name(path_of(text)), match["dtype"], dims, high)
     return spec, mask_of(spec, marks)
 
 
+def path_of(text: str) -> Path:
+    """Where a declaration belongs in the arguments of the forward: `past.0.key=...` is `("past", "0", "key")`."""
+    return tuple(text.partition("=")[0].strip().split("."))
+
+
+def parse_constant(text: str) -> tuple[Path, Any] | None:
+    """Reads `use_cache=false`, `scale=0.5` or `mode="mean"`: an argument that is the same in every call.
+
+    Returns:
+        The argument's path and its value. None if the text declares a tensor, which has its dims in brackets.
+    """
+    match = _CONSTANT.fullmatch(text)
+    if match is None:
+        return None
+    try:
+        value = _WORDS[match["value"]] if match["value"] in _WORDS else json.loads(match["value"])
+    except ValueError:
+        return None
+    return path_of(text), value
+
+
 def parse_dim(text: str) -> Dim:
-    """Reads `seq=1:128:512` (min, opt, max).
+    """Reads `seq=1:128:512` (min, opt, max); min may be 0, for inputs that may be empty.
 
     Raises:
         UsageError: the text cannot be read.
@@ -60,7 +97,10 @@ def parse_dim(text: str) -> Dim:
     match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})\s*", text)
     if not match:
         raise UsageError(f"--dim {text!r} cannot be read.", hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512.")
-    return Dim(match[1], int(match[2]), int(match[3]), int(match[4]))
+    dim = Dim(match[1], int(match[2]), int(match[3]), int(match[4]))
+    if dim.opt < 1:
+        raise UsageError(f"--dim {text!r}: got the usual size 0; expected 1 or more.", hint="Only MIN may be 0.")
+    return dim
 
 
 def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
@@ -104,7 +144,9 @@ def parse_dims(declared: Sequence[str]) -> dict[str, Dim]:
     return dims
 
 
-def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
+def plain_spec(
+    text: str, factory: Callable[[], Any], inputs: Sequence[str], dims: Sequence[str], outputs: Sequence[str] = ()
+) -> ModelSpec:
     """The ModelSpec that a factory returns, or one made from `--input` and runs of the module at several sizes.
 
     Raises:
@@ -126,7 +168,38 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
             f"{text} returns a plain module, whose inputs are not known.",
             hint='Declare them: --input "x=float32[batch,seq,256]" --input "attention_mask=int64[batch,seq]:padding"',
         )
-    parsed = [parse_input(declared) for declared in inputs]
+    module = plain_module(text, result)
+    place, _, made_by = text.rpartition(":")
+    file = FilePath(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    return declared_spec(
+        f"{file}.{made_by}", text, module, lambda: plain_module(text, factory()), inputs, dims, outputs
+    )
+
+
+def declared_spec(
+    name: str,
+    text: str,
+    module: nn.Module,
+    make: Callable[[], nn.Module],
+    inputs: Sequence[str],
+    dims: Sequence[str],
+    outputs: Sequence[str],
+    arguments: Arguments | None = None,
+) -> ModelSpec:
+    """The ModelSpec of a module with declared inputs.
+
+    Args:
+        text: What errors call it.
+        module: What `make` returns.
+        arguments: What the forward is called with; None = what the declarations say.
+
+    Raises:
+        UsageError: a declaration cannot be read, or does not fit the others.
+        SpecError: the module does not run on the inputs.
+    """
+    constants = dict(filter(None, map(parse_constant, inputs)))
+    declared = [each for each in inputs if parse_constant(each) is None]
+    parsed = [parse_input(each) for each in declared]
     tensors = tuple(spec for spec, _ in parsed)
     if len({spec.name for spec in tensors}) != len(tensors):
         raise UsageError("--input: a name is declared twice.")
@@ -139,90 +212,102 @@ def plain_spec(text: str, factory: Callable[[], Any], inputs: Sequence[str], dim
     for mask in masks:
         if mask.keys is not None and mask.keys not in used:
             raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
-    named = tuple(ranges.get(name) or Dim(name, *DEFAULT_DIMS.get(name, DEFAULT_RANGE)) for name in used)
-    outputs = observe_outputs(result.eval(), tensors, named, text)
-    contract = IOContract(tensors, outputs, named, masks, positions="none")
-    place, _, made_by = text.rpartition(":")
-    file = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return ModelSpec(f"{file}.{made_by}", Source(text), contract, factory)
+    arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants)
+    call = Observed(module.eval(), arguments, outputs, text)
+
+    def runs(sizes: Mapping[str, int]) -> bool:
+        try:
+            _run(call, tensors, sizes, text)
+        except SpecError:
+            return False
+        return True
+
+    named = found_ranges(list(used), ranges, runs)
+    contract = IOContract(tensors, observe_outputs(call, tensors, named, text), named, masks, positions="none")
+    if not call.adapts:
+        return ModelSpec(name, Source(text), contract, make, observed=True)
+    kept, chosen = arguments, [spec.name for spec in contract.outputs]
+    return ModelSpec(name, Source(text), contract, lambda: adapted(make(), kept, chosen), observed=True)
 
 
 def observe_outputs(
     module: Callable[..., Any], inputs: Sequence[TensorSpec], dims: Sequence[Dim], text: str
 ) -> tuple[TensorSpec, ...]:
-    """The outputs of a module, from runs at base sizes and with each dim changed alone.
+    """The outputs of a module, from runs at base sizes, with each dim changed alone, and with all of them changed.
 
-    An axis of an output whose size changes with a dim gets that dim's name.
+    The size of an axis is a number, a dim, a sum such as `past+seq`, or `UNKNOWN_SIZE`, which export finds out.
 
     Raises:
         SpecError: the module does not run on the declared inputs, returns something other than tensors, or runs at only
             one size of a dim; the message names that dim and its inputs.
     """
-    primes = (3, 5, 7, 11, 13, 17, 19, 23)
-    base = {dim.name: min(max(prime, dim.min), dim.max) for dim, prime in zip(dims, primes, strict=False)}
+    base = base_sizes(dims)
     at_base = _run(module, inputs, base, text)
-    axes: dict[str, list[str | int]] = {name: [int(size) for size in out.shape] for name, out in at_base.items()}
-    for dim in dims:
-        other = base[dim.name] + 1 if base[dim.name] < dim.max else base[dim.name] - 1
-        if other < dim.min:
-            continue  # the dim has only one size
+    alone = {}
+    for name, sizes in changed_alone(dims).items():
         try:
-            changed = _run(module, inputs, {**base, dim.name: other}, text)
+            alone[name] = sizes, _run(module, inputs, sizes, text)
         except SpecError as err:
-            having = ", ".join(repr(spec.name) for spec in inputs if dim.name in spec.dims)
+            having = ", ".join(repr(spec.name) for spec in inputs if name in spec.dims)
             raise SpecError(
-                f"{text}: dim {dim.name!r} of input {having} is frozen in the module: it runs at "
-                f"{dim.name}={base[dim.name]} and fails at {dim.name}={other}: {err.__cause__}",
+                f"{text}: dim {name!r} of input {having} is frozen in the module: it runs at "
+                f"{name}={base[name]} and fails at {name}={sizes[name]}: {err.__cause__}",
                 hint="Look for a literal size in view, reshape or expand.",
             ) from err
-        for name, out in changed.items():
-            for axis, (before, after) in enumerate(zip(at_base[name].shape, out.shape, strict=True)):
-                if before != after and isinstance(axes[name][axis], str):
-                    raise SpecError(f"{text}: axis {axis} of {name} follows both {axes[name][axis]} and {dim.name}.")
-                if before != after:
-                    axes[name][axis] = dim.name
-    return tuple(
-        TensorSpec(name, str(out.dtype).removeprefix("torch."), tuple(axes[name])) for name, out in at_base.items()
-    )
+        _same_ranks(at_base, alone[name][1], f"{text}: with another size of {name}")
+    last = all_changed(dims)
+    try:
+        confirming = _run(module, inputs, last, text) if len(dims) > 1 or alone else None
+    except SpecError:
+        confirming = None  # sizes that do not go together; export tries its own
+    else:
+        _same_ranks(at_base, confirming or at_base, f"{text}: with other sizes of all dims")
+    outputs = []
+    for name, out in at_base.items():
+        axes = [
+            fit(
+                (base, int(size)),
+                {dim: (sizes, int(got[name].shape[axis])) for dim, (sizes, got) in alone.items()},
+                None if confirming is None else (last, int(confirming[name].shape[axis])),
+            )
+            for axis, size in enumerate(out.shape)
+        ]
+        outputs.append(TensorSpec(name, str(out.dtype).removeprefix("torch."), tuple(axes)))
+    return tuple(outputs)
+
+
+def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], where: str) -> None:
+    ranks = [{name: out.ndim for name, out in outputs.items()} for outputs in (one, other)]
+    if ranks[0] != ranks[1]:
+        raise SpecError(f"{where}, the module gives other outputs: ranks {ranks[1]} instead of {ranks[0]}.")
 
 
 def _run(
-    module: Callable[..., Any], inputs: Sequence[TensorSpec], sizes: dict[str, int], text: str
+    module: Callable[..., Any], inputs: Sequence[TensorSpec], sizes: Mapping[str, int], text: str
 ) -> dict[str, torch.Tensor]:
+    feeds = {spec.name: _example(spec, sizes) for spec in inputs}
+    hint = "Check names, dtypes and dims of --input; inputs are passed by keyword."
+    return called(text, "the declared inputs", hint, lambda: flat_outputs(module(**feeds)))
+
+
+def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Result:
+    """What a call of the user's forward returns, computed without gradients.
+
+    Raises:
+        SpecError: the forward raised something; the message has it, and what was `given`.
+    """
     import torch
 
-    feeds = {spec.name: _example(spec, sizes) for spec in inputs}
     try:
         with torch.no_grad():
-            return _tensors(module(**feeds), text)
+            return call()
     except SpecError:
         raise
     except Exception as err:  # the user's forward may raise anything
-        raise SpecError(
-            f"{text}: its forward raised {type(err).__name__} on the declared inputs: {err}",
-            hint="Check names, dtypes and dims of --input; inputs are passed by keyword.",
-        ) from err
+        raise SpecError(f"{text}: its forward raised {type(err).__name__} on {given}: {err}", hint=hint) from err
 
 
-def _tensors(result: Any, text: str) -> dict[str, torch.Tensor]:
-    import torch
-
-    if isinstance(result, torch.Tensor):
-        return {"output": result}
-    named: dict[str, Any] = {}
-    if isinstance(result, dict):
-        named = {str(name): value for name, value in result.items()}
-    elif isinstance(result, tuple | list):
-        named = {f"output_{at}": value for at, value in enumerate(result)}
-    if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
-        raise SpecError(
-            f"{text}: its forward returns {type(result).__name__}; expected a tensor or a tuple of tensors.",
-            hint="Wrap the module so that it returns tensors only.",
-        )
-    return named
-
-
-def _example(spec: TensorSpec, sizes: dict[str, int]) -> torch.Tensor:
+def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
     import torch
 
     dtype: torch.dtype = getattr(torch, spec.dtype)

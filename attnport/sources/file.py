@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
-from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError
-from attnport.sources.declare import plain_spec
 from attnport.sources.package import SPEC_FORMS, attribute
 
 
@@ -28,7 +27,7 @@ def is_file_name(place: str) -> bool:
     return place.endswith(".py") or "/" in place
 
 
-def load_file(path: Path, factory: str, inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
+def file_factory(path: Path, factory: str) -> Callable[[], Any]:
     """Loads `factory` from the Python file `path`.
 
     Raises:
@@ -44,5 +43,4 @@ def load_file(path: Path, factory: str, inputs: Sequence[str], dims: Sequence[st
     module = importlib.util.module_from_spec(loader)
     sys.modules[name] = module  # so that the source of its classes can be found
     loader.loader.exec_module(module)
-    text = f"{path}:{factory}"
-    return plain_spec(text, attribute(module, factory, text), inputs, dims)
+    return attribute(module, factory, f"{path}:{factory}")

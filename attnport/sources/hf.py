@@ -75,7 +75,8 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
     ready = [module]
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
     tokenizer = find(place, "tokenizer.json")
-    return ModelSpec(name, Source(f"hf:{place}"), contract, lambda: ready.pop() if ready else make(), tokenizer)
+    source = Source(f"hf:{place}")
+    return ModelSpec(name, source, contract, lambda: ready.pop() if ready else make(), tokenizer, observed=True)
 
 
 def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:

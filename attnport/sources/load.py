@@ -6,9 +6,9 @@ import dataclasses
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import ModelSpec
+from attnport.artifacts import ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError
 from attnport.sources.digests import code_digest, weights_digest
 from attnport.sources.package import SPEC_FORMS
@@ -24,6 +24,7 @@ def load(
     *,
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
+    outputs: Sequence[str] = (),
     trust_remote_code: bool = False,
     own: Callable[[str], ModelSpec] | None = None,
 ) -> ModelSpec:
@@ -33,6 +34,7 @@ def load(
         text: A model's name, `package.module:factory`, `file.py:factory` or `hf:...`.
         inputs: `--input` declarations, for factories that return a plain module.
         dims: `--dim` declarations, such as `seq=1:128:512`.
+        outputs: The outputs of a plain module that are wanted; none = all. Other models keep all of theirs.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
         own: Returns the ModelSpec of a name without a colon; None = there are no such names.
 
@@ -42,33 +44,62 @@ def load(
         MissingDependency: it needs a package that is not installed.
     """
     try:
-        spec = _resolve(text, inputs, dims, trust_remote_code, own)
+        spec = _resolve(text, inputs, dims, outputs, trust_remote_code, own)
         module = spec.make()
     except AttnportError:
         raise
     except (Exception, SystemExit) as err:  # the user's code may raise anything; its exit() must not end this process
         raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
+    source = Source(text, tuple(inputs), tuple(dims), trust_remote_code=trust_remote_code, outputs=tuple(outputs))
+    return sealed(dataclasses.replace(spec, source=source), module)
+
+
+def sealed(spec: ModelSpec, module: nn.Module) -> ModelSpec:
+    """`spec` with the digests of its module, which its `make` returns at first.
+
+    Raises:
+        SpecError: it is not a module, or a parameter has no data.
+    """
+    text = spec.source.text
     _check_module(text, module)
     source = dataclasses.replace(
-        spec.source,
-        text=text,
-        inputs=tuple(inputs),
-        dims=tuple(dims),
-        trust_remote_code=trust_remote_code,
-        code_digest=code_digest(module),
-        weights_digest=weights_digest(text, module),
+        spec.source, code_digest=code_digest(module), weights_digest=weights_digest(text, module)
     )
     return dataclasses.replace(spec, source=source, make=_made_once(module, spec))
+
+
+def factory_of(text: str) -> Callable[[], Any]:
+    """The factory that a SPEC names.
+
+    Raises:
+        SpecError: it names none (`hf:`, or a name without a colon), there is no such factory, or loading its file
+            raised an error.
+    """
+    place, _, factory = text.rpartition(":")
+    if not place or not factory.isidentifier():
+        raise SpecError(
+            f"{text!r} is not a SPEC: got {factory!r} after the colon; expected a factory's name.", hint=SPEC_FORMS
+        )
+    from attnport.sources.file import file_factory, is_file_name
+    from attnport.sources.package import package_factory
+
+    try:
+        return file_factory(Path(place), factory) if is_file_name(place) else package_factory(place, factory)
+    except AttnportError:
+        raise
+    except (Exception, SystemExit) as err:
+        raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
 
 
 def _resolve(
     text: str,
     inputs: Sequence[str],
     dims: Sequence[str],
+    outputs: Sequence[str],
     trust_remote_code: bool,
     own: Callable[[str], ModelSpec] | None,
 ) -> ModelSpec:
-    from attnport.sources.declare import narrow, refuse_inputs
+    from attnport.sources.declare import narrow, plain_spec, refuse_inputs
 
     if text == "hf" or text.startswith("hf:"):
         from attnport.sources.hf import load_hf
@@ -80,24 +111,13 @@ def _resolve(
             f"{text} is not an hf: model, so --trust-remote-code does not apply.",
             hint="Leave it out: the model's code is run anyway.",
         )
-    place, colon, factory = text.rpartition(":")
-    if not colon:
+    if ":" not in text:
         if own is None or not text.replace("-", "_").isidentifier():
             raise SpecError(f"{text!r} is not a SPEC: it names no factory.", hint=_with_factory(text))
         spec = own(text)
         refuse_inputs(text, inputs)
         return narrow(spec, dims)
-    if not place or not factory.isidentifier():
-        raise SpecError(
-            f"{text!r} is not a SPEC: got {factory!r} after the colon; expected a factory's name.", hint=SPEC_FORMS
-        )
-    from attnport.sources.file import is_file_name, load_file
-
-    if is_file_name(place):
-        return load_file(Path(place), factory, inputs, dims)
-    from attnport.sources.package import load_package
-
-    return load_package(place, factory, inputs, dims)
+    return plain_spec(text, factory_of(text), inputs, dims, outputs)
 
 
 def _with_factory(text: str) -> str:

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
-from attnport.masks.spec import ALIGNMENTS, CARRIES, KINDS, POLARITIES, MaskSpec
+from attnport.masks.spec import ALIGNMENTS, CARRIES, KINDS, OF_INTEGERS, POLARITIES, RANKS, MaskSpec
 
 _INTEGERS = ("int32", "int64")
 _NAMED = tuple(kind for kind in KINDS if kind not in ("none", "window"))
-_ALONE = {"prefix": "lengths [batch]", "documents": "ids [batch,seq]", "global": "marks [batch,seq]"}
+_SHAPES = {1: "[batch]", 2: "[batch,seq]"}
+_ALONE = {
+    kind: f"{content} {_SHAPES[rank]}"
+    for content, rank in RANKS.items()
+    for kind in CARRIES[content]
+    if kind != "padding"
+}
+"""For each kind of pairs of a query and a key, the content that says it without an element for each pair."""
 _PATTERNS = {
     "kind": "|".join(_NAMED),
     "window": "window=([0-9]{1,9})",
@@ -78,15 +85,10 @@ def _sorted(spec: TensorSpec, marks: Sequence[str]) -> dict[str, list[str]]:
 def _content(spec: TensorSpec, kinds: Sequence[str]) -> str:
     """The content of the input, by its kinds and shape; raises UsageError if that is ambiguous."""
     rank = len(spec.dims)
-    if "documents" in kinds and rank == 2:
-        return "ids"
-    if "global" in kinds and rank == 2:
-        return "marks"
-    if "prefix" in kinds and rank == 1:
-        return "lengths"
-    if "padding" in kinds and rank == 1 and spec.dims[0] == "batch":
-        return "lengths"
-    if "padding" in kinds and rank == 1 and spec.dtype in _INTEGERS:
+    content = next((held for held in RANKS if RANKS[held] == rank and not {*CARRIES[held]}.isdisjoint(kinds)), "mask")
+    if "padding" not in kinds or content != "lengths" or spec.dims[0] == "batch":
+        return content
+    if spec.dtype in _INTEGERS:
         raise UsageError(
             "it is either a length for each item, or a mask over the keys of all items.",
             hint="Say which: add :lengths or :mask.",
@@ -97,13 +99,12 @@ def _content(spec: TensorSpec, kinds: Sequence[str]) -> str:
 def _check_tensor(spec: TensorSpec, mask: MaskSpec) -> None:
     """Raises UsageError if the dtype or the rank does not fit the mask."""
     rank, problem = len(spec.dims), ""
-    pairs = [kind for kind in mask.kinds if kind in ("prefix", "documents", "global")]
-    if mask.carries in ("lengths", "ids") and spec.dtype not in _INTEGERS:
+    pairs = [kind for kind in mask.kinds if kind in _ALONE]
+    if mask.carries in OF_INTEGERS and spec.dtype not in _INTEGERS:
         problem = f"got dtype {spec.dtype} for {mask.carries}; expected one of {', '.join(_INTEGERS)}"
-    elif mask.carries == "lengths" and rank != 1:
-        problem = f"got rank {rank} for lengths; expected one for each item, [batch]"
-    elif mask.carries in ("ids", "marks") and rank != 2:
-        problem = f"got rank {rank} for {mask.carries}; expected one for each position, [batch,seq]"
+    elif rank != RANKS.get(mask.carries, rank):
+        of = {1: "item", 2: "position"}[RANKS[mask.carries]]
+        problem = f"got rank {rank} for {mask.carries}; expected one for each {of}, {_SHAPES[RANKS[mask.carries]]}"
     elif mask.carries == "mask" and pairs and rank < 3:
         alone = " and ".join(_ALONE[kind] for kind in pairs)
         problem = f"got rank {rank} for {' and '.join(pairs)}; expected {alone}, or a mask of rank 3 or 4"

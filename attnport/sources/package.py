@@ -13,12 +13,11 @@ from typing import Any
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError
-from attnport.sources.declare import plain_spec
 
 SPEC_FORMS = "A SPEC is a model's NAME, package.module:factory, file.py:factory or hf:FOLDER."
 
 
-def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequence[str]) -> ModelSpec:
+def package_factory(module: str, factory: str) -> Callable[[], Any]:
     """Loads `factory` from `module`, which is importable or in the current folder.
 
     Raises:
@@ -37,7 +36,7 @@ def load_package(module: str, factory: str, inputs: Sequence[str], dims: Sequenc
                 "A file is written with its ending: file.py:factory.",
             ) from err
         raise
-    return plain_spec(text, attribute(imported, factory, text), inputs, dims)
+    return attribute(imported, factory, text)
 
 
 class _CurrentFolder(MetaPathFinder):

@@ -30,6 +30,7 @@ def bundle(
     sign: Path | None = None,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Writes a bundle of an artifact folder; all of it appears at once, and equal inputs give equal bytes.
 
@@ -41,6 +42,7 @@ def bundle(
         unverified: Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.
         sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
         force: Replace a bundle even if its files were changed or files were added.
+        tell: Called with a line if the golden cases were not all run, as none of the forms can run here.
 
     Returns:
         `out`.
@@ -71,7 +73,7 @@ def bundle(
         if sign is not None:
             signing.sign(staged, sign)
         progress("running the golden cases")
-        _try(staged)
+        _try(staged, tell)
     return out
 
 
@@ -114,8 +116,8 @@ def _refuse_stranger(out: Path, force: bool) -> None:
         )
 
 
-def _try(staged: Path) -> None:
-    """Runs the bundle's own check before the bundle appears; without onnxruntime, only of the files."""
+def _try(staged: Path, tell: Callable[[str], None]) -> None:
+    """Runs the bundle's own check before the bundle appears; where none of its forms can run, only of the files."""
     from attnport_bundle.errors import BundleError, RuntimeMissing
     from attnport_bundle.selftest import selftest
 
@@ -129,6 +131,9 @@ def _try(staged: Path) -> None:
         ) from err
     bad = next((row for row in report.rows if row.verdict == "FAIL"), None)
     if bad is None or report.exit_code in (0, RuntimeMissing.exit_code):
+        if report.exit_code:
+            last = next(row for row in reversed(report.rows) if row.verdict == "NOT_RUN")
+            tell(f"the bundle's golden cases were not all run, as it cannot run here: {last.check}: {last.detail}")
         return
     kinds: dict[int, type[AttnportError]] = {
         ParityFailed.exit_code: ParityFailed,

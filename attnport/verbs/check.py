@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import Capabilities, Manifest, ParityReport
+from attnport.artifacts import Capabilities, Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of
 from attnport.cases.inputs import full_case
 from attnport.cases.text import read_sentences
@@ -26,6 +27,7 @@ from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.latency.grid import parse_grid
 from attnport.parities import FILE
 from attnport.parity.at_plan import EAGER_ON_GPU, ComparisonAtPlan
+from attnport.parity.bisect_ground import FORM
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress, References
@@ -173,28 +175,49 @@ def check_and_bisect(
     return bisected
 
 
-def raise_for(report: ParityReport, named: Sequence[str] = ()) -> None:
+def command(folder: Path, text: Path | None = None, inputs: Path | None = None) -> str:
+    """The command line that checks a folder on the same cases."""
+    given = {"--text": text, "--inputs": inputs}
+    return shlex.join(["attnport", "check", str(folder), *(f"{name}={path}" for name, path in given.items() if path)])
+
+
+def raise_for(report: ParityReport, named: Sequence[str] = (), again: str = "") -> None:
     """Raises the exception for the verdict of a report, if any.
 
     Args:
         named: Runtimes that the user named; if one is NOT_RUN, it is an error.
+        again: The command of the check, where `--bisect` would tell more about it; see `command`.
 
     Raises:
         ParityFailed: a runtime or a lowered form failed.
         UnavailableError: a named runtime was not run.
     """
-    found = {**report.runtimes, **{f"form {name}": form for name, form in report.forms.items()}}
-    hint = f"{FILE}, or of one plan parity.PLAN.json, has every case."
-    if EAGER in found and found[EAGER].verdict == "FAIL":
-        hint += " The module itself fails: check that each mask input has the declared meaning, such as :hide."
+    found = {**report.runtimes, **{f"{FORM}{name}": form for name, form in report.forms.items()}}
     for name, result in found.items():
         if result.verdict == "FAIL":
-            raise ParityFailed(f"{name} fails: {result.reason}.", hint=hint)
+            raise ParityFailed(f"{name} fails: {result.reason}.", hint=_hint(report, name, result, again))
     for name in (name.replace("-", "_") for name in named):
         rows = [row for key, row in report.runtimes.items() if of_runtime(key, name)]
         if all(row.verdict == "NOT_RUN" for row in rows):
             reason = rows[0].reason if rows else "it is not in the report"
             raise UnavailableError(f"{name} was not run: {reason}.")
+
+
+def _hint(report: ParityReport, name: str, row: RuntimeParity, again: str) -> str:
+    """How to go on after a failure."""
+    told, short = [], name.partition(".")[0]
+    form = report.forms.get(name)
+    if form and form.verdict == "PASS" and form.ran and row.ran and form.ran.provider != row.ran.provider:
+        told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
+    opened = name.startswith(FORM) or (short in base.names() and base.get(short).opens == "onnx")
+    measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
+    if again and opened and measured:
+        only = "" if name.startswith(FORM) else f" --runtime {short}"
+        told.append(f"Which operator: {again}{only} --bisect.")
+    told.append(f"Every case: {FILE}, or of one plan parity.PLAN.json.")
+    if EAGER in report.runtimes and report.runtimes[EAGER].verdict == "FAIL":
+        told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
+    return " ".join(told)
 
 
 def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:

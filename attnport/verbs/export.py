@@ -3,59 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session, Source
+from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.inputs import Case, full_case
-from attnport.errors import AttnportError, ExportError
-from attnport.folder.loading import load, without_outputs
+from attnport.errors import AttnportError, ExportError, UsageError
+from attnport.folder.loading import without_outputs
 from attnport.folder.machine import versions
 from attnport.folder.refusals import refuse_stranger
 from attnport.folder.trust import remember
-from attnport.folder.workspace import change, fresh, open_if_there, toolchain
+from attnport.folder.workspace import Change, change, fresh, open_folder, open_if_there, toolchain
 from attnport.jsonfile import digest_text, to_json
 from attnport.parity.bound import Errors, Yardstick, judge, measure_all, within_rounding
 from attnport.parity.golden import write_golden
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
-from attnport.sources.code import code_of, runs_code
+from attnport.sources.code import code_of
+from attnport.sources.program import CODE, program_module
+from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.version import __version__
+from attnport_bundle.feeds import check_feeds
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from attnport.exporter.capture import Capture
+    from attnport.exporter.guards import Guard
+    from attnport.verbs._given import Given
 
 STAGE = "export"
 MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
 _PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 _CHECKERS = ("ort_cpu", "onnx_reference")
+_CONTRADICTED = "Declare what is right at every size, such as past+seq, or narrow the range with --dim."
 
 
 def export(
-    text: str,
+    model: str | nn.Module | ModelSpec,
     folder: Path,
     *,
-    inputs: Sequence[str] = (),
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    inputs: Sequence[str] | Mapping[str, str] = (),
+    outputs: Sequence[str] = (),
     dims: Sequence[str] = (),
+    dynamic_shapes: Any = None,
     with_weights: bool = False,
     trust_remote_code: bool = False,
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Manifest:
-    """Exports a SPEC into `folder`; an earlier export there is replaced all at once.
+    """Exports a model into `folder`; an earlier export there is replaced all at once.
 
     The code that was run to load it is recorded for this user; later verbs run no other code (see `trust`).
 
     Args:
-        text: The SPEC.
-        inputs: `--input` declarations, for factories that return a plain module.
+        model: A SPEC, a module, or a ModelSpec.
+        args, kwargs: Examples of what a module's forward is called with. Its inputs and their dims are found from them;
+            numbers, strings and None among them are the same in every call.
+        inputs: `--input` declarations, for plain modules, as a list or by name. Beside examples, a declaration replaces
+            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it.
+        outputs: The outputs to export; none = all.
         dims: `--dim` declarations.
+        dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.
         with_weights: Keep outputs that are attention weights, which can reveal what the model reads. By default the
             module is exported without them.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
@@ -69,11 +88,27 @@ def export(
         ExportError: torch cannot export the module, a dim froze, the graph computes something else, or every output is
             attention weights.
     """
+    from attnport.verbs._given import Given
+
+    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code)
+    return exported(given, folder, with_weights=with_weights, force=force, progress=progress, tell=tell)[0]
+
+
+def exported(
+    given: Given,
+    folder: Path,
+    *,
+    with_weights: bool = False,
+    force: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+    tell: Callable[[str], None] = lambda message: None,
+) -> tuple[Manifest, ModelSpec]:
+    """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
     began_s = time.monotonic()
     refuse_stranger(folder)
-    code = code_of(Source(text)) if runs_code(Source(text)) else None
-    progress(f"loading {text}")
-    spec = load(text, inputs=inputs, dims=dims, trust_remote_code=trust_remote_code)
+    code = given.code()
+    progress(f"loading {given.name}")
+    whole = spec = given.spec(progress)
     declared = spec.io.outputs
     digest = digest_text(
         toolchain("torch", "onnx", "onnxscript", "transformers"),
@@ -85,14 +120,16 @@ def export(
     if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
         progress("tracing the module")
         spec, captured = _capture(spec, with_weights)
-        earlier = _export(spec, captured, folder, digest, progress, began_s)
+        earlier = _export(spec, captured, folder, digest, progress, began_s, tell)
+    if earlier.source.in_memory:
+        code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
         remember(code)
     kept = {output.name for output in earlier.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
-    return earlier
+    return earlier, whole
 
 
 def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
@@ -100,7 +137,8 @@ def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
     from attnport.exporter.capture import capture
     from attnport.exporter.weights_out import leave_out, weights_out
 
-    captured = capture(spec.make(), spec.io)
+    captured = capture(spec.make(), spec.io, observed=spec.observed)
+    spec = replace(spec, io=replace(spec.io, outputs=captured.outputs))
     hidden = () if with_weights else weights_out(captured.model)
     if not hidden:
         return spec, captured
@@ -114,7 +152,13 @@ def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
 
 
 def _export(
-    spec: ModelSpec, captured: Capture, folder: Path, digest: str, progress: Callable[[str], None], began_s: float
+    spec: ModelSpec,
+    captured: Capture,
+    folder: Path,
+    digest: str,
+    progress: Callable[[str], None],
+    began_s: float,
+    tell: Callable[[str], None],
 ) -> Manifest:
     from attnport.exporter import storage
     from attnport.exporter.capture import OPSET
@@ -125,7 +169,10 @@ def _export(
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         with _sessions(spec) as (reference, eager):
-            _check_dims(spec.io, changing.path(MODEL), reference, eager, progress)
+            _check_dims(spec.io, captured.guards, changing.path(MODEL), reference, eager, progress)
+            if spec.source.in_memory:
+                progress("storing the module")
+                _store(spec, changing, reference, tell)
         progress("golden outputs in float64")
         write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:
@@ -145,6 +192,31 @@ def _export(
         return changing.finish(STAGE, digest)
 
 
+def _store(spec: ModelSpec, changing: Change, reference: Session, tell: Callable[[str], None]) -> None:
+    """Writes a module in memory as a program with its weights, for other processes; says so if that is not possible."""
+    from attnport.exporter.program import write_program
+
+    try:
+        program = write_program(spec.name, spec.make(), spec.io)
+        path, weights = changing.path(CODE), changing.path(STORED_WEIGHTS)
+        path.write_text(program.text, encoding="utf-8")
+        arrays: Any = program.arrays
+        np.savez(weights, **arrays)
+        written = replace(spec, make=lambda: program_module(path, weights))
+        case = size_cases(spec.io)[-1][1]
+        with contextlib.closing(base.get("torch_eager").open(Opening(spec.io, spec=written, float64=True))) as session:
+            got, expected = session.run(case.feeds), reference.run(case.feeds)
+        for name, array in expected.items():
+            if not np.allclose(got[name], array, rtol=1e-6, atol=1e-6 * float(np.abs(array).max(initial=0.0))):
+                raise ExportError(f"the module cannot be written as a program: its {name} differs from the module's.")
+    except AttnportError as err:
+        for name in (CODE, STORED_WEIGHTS):
+            changing.remove(name)
+        tell(
+            f"{err.message} Other processes, such as those of bench, cannot run it; check there needs the module again."
+        )
+
+
 @contextmanager
 def _sessions(spec: ModelSpec) -> Iterator[tuple[Session, Session]]:
     """The unchanged module in float64 as the reference, and in float32 as the measure of error."""
@@ -158,53 +230,99 @@ def _sessions(spec: ModelSpec) -> Iterator[tuple[Session, Session]]:
         eager.close()
 
 
-def size_cases(io: IOContract) -> list[tuple[str | None, Case]]:
-    """The sizes at which an export is checked, each with the dim that it varies.
+def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str | Guard | None, Case]]:
+    """The sizes at which an export is checked, each with the dim that it varies or the guard that is false there.
 
-    These are a base of primes, other primes, and for each dim its smallest and its largest size. With the largest size
-    of a dim, the others are small, as all largest sizes together would take too long.
+    These are the sizes of `guards`, a base of primes, other primes, and for each dim its smallest and its largest size.
+    With the largest size of a dim, the others are small, as all largest sizes together would take too long.
     """
     from attnport.exporter.capture import example_sizes
 
     start = example_sizes(io)
-    primes = {dim.name: max(min(prime, dim.max), dim.min) for dim, prime in zip(io.dims, (2, 13, 17, 19), strict=False)}
+    primes = {dim.name: max(min(prime, dim.max), dim.min) for dim, prime in zip(io.dims, _primes(), strict=False)}
     small = {dim.name: max(min(2, dim.max), dim.min) for dim in io.dims}
-    plans: list[tuple[str | None, Mapping[str, int]]] = [(None, start)]
+    # Guards come first, as they name the line of code.
+    plans: list[tuple[str | Guard | None, Mapping[str, int]]] = [(guard, {**start, **guard.sizes}) for guard in guards]
+    plans.append((None, start))
     plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
     # These change several dims, so they come after those that change only one and therefore name the right dim.
     plans += [(dim.name, {**small, dim.name: dim.max}) for dim in io.dims]
     plans.append((None, primes))  # last, as it does not show which dim froze
-    unique: dict[tuple[tuple[str, int], ...], tuple[str | None, Mapping[str, int]]] = {}
+    unique: dict[tuple[tuple[str, int], ...], tuple[str | Guard | None, Mapping[str, int]]] = {}
     for tried, sizes in plans:
         unique.setdefault(tuple(sizes.items()), (tried, sizes))
     return [(tried, full_case(io, sizes)) for tried, sizes in unique.values()]
 
 
+def _primes() -> Iterator[int]:
+    yield from (2, 13, 17, 19, 23, 29, 31, 37)
+    yield from itertools.count(41, 2)  # a model of more dims is content with odd numbers
+
+
 def _check_dims(
-    io: IOContract, model: Path, reference: Session, eager: Session, progress: Callable[[str], None]
+    io: IOContract,
+    guards: Sequence[Guard],
+    model: Path,
+    reference: Session,
+    eager: Session,
+    progress: Callable[[str], None],
 ) -> None:
     """Runs the exported graph at every size of `size_cases` against the module.
 
     What rounding might explain is not refused here: `check` judges it.
 
     Raises:
-        ExportError: the graph fails or differs; names the dim and the inputs that have it.
+        ExportError: the graph fails or differs (the message names the dim and the inputs that have it), or an output
+            has another shape than the contract says.
     """
-    tried = size_cases(io)
+    try:
+        tried = size_cases(io, guards)
+    except UsageError as err:
+        raise ExportError(err.message, hint=_CONTRADICTED) from err
     checker, session = _checker(io, model, tried[0][1])
     with contextlib.closing(session):
-        for number, (dim, case) in enumerate(tried, start=1):
+        for number, (varied, case) in enumerate(tried, start=1):
             progress(f"checking sizes {number}/{len(tried)}: {case.name}")
             got, expected = _outputs(session, case), reference.run(case.feeds)
+            _check_contract(io, case, expected)
             by = Yardstick("fp32", {case.name: measure_all(eager.run(case.feeds), expected, case, io)})
             problem = got if isinstance(got, str) else _problem(case, measure_all(got, expected, case, io), by)
             if problem:
-                having = ", ".join(repr(spec.name) for spec in io.inputs if dim in spec.dims)
-                where = f"dim {dim!r} of input {having} froze" if dim else "the exported graph is not the module"
                 raise ExportError(
-                    f"{where}: at {case.name} {checker} gives {problem}.",
-                    hint="Look for sizes that the code turns into Python numbers or constants." if dim else "",
+                    f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.", hint=_remedy(varied)
                 )
+
+
+def _remedy(varied: str | Guard | None) -> str:
+    if varied is None:
+        return ""
+    if isinstance(varied, str):
+        return "Look for sizes that the code turns into Python numbers or constants."
+    return "Write it without a Python branch on a size, or leave those sizes out with --dim."
+
+
+def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Raises ExportError where the module gives an output of another shape than the contract says."""
+    sizes = check_feeds(io, case.feeds)
+    for spec in io.outputs:
+        stated, shape = spec.shape(sizes), outputs[spec.name].shape
+        if shape != stated:
+            raise ExportError(
+                f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
+                f"{list(stated)}.",
+                hint=_CONTRADICTED,
+            )
+
+
+def _what_froze(io: IOContract, varied: str | Guard | None) -> str:
+    if varied is None:
+        return "the exported graph is not the module"
+    dims = [varied] if isinstance(varied, str) else list(varied.sizes)
+    places = [f"{name!r} of input {', '.join(repr(s.name) for s in io.inputs if name in s.dims)}" for name in dims]
+    froze = f"dim {' and '.join(places)} froze"
+    if isinstance(varied, str):
+        return froze
+    return f"{froze}: the graph is that of {varied.text}, which the module's code decides{varied.place}"
 
 
 def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:

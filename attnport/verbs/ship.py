@@ -109,6 +109,7 @@ def ship(
     *,
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
+    outputs: Sequence[str] = (),
     sentences: Path | None = None,
     require: bool = False,
     with_weights: bool = False,
@@ -126,6 +127,7 @@ def ship(
         text: The SPEC.
         inputs: `--input` declarations.
         dims: `--dim` declarations.
+        outputs: The outputs to export; none = all.
         sentences: A file of sentences, one in each line, for models that read text.
         require: A target whose fusion was examined and is not complete counts as failed.
         with_weights: Keep outputs that are attention weights; see `export`.
@@ -156,6 +158,7 @@ def ship(
         folder,
         inputs=inputs,
         dims=dims,
+        outputs=outputs,
         with_weights=with_weights,
         trust_remote_code=trust_remote_code,
         force=force,
@@ -232,11 +235,11 @@ def _build(run: _Ship, force: bool) -> str:
 
 def _check(run: _Ship, sentences: Path | None, force: bool) -> str:
     from attnport.parity.layers import why_no_layers
-    from attnport.verbs.check import check, raise_for
+    from attnport.verbs.check import check, command, raise_for
 
     report = check(run.folder, text=sentences, force=force, progress=run.progress)
     problem = why_no_layers(run.folder, report, text=sentences, force=force, progress=run.progress)
-    raise_for(report)
+    raise_for(report, again=command(run.folder, sentences))
     tables = {**report.runtimes, **report.forms}
     counts = {
         verdict: sum(row.verdict == verdict for row in tables.values()) for verdict in ("PASS", "FAIL", "NOT_RUN")

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "expression.hpp"
 #include "json.hpp"
 #include "words.hpp"
 
@@ -34,8 +35,8 @@ std::string quoted_or_none(const std::optional<std::string>& text) { return text
 Dim dim_of(const Located& at) {
     at.keys({"name", "min", "opt", "max"});
     Dim dim{at["name"].text(), at["min"].integer(), at["opt"].integer(), at["max"].integer()};
-    if (!is_identifier(dim.name) || !(1 <= dim.min && dim.min <= dim.opt && dim.opt <= dim.max)) {
-        at.fail("dim " + quoted(dim.name) + ": expected a name and 1 <= min <= opt <= max");
+    if (!is_identifier(dim.name) || !(0 <= dim.min && dim.min <= dim.opt && dim.opt <= dim.max)) {
+        at.fail("dim " + quoted(dim.name) + ": expected a name and 0 <= min <= opt <= max");
     }
     return dim;
 }
@@ -120,14 +121,31 @@ Names distinct(const Located& at, const Texts& names) {
     return found;
 }
 
-void check_axes(const Located& at, const TensorSpec& spec, const Names& dims) {
+/// `given`: for an output, the dims that inputs have; its sizes may be expressions of them.
+void check_axes(const Located& at, const TensorSpec& spec, const Names& dims, const Names* given = nullptr) {
     for (const auto& axis : spec.dims) {
         const auto* name = std::get_if<std::string>(&axis);
         if (name != nullptr ? dims.count(*name) != 0 : std::get<std::int64_t>(axis) >= 0) continue;
-        const std::string got = name != nullptr ? quoted(*name) : to_string(std::get<std::int64_t>(axis));
+        std::string got = name != nullptr ? quoted(*name) : to_string(std::get<std::int64_t>(axis));
+        if (name != nullptr && given != nullptr) {
+            const std::string problem = expression_problem(*name, *given);
+            if (problem.empty()) continue;
+            got += " (" + problem + ")";
+        }
         at.fail("tensor " + quoted(spec.name) + ": got dim " + got + "; expected a size, or one of " +
                 joined({dims.begin(), dims.end()}));
     }
+}
+
+/// The dims that inputs have.
+Names given_dims(const std::vector<TensorSpec>& inputs) {
+    Names given;
+    for (const auto& spec : inputs) {
+        for (const auto& axis : spec.dims) {
+            if (const auto* name = std::get_if<std::string>(&axis)) given.insert(*name);
+        }
+    }
+    return given;
 }
 
 using ByName = std::map<std::string_view, const TensorSpec*>;
@@ -159,9 +177,13 @@ IO io_of(const Located& at) {
     static_cast<void>(distinct(at, names_of(io.inputs)));
     static_cast<void>(distinct(at, names_of(io.outputs)));
     const Names dims = distinct(at, names_of(io.dims));
+    for (const Dim& dim : io.dims) {
+        if (dim.opt < 1) at.fail("dim " + quoted(dim.name) + ": got the usual size 0; expected 1 or more");
+    }
     for (const auto& spec : io.inputs) check_axes(at, spec, dims);
+    const Names given = given_dims(io.inputs);
     for (const auto& spec : io.outputs) {
-        check_axes(at, spec, dims);
+        check_axes(at, spec, dims, &given);
         if (spec.high) {
             at.fail("output " + quoted(spec.name) + ": got high " + to_string(*spec.high) + "; only inputs have one");
         }

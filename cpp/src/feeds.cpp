@@ -8,6 +8,7 @@
 
 #include <attnport/error.hpp>
 
+#include "expression.hpp"
 #include "memory.hpp"
 #include "words.hpp"
 
@@ -79,7 +80,13 @@ bool is_size(const IO& io, const Axis& axis, std::int64_t got, std::vector<std::
         if (!known[dim]) known[dim] = got;
         return *known[dim] == got;
     }
-    return false;
+    const auto size_of = [&](std::string_view name) -> std::optional<std::int64_t> {
+        for (std::size_t dim = 0; dim < io.dims.size(); ++dim) {
+            if (io.dims[dim].name == name) return known[dim];
+        }
+        return std::nullopt;
+    };
+    return value_of(std::get<std::string>(axis), size_of) == got;
 }
 
 /// Checks that there is memory, and that elements can be read from it.

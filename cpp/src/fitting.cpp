@@ -7,6 +7,7 @@
 
 #include <attnport/error.hpp>
 
+#include "expression.hpp"
 #include "opening.hpp"
 #include "printable.hpp"
 #include "words.hpp"
@@ -22,12 +23,20 @@ std::vector<Dim>::const_iterator dim_of(const std::vector<Dim>& dims, const std:
     return at;
 }
 
-/// The least and largest size that the manifest gives an axis.
+/// The size of an axis with all dims at their least or largest; -1 where an expression has no value there.
+std::int64_t stated(const std::vector<Dim>& dims, const Axis& axis, std::int64_t Dim::*which) {
+    if (const auto* fixed = std::get_if<std::int64_t>(&axis)) return *fixed;
+    const auto size_of = [&](std::string_view name) -> std::optional<std::int64_t> {
+        const auto dim = dim_of(dims, std::string(name));
+        return dim == dims.end() ? std::nullopt : std::optional((*dim).*which);
+    };
+    const auto& text = std::get<std::string>(axis);
+    const auto size = size_of(text);
+    return size ? *size : value_of(text, size_of).value_or(-1);
+}
+
 std::pair<std::int64_t, std::int64_t> stated(const std::vector<Dim>& dims, const Axis& axis) {
-    if (const auto* fixed = std::get_if<std::int64_t>(&axis)) return {*fixed, *fixed};
-    const auto dim = dim_of(dims, std::get<std::string>(axis));
-    if (dim == dims.end()) throw Error("the contract has no dim " + reader::quoted(std::get<std::string>(axis)) + ".");
-    return {dim->min, dim->max};
+    return {stated(dims, axis, &Dim::min), stated(dims, axis, &Dim::max)};
 }
 
 void check_port(const IO& io, const TensorSpec& spec, DType dtype, const Port& port, const std::string& where) {

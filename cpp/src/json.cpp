@@ -25,6 +25,7 @@ constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
 /// Builds the tree from what the parser reads, and refuses what the parser alone would take: a key that is there twice,
 /// and an integer of more than 64 bits, of which it would keep the nearest double.
+// NOLINTNEXTLINE(bugprone-exception-escape): only nlohmann's destructor may throw, where there is no memory left
 class Builder {
 public:
     bool null() { return put(nullptr); }

@@ -293,9 +293,9 @@ Manifest from_bytes(std::string_view data, const std::string& where) {
     const Json format = value.is_object() ? value.value("format", Json()) : Json();
     if (format != Json(format_name)) throw Error(where + " is not the manifest of a bundle.");
     const Json version = value.value("version", Json());
-    if (!version.is_number_integer() || version != Json(format_version)) {
-        throw Error(where + ": got version " + cut(version.dump(-1, ' ', true)) + "; this reader knows version " +
-                    to_string(format_version) + ".");
+    if (!version.is_number_integer() || version < Json(earliest_version) || version > Json(format_version)) {
+        throw Error(where + ": got version " + cut(version.dump(-1, ' ', true)) + "; this reader knows versions " +
+                    to_string(earliest_version) + " to " + to_string(format_version) + ".");
     }
     at.keys({"format", "version", "name", "unverified", "io", "order", "forms", "goldens", "tokenizer", "provenance",
              "files"});

@@ -15,7 +15,8 @@ namespace attnport::reader {
 
 inline constexpr std::string_view manifest_name = "bundle.json";
 inline constexpr std::string_view format_name = "attnport-bundle";
-inline constexpr std::int64_t format_version = 3;
+inline constexpr std::int64_t format_version = 4;
+inline constexpr std::int64_t earliest_version = 3;
 inline constexpr std::size_t max_manifest_bytes = 4U << 20U;
 
 /// The size and SHA-256 (hex) of a file.

@@ -17,7 +17,7 @@ from bundle_folders import python
 from bundle_forms import UNRUN
 
 from attnport_bundle import BundleError, IntegrityError
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
 from attnport_bundle.manifest import Bound, Goldens, from_bytes
 from attnport_bundle.names import check_names
 
@@ -51,6 +51,16 @@ def additive(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def said(content: str, kind: str) -> Edit:
+    """Makes `attention_mask` hold a content that says a kind, with the rank that it has."""
+
+    def edit(found: dict[str, Any]) -> None:
+        found["io"]["inputs"][1].update(dims=["batch", "seq"][: RANKS.get(content)])
+        mask(found, kinds=[kind], carries=content, keys="seq" if content == "lengths" else None)
+
+    return edit
+
+
 def listed(found: dict[str, Any], name: str) -> None:
     """One more name among the files."""
     found["files"][name] = found["files"]["weights.bin"]
@@ -76,6 +86,7 @@ FINE: dict[str, Edit] = {
     "an error at its bound": lambda m: form(m)["parity"].update(results=[MEASURED | {"rms_error": 2.0}]),
     "a bound of zero": lambda m: m["goldens"]["bounds"][0].update(rms_bound=0),
     "a window": lambda m: mask(m, kinds=["padding", "window"], window=7),
+    **{f"{content} of {kind}": said(content, kind) for content, kinds in CARRIES.items() for kind in kinds},
     "an additive mask of floats": lambda m: mask(additive(m), polarity="additive"),
     "without a reader for Python": lambda m: m.update(files={n: f for n, f in m["files"].items() if "python" not in n}),
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
@@ -164,7 +175,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
         lambda m: m["files"].pop("python/attnport_bundle/__pycache__"),
         "is not among the files of the reader",
     ),
-    "version that is long": (lambda m: m.update(version="9" * 10**5), "this reader knows version 3"),
+    "version that is long": (lambda m: m.update(version="9" * 10**5), "this reader knows versions 3 to 4"),
     "name with escapes": (lambda m: m.update(name="a\x1b[2J"), "expected printable text"),
     "key with escapes": (lambda m: m["provenance"]["versions"].update({"a\x1b": "1"}), "expected printable text"),
     "reason too long": (lambda m: form(m)["parity"].update(reason="x" * 1001), "at most 1000 characters"),

@@ -13,7 +13,7 @@ import pytest
 
 from attnport.bundling.readme import readme
 from attnport_bundle import FeedError, IntegrityError, Model
-from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import UsageError
 from attnport_bundle.feeds import check_feeds, padding_masks
 from attnport_bundle.manifest import check_contract, read
@@ -80,6 +80,14 @@ def test_ids_of_documents_are_one_document_an_item_with_zero_behind_it() -> None
     contract = carried(TensorSpec("ids", "int64", ("b", "t"), None), mask)
     assert padding_masks(contract, [1, 3])["ids"].tolist() == [[1, 0, 0], [1, 1, 1]]
     assert "equal within a document, 0 for padding" in readme("m", contract, None)
+
+
+@pytest.mark.parametrize("content", RANKS)
+def test_the_readme_says_what_an_input_holds(content: str) -> None:
+    keys = "t" if content == "lengths" else None
+    mask = MaskSpec(CARRIES[content][:1], "n", carries=content, keys=keys)
+    text = readme("m", carried(TensorSpec("n", "int64", ("b", "t")[: RANKS[content]]), mask), None)
+    assert f"`n` is {CARRIES[content][0]}, " in text
 
 
 def test_a_mask_that_says_more_than_padding_is_not_made_from_lengths() -> None:

@@ -127,8 +127,18 @@ def test_the_commands_of_the_readme_leave_what_they_say(readers: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_python_of_the_readme_runs(readers: Path, tmp_path: Path) -> None:
     (tmp_path / "path").symlink_to(readers / "path")
-    code, _ = python_blocks(page("README.md"))  # the second wants MiniLM and runs in tests/bundling/test_bare_venv.py
+    _, code, _ = python_blocks(page("README.md"))  # the third wants MiniLM and runs in tests/bundling/test_bare_venv.py
     assert run_python(code, tmp_path).splitlines()[0] == "2 of 2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_module_in_memory_of_the_readme_is_exported_checked_run_and_bundled(tmp_path: Path) -> None:
+    code = python_blocks(page("README.md"))[0]
+    lines = run_python(code, tmp_path).splitlines()
+    assert any(line.split()[:3] == ["ort_cpu", "1/1", "Attention"] for line in lines)
+    assert lines[-1] == "PASS"
+    assert (tmp_path / "app" / "bundle.json").is_file()
 
 
 @pytest.mark.slow

@@ -152,10 +152,13 @@ def test_branches_are_stripped_as_well(tmp_path: Path) -> None:
 def test_a_dim_that_froze_is_named_with_its_input() -> None:
     class Frozen(nn.Module):
         def forward(self, x: Any) -> Any:
-            return x * torch.ones(int(x.shape[1]), 1) if x.shape[1] == 5 else x + 1
+            return x + sum(at for at in range(x.shape[1]))
 
-    with pytest.raises(ExportError, match=r"dim 'seq' of input 'x' \(axis 1\) froze"):
+    froze = r"dim 'seq' of input 'x' \(axis 1\) froze .* the constant 63 \(test_capture.py, line \d+: return x \+ sum"
+    with pytest.raises(ExportError, match=froze) as caught:
         capture(Frozen().eval(), PLAIN)
+    assert caught.value.hint is not None
+    assert "A Python loop over a size is unrolled" in caught.value.hint
 
 
 def test_what_has_no_onnx_form_is_named_by_its_operator() -> None:
@@ -199,3 +202,17 @@ def test_scaled_dot_product_attention_stays_one_operator() -> None:
     operators = [node.op_type for node in model.graph]
     assert operators.count("Attention") == 1
     assert "Softmax" not in operators
+
+
+def test_a_weight_may_be_called_as_an_output_is() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.y = nn.Parameter(torch.ones(E))
+
+        def forward(self, x: Any) -> Any:
+            return x * self.y
+
+    model = capture(Named().eval(), PLAIN).model
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    assert "y" not in model.graph.initializers

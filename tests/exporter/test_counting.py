@@ -57,6 +57,16 @@ def chunked(m: Any, x: Any) -> Any:
     return p[..., :3] @ x
 
 
+def exponentials(x: Any) -> Any:
+    return (scores(x) - scores(x).amax(-1, keepdim=True)).exp()
+
+
+def features(x: Any) -> Any:
+    """A linear attention whose features are exponentials; they are summed over the positions, and for each query."""
+    phi = x.exp()
+    return (phi @ (phi.transpose(1, 2) @ x)) / (phi * phi.sum(1, keepdim=True)).sum(-1, keepdim=True)
+
+
 ATTENTIONS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "log_softmax and exp": (lambda m, x: torch.log_softmax(scores(x), -1).exp() @ x, 1),
     "special softmax": (lambda m, x: torch.special.softmax(scores(x), -1) @ x, 1),
@@ -72,6 +82,18 @@ ATTENTIONS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "weights returned too": (lambda m, x: ((p := scores(x).softmax(-1)) @ x, p.mean(1)), 1),
     "half and back": (lambda m, x: scores(x).softmax(-1).half().float() @ x, 1),
     "sdpa and softmax": (lambda m, x: sdpa(x, x, x) + scores(x).softmax(-1) @ x, 2),
+    "divided by the sum": (lambda m, x: ((e := exponentials(x)) / e.sum(-1, keepdim=True)) @ x, 1),
+    "divided after the product": (lambda m, x: ((e := exponentials(x)) @ x) / e.sum(-1, keepdim=True), 1),
+    "less its logsumexp": (lambda m, x: (scores(x) - scores(x).logsumexp(-1, keepdim=True)).exp() @ x, 1),
+    "logsumexp, unsqueezed": (lambda m, x: (scores(x) - scores(x).logsumexp(-1)[..., None]).exp() @ x, 1),
+    "some exponentials set to zero": (
+        lambda m, x: ((e := exponentials(x).masked_fill(x[..., :3] > 0, 0)) / e.sum(-1, keepdim=True)) @ x,
+        1,
+    ),
+    "some multiplied by zero": (
+        lambda m, x: ((e := exponentials(x) * (x[..., :3] > 0).float()) / e.sum(-1, keepdim=True)) @ x,
+        1,
+    ),
     "linear attention": (lambda m, x: x.softmax(-1) @ (x.softmax(1).transpose(1, 2) @ x), 2),
 }
 OTHERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -81,6 +103,8 @@ OTHERS: dict[str, Callable[[Any, Any], Any]] = {
     "classes": lambda m, x: (x @ m.w).softmax(-1),
     "a sum of parts": lambda m, x: (x[..., :1].softmax(1) * x).sum(1),
     "only compared": lambda m, x: (scores(x).softmax(-1) > 0.5).float() @ x,
+    "features of a linear attention": lambda m, x: features(x),
+    "exponentials alone": lambda m, x: scores(x).exp() @ x,
     "sigmoid": lambda m, x: scores(x).sigmoid() @ x,
 }
 

@@ -19,7 +19,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
 from attnport.exporter.fusion.recognise import Recognition, recognise
 from attnport.masks import torch_biases, torch_builders
-from attnport.masks.spec import MaskSpec
+from attnport.masks.spec import CARRIES, KINDS, MaskSpec
 
 H, D = 2, 4
 HEADS = ("batch", H, "seq", D)
@@ -131,6 +131,11 @@ def read_of(found: Recognition, name: str) -> MaskSpec:
     assert not found.reasons
     spec = next(each.mask.spec for each in found.attentions if each.name == f"each.{name}")
     return replace(spec, kinds=tuple(sorted(spec.kinds)))
+
+
+def test_every_kind_and_content_is_captured() -> None:
+    assert {kind for mask in (*ALL.values(), *BIASED.values()) for kind in mask.kinds} == set(KINDS)
+    assert {mask.carries for mask in ALL.values()} == set(CARRIES)
 
 
 @pytest.mark.parametrize("name", ALL)

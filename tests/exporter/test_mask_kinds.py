@@ -47,7 +47,7 @@ from attnport.exporter.fusion.comparisons import CAUSAL, I, J
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, Op, Size, conjuncts, op
 from attnport.exporter.fusion.kinds import plain, spec_of
 from attnport.masks.numpy_builders import build
-from attnport.masks.spec import MaskSpec
+from attnport.masks.spec import CARRIES, COMPUTED, KINDS, MaskSpec
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,6 +59,12 @@ def test_every_spelling_of_a_kind_is_read_alike(name: str) -> None:
         assert spec_of(conjuncts(spelling), biased=True, lengths=(S, T)).kinds == (
             (*expected.kinds, "bias") if expected.kinds != ("none",) else ("bias",)
         )
+
+
+def test_every_kind_and_content_has_its_spellings() -> None:
+    specs = [spec for _, spec in CASES.values()]
+    assert {kind for spec in specs for kind in spec.kinds} | {"bias"} == set(KINDS)  # a bias is no condition
+    assert {spec.carries for spec in specs} == set(CARRIES)
 
 
 @pytest.mark.parametrize("name", EXPLICIT)
@@ -123,8 +129,7 @@ def masks_of(keep: Expr, seed: int, sizes: tuple[int, int, int]) -> dict[str, An
 
 def check_claim(spec: MaskSpec, keep: Expr, seed: int, sizes: tuple[int, int, int]) -> bool:
     """Whether `spec` names all that its mask is made of; if so, it has to be the mask that `keep` is."""
-    carried = {"padding", "prefix", "documents", "global", "explicit"} & set(spec.kinds)
-    if carried and spec.input is None:
+    if set(spec.kinds) - {*COMPUTED} and spec.input is None:
         return False
     made = masks_of(keep, seed, sizes)
     found = np.broadcast_to(build(spec, made.get(str(spec.input)), *sizes[1:]), made["mask"].shape)

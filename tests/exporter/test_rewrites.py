@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from written_graphs import written
 
 from attnport.exporter.fusion import rewrites
-from attnport.exporter.fusion.rewrites import differences, einsum, log_softmax
+from attnport.exporter.fusion.rewrites import differences, einsum, log_softmax, written_softmax
 
 SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "d": 6, "g": 2, "r": 3, "e": 7}
 EQUATIONS = [
@@ -31,9 +31,9 @@ LEFT = [
 ]
 
 
-def text(shapes: list[list[int]], body: str, output: int) -> ir.Model:
+def text(shapes: list[list[int]], body: str, output: int, **consts: Any) -> ir.Model:
     inputs = ", ".join(f"float[{','.join(map(str, shape))}] x{number}" for number, shape in enumerate(shapes))
-    return ir.from_proto(written(body, inputs, f"float[{','.join(f'y{axis}' for axis in range(output))}] y"))
+    return ir.from_proto(written(body, inputs, f"float[{','.join(f'y{axis}' for axis in range(output))}] y", **consts))
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -114,9 +114,49 @@ def test_exp_of_a_log_softmax_is_the_softmax(axis: int) -> None:
     assert not log_softmax.apply(text([[2, 4]], "a = Softmax(x0) y = Exp(a)", 2))
 
 
+WRITTEN = {
+    "a division by the sum": "e = Exp(x0)",
+    "some replaced by zero": "e0 = Exp(x0) h = Less(x0, zero) e = Where(h, zero, e0)",
+    "kept where true": "e0 = Exp(x0) h = Less(zero, x0) e = Where(h, e0, zero)",
+    "logsumexp": "l = ReduceLogSumExp(x0, last) d = Sub(x0, l) y = Exp(d)",
+    "divided after the product": "e = Exp(x0) s = ReduceSum(e, last) p = MatMul(e, x0) y = Div(p, s)",
+}
+NOT_WRITTEN = {
+    "a sum over another axis": "e = Exp(x0) s = ReduceSum(e, first) y = Div(e, s)",
+    "a sum of something else": "e = Exp(x0) o = Mul(e, x0) s = ReduceSum(o, last) y = Div(e, s)",
+    "a sum that is not alone": "e = Exp(x0) s0 = ReduceSum(e, last) s = Add(s0, one) y = Div(e, s)",
+    "replaced by another number": "e0 = Exp(x0) h = Less(x0, zero) e = Where(h, one, e0)",
+    "no exponential": "e = Abs(x0)",
+    "not kept": "e = Exp(x0) s = ReduceSum<keepdims=0>(e, last) y = Div(e, s)",
+    "of a product": "e = Exp(x0) s = ReduceSum(e, last) p = MatMul(x0, e) y = Div(p, s)",
+}
+
+
+def softmax_text(body: str) -> Any:
+    constants = {"last": np.array([-1]), "first": np.array([0]), "zero": np.float32(0), "one": np.float32(1)}
+    divided = body if " y = " in body else f"{body} s = ReduceSum(e, last) y = Div(e, s)"
+    return text([[4, 4]], divided, 2, **{name: np.asarray(value) for name, value in constants.items()})
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_softmax_that_is_written_out_becomes_the_operator(name: str) -> None:
+    model = softmax_text(WRITTEN[name])
+    x = np.random.default_rng(2).standard_normal((4, 4)).astype(np.float32)
+    expected = run(model, {"x0": x})
+    assert written_softmax.apply(model) == 1
+    assert any(node.op_type == "Softmax" for node in model.graph)
+    assert np.abs(run(model, {"x0": x}) - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", NOT_WRITTEN)
+def test_other_exponentials_and_sums_stay(name: str) -> None:
+    assert written_softmax.apply(softmax_text(NOT_WRITTEN[name])) == 0
+
+
 def test_every_rewrite_is_found_by_its_file() -> None:
     assert [module.__name__.rsplit(".")[-1] for module in rewrites.modules()] == [
         "differences",
         "einsum",
         "log_softmax",
+        "written_softmax",
     ]

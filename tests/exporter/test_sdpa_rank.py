@@ -68,3 +68,35 @@ def test_leading_axes_that_broadcast_are_left_to_the_exporter_which_says_so() ->
 
     with pytest.raises(ExportError):
         capture(Chunks(attend).eval(), CONTRACT)
+
+
+BROADCAST = {
+    "over queries": lambda keep: keep.bool()[:, None, None, :],
+    "over keys": lambda keep: keep.bool()[:, None, :, None],
+    "a bias": lambda keep: (keep[:, None, None, :] - 1.0) * 1e4,
+    "of two axes": lambda keep: keep.bool()[:1],
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_onnx_runtime_runs_a_mask_that_broadcasts(name: str) -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Any, mask: Any) -> Any:
+            h = x.unflatten(-1, (2, 8)).transpose(1, 2)
+            return sdpa(h, h, h, attn_mask=BROADCAST[name](mask))
+
+    io = IOContract(
+        (TensorSpec("x", "float32", ("batch", "seq", 16)), TensorSpec("mask", "int64", ("batch", "seq"))),
+        (TensorSpec("y", "float32", ("batch", 2, "seq", 8)),),
+        (Dim("batch", 1, 2, 4), Dim("seq", 1, 3, 9)),
+    )
+    module = Masked().eval()
+    run = on_ort(capture(module, io).model)
+    for batch, seq in ((2, 3), (1, 1), (3, 7)):
+        x, mask = torch.randn(batch, seq, 16), torch.ones(batch, seq, dtype=torch.int64)
+        mask[:, 2:] = 0
+        if name == "over keys":
+            mask[:] = 1
+        expected = module(x, mask).numpy()
+        found = run({"x": x.numpy(), "mask": mask.numpy()})[0]
+        assert np.abs(found - expected).max() < 1e-6

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from attnport.errors import UsageError
 from attnport.masks import numpy_builders, torch_builders
 from attnport.masks.encoding import compared_rows, decode_mask, encode_mask
-from attnport.masks.spec import MaskSpec
+from attnport.masks.spec import CARRIES, KINDS, MaskSpec
 
 SIZES = st.integers(1, 12).flatmap(lambda T: st.tuples(st.integers(1, 4), st.integers(1, T), st.just(T)))
 
@@ -70,6 +70,11 @@ def test_the_comparison_notices_one_wrong_element(wrong: int) -> None:
     found[wrong] = flipped
     with pytest.raises(AssertionError):
         check_equal(found, expected)
+
+
+def test_every_kind_and_content_is_among_the_masks_that_are_compared() -> None:
+    assert {kind for mask in MASKS for kind in mask.kinds} | {"bias"} == set(KINDS)  # BIASES has those
+    assert {mask.carries for mask in MASKS} == set(CARRIES)
 
 
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if mask.input], ids=str)

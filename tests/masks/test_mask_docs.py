@@ -10,7 +10,8 @@ import torch
 from attnport.masks.spec import CARRIES, KINDS
 from attnport.sources.declare import parse_input
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "masks.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "masks.md").read_text()
 
 
 def test_the_example_attends_with_a_cache_and_lengths() -> None:
@@ -39,3 +40,10 @@ def test_every_kind_and_content_has_its_row_and_the_table_its_place() -> None:
     rows = re.findall(r"^\| `(\w+)`", TEXT, re.MULTILINE)
     assert set(KINDS) | set(CARRIES) <= set(rows)
     assert TEXT.index("<!-- table -->") < TEXT.index("<!-- /table -->")
+
+
+def test_the_format_of_bundles_names_every_kind_and_content() -> None:
+    text = (ROOT / "attnport" / "bundling" / "FORMAT.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| `io.masks` |"))
+    assert re.search(r"`kinds` \(([a-z, ]+);", row)[1].split(", ") == list(KINDS)  # type: ignore[index]
+    assert all(f"`{content}`" in text for content in CARRIES)

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
-from attnport.artifacts import Capabilities, Form, ParityReport, RuntimeParity, Session
+from attnport.artifacts import Capabilities, CaseResult, Form, ParityReport, Ran, RuntimeParity, Session
 from attnport.errors import IntegrityError, ParityFailed, UnavailableError, UsageError
 from attnport.folder.workspace import change, open_folder
 from attnport.jsonfile import read
 from attnport.runtimes import base
-from attnport.verbs.check import check, raise_for
+from attnport.verbs.check import check, command, raise_for
 
 Outputs = dict[str, np.ndarray]
 Lie = Callable[[Mapping[str, np.ndarray], Outputs], Outputs]
@@ -292,6 +292,48 @@ def test_a_failure_comes_before_what_is_not_available() -> None:
     raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}))
     with pytest.raises(UnavailableError, match="a was not run: not here"):
         raise_for(ParityReport("NOT_RUN", {"a": runs["a"]}, {}), ["a"])
+
+
+def failed(runtime: str, provider: str, form: RuntimeParity | None = None, error: float | None = 9.0) -> ParityReport:
+    wrong = CaseResult("zeros", "y", "FAIL", "wrong", 8, error, 1.0, error, 1.0, None, None, 0)
+    row = RuntimeParity("FAIL", "wrong", "fp32", Ran("CPU", provider, "fp32"), (wrong,))
+    return ParityReport("FAIL", {runtime: row}, {runtime: form} if form else {})
+
+
+def hint_of(report: ParityReport, again: str = command(Path("my out"))) -> str:
+    with pytest.raises(ParityFailed) as caught:
+        raise_for(report, again=again)
+    return caught.value.hint
+
+
+def test_a_failure_names_the_command_that_finds_the_operator_and_who_is_at_fault() -> None:
+    form = RuntimeParity("PASS", "", "fp32", Ran("CPU", "CPUExecutionProvider", "fp32"))
+    hint = hint_of(failed("openvino", "openvino 1", form))
+    assert hint == (
+        "CPUExecutionProvider computes the right numbers from the same file, so openvino is at fault. "
+        "Which operator: attnport check 'my out' --runtime openvino --bisect. "
+        "Every case: parity.json, or of one plan parity.PLAN.json."
+    )
+    assert "Which operator" not in hint_of(failed("openvino", "openvino 1", form), again="")
+
+
+def test_nobody_is_blamed_where_the_file_fails_elsewhere_too_or_ran_nowhere_else() -> None:
+    assert "at fault" not in hint_of(failed("openvino", "openvino 1"))
+    wrong = RuntimeParity("FAIL", "wrong", "fp32", Ran("CPU", "CPUExecutionProvider", "fp32"))
+    assert "at fault" not in hint_of(failed("openvino", "openvino 1", wrong))
+    same = RuntimeParity("PASS", "", "fp32", Ran("CPU", "openvino 1", "fp32"))
+    assert "at fault" not in hint_of(failed("openvino", "openvino 1", same))
+
+
+def test_no_search_is_advised_where_there_is_nothing_to_search() -> None:
+    assert "--bisect" not in hint_of(failed("torch_compile", "inductor"))
+    assert "--bisect" not in hint_of(failed("openvino", "openvino 1", error=None))
+
+
+def test_a_form_that_fails_is_searched_by_a_check_of_all() -> None:
+    wrong = failed("openvino", "openvino 1").runtimes["openvino"]
+    hint = hint_of(ParityReport("FAIL", {}, {"onnx": wrong}), command(Path("out"), text=Path("a b.txt")))
+    assert "Which operator: attnport check out '--text=a b.txt' --bisect." in hint
 
 
 def test_a_runtime_with_several_engines_is_there_when_one_ran() -> None:

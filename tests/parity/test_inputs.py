@@ -9,7 +9,7 @@ from attnport.cases.mask_cases import layouts_of
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, UsageError
 from attnport.masks.numpy_builders import build, prefix
-from attnport.masks.spec import MaskSpec
+from attnport.masks.spec import CARRIES, KINDS, MaskSpec
 from attnport_bundle.feeds import check_feeds
 
 BATCH, SEQ = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)
@@ -76,6 +76,12 @@ def io(request: pytest.FixtureRequest) -> IOContract:
 
 def named(io: IOContract, name: str) -> inputs.Case:
     return next(case for case in inputs.cases(io) if case.name == name)
+
+
+def test_every_kind_and_content_of_a_mask_is_tried_here() -> None:
+    masks = [mask for io in CONTRACTS.values() for mask in io.masks]
+    assert {kind for mask in masks for kind in mask.kinds} == set(KINDS) - {"none"}
+    assert {mask.carries for mask in masks} == set(CARRIES)
 
 
 def test_every_case_fits_its_contract_and_says_what_is_compared(io: IOContract) -> None:

@@ -9,7 +9,7 @@ from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.parity.invariance import MORE, Spread, item_masks, rows_of, variants
+from attnport.parity.invariance import MORE, Spread, item_masks, rows_of, tells_items, variants
 from attnport_bundle.feeds import check_feeds
 
 IO = IOContract(
@@ -150,3 +150,13 @@ def test_pairs_that_cannot_be_compared_are_a_problem_never_equal() -> None:
         assert spread.problem
         assert spread.rms is None
     assert Spread().rms is None
+
+
+def test_an_output_in_which_the_rows_of_an_item_cannot_be_told_is_left_out() -> None:
+    dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 3, 8), Dim("past", 0, 4, 9))
+    x, mask = TensorSpec("x", "float32", ("batch", "seq", 4)), TensorSpec("m", "int64", ("batch", "past"))
+    told, grown = TensorSpec("y", "float32", ("batch", "seq", 4)), TensorSpec("k", "float32", ("batch", "past+seq", 4))
+    io = IOContract((x, mask), (told, grown), dims, (MaskSpec(("padding",), "m"),))
+    assert [tells_items(io, "past", output) for output in io.outputs] == [True, False]
+    assert not tells_items(io, "other", TensorSpec("flat", "float32", ("batch*seq", 4)))
+    assert tells_items(io, "past", TensorSpec("twice", "float32", ("batch", "2*seq", 4)))

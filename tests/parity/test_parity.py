@@ -7,7 +7,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attnport.artifacts import Argmax, InvarianceResult, IOContract, NonFinite, ParityReport, RuntimeParity
+from attnport.artifacts import (
+    Argmax,
+    CaseResult,
+    InvarianceResult,
+    IOContract,
+    NonFinite,
+    ParityReport,
+    RuntimeParity,
+    Verdict,
+)
 from attnport.cases.inputs import Case
 from attnport.dims import Dim, TensorSpec
 from attnport.jsonfile import from_json, read, to_json
@@ -120,8 +129,6 @@ def test_padded_rows_may_hold_anything_finite() -> None:
 def test_nothing_to_compare_is_a_failure() -> None:
     errors = parity.measure(EXPECTED["hidden"], EXPECTED["hidden"], np.zeros((2, 6), dtype=bool), HIDDEN)
     assert parity.judge("c", "hidden", errors, yardstick()).verdict == "FAIL"
-    empty = np.empty((0, 6, 4))
-    assert parity.measure(empty, empty, np.ones((0, 6), dtype=bool), HIDDEN).problem
 
 
 def test_a_reference_that_is_not_finite_shows_nothing() -> None:
@@ -213,6 +220,34 @@ def test_a_runtime_fails_by_one_case_by_one_pair_or_by_having_none() -> None:
     assert isinstance(leaky.invariance[0], InvarianceResult)
     assert leaky.verdict == "FAIL"
     assert "padding changes" in leaky.reason
+
+
+def result(case: str, error: float | None, output: str = "y") -> CaseResult:
+    """A result of a case whose bound is 1."""
+    verdict: Verdict = "PASS" if error is not None and error <= 1 else "FAIL"
+    reason = "" if verdict == "PASS" else f"error {error}"
+    return CaseResult(case, output, verdict, reason, 8, error, 1.0, error, 1.0, relative=None, cosine=None, nonfinite=0)
+
+
+def test_a_failure_names_what_passes_where_little_does_and_the_worst_with_its_sizes() -> None:
+    found = [result(name, 3.0) for name in "abcd"] + [result("worst", 9.0), result("zeros", 0.1)]
+    told = parity.conclude("fp32", None, found, sizes={"worst": "batch=4, seq=32"}).reason
+    assert told == "5 of 6 results fail (all but zeros); worst: worst (batch=4, seq=32), y: error 9.0"
+
+
+def test_a_failure_names_what_fails_where_little_does() -> None:
+    found = [result(name, 0.1) for name in "abcde"] + [result("large", 2.0), result("zeros", 3.0)]
+    told = parity.conclude("fp32", None, found).reason
+    assert told == "2 of 7 results fail (large; zeros); worst: zeros, y: error 3.0"
+    told = parity.conclude("fp32", None, [*found[:6], result("a", 4.0, "z")]).reason
+    assert told == "2 of 7 results fail (large, y; a, z); worst: a, z: error 4.0"
+
+
+def test_a_failure_names_the_first_where_many_do_both_and_an_error_that_is_no_number_is_the_worst() -> None:
+    found = [result(f"pass {n}", 0.1) for n in range(5)] + [result(f"fail {n}", 2.0) for n in range(5)]
+    told = parity.conclude("fp32", None, [*found, result("raised", None)]).reason
+    assert told == "6 of 11 results fail (fail 0; fail 1; fail 2; fail 3; 2 more); worst: raised, y: error None"
+    assert parity.conclude("fp32", None, found[5:]).reason == "5 of 5 results fail; worst: fail 0, y: error 2.0"
 
 
 def test_the_report_fails_with_any_and_passes_only_with_a_runtime_that_passes() -> None:

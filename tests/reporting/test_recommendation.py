@@ -16,7 +16,7 @@ FORMS = {name: Embeddable(name, "fp32", f"model.{name}.onnx") for name in ("ort_
 
 def parity(**verdicts: Verdict) -> ParityReport:
     rows = {name: RuntimeParity(verdict, f"{name} says {verdict}", "fp32") for name, verdict in verdicts.items()}
-    return ParityReport("PASS", rows, {})
+    return ParityReport("FAIL" if "FAIL" in verdicts.values() else "PASS", rows, {})
 
 
 def latency(**medians_ms: tuple[float | None, ...]) -> LatencyReport:
@@ -129,6 +129,7 @@ def test_runtimes_that_could_not_be_compared_are_no_tie() -> None:
         (None, None, "parity was not checked and nothing was timed", ["check out/", "bench out/"]),
         (None, FAST, "parity was not checked", ["check out/"]),
         (BOTH, None, "nothing was timed", ["bench out/"]),
+        (parity(openvino="FAIL", ort_cpu="PASS"), None, "nothing was timed", ["check out/ --bisect", "bench out/"]),
         (parity(openvino="FAIL"), FAST, "no runtime passed parity", ["check out/ --bisect", "bench out/"]),
         (BOTH, latency(openvino=(None,)), "no runtime passed parity", ["check out/ --bisect", "bench out/"]),
         (parity(), latency(), "no runtime passed parity", ["check out/ --bisect", "bench out/"]),

@@ -10,7 +10,10 @@ import page_sample as sample
 import pytest
 
 from attnport.artifacts import LatencyReport, LatencyRow, LayerReport
-from attnport.reporting.facts import grid
+from attnport.parity.bound import FACTORS
+from attnport.reporting.along import layers
+from attnport.reporting.document import Text
+from attnport.reporting.facts import BOUND, grid
 from attnport.reporting.lines import axis, chart, describe, kinds
 from attnport.reporting.measures import scientific
 from attnport.reporting.series import Series, first_beyond, layer_errors, scalings
@@ -118,3 +121,13 @@ def test_the_grid_that_is_asked_for_is_within_what_the_model_takes() -> None:
         ((dataclasses.replace(manifest.io.dims[1], min=100, opt=128, max=130),), "seq=100/128/130"),
     ):
         assert grid(dataclasses.replace(manifest, io=dataclasses.replace(manifest.io, dims=dims))) == expected
+
+
+def test_the_case_of_the_layers_is_not_said_to_be_near_a_bound_that_it_is_beyond() -> None:
+    told = [block.line for block in layers(sample.layers(fail=True), "out/") if isinstance(block, Text)]
+    assert f"Case: {sample.layers().case}, the one with the largest error, as a share of its bound." in told
+
+
+def test_the_words_about_the_bound_are_those_of_the_rule() -> None:
+    assert FACTORS == (2.0, 3.0)
+    assert "twice the RMS error of PyTorch eager at the same precision and three times its largest error" in BOUND

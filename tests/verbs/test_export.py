@@ -19,9 +19,13 @@ from attnport.jsonfile import digest_file
 from attnport.verbs.export import export, size_cases
 
 FROZEN = {
+    "a loop": ("return x + sum(at for at in range(x.shape[1]))", "A Python loop over a size is unrolled"),
+    "control flow": ("return x * 2 if x.shape[1] > 4 else x", "without a Python branch on a size"),
+}
+DYNAMIC = {
     "a size made a number": "return x * int(x.shape[1])",
     "a size made a float": "return x / float(x.shape[1])",
-    "control flow": "return x * 2 if x.shape[1] > 4 else x",
+    "a length": "return x * torch.ones(len(x), 1, 1)",
     "a table sliced by a number": "return x + self.table[: int(x.shape[1])]",
     "numpy": "return x + torch.from_numpy(np.arange(x.shape[1], dtype=np.float32))[:, None]",
 }
@@ -39,12 +43,20 @@ def declare(folder: Path, forward: str) -> str:
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_a_dim_that_the_code_turns_into_a_constant(name: str, tmp_path: Path) -> None:
-    text = declare(tmp_path, FROZEN[name])
+    forward, remedy = FROZEN[name]
+    text = declare(tmp_path, forward)
     with pytest.raises(ExportError, match=r"dim 'seq' of input 'x'") as caught:
         export(text, tmp_path / "out", inputs=["x=float32[batch,seq,4]"])
     assert "froze" in caught.value.message
-    assert "int(x.shape[i])" in caught.value.hint
+    assert remedy in caught.value.hint
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_a_size_that_the_code_computes_with_stays_dynamic(name: str, tmp_path: Path) -> None:
+    text = declare(tmp_path, DYNAMIC[name])
+    manifest = export(text, tmp_path / "out", inputs=["x=float32[batch,seq,4]"])
+    assert manifest.io.outputs[0].dims == ("batch", "seq", 4)
 
 
 class Baked(nn.Module):
@@ -76,7 +88,7 @@ def test_a_graph_that_is_right_at_the_traced_size_alone(
 ) -> None:
     """What no tracer reports: the check of sizes has to."""
     real = capturing.capture
-    monkeypatch.setattr(capturing, "capture", lambda module, io: real(Baked(module, bake), io))
+    monkeypatch.setattr(capturing, "capture", lambda module, io, **more: real(Baked(module, bake), io, **more))
     before = {path.name: digest_file(path) for path in tiny_artifact.iterdir()}
     with pytest.raises(ExportError, match=told):
         export(f"{tiny_model.__file__}:spec", tiny_artifact, force=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import weights_model
 
-from attnport.errors import ExportError, SpecError
+from attnport.errors import ExportError
 from attnport.folder.workspace import load_spec, open_folder
 from attnport.verbs.audit import audit
 from attnport.verbs.check import check
@@ -59,10 +59,12 @@ def test_weights_that_were_asked_for_are_kept_and_found_by_audit(tmp_path: Path)
     assert len(without.io.outputs) == 1  # another choice is another export
 
 
-def test_outputs_by_name_are_refused_with_words(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"returned dict; expected a tensor or a tuple"):
-        export(f"{weights_model.__file__}:by_name", tmp_path / "out", inputs=INPUTS, dims=DIMS)
-    assert not (tmp_path / "out").exists()
+def test_outputs_by_name_are_left_out_by_name(tmp_path: Path) -> None:
+    told: list[str] = []
+    text = f"{weights_model.__file__}:by_name"
+    manifest = export(text, tmp_path / "out", inputs=INPUTS, dims=DIMS, tell=told.append)
+    assert [output.name for output in manifest.io.outputs] == ["mixed"]
+    assert "weights" in told[0]
 
 
 def test_a_module_of_weights_alone_is_not_exported_without_a_word(tmp_path: Path) -> None:

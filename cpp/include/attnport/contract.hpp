@@ -19,7 +19,7 @@ struct Dim {
     std::int64_t max = 1;
 };
 
-/// An axis: the name of a dim, or a fixed size.
+/// An axis: the name of a dim, or a fixed size; of an output also an expression of dims, such as `past+seq`.
 using Axis = std::variant<std::string, std::int64_t>;
 
 /// An input or output. `high` bounds an integer input's values, exclusive.

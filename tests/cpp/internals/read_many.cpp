@@ -1,7 +1,7 @@
-// What the reader makes of many inputs: for each line of stdin, "manifest", "external" or "said" and bytes in
+// What the reader makes of many inputs: for each line of stdin, "manifest", "external", "said" or "size" and bytes in
 // hexadecimal digits, a line with the exit code (of external data: 0, or 1 for a refusal) and, in the same digits,
 // either what was kept, as JSON, or the error's text; "said" is what somebody else said, which is answered as a
-// terminal may see it.
+// terminal may see it, and "size" is an expression with a=2, b=7 and huge=2**53 - 1, which is answered with its value.
 #include <exception>
 #include <iostream>
 #include <stdexcept>
@@ -12,6 +12,7 @@
 #include <attnport/error.hpp>
 
 #include "../hexadecimal.hpp"
+#include "expression.hpp"
 #include "external.hpp"
 #include "json.hpp"
 #include "manifest.hpp"
@@ -108,6 +109,19 @@ std::string of_external(std::string_view data) {
            });
 }
 
+std::string of_size(std::string_view text) {
+    const auto size_of = [](std::string_view name) -> std::optional<std::int64_t> {
+        if (name == "a") return 2;
+        if (name == "b") return 7;
+        if (name == "huge") return (std::int64_t{1} << 53) - 1;
+        return std::nullopt;
+    };
+    const std::string problem = reader::expression_problem(text, {"a", "b", "huge"});
+    const auto value = reader::value_of(text, size_of);
+    const std::string said = value ? std::to_string(*value) : "none";
+    return (problem.empty() ? "0 " : "1 ") + hexadecimal::digits(said);
+}
+
 }  // namespace
 
 int main() {
@@ -118,6 +132,7 @@ int main() {
             const std::string kind = line.substr(0, space);
             if (kind == "manifest") std::cout << of_manifest(data) << '\n';
             if (kind == "external") std::cout << of_external(std::string_view(data)) << '\n';
+            if (kind == "size") std::cout << of_size(data) << '\n';
             if (kind == "said") std::cout << "0 " << hexadecimal::digits(reader::escaped(data)) << '\n';
         }
         return 0;

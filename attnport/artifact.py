@@ -1,0 +1,311 @@
+"""An artifact folder as an object: the verbs of the command line as methods, and values that print as its tables."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attnport.artifacts import Manifest, ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from attnport.artifacts import EngineRecord, FusionReport, FusionTable, LatencyReport, ParityReport, Session
+    from attnport.verbs.audit import AuditReport
+    from attnport.verbs.inspect import Inspection
+    from attnport.verbs.verify import VerifyResult
+
+T = TypeVar("T")
+Names = str | Sequence[str]
+Place = str | Path
+_SHOWN: dict[tuple[type, str], type] = {}
+
+
+def export(
+    model: str | nn.Module | ModelSpec,
+    folder: Place,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    inputs: Names | Mapping[str, str] = (),
+    outputs: Names = (),
+    dims: Names | Mapping[str, Any] = (),
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> Artifact:
+    """Exports a model into a folder; an earlier export there is replaced all at once.
+
+    Args:
+        model: An `nn.Module`, a SPEC as of the command line, or a `ModelSpec`. A module is copied, and stays as it is.
+        args, kwargs: Examples of what the module's forward is called with: tensors, structures of tensors, and values
+            that are the same in every call. Names and dims are found from them.
+        inputs: Declarations, `{"ids": "int64[batch,seq]:high=30522"}` or as of `--input`. Beside examples, one replaces
+            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it.
+        outputs: The outputs to export; none = all.
+        dims: Sizes of dims, `{"seq": (1, 128, 512)}` or as of `--dim`: least, usual, largest.
+        dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.
+        options: Further arguments of `attnport.verbs.export.export`.
+
+    Raises:
+        UsageError, SpecError, ExportError: as `attnport.verbs.export.export`.
+    """
+    from attnport.verbs._given import Given
+    from attnport.verbs.export import exported
+
+    trust = bool(options.pop("trust_remote_code", False))
+    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust)
+    manifest, spec = exported(given, Path(folder), **options)
+    return Artifact(Path(folder), manifest, spec)
+
+
+def open(folder: Place) -> Artifact:  # noqa: A001  # called as attnport.open
+    """The artifact in a folder.
+
+    Raises:
+        ArtifactError, IntegrityError: it is not an artifact folder, or its manifest was changed.
+    """
+    from attnport.folder.workspace import open_folder
+
+    return Artifact(Path(folder), open_folder(Path(folder)))
+
+
+class Artifact:
+    """An artifact folder. Each method is the verb of that name, for this folder.
+
+    Attributes:
+        folder: Where it is.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, spec: ModelSpec | None = None) -> None:
+        self.folder = folder
+        self._manifest = manifest
+        self._spec = spec  # a module in memory is found by later verbs for as long as somebody holds it
+
+    @property
+    def manifest(self) -> Manifest:
+        """The folder's manifest as it is now."""
+        from attnport.folder.workspace import open_folder
+
+        return open_folder(self.folder)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of the last `check`; NOT_RUN before one."""
+        report = self._report()
+        return report.verdict if report is not None else "NOT_RUN"
+
+    def fuse(self, targets: Names | None = None, **options: Any) -> FusionReport:
+        """Writes attention as each target fuses it, and proves that it does; as `attnport.verbs.fuse.fuse`."""
+        from attnport.verbs.fuse import fuse
+
+        return _shown(fuse(self.folder, targets=_names(targets), **options), "show_fusion")
+
+    def build(self, target: str, plan: str = "fp16", **options: Any) -> tuple[EngineRecord, FusionTable]:
+        """Builds a TensorRT engine; as `attnport.verbs.build.build`."""
+        from attnport.verbs.build import build
+
+        record, table = build(self.folder, target, plan, **_lists(options, "profiles"))
+        return _shown(record, "show_engine"), table
+
+    def check(self, runtimes: Names | None = None, *, module: nn.Module | None = None, **options: Any) -> ParityReport:
+        """Compares runtimes with a float64 run of the module; as `attnport.verbs.check.check`.
+
+        Args:
+            module: The module, where the artifact was made of one in the memory of another process.
+
+        Raises:
+            SpecError: `module` is not the one that was exported.
+        """
+        from attnport.verbs.check import check
+
+        if module is not None:
+            self._give(module)
+        paths = _paths(_lists(options, "shapes"), "text", "inputs", "bundle")
+        return _shown(check(self.folder, _names(runtimes), **paths), "show_parity")
+
+    def bench(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> LatencyReport:
+        """Measures the latency of runtimes; as `attnport.verbs.bench.bench`."""
+        from attnport.verbs.bench import bench
+
+        paths = _paths(options, "text", "lengths", "bundle")
+        return _shown(bench(self.folder, _names(runtimes), _names(shapes), **paths), "show_latency")
+
+    def bundle(self, out: Place, lang: Names = ("python",), forms: Names = ("ort_cpu",), **options: Any) -> Path:
+        """Packs a folder that runs without PyTorch and re-checks itself; as `attnport.verbs.bundle.bundle`."""
+        from attnport.verbs.bundle import bundle
+
+        paths = _paths(options, "sign")
+        return bundle(self.folder, Path(out), lang=_names(lang) or (), forms=_names(forms) or (), **paths)
+
+    def report(self, **options: Any) -> Page:
+        """Writes the report page; as `attnport.verbs.report.report`. A notebook shows the page itself."""
+        from attnport.verbs.report import report
+
+        return Page(report(self.folder, **_paths(options, "text")))
+
+    def inspect(self) -> Inspection:
+        """Describes the folder; as `attnport.verbs.inspect.inspect`."""
+        from attnport.verbs.inspect import inspect
+
+        return _shown(inspect(self.folder), "show_inspection")
+
+    def verify(self, **options: Any) -> VerifyResult:
+        """Checks the folder's files; as `attnport.verbs.verify.verify`."""
+        from attnport.verbs.verify import verify
+
+        return _shown(verify(self.folder, **_paths(options, "key")), "show_verify")
+
+    def audit(self, **options: Any) -> AuditReport:
+        """Finds what the folder's files give away; as `attnport.verbs.audit.audit`."""
+        from attnport.verbs.audit import audit
+
+        return _shown(audit(self.folder, **options), "show_audit")
+
+    @contextlib.contextmanager
+    def open(self, runtime: str = "ort_cpu", *, threads: int | None = None) -> Iterator[Running]:
+        """Opens the artifact in a runtime, until the end of the `with` block.
+
+        Raises:
+            UsageError: there is no such runtime.
+            UnavailableError: it is not available here, or the folder holds nothing for it, which says what makes it.
+        """
+        from attnport.folder.opened import opened
+
+        with contextlib.closing(opened(self.folder, self.manifest, runtime, threads)) as session:
+            yield Running(session)
+
+    def __repr__(self) -> str:
+        return f"Artifact({str(self.folder)!r})"
+
+    def __str__(self) -> str:
+        return _rendered(self.manifest, "show_manifest")
+
+    def _repr_html_(self) -> str:
+        """A short table for a notebook."""
+        from attnport.reporting.markup import el, name, verdict
+        from attnport.verbs.fuse import FILE
+
+        manifest = self.manifest
+        rows: list[tuple[object, object]] = [("folder", name(str(self.folder)))]
+        rows += [(side, name(", ".join(map(str, specs)))) for side, specs in _sides(manifest)]
+        rows.append(("dims", ", ".join(map(str, manifest.io.dims)) or "none"))
+        rows.append(("attentions", str(len(manifest.attentions))))
+        if (fusion := self._read(FILE, "FusionReport")) is not None:
+            tables = (f"{target} {table}" for target, table in fusion.targets.items())
+            rows.append(("fused", ", ".join(tables)))
+        rows.append(("parity", verdict(self.verdict)))
+        if (parity := self._report()) is not None:
+            rows += [(name(key), verdict(row.verdict)) for key, row in parity.runtimes.items()]
+        body = [el("tr", el("th", what), el("td", value)) for what, value in rows]
+        return str(el("table", el("caption", manifest.name), *body))
+
+    def _report(self) -> ParityReport | None:
+        from attnport.parities import FILE
+
+        found: ParityReport | None = self._read(FILE, "ParityReport")
+        return found
+
+    def _read(self, file: str, kind: str) -> Any:
+        from attnport import artifacts
+        from attnport.folder.workspace import read_report
+
+        return read_report(getattr(artifacts, kind), self.folder, self.manifest, file)
+
+    def _give(self, module: nn.Module) -> None:
+        from attnport.sources.memory import given_again
+
+        self._spec = given_again(module, self.manifest.source)
+
+
+class Running:
+    """An artifact that is open in a runtime.
+
+    Attributes:
+        ran: The device, provider and precision that it runs in.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.ran = session.ran
+
+    def run(self, **feeds: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Outputs by name, for an array or tensor for each input.
+
+        Raises:
+            FeedError: an input is missing, or does not fit.
+        """
+        return self._session.run({name: _array(value) for name, value in feeds.items()})
+
+
+class Page(type(Path())):  # type: ignore[misc]  # a path that a notebook shows as the page at its end
+    """The path of a report."""
+
+    def _repr_html_(self) -> str | None:
+        """The page itself, in a frame of its own."""
+        from attnport.reporting.markup import el
+
+        if self.suffix != ".html":
+            return None
+        page = self.read_text(encoding="utf-8")
+        return str(el("iframe", srcdoc=page, style="width:100%;height:40em;border:0"))
+
+
+def _sides(manifest: Manifest) -> tuple[tuple[str, Sequence[Any]], ...]:
+    return ("inputs", manifest.io.inputs), ("outputs", manifest.io.outputs)
+
+
+def _array(value: Any) -> Any:
+    import numpy as np
+
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    return value if isinstance(value, np.ndarray) else np.asarray(value)
+
+
+def _names(value: Names | None) -> tuple[str, ...] | None:
+    return (value,) if isinstance(value, str) else None if value is None else tuple(value)
+
+
+def _lists(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The options, with one text made a list where a list is meant."""
+    return {name: (value,) if name in names and isinstance(value, str) else value for name, value in options.items()}
+
+
+def _paths(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The options, with texts made paths where paths are meant."""
+    return {name: Path(value) if name in names and isinstance(value, str) else value for name, value in options.items()}
+
+
+def _shown(value: T, table: str) -> T:
+    """A copy of a value that prints as the command line shows it, and as that in a notebook."""
+    kind = type(value)
+    if (kind, table) not in _SHOWN:
+        space = {
+            "__str__": lambda self: _rendered(self, table),
+            "_repr_html_": lambda self: _preformatted(_rendered(self, table)),
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+        }
+        _SHOWN[kind, table] = type(kind.__name__, (kind,), space)
+    made = copy.copy(value)
+    object.__setattr__(made, "__class__", _SHOWN[kind, table])
+    return made
+
+
+def _rendered(value: Any, table: str) -> str:
+    from attnport.console import cells
+    from attnport.console.run import shower
+
+    show: Any = shower(table)
+    text: str = cells.render(show, value)
+    return text.rstrip("\n")
+
+
+def _preformatted(text: str) -> str:
+    from attnport.reporting.markup import el
+
+    return str(el("pre", text))

@@ -1,0 +1,160 @@
+"""What a trace took for granted about sizes: torch's guards, the code that made them, and sizes that violate them.
+
+torch.export refuses dims of a declared range unless it can prove every guard for all of it, although most are true for
+the sizes that matter, or make no difference. If torch chooses the dims itself, it returns the graph with its guards. A
+graph that also computes the right numbers at sizes at which a guard is false has no frozen dim there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import IOContract
+from attnport.dims import Dim
+
+if TYPE_CHECKING:
+    import torch
+
+_SCANNED = 2048
+_COMBINED = 24
+_OWN = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition on sizes that the graph needs, false at `sizes`.
+
+    Attributes:
+        text: The condition in names of dims.
+        place: Where the code made it, as ` (model.py, line 7: y = x.view(n))`, or "".
+        sizes: A size for each dim of the condition.
+    """
+
+    text: str
+    place: str
+    sizes: Mapping[str, int]
+
+
+@contextlib.contextmanager
+def located() -> Iterator[None]:
+    """Records for each guard the line of code outside torch that made it."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    kept = ShapeEnv._get_sloc
+
+    def with_place(env: ShapeEnv, framework_loc: str | None = None) -> Any:
+        return replace(kept(env, framework_loc), maybe_user_loc=place_of(traceback.extract_stack(limit=80)))
+
+    setattr(ShapeEnv, "_get_sloc", with_place)  # noqa: B010  # mypy refuses to assign to a method
+    try:
+        yield
+    finally:
+        setattr(ShapeEnv, "_get_sloc", kept)  # noqa: B010  # as above
+
+
+def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The last line of code outside torch and this package's exporter, as ` (model.py, line 7: code)`, or ""."""
+    import torch
+
+    inside = (str(Path(torch.__file__).parent), str(_OWN))
+    outside = [
+        frame for frame in frames if not frame.filename.startswith(inside) and "contextlib" not in frame.filename
+    ]
+    last = outside[-1] if outside else None
+    return f" ({Path(last.filename).name}, line {last.lineno}: {last.line})" if last is not None else ""
+
+
+def constants(program: torch.export.ExportedProgram, contract: IOContract) -> dict[str, tuple[int, str]]:
+    """The dims that became constants, by name: the constant, and the code that made it so."""
+    import torch
+
+    symbols = getattr(_environment(program), "replacements", {})
+    places = getattr(_environment(program), "replacements_slocs", {})
+    frozen: dict[str, tuple[int, str]] = {}
+    for spec, shape in zip(contract.inputs, _input_shapes(program), strict=True):
+        for dim, size in zip(spec.dims, shape, strict=True):
+            is_constant = not isinstance(size, torch.SymInt) or size.node.expr.is_number
+            if isinstance(dim, str) and is_constant and contract.dim(dim).min < contract.dim(dim).max:
+                # `traced_sizes` gives each dim another size, so the size tells which symbol was replaced.
+                symbol = next((known for known, value in symbols.items() if value == size), None)
+                frozen.setdefault(dim, (int(size), _place(places.get(symbol))))
+    return frozen
+
+
+def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
+    """The guards that some sizes of the contract violate, one for each set of such sizes."""
+    import torch
+
+    dims: dict[Any, Dim] = {}
+    for spec, shape in zip(contract.inputs, _input_shapes(program), strict=True):
+        for dim, size in zip(spec.dims, shape, strict=True):
+            if isinstance(dim, str) and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                dims[size.node.expr] = contract.dim(dim)
+    violated: dict[tuple[tuple[str, int], ...], Guard] = {}
+    for guard in getattr(_environment(program), "guards", ()):
+        used = sorted((symbol for symbol in guard.expr.free_symbols), key=str)
+        if not used or any(symbol not in dims for symbol in used):
+            continue
+        text = str(guard.expr.subs({symbol: _name(dims[symbol]) for symbol in used}))
+        for sizes in _violations(guard.expr, used, dims):
+            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes))
+    return tuple(violated.values())
+
+
+def _name(dim: Dim) -> Any:
+    import sympy  # type: ignore[import-untyped]  # it has no types
+
+    return sympy.Symbol(dim.name, integer=True, positive=True)
+
+
+def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> Iterator[dict[str, int]]:
+    """The smallest sizes at which a condition is false, and the smallest of them without a size of 0 or 1."""
+    ranges = []
+    for symbol in used:
+        dim = dims[symbol]
+        most = _SCANNED if len(used) == 1 else _COMBINED
+        ranges.append(sorted({*range(dim.min, min(dim.max, dim.min + most) + 1), dim.opt, dim.max}))
+    with_few = False
+    for sizes in itertools.islice(itertools.product(*ranges), 4 * _SCANNED):
+        if (min(sizes) < 2 and with_few) or _holds(condition, dict(zip(used, sizes, strict=True))):
+            continue
+        yield {dims[symbol].name: size for symbol, size in zip(used, sizes, strict=True)}
+        if min(sizes) >= 2:
+            return
+        with_few = True
+
+
+def _holds(condition: Any, sizes: Mapping[Any, int]) -> bool:
+    import sympy
+
+    try:
+        return bool(condition.subs(sizes) != sympy.false)
+    except (ZeroDivisionError, ValueError, TypeError):
+        return False
+
+
+def _environment(program: torch.export.ExportedProgram) -> Any:
+    """The ShapeEnv of a trace; None if no size stayed dynamic."""
+    import torch
+
+    for shape in _input_shapes(program):
+        for size in shape:
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def _input_shapes(program: torch.export.ExportedProgram) -> list[Sequence[Any]]:
+    names = program.graph_signature.user_inputs
+    shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
+    return [shapes[name] for name in names if isinstance(name, str) and name in shapes]
+
+
+def _place(sloc: Any) -> str:
+    return str(getattr(sloc, "maybe_user_loc", None) or "")

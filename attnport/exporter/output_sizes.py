@@ -1,0 +1,131 @@
+"""The sizes of outputs in a torch graph, as expressions of the contract's dims."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import UNKNOWN_SIZE, IOContract
+from attnport.dims import TensorSpec
+from attnport_bundle import expressions
+
+if TYPE_CHECKING:
+    import torch
+
+_SUM, _PRODUCT, _VALUE = 0, 1, 2
+"""How strongly an expression holds together; a weaker one needs parentheses."""
+_CALLS = {"Min": "min", "Max": "max"}
+_DIVISIONS = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%"}
+
+
+def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[TensorSpec, ...]:
+    """The contract's outputs with the sizes that the graph gives; a size that has no such form stays as declared."""
+    values: dict[Any, Any] = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    made = [values.get(getattr(output.arg, "name", None)) for output in program.graph_signature.output_specs]
+    kinds = [output.kind.name for output in program.graph_signature.output_specs]
+    made = [value for value, kind in zip(made, kinds, strict=True) if kind == "USER_OUTPUT"]
+    names = _symbols(program, values, contract)
+    if len(made) != len(contract.outputs):
+        return contract.outputs
+    outputs = []
+    for spec, value in zip(contract.outputs, made, strict=True):
+        shape = getattr(value, "shape", ())
+        if len(shape) != len(spec.dims):
+            outputs.append(spec)
+            continue
+        sizes = (size_text(getattr(getattr(size, "node", None), "expr", size), names) for size in shape)
+        axes = tuple(dim if size is None else size for dim, size in zip(spec.dims, sizes, strict=True))
+        outputs.append(dataclasses.replace(spec, dims=axes))
+    return tuple(outputs)
+
+
+def unknown_sizes(outputs: tuple[TensorSpec, ...]) -> str:
+    """The first size that neither runs nor the graph tell, as `axis 1 of 'output'`; "" if there is none."""
+    return next((f"axis {spec.dims.index(UNKNOWN_SIZE)} of {spec.name!r}" for spec in outputs
+                 if UNKNOWN_SIZE in spec.dims), "")  # fmt: skip
+
+
+def _symbols(program: torch.export.ExportedProgram, values: Mapping[Any, Any], contract: IOContract) -> dict[Any, str]:
+    """The graph's symbols by the dims that the inputs have them for."""
+    dims = {spec.name: spec.dims for spec in contract.inputs}
+    names: dict[Any, str] = {}
+    order = [item for item in program.graph_signature.input_specs if item.kind.name == "USER_INPUT"]
+    for declared, item in zip(dims.values(), order, strict=False):
+        shape = getattr(values.get(getattr(item.arg, "name", None)), "shape", ())
+        for dim, size in zip(declared, shape, strict=False):
+            symbol = getattr(getattr(size, "node", None), "expr", None)
+            if isinstance(dim, str) and getattr(symbol, "is_Symbol", False):
+                names.setdefault(symbol, dim)
+    return names
+
+
+def size_text(size: Any, names: Mapping[Any, str]) -> str | int | None:
+    """A size of torch (an integer or a sympy expression) as a contract has it, or None where it has no such form."""
+    if isinstance(size, int) or getattr(size, "is_Integer", False):
+        return int(size)
+    try:
+        text, _ = _written(size, names)
+        return text if expressions.names(text) else None
+    except ValueError:
+        return None
+
+
+def _written(size: Any, names: Mapping[Any, str]) -> tuple[str, int]:
+    """An expression and how strongly it holds together. Raises ValueError where it has no form."""
+    kind = type(size).__name__
+    if size.is_Integer and size >= 0:
+        return str(int(size)), _VALUE
+    if size in names:
+        return names[size], _VALUE
+    if size.is_Add:
+        return _sum(size, names), _SUM
+    if size.is_Mul:
+        return _product(size, names)
+    if size.is_Pow and size.args[1].is_Integer and size.args[1] > 0:
+        return "*".join([_within(size.args[0], names, _VALUE)] * int(size.args[1])), _PRODUCT
+    if kind in _DIVISIONS and len(size.args) == 2:
+        return _divided(size.args[0], _DIVISIONS[kind], size.args[1], names)
+    if kind == "floor":
+        above, below = size.args[0].as_numer_denom()
+        return _divided(above, "//", below, names)
+    if kind in _CALLS and len(size.args) > 1:
+        found = _within(size.args[0], names, _SUM)
+        for other in size.args[1:]:
+            found = f"{_CALLS[kind]}({found},{_within(other, names, _SUM)})"
+        return found, _VALUE
+    raise ValueError(f"{size} has no form")
+
+
+def _sum(size: Any, names: Mapping[Any, str]) -> str:
+    """What is added stands before what is subtracted, and numbers stand last."""
+    added: list[str] = []
+    taken: list[str] = []
+    for term in sorted(size.args, key=lambda term: (term.is_Integer, str(names.get(term, term)))):
+        less = bool(term.is_Integer and term < 0) or bool(term.is_Mul and term.args[0].is_Integer and term.args[0] < 0)
+        text, strength = _written(-term if less else term, names)
+        (taken if less else added).append(f"({text})" if less and strength == _SUM else text)
+    return "+".join(added or ["0"]) + "".join(f"-{text}" for text in taken)
+
+
+def _product(size: Any, names: Mapping[Any, str]) -> tuple[str, int]:
+    above, below = size.as_numer_denom()
+    if below != 1:  # a division that leaves no rest
+        return _divided(above, "//", below, names)
+    if size.args[0].is_Integer and size.args[0] < 0:
+        return f"0-{_within(-size, names, _PRODUCT)}", _SUM
+    # A division among factors has parentheses: 2*(seq//2) is not 2*seq//2.
+    parts = [
+        f"({text})" if strength < _PRODUCT or "//" in text or "%" in text else text
+        for text, strength in (_written(factor, names) for factor in size.args)
+    ]
+    return "*".join(sorted(parts)), _PRODUCT  # numbers come first
+
+
+def _divided(above: Any, operation: str, below: Any, names: Mapping[Any, str]) -> tuple[str, int]:
+    return f"{_within(above, names, _VALUE)}{operation}{_within(below, names, _VALUE)}", _PRODUCT
+
+
+def _within(size: Any, names: Mapping[Any, str], least: int) -> str:
+    text, strength = _written(size, names)
+    return text if strength >= least else f"({text})"

@@ -1,0 +1,40 @@
+"""Opens an artifact folder in a runtime, for a program that runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnport.artifacts import Manifest, Session
+from attnport.errors import UnavailableError
+from attnport.folder.openings import model_openings, why_none
+from attnport.folder.workspace import check_files, load_spec
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening
+
+
+def opened(folder: Path, manifest: Manifest, name: str, threads: int | None = None) -> Session:
+    """A session of the folder's model in a runtime; of several forms, the first in its usual precision.
+
+    Args:
+        name: The runtime's, or that of a form in another precision as reports have it, such as `ort_cpu.fp16`.
+
+    Raises:
+        UsageError: there is no such runtime.
+        UnavailableError: it is not available here, or the folder holds nothing for it.
+        IntegrityError: a file is not the one that was written.
+        SpecError: the runtime runs the module itself, which changed or cannot be loaded.
+    """
+    runtime = base.get(name.partition(".")[0])
+    found = base.available(runtime)
+    if runtime.opens == "module":
+        return runtime.open(Opening(manifest.io, spec=load_spec(manifest), threads=threads))
+    openings = model_openings(runtime, folder, manifest, found.plans, threads)
+    wanted = name.replace("-", "_") if "." in name else runtime.name
+    opening = openings.get(wanted) or (next(iter(openings.values()), None) if "." not in name else None)
+    if opening is None:
+        there = f"; there is {', '.join(openings)}" if openings else ""
+        raise UnavailableError(f"{name} has nothing to open in {folder}: {why_none(runtime)}{there}.")
+    check_files(folder, manifest, *(file for file in manifest.files if (folder / file).suffix in (".onnx", ".bin")))
+    if opening.model is not None:
+        check_files(folder, manifest, opening.model.relative_to(folder).as_posix())
+    return runtime.open(opening)

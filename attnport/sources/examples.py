@@ -1,0 +1,213 @@
+"""From examples of a forward's arguments to the declarations that `--input` and `--dim` would give."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnport.errors import UsageError
+from attnport.sources.declare import path_of
+from attnport.sources.ranges import usual_range
+from attnport.sources.structure import Constant, Leaf, Node, Path, flat_name
+
+if TYPE_CHECKING:
+    import torch
+
+_HIDES = re.compile(r"(^|_)(key_)?padding_mask$")
+_KEEPS = re.compile(r"(^|_)attention_mask$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A dim by name, and the sizes that are known to be allowed; None = not known."""
+
+    name: str
+    smallest: int = 1
+    largest: int | None = None
+
+
+Dims = tuple[Range | int, ...]
+
+
+def named_dims(
+    dims: Mapping[str, Sequence[Any]],
+    tensors: Mapping[str, torch.Tensor],
+    declared: Mapping[str, Sequence[Any]],
+    arguments: Mapping[str, str],
+) -> dict[str, Dims]:
+    """Dims with names: `batch` for the first one that inputs share, `seq` for the second of sequences, else INPUT_AXIS.
+
+    Args:
+        dims: For each input, sizes, ranges that have their name, and symbols with `name`, `smallest` and `largest`;
+            equal symbols are equal dims.
+        tensors: The examples.
+        declared: For inputs that were declared, their dims; the names in them go before those made here.
+        arguments: The argument of the forward that each input belongs to.
+    """
+    dims = _joined(dims, tensors, arguments)
+    names = {dim.name: dim.name for own in dims.values() for dim in own if isinstance(dim, Range)}
+    for name, own in declared.items():
+        for symbol, dim in zip(dims.get(name, ()), own, strict=False):
+            if not isinstance(symbol, int) and isinstance(dim, str):
+                names.setdefault(symbol.name, dim)
+    first = [own[0].name for own in dims.values() if own and not isinstance(own[0], int)]
+    batches = [symbol for symbol in first if first.count(symbol) > 1 or len(dims) == 1]
+    batches = batches or [own[0].name for own in dims.values() if len(own) > 1 and not isinstance(own[0], int)]
+    if batches and "batch" not in names.values():
+        names.setdefault(max(batches, key=batches.count), "batch")
+    for name, own in dims.items():
+        sequence = len(own) > 1 and names.get(getattr(own[0], "name", "")) == "batch" and not isinstance(own[1], int)
+        whole = not tensors[name].is_floating_point()
+        if sequence and (whole or len(own) == 3) and "seq" not in names.values():
+            names.setdefault(own[1].name, "seq")
+    found: dict[str, Dims] = {}
+    for name, own in dims.items():
+        for axis, symbol in enumerate(own):
+            if not isinstance(symbol, int):
+                names.setdefault(symbol.name, f"{name}_{axis}")
+        found[name] = tuple(
+            dim if isinstance(dim, int) else Range(names[dim.name], dim.smallest, dim.largest) for dim in own
+        )
+    return found
+
+
+def _joined(
+    dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], arguments: Mapping[str, str]
+) -> dict[str, tuple[Any, ...]]:
+    """The dims, where tensors of one argument and of one rank share those that are equal in the example.
+
+    torch does not notice that the keys and values of a cache must be equally long.
+    """
+    first: dict[tuple[str, int, int, int], Any] = {}
+    same: dict[str, Any] = {}
+    for name, own in dims.items():
+        for axis, dim in enumerate(own):
+            if isinstance(dim, Range):
+                same[dim.name] = dim
+            elif not isinstance(dim, int):
+                size = tensors[name].shape[axis]
+                symbol = first.setdefault((arguments[name], len(own), axis, size), same.get(dim.name, dim))
+                same.setdefault(dim.name, symbol)
+    return {name: tuple(dim if isinstance(dim, int) else same[dim.name] for dim in own) for name, own in dims.items()}
+
+
+def input_texts(
+    found: Mapping[Path, torch.Tensor],
+    dims: Mapping[str, Dims],
+    highs: Mapping[str, int],
+    given: Mapping[str, str],
+) -> list[str]:
+    """An `--input` declaration for each tensor.
+
+    Args:
+        given: Declarations by flat name, which replace those made here; marks alone are added to them.
+    """
+    texts = []
+    for path, tensor in found.items():
+        name = flat_name(path)
+        declared = given.get(name, "")
+        if declared and not declared.startswith(":"):
+            texts.append(f"{'.'.join(path)}={declared}")
+            continue
+        sizes = ",".join(dim.name if isinstance(dim, Range) else str(dim) for dim in dims[name])
+        marks = declared or _mask_marks(name, tensor)
+        if name in highs and not marks:
+            marks = f":high={highs[name]}"
+        texts.append(f"{'.'.join(path)}={str(tensor.dtype).removeprefix('torch.')}[{sizes}]{marks}")
+    return texts
+
+
+def _mask_marks(name: str, tensor: torch.Tensor) -> str:
+    """The marks of masks that are called as everybody calls them: transformers' and torch's."""
+    if tensor.dim() != 2 or tensor.is_floating_point():
+        return ""
+    return ":padding:hide" if _HIDES.search(name) else ":padding" if _KEEPS.search(name) else ""
+
+
+def dim_texts(dims: Mapping[str, Dims], tensors: Mapping[str, torch.Tensor], given: Sequence[str]) -> list[str]:
+    """`--dim` declarations: those given, and others for dims whose sizes the examples or the module's code tell."""
+    wanted = {text.partition("=")[0].strip() for text in given}
+    limits: dict[str, tuple[int, int | None, int]] = {}
+    for name, own in dims.items():
+        for axis, dim in enumerate(own):
+            if isinstance(dim, Range) and dim.name not in wanted:
+                low, high, seen = limits.get(dim.name, (1, None, 1))
+                highs = [each for each in (high, dim.largest) if each is not None]
+                seen = max(seen, tensors[name].shape[axis])
+                limits[dim.name] = (max(low, dim.smallest), min(highs) if highs else None, seen)
+    texts = list(given)
+    for name, (low, high, seen) in limits.items():
+        usual = usual_range(name)
+        largest = max(usual.max, seen)
+        largest = largest if high is None else min(largest, high)
+        if (low, largest) != (usual.min, usual.max):
+            texts.append(f"{name}={low}:{min(max(usual.opt, low), largest)}:{largest}")
+    return texts
+
+
+def constant_texts(nodes: Mapping[str, Node], variable: str | None = None) -> list[str]:
+    """Declarations of the constants among the arguments.
+
+    Args:
+        variable: The name of `**kwargs`, whose names stand at the top.
+
+    Raises:
+        UsageError: one cannot be written as text.
+    """
+    texts: list[str] = []
+    for name, node in nodes.items():
+        _add_constants(node, () if name == variable else (name,), texts)
+    return texts
+
+
+def _add_constants(node: Node, path: Path, texts: list[str]) -> None:
+    if isinstance(node, Leaf):
+        return
+    if isinstance(node, Constant):
+        if not isinstance(node.value, bool | int | float | str | None):
+            raise UsageError(
+                f"{'.'.join(path)} is a {type(node.value).__name__}, which no declaration can hold.",
+                hint="Leave it out if it has a default.",
+            )
+        texts.append(f"{'.'.join(path)}={json.dumps(node.value)}")
+        return
+    for key, part in zip(node.keys, node.parts, strict=True):
+        _add_constants(part, (*path, key), texts)
+
+
+def given_inputs(inputs: Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
+    """Declarations as `--input` takes them, of a list, one text, or a dict by name."""
+    if isinstance(inputs, str):
+        return (inputs,)
+    if isinstance(inputs, Mapping):
+        return tuple(f"{name}={text}" for name, text in inputs.items())
+    return tuple(inputs)
+
+
+def by_flat_name(inputs: Sequence[str]) -> dict[str, str]:
+    """Declarations by the flat name of their input, without the name."""
+    return {flat_name(path_of(text)): text.partition("=")[2].strip() for text in inputs}
+
+
+def vocabularies(call: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """For each integer input that is looked up in an embedding: how many rows that has."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    found: dict[str, int] = {}
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.nn.functional.embedding:
+                ids, table = (*args, *(kwargs or {}).values())[:2]
+                for name, tensor in tensors.items():
+                    if tensor.dtype in (torch.int32, torch.int64) and ids.data_ptr() == tensor.data_ptr():
+                        found[name] = min(found.get(name, len(table)), len(table))
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Watch():
+        call(**tensors)
+    return found

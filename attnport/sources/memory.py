@@ -1,0 +1,124 @@
+"""Modules that have no file: later verbs find them in this process, for as long as somebody holds them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attnport.artifacts import IN_MEMORY, ModelSpec, Source
+from attnport.errors import SpecError
+from attnport.sources.declare import declared_spec
+from attnport.sources.load import sealed
+from attnport.sources.plain import plain_module
+from attnport.sources.program import program_spec
+from attnport.sources.structure import Arguments, own_copy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_HELD: weakref.WeakValueDictionary[Source, ModelSpec] = weakref.WeakValueDictionary()
+
+
+def kept_copy(module: nn.Module) -> nn.Module:
+    """A copy to export: on the processor, in eval mode, in float32 where the module is in half precision.
+
+    The caller's module stays as it is, and may be trained on.
+
+    Raises:
+        SpecError: it cannot be copied.
+    """
+    import torch
+
+    text = type(module).__name__
+    try:
+        made = copy.deepcopy(plain_module(text, module))
+    except (RuntimeError, TypeError, ValueError) as err:
+        raise SpecError(
+            f"{text} cannot be copied: {err}",
+            hint="Modules with weights that are computed in the forward, as by torch.nn.utils.weight_norm, cannot; "
+            "torch.nn.utils.parametrizations has the same ones that can.",
+        ) from err
+    made = made.cpu().eval()
+    narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in (*made.parameters(), *made.buffers()))
+    return made.float() if narrow else made
+
+
+def memory_spec(
+    module: nn.Module,
+    inputs: Sequence[str],
+    dims: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    arguments: Arguments | None = None,
+) -> ModelSpec:
+    """The ModelSpec of a module in memory, which `kept_copy` made.
+
+    Args:
+        inputs: Declarations, as of `--input`.
+        arguments: What its forward is called with; None = what the declarations say.
+
+    Raises:
+        UsageError, SpecError: as `declare.declared_spec`.
+    """
+    name = type(module).__name__
+    text = f"{name}{IN_MEMORY}"
+    spec = declared_spec(name, text, module, lambda: own_copy(module), inputs, dims, outputs, arguments)
+    source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
+    return hold(dataclasses.replace(spec, source=source))
+
+
+def hold(spec: ModelSpec) -> ModelSpec:
+    """`spec` with the digests of its module. `held` finds it for as long as somebody has it.
+
+    Raises:
+        SpecError: its module is none, or has no data.
+    """
+    if not spec.source.in_memory:
+        spec = dataclasses.replace(spec, source=dataclasses.replace(spec.source, text=f"{spec.name}{IN_MEMORY}"))
+    module = spec.make()
+    found = sealed(spec, module)
+    # The `make` of `sealed` returns the first module itself, which a caller might change; this one returns copies.
+    found = dataclasses.replace(found, make=spec.make)
+    _HELD[found.source] = found
+    return found
+
+
+def held(source: Source) -> ModelSpec | None:
+    """The model in memory that a source stands for; None if it is not in this process."""
+    return _HELD.get(source) if source.in_memory else None
+
+
+def stored(source: Source) -> ModelSpec:
+    """The model of a source that was in the memory of another process, from the program in its folder, which is run.
+
+    Raises:
+        IntegrityError, SpecError: as `program_spec`.
+        SpecError: it has no program.
+    """
+    if (found := program_spec(source)) is None:
+        raise SpecError(
+            f"{source.text.removesuffix(IN_MEMORY)} was exported from the memory of a Python process, is not in this "
+            "one, and could not be stored.",
+            hint="Give the module again, in Python: attnport.open(FOLDER).check(module=model)",
+        )
+    return found
+
+
+def given_again(module: nn.Module, source: Source) -> ModelSpec:
+    """The model of a source in memory, from the module that was exported. `held` finds it as long as it is in use.
+
+    Raises:
+        SpecError: the module is another one, or the source is no module in memory.
+    """
+    if not source.in_memory:
+        raise SpecError(f"{source.text} is loaded by its SPEC; a module does not apply.", hint="Leave it out.")
+    found = memory_spec(kept_copy(module), source.inputs, source.dims, source.outputs)
+    for part in ("code", "weights"):
+        if getattr(found.source, f"{part}_digest") != getattr(source, f"{part}_digest"):
+            raise SpecError(
+                f"the {part} of this module are not those of {source.text}.",
+                hint="Give the module as it was exported, or export again.",
+            )
+    return found

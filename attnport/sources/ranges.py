@@ -1,0 +1,73 @@
+"""The range of a dim for which the user declared none: the part of a usual range at which the module runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attnport.dims import Dim
+from attnport.errors import SpecError
+
+_BATCH = "batch"
+_TRIED = (128, 16, 224, 64, 8, 32, 2)
+"""Sizes of all other dims at which a module is tried at first: tables end, and images have to hold a patch."""
+
+
+def usual_range(name: str) -> Dim:
+    """The range of a dim of which nothing is known but its name."""
+    return Dim(name, 1, 8, 64) if name == _BATCH else Dim(name, 1, 128, 512)
+
+
+def found_ranges(
+    names: Sequence[str], declared: Mapping[str, Dim], runs: Callable[[Mapping[str, int]], bool]
+) -> tuple[Dim, ...]:
+    """The range of every dim, in the order of `names`: as declared, or as far as the module runs.
+
+    Args:
+        runs: Whether the module runs at given sizes of all dims. It is taken to run at all sizes between two at which
+            it runs.
+
+    Raises:
+        SpecError: it runs at one size of a dim alone.
+    """
+    wanted = {name: declared.get(name) or usual_range(name) for name in names}
+    start = _start(names, declared, runs)
+    if start is None:
+        return tuple(wanted.values())  # observing the outputs says what is wrong
+
+    def first(name: str, low: int, high: int, at_high: bool) -> int:
+        """The first size after `low` where running changes to `at_high`, which it has at `high`."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if runs({**start, name: middle}) == at_high:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    for name, dim in wanted.items():
+        if name in declared:
+            continue
+        usual, least, most = start[name], dim.min, dim.max
+        if not runs({**start, name: least}):
+            least = first(name, least, usual, True)
+        if not runs({**start, name: most}):
+            most = first(name, usual, most, False) - 1
+        if least == most:
+            raise SpecError(
+                f"dim {name!r} is frozen in the module: it runs at {name}={usual} and at no other size.",
+                hint="Look for a literal size in view, reshape or expand; or declare the number in place of the name.",
+            )
+        wanted[name] = Dim(name, least, max(least, min(dim.opt, most)), most)
+    return tuple(wanted.values())
+
+
+def _start(
+    wanted: Sequence[str], declared: Mapping[str, Dim], runs: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int] | None:
+    """Sizes of all dims at which the module runs; None if it runs at none of those that are tried."""
+    for size in _TRIED:
+        sizes = {name: 2 if name == _BATCH else size for name in wanted}
+        sizes |= {name: dim.opt for name, dim in declared.items()}
+        if runs(sizes):
+            return sizes
+    return None

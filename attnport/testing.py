@@ -1,0 +1,53 @@
+"""For the tests of those who write modules: that a module computes the same in other runtimes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attnport.artifacts import ModelSpec, ParityReport
+
+
+def assert_parity(
+    module: str | nn.Module | ModelSpec,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    runtimes: str | Sequence[str] = ("ort_cpu",),
+    **options: Any,
+) -> ParityReport:
+    """Exports a module into a temporary folder and compares the runtimes' outputs with a float64 run of the module.
+
+    Args:
+        module, args, kwargs: As of `attnport.export`.
+        runtimes: Names. Each must be available here, and pass.
+        options: Further arguments of `attnport.export`, such as `inputs` and `dims`.
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: a runtime or a form fails, or a runtime was not run; the message is the table of `check`.
+        UsageError, SpecError, ExportError: the module cannot be exported.
+    """
+    from attnport.artifact import export
+    from attnport.folder.openings import of_runtime
+    from attnport.runtimes import base
+
+    names = [base.get(name).name for name in ([runtimes] if isinstance(runtimes, str) else runtimes)]
+    forms = dict.fromkeys(base.get(name).form for name in names if base.get(name).form)
+    with tempfile.TemporaryDirectory(prefix="attnport-parity-") as scratch:
+        artifact = export(module, Path(scratch) / "artifact", args, kwargs, **options)
+        if forms:
+            artifact.fuse(tuple(forms))
+        report = artifact.check(names)
+    rows = [row for name in names for key, row in report.runtimes.items() if of_runtime(key, name)]
+    judged = [*rows, *report.forms.values()]
+    if not rows or any(row.verdict != "PASS" for row in rows) or any(row.verdict == "FAIL" for row in judged):
+        raise AssertionError(f"{', '.join(names)}: not within the bound of a float64 run\n{report}")
+    return report

@@ -1,0 +1,226 @@
+"""What `export` is given: a SPEC, a module or a ModelSpec, with examples or declarations, as one ModelSpec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import ModelSpec, Source
+from attnport.errors import UsageError
+from attnport.folder.loading import load, with_outputs
+from attnport.sources.code import Code, code_of, runs_code
+from attnport.sources.examples import (
+    Range,
+    by_flat_name,
+    constant_texts,
+    dim_texts,
+    given_inputs,
+    input_texts,
+    named_dims,
+    vocabularies,
+)
+from attnport.sources.structure import Arguments, Observed, Path, adapted, of_examples
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Progress = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The arguments of `export`, see there."""
+
+    model: str | nn.Module | ModelSpec
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: Sequence[str] | Mapping[str, str] = ()
+    outputs: Sequence[str] = ()
+    dims: Sequence[str] | Mapping[str, Any] = ()
+    dynamic_shapes: Any = None
+    trust_remote_code: bool = False
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        if isinstance(self.model, str):
+            return self.model
+        return self.model.name if isinstance(self.model, ModelSpec) else type(self.model).__name__
+
+    def code(self) -> Code | None:
+        """The code that loading a SPEC runs; None if there is none."""
+        source = Source(self.model, trust_remote_code=self.trust_remote_code) if isinstance(self.model, str) else None
+        return code_of(source) if source is not None and runs_code(source) else None
+
+    def spec(self, progress: Progress = lambda message: None) -> ModelSpec:
+        """The model.
+
+        Raises:
+            UsageError, SpecError: as `export`.
+            ExportError: torch cannot trace the module on the examples.
+        """
+        from torch import nn
+
+        inputs, dims, outputs = given_inputs(self.inputs), listed(self.dims), listed(self.outputs)
+        if isinstance(self.model, ModelSpec):
+            return self._of_spec(self.model, dims, outputs)
+        if isinstance(self.model, str):
+            if self._examples:
+                inputs, dims, _ = self._found(self._made(self.model), inputs, dims, progress)
+            return load(self.model, inputs=inputs, dims=dims, outputs=outputs, trust_remote_code=self.trust_remote_code)
+        if not isinstance(self.model, nn.Module):
+            raise UsageError(
+                f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
+            )
+        from attnport.sources.memory import kept_copy, memory_spec
+
+        if not inputs and not self._examples:
+            raise UsageError(
+                f"the inputs of {self.name} are not known.",
+                hint="Give examples, args=(x, mask), or declare them: inputs={'x': 'float32[batch,seq,256]'}.",
+            )
+        module = kept_copy(self.model)
+        arguments = None
+        if self._examples:
+            inputs, dims, arguments = self._found(module, inputs, dims, progress)
+        return memory_spec(module, inputs, dims, outputs, arguments)
+
+    @property
+    def _examples(self) -> bool:
+        return bool(self.args) or bool(self.kwargs)
+
+    def _of_spec(self, spec: ModelSpec, dims: Sequence[str], outputs: Sequence[str]) -> ModelSpec:
+        from attnport.sources.declare import narrow, refuse_inputs
+        from attnport.sources.memory import hold
+
+        refuse_inputs(spec.name, given_inputs(self.inputs))
+        if self._examples:
+            raise UsageError(f"{spec.name} declares its own inputs; examples do not apply.", hint="Leave them out.")
+        source = dataclasses.replace(spec.source, dims=tuple(dims), outputs=tuple(outputs))
+        return hold(dataclasses.replace(with_outputs(narrow(spec, dims), outputs), source=source))
+
+    def _made(self, text: str) -> nn.Module:
+        """The plain module that a SPEC names."""
+        from torch import nn
+
+        from attnport.sources.load import factory_of
+        from attnport.sources.plain import plain_module
+
+        module = factory_of(text)() if ":" in text and not text.startswith("hf:") else None
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"{text} declares its own inputs; examples do not apply.", hint="Leave them out.")
+        return plain_module(text, module).eval()
+
+    def _found(
+        self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
+    ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments]:
+        """Declarations of inputs and dims by the examples, and what the forward is called with."""
+        from attnport.sources.declare import called, parse_input
+
+        arguments, found = of_examples(module, *_plain(self.args, self.kwargs))
+        given = by_flat_name(inputs)
+        unknown = [name for name in given if name not in arguments.names]
+        if unknown:
+            raise UsageError(
+                f"inputs: got {unknown[0]}; the examples have {', '.join(arguments.names) or 'no tensor'}.",
+                hint="Declare what is among the examples, or leave the examples out.",
+            )
+        tensors = dict(zip(arguments.names, found.values(), strict=True))
+        progress("finding the dims that can be dynamic")
+        call = Observed(module, arguments, listed(self.outputs), self.name)
+        hint = "Give examples with which the module runs."
+        highs = called(self.name, "the examples", hint, lambda: vocabularies(call, tensors))
+        names = list(called(self.name, "the examples", hint, lambda: call(**tensors)))
+        declared = {
+            name: parse_input(f"{name}={text}")[0].dims for name, text in given.items() if not text.startswith(":")
+        }
+        sizes = self._sizes(adapted(module, arguments, names), arguments, found)
+        of = {name: path[0] for name, path in zip(arguments.names, found, strict=True)}
+        own = named_dims(sizes, tensors, declared, of)
+        texts = input_texts(found, own, highs, given)
+        rest = [each.name for each in arguments.signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+        constants = constant_texts(arguments.nodes, rest[0] if rest else None)
+        found_dims = {name: each for name, each in own.items() if name not in declared}
+        return (*texts, *constants), tuple(dim_texts(found_dims, tensors, dims)), arguments
+
+    def _sizes(
+        self, module: nn.Module, arguments: Arguments, found: Mapping[Path, torch.Tensor]
+    ) -> dict[str, tuple[Any, ...]]:
+        """The dims of each input: as `dynamic_shapes` says, or as torch finds them."""
+        from attnport.exporter.dynamic import dynamic_dims
+
+        tensors = dict(zip(arguments.names, found.values(), strict=True))
+        if self.dynamic_shapes is None:
+            return dict(dynamic_dims(module, tensors))
+        told = {
+            name: _told(self.dynamic_shapes, path, arguments, tensor)
+            for (path, tensor), name in zip(found.items(), arguments.names, strict=True)
+        }
+        fixed = [(name, axis) for name, own in told.items() for axis, dim in enumerate(own) if dim is not None]
+        if all(dim is not None for own in told.values() for dim in own):
+            return told
+        auto = dynamic_dims(module, tensors, fixed)
+        return {
+            name: tuple(auto[name][axis] if dim is None else dim for axis, dim in enumerate(own))
+            for name, own in told.items()
+        }
+
+
+def listed(value: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
+    """A list of texts, of one text, a list, or a dict such as `{"seq": (1, 128, 512)}`."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Mapping):
+        return tuple(
+            f"{name}={text if isinstance(text, str) else ':'.join(map(str, text))}" for name, text in value.items()
+        )
+    return tuple(value or ())
+
+
+def _plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The examples, tensors on the processor and not in half precision."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.detach().cpu()
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(plain, (given, dict(kwargs)))
+    return moved
+
+
+def _told(shapes: Any, path: Path, arguments: Arguments, tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What `dynamic_shapes` says of a tensor: for each axis a size, a Range, or None for what torch is to find."""
+    from torch.export import Dim
+
+    inside = path if path[0] in arguments.nodes else (list(arguments.nodes)[-1], *path)
+    entry = shapes
+    for number, part in enumerate(inside):
+        if isinstance(entry, Mapping):
+            entry = entry.get(part, entry.get(int(part)) if part.isdigit() else None)
+        elif isinstance(entry, list | tuple):
+            at = list(arguments.nodes).index(part) if number == 0 else int(part) if part.isdigit() else len(entry)
+            entry = entry[at] if at < len(entry) else None
+    dims: list[Any] = []
+    for axis, size in enumerate(tensor.shape):
+        dim = entry.get(axis) if isinstance(entry, Mapping) else entry[axis] if entry and axis < len(entry) else None
+        if dim is None or dim is Dim.STATIC or isinstance(dim, int):
+            dims.append(int(size))
+        elif dim in (Dim.AUTO, Dim.DYNAMIC):
+            dims.append(None)
+        elif isinstance(dim, Dim) and not hasattr(dim, "root"):
+            largest = int(dim.max) if str(dim.max).isdigit() else None
+            dims.append(Range(str(dim.__name__), max(1, int(dim.min)), largest))
+        else:
+            raise UsageError(
+                f"dynamic_shapes of {'.'.join(path)}: got {dim!r}; expected a torch.export.Dim, Dim.AUTO, a size or "
+                "None.",
+                hint="Give a dim of its own to an axis that follows from another one.",
+            )
+    return tuple(dims)

@@ -1,0 +1,59 @@
+"""The runtimes that the format knows: each one is opened, written and described everywhere that has to know it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import tiny_attention as tiny
+
+import attnport.bundling
+from attnport.artifacts import Form
+from attnport.bundling import backends, readme_cpp
+from attnport.errors import UsageError
+from attnport.exporter.lowering import base as lowerings
+from attnport.verbs.bundle import bundle
+from attnport_bundle.manifest import ENGINES, RUNTIMES
+from attnport_bundle.opening import OPENERS
+
+BUNDLING = Path(attnport.bundling.__file__).parent
+
+
+def test_every_runtime_of_the_format_is_opened_and_comes_from_a_target() -> None:
+    assert set(RUNTIMES) == {*OPENERS, *ENGINES}
+    assert set(RUNTIMES) == {runtime for runtime, _ in backends.RUNS.values()}
+    assert set(backends.RUNS) <= {*lowerings.names()}
+
+
+def test_the_format_and_the_cpp_reader_name_the_same_runtimes() -> None:
+    stated = re.search(r"`runtime` \(([a-z_, ]+)\)", (BUNDLING / "FORMAT.md").read_text())
+    parsed = re.search(r'at\["runtime"\]\.one_of\(\{([^}]+)\}\)', (BUNDLING / "cpp/src/manifest.cpp").read_text())
+    assert stated
+    assert parsed
+    assert tuple(stated[1].split(", ")) == RUNTIMES
+    assert tuple(re.findall(r'"(\w+)"', parsed[1])) == RUNTIMES
+    assert tuple(readme_cpp.RUNTIMES) == RUNTIMES
+
+
+def test_a_form_of_a_target_that_no_reader_runs_is_refused_with_those_it_runs(artifact: Path, tmp_path: Path) -> None:
+    form = Form("somewhere", "fp32", "model.onnx", 23)
+    tiny.edit_manifest(artifact, lambda m: dataclasses.replace(m, forms={**m.forms, "somewhere": form}))
+    with pytest.raises(UsageError, match=r"for somewhere; a bundle's reader runs .*ort_cpu") as caught:
+        bundle(artifact, tmp_path / "app", forms=["somewhere"])
+    assert caught.value.hint == "Bundle a form for one of these targets."
+
+
+def test_a_bundle_that_cannot_run_where_it_is_made_is_written_and_this_is_told(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    bundle(artifact, tmp_path / "app", tell=told.append)
+    assert not told
+    monkeypatch.setattr(onnxruntime, "__version__", "1.0")
+    assert bundle(artifact, tmp_path / "old", tell=told.append).is_dir()
+    (line,) = told
+    assert "golden cases were not all run" in line
+    assert "ort_cpu: got onnxruntime 1.0; expected 1.28 or later" in line

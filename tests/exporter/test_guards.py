@@ -1,0 +1,96 @@
+"""What torch cannot prove of all sizes: graphs that are right anyway, and the line of code where one is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import ExportError
+from attnport.exporter import storage
+from attnport.exporter.capture import Capture, capture
+from attnport.verbs import export
+
+X, Y = (TensorSpec(name, "float32", ("batch", "seq", 16)) for name in "xy")
+IO = IOContract((X,), (Y,), (Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)), positions="none")
+
+
+class Of(nn.Module):
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.body, self.table = body, nn.Parameter(torch.ones(1, 512, 16))
+
+    def forward(self, x: Any) -> Any:
+        return self.body(self, x)
+
+
+def padded(m: Any, x: Any) -> Any:
+    """In blocks of 4, of which the last one is padded; torch guards against blocks that are one or none."""
+    rest = (4 - x.shape[1] % 4) % 4
+    blocks = nn.functional.pad(x, (0, 0, 0, rest)).view(x.shape[0], -1, 4, 16)
+    return (blocks + blocks.mean(2, keepdim=True)).flatten(1, 2)[:, : x.shape[1]]
+
+
+def short_and_long(m: Any, x: Any) -> Any:
+    return x * 2 if x.shape[1] > 32 else x + 1
+
+
+def but_for_one(m: Any, x: Any) -> Any:
+    return x * 2 if x.shape[1] == 40 else x + 1
+
+
+def the_same_either_way(m: Any, x: Any) -> Any:
+    return x + x if x.shape[1] > 32 else x * 2
+
+
+def check(body: Any, tmp_path: Path) -> Capture:
+    """Exports a module and tries it at every size, as `attnport export` does."""
+    captured = capture(Of(body).eval(), IO)
+    storage.save_exported(captured.model, tmp_path / "model.onnx", "weights.bin")
+    spec = ModelSpec("of", Source("of"), IO, lambda: Of(body).eval())
+    with export._sessions(spec) as (reference, eager):
+        export._check_dims(IO, captured.guards, tmp_path / "model.onnx", reference, eager, lambda message: None)
+    return captured
+
+
+@pytest.mark.parametrize("body", [padded, the_same_either_way, lambda m, x: x + m.table[:, : x.shape[1]]])
+def test_a_graph_that_is_right_where_its_guards_are_false_is_taken(body: Any, tmp_path: Path) -> None:
+    check(body, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "at", "line"),
+    [
+        (short_and_long, r"seq > 32|32 < seq|seq >= 33|33 <= seq", "seq=1 ", "return x * 2 if x.shape[1] > 32"),
+        (but_for_one, r"Ne\(seq, 40\)", "seq=40 ", "return x * 2 if x.shape[1] == 40"),
+    ],
+)
+def test_a_branch_on_a_size_is_named_with_its_line(body: Any, text: str, at: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=rf"dim 'seq' of input 'x' froze: the graph is that of ({text}), ") as caught:
+        check(body, tmp_path)
+    assert line in caught.value.message
+    assert at in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        (lambda m, x: x if x.sum() > 0 else x + 1, "torch.where"),
+        (lambda m, x: x[:, : int(x.abs().sum().item())], "keep it a tensor"),
+        (lambda m, x: x.view(x.shape[0], 5, 2, 8), "Write -1 or x.shape[i]"),
+    ],
+)
+def test_what_cannot_be_traced_is_named_with_its_line_and_what_to_write(body: Any, hint: str) -> None:
+    with pytest.raises(ExportError, match=r"test_guards.py, line \d+: ") as caught:
+        capture(Of(body).eval(), IO)
+    assert hint in str(caught.value.hint)
+
+
+def test_sizes_that_violate_a_guard_are_the_smallest_and_the_smallest_without_a_one() -> None:
+    captured = capture(Of(short_and_long).eval(), IO)
+    assert [dict(guard.sizes) for guard in captured.guards] == [{"seq": 1}, {"seq": 2}]

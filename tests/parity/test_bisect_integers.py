@@ -1,0 +1,139 @@
+"""The search for a divergence ends at the first tensor of integers that is not equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import hashed_model
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from attnport.artifacts import ParityReport
+from attnport.console.bisect_tables import show_bisected
+from attnport.console.cells import render
+from attnport.exporter.probing import tensors
+from attnport.folder.workspace import change
+from attnport.parity.bisect import Bisected, bisect
+from attnport.parity.integers import difference, excess, reading
+from attnport.parity.searching import SearchResult
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+
+SPEC = f"{hashed_model.__file__}:spec"
+VALID = np.ones(3, dtype=bool)
+WANTED = np.array([1, 2**40, 3])
+
+
+def saturate(folder: Path, key: str) -> None:
+    """Holds a form's constants in int32, as a runtime would."""
+    with change(folder) as edit:
+        assert edit.manifest is not None
+        form = edit.manifest.forms[key]
+        model = onnx.load(folder / form.file)
+        for tensor in model.graph.initializer:
+            if tensor.data_type == TensorProto.INT64:
+                held = np.minimum(numpy_helper.to_array(tensor), 2**31 - 1)
+                tensor.CopyFrom(numpy_helper.from_array(held, tensor.name))
+        edit.path(form.file).write_bytes(model.SerializeToString())
+        edit.manifest = dataclasses.replace(edit.manifest, forms={key: form})
+        edit.finish("fuse", "changed")
+
+
+def searched(folder: Path, runtimes: list[str]) -> Bisected:
+    report = check(folder, runtimes)
+    assert report.verdict == "FAIL"
+    return bisect(folder, report, samples=1)
+
+
+def assert_names_the_product(found: Bisected, runtime: str) -> None:
+    (result,) = found.findings
+    assert (result.subject, result.reason) == (runtime, "")
+    assert (result.module, result.operator, result.between) == ("bias", "Mul", ("Mul",))
+    assert result.difference.startswith("int64: ")
+    assert "elements differ, first 2147483647 instead of 2654435761; integers must be exact" in result.difference
+    verdicts = {row.subject: row.verdict for row in result.readings}
+    assert (verdicts["torch_eager"], verdicts[runtime]) == ("PASS", "FAIL")
+    printed = " ".join(render(show_bisected, found).split())
+    assert f"{runtime} goes wrong in bias" in printed
+    assert f"{result.tensor}, made by Mul ({result.difference})" in printed
+
+
+def test_the_product_that_does_not_fit_is_named_and_not_the_table_after_it(tmp_path: Path) -> None:
+    export(SPEC, tmp_path / "hashed")
+    fuse(tmp_path / "hashed", targets=["ort_cpu"])
+    saturate(tmp_path / "hashed", "ort_cpu")
+    found = searched(tmp_path / "hashed", ["ort_cpu"])
+    assert_names_the_product(found, "ort_cpu")
+    assert "itself is wrong" in found.findings[0].notes[-1]
+
+
+@pytest.mark.slow
+def test_openvino_which_holds_integers_in_int32_is_found_out(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    export(SPEC, tmp_path / "hashed")
+    fuse(tmp_path / "hashed", targets=["openvino"])
+    found = searched(tmp_path / "hashed", ["openvino"])
+    assert_names_the_product(found, "openvino")
+    assert "the runtime is wrong" in found.findings[0].notes[-1]
+
+
+def test_integers_are_equal_or_wrong() -> None:
+    same = difference(WANTED.astype(np.int64), WANTED, WANTED, VALID)
+    assert (excess(same), reading("a", same).verdict) == (0.0, "PASS")
+    assert str(same) == "all 3 elements are equal"
+    other = difference(np.array([1, 2**40 + 1, 4]), WANTED, WANTED, VALID)
+    assert (excess(other), reading("a", other).verdict) == (math.inf, "FAIL")
+    assert str(other) == "2 of 3 elements differ, first 1099511627777 instead of 1099511627776"
+    told = difference(np.array([True, False, True]), np.array([True, True, True]), None, VALID)
+    assert str(told) == "1 of 3 elements differ, first False instead of True"
+
+
+def test_padded_integers_do_not_count() -> None:
+    found = difference(np.array([1, 2**40, 7]), WANTED, WANTED, np.array([True, True, False]))
+    assert str(found) == "all 2 elements are equal"
+
+
+def test_integers_that_cannot_be_compared_are_seen_through() -> None:
+    assert difference(None, WANTED, WANTED, VALID) is None
+    assert difference(WANTED[:1], WANTED, WANTED, VALID) is None
+    assert difference(WANTED, WANTED.astype(np.float64), WANTED, VALID) is None
+    assert difference(WANTED, WANTED, WANTED + 1, VALID) is None  # the module's own depend on rounding
+    assert (excess(None), reading("a", None).verdict) == (None, "NOT_RUN")
+
+
+def test_integers_made_of_floats_are_not_exact() -> None:
+    """An argmax may change by a rounding, and what is made of it; a size of a tensor of floats may not."""
+    nodes = [
+        helper.make_node("ArgMax", ["x"], ["best"], keepdims=0),
+        helper.make_node("Add", ["best", "ids"], ["moved"]),
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Mul", ["ids", "shape"], ["product"]),
+        helper.make_node("Equal", ["product", "ids"], ["same"]),
+        helper.make_node("Cast", ["product"], ["floats"], to=TensorProto.FLOAT),
+    ]
+    given = {"x": TensorProto.FLOAT, "ids": TensorProto.INT64}
+    kinds = dict.fromkeys(("best", "moved", "shape", "product"), TensorProto.INT64)
+    kinds |= {"same": TensorProto.BOOL, "floats": TensorProto.FLOAT}
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, kind, [3]) for name, kind in given.items()],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()],
+    )
+    made = tensors(ir.from_proto(helper.make_model(graph)))
+    assert [name for name, tensor in made.items() if tensor.exact] == ["shape", "product", "same"]
+    assert [name for name, tensor in made.items() if tensor.floating] == ["floats"]
+
+
+@pytest.mark.parametrize(("count", "told"), [(12, "made by op0, op1,"), (20, "made by 8 operators, then op8, op9,")])
+def test_the_operators_nearest_to_the_wrong_tensor_are_never_left_out(count: int, told: str) -> None:
+    found = SearchResult("r", tensor="t", between=tuple(f"op{place}" for place in range(count)))
+    printed = " ".join(render(show_bisected, Bisected(ParityReport("FAIL", {}, {}), (found,))).split())
+    assert told in printed
+    assert f"op{count - 2}, op{count - 1} fine before it" in printed

@@ -1,0 +1,91 @@
+"""The program that is stored for a module in memory: it computes what the module does, in every type."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structured_modules as modules
+import torch
+from torch import nn
+
+from attnport.artifacts import ModelSpec
+from attnport.errors import ExportError, IntegrityError
+from attnport.exporter.program import write_program
+from attnport.exporter.tracing import traceable
+from attnport.jsonfile import digest_file
+from attnport.sources.program import CODE, WEIGHTS, Stored, note, program_spec
+from attnport.verbs._given import Given
+
+
+class Mixed(nn.Module):
+    """Casts that follow the module's type, casts that do not, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.out = nn.Embedding(40, 16), nn.Linear(16, 16, bias=False)
+        self.register_buffer("ramp", torch.arange(64.0), persistent=False)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, ids: torch.Tensor, key_padding_mask: torch.Tensor) -> Any:
+        x = self.words(ids) + self.ramp[: ids.shape[1], None]
+        x = x * (~key_padding_mask)[..., None].to(x.dtype)
+        x = self.layer(x, src_key_padding_mask=key_padding_mask)
+        rough = x.float().square().mean(-1, keepdim=True).sqrt().to(self.out.weight.dtype)
+        return {"hidden": self.out(x) / rough, "tied": x @ self.words.weight.T}
+
+
+EXAMPLES = (torch.randint(0, 40, (2, 5)), torch.zeros(2, 5, dtype=torch.bool))
+
+
+def stored(spec: ModelSpec, folder: Path) -> ModelSpec:
+    program = write_program(spec.name, spec.make(), spec.io)
+    (folder / "source").mkdir()
+    (folder / CODE).write_text(program.text)
+    np.savez(folder / WEIGHTS, **program.arrays)
+    files = {name: digest_file(folder / name) for name in (CODE, WEIGHTS)}
+    note(spec.source, Stored(folder, spec.name, spec.io, files))
+    found = program_spec(spec.source)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModelSpec:
+    return Given(Mixed(), EXAMPLES, dims="seq=1:8:32").spec()
+
+
+def test_a_stored_program_computes_what_the_module_does_in_every_type(spec: ModelSpec, tmp_path: Path) -> None:
+    again = stored(spec, tmp_path)
+    ids = torch.randint(0, 40, (3, 9))
+    mask = torch.arange(9)[None].expand(3, 9) >= torch.tensor([[9], [4], [7]])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        mine, theirs = (copy.deepcopy(each.make()).to(dtype) for each in (again, spec))
+        # Without torch's own kernel for the whole layer, which rounds otherwise and which no trace has.
+        with traceable(), torch.no_grad():
+            got, expected = mine(ids=ids, key_padding_mask=mask), theirs(ids=ids, key_padding_mask=mask)
+        assert [tensor.dtype for tensor in got] == [tensor.dtype for tensor in expected] == [dtype] * 2
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_changed_program_is_not_run(spec: ModelSpec, tmp_path: Path) -> None:
+    source = dataclasses.replace(spec.source, code_digest="another")
+    stored(dataclasses.replace(spec, source=source), tmp_path)
+    (tmp_path / CODE).write_text("raise SystemExit")
+    with pytest.raises(IntegrityError, match=r"program.py is missing, or is not the file that was written"):
+        program_spec(source)
+
+
+def test_a_module_whose_graph_depends_on_its_type_is_not_stored() -> None:
+    class Depends(modules.Attend):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x) if x.dtype == torch.float32 else self.out(x) + 1
+
+    spec = Given(Depends(), (torch.randn(2, 3, 16),)).spec()
+    with pytest.raises(ExportError, match="its graph depends on the type"):
+        write_program("Depends", spec.make(), spec.io)

@@ -1,0 +1,66 @@
+"""Ranges of dims that nobody declared: as far as the module runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from attnport.dims import Dim
+from attnport.errors import SpecError
+from attnport.sources.ranges import found_ranges
+
+Sizes = Mapping[str, int]
+
+
+def found(runs: Callable[[Sizes], bool], *names: str, **declared: Dim) -> list[str]:
+    return [str(dim) for dim in found_ranges(names, declared, runs)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "seq"),
+    [
+        (lambda sizes: True, "seq=1:128:512"),
+        (lambda sizes: sizes["seq"] <= 77, "seq=1:77:77"),
+        (lambda sizes: sizes["seq"] >= 8, "seq=8:128:512"),
+        (lambda sizes: 16 <= sizes["seq"] <= 300, "seq=16:128:300"),
+        (lambda sizes: False, "seq=1:128:512"),
+    ],
+)
+def test_a_range_is_what_the_module_runs_at(runs: Callable[[Sizes], bool], seq: str) -> None:
+    assert found(runs, "batch", "seq") == ["batch=1:8:64", seq]
+
+
+@pytest.mark.parametrize("size", [2, 128, 224])
+def test_a_single_size_is_no_range(size: int) -> None:
+    with pytest.raises(SpecError, match=f"dim 'seq' is frozen in the module: it runs at seq={size} and at no other"):
+        found(lambda sizes: sizes["seq"] == size, "seq")
+
+
+def test_a_batch_may_be_limited_too() -> None:
+    assert found(lambda sizes: sizes["batch"] <= 4, "batch", "seq") == ["batch=1:4:4", "seq=1:128:512"]
+
+
+def test_a_declared_range_stays_and_its_usual_size_is_tried() -> None:
+    heights = Dim("height", 8, 24, 4096)
+    assert found(lambda sizes: sizes["height"] % 8 == 0, "height", "seq", height=heights) == [
+        "height=8:24:4096",
+        "seq=1:128:512",
+    ]
+
+
+def test_dims_are_changed_one_at_a_time() -> None:
+    seen: list[Sizes] = []
+
+    def runs(sizes: Sizes) -> bool:
+        seen.append(sizes)
+        return True
+
+    found(runs, "batch", "seq")
+    assert [dict(sizes) for sizes in seen] == [
+        {"batch": 2, "seq": 128},
+        {"batch": 1, "seq": 128},
+        {"batch": 64, "seq": 128},
+        {"batch": 2, "seq": 1},
+        {"batch": 2, "seq": 512},
+    ]
