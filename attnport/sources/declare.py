@@ -16,7 +16,9 @@ from attnport.masks.spec import MaskSpec
 from attnport.sources.marks import mask_of
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
 from attnport.sources.plain import plain_module
+from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import found_ranges
+from attnport.sources.seeds import seeded
 from attnport.sources.structure import (
     Arguments,
     Observed,
@@ -157,7 +159,7 @@ def plain_spec(
     result = factory()
     if isinstance(result, ModelSpec):
         refuse_inputs(text, inputs)
-        return narrow(result, dims)
+        return narrow(dataclasses.replace(result, make=seeded(result.make)), dims)
     if not isinstance(result, torch.nn.Module):
         raise SpecError(
             f"{text}: got {type(result).__name__}; expected a torch.nn.Module or a ModelSpec.",
@@ -195,7 +197,7 @@ def declared_spec(
 
     Raises:
         UsageError: a declaration cannot be read, or does not fit the others.
-        SpecError: the module does not run on the inputs.
+        SpecError: the module does not run on the inputs, or is not deterministic.
     """
     constants = dict(filter(None, map(parse_constant, inputs)))
     declared = [each for each in inputs if parse_constant(each) is None]
@@ -224,6 +226,7 @@ def declared_spec(
 
     named = found_ranges(list(used), ranges, runs)
     contract = IOContract(tensors, observe_outputs(call, tensors, named, text), named, masks, positions="none")
+    refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text))
     if not call.adapts:
         return ModelSpec(name, Source(text), contract, make, observed=True)
     kept, chosen = arguments, [spec.name for spec in contract.outputs]

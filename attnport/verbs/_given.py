@@ -94,12 +94,14 @@ class Given:
     def _of_spec(self, spec: ModelSpec, dims: Sequence[str], outputs: Sequence[str]) -> ModelSpec:
         from attnport.sources.declare import narrow, refuse_inputs
         from attnport.sources.memory import hold
+        from attnport.sources.seeds import seeded
 
         refuse_inputs(spec.name, given_inputs(self.inputs))
         if self._examples:
             raise UsageError(f"{spec.name} declares its own inputs; examples do not apply.", hint="Leave them out.")
         source = dataclasses.replace(spec.source, dims=tuple(dims), outputs=tuple(outputs))
-        return hold(dataclasses.replace(with_outputs(narrow(spec, dims), outputs), source=source))
+        alike = dataclasses.replace(narrow(spec, dims), make=seeded(spec.make))
+        return hold(dataclasses.replace(with_outputs(alike, outputs), source=source))
 
     def _made(self, text: str) -> nn.Module:
         """The plain module that a SPEC names."""
