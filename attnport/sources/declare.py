@@ -15,7 +15,7 @@ from attnport.errors import SpecError, UsageError
 from attnport.masks.spec import MaskSpec
 from attnport.sources.marks import mask_of
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
-from attnport.sources.plain import plain_module
+from attnport.sources.plain import HALF_HINT, half_notes, half_of, in_float32, plain_module
 from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import found_ranges
 from attnport.sources.seeds import seeded
@@ -171,11 +171,15 @@ def plain_spec(
             hint='Declare them: --input "x=float32[batch,seq,256]" --input "attention_mask=int64[batch,seq]:padding"',
         )
     module = plain_module(text, result)
+    half = half_of(module)
     place, _, made_by = text.rpartition(":")
     file = FilePath(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return declared_spec(
-        f"{file}.{made_by}", text, module, lambda: plain_module(text, factory()), inputs, dims, outputs
-    )
+
+    def make() -> nn.Module:
+        return in_float32(plain_module(text, factory()))
+
+    name = f"{file}.{made_by}"
+    return declared_spec(name, text, in_float32(module), make, inputs, dims, outputs, half=half)
 
 
 def declared_spec(
@@ -187,6 +191,7 @@ def declared_spec(
     dims: Sequence[str],
     outputs: Sequence[str],
     arguments: Arguments | None = None,
+    half: str = "",
 ) -> ModelSpec:
     """The ModelSpec of a module with declared inputs.
 
@@ -194,6 +199,7 @@ def declared_spec(
         text: What errors call it.
         module: What `make` returns.
         arguments: What the forward is called with; None = what the declarations say.
+        half: The half precision that it was in before; "" = none.
 
     Raises:
         UsageError: a declaration cannot be read, or does not fit the others.
@@ -225,12 +231,20 @@ def declared_spec(
         return True
 
     named = found_ranges(list(used), ranges, runs)
-    contract = IOContract(tensors, observe_outputs(call, tensors, named, text), named, masks, positions="none")
+    try:
+        contract = IOContract(tensors, observe_outputs(call, tensors, named, text), named, masks, positions="none")
+    except SpecError as err:
+        if half and "dtype" in err.message:
+            raise SpecError(err.message, hint=HALF_HINT) from err
+        raise
     refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text))
-    if not call.adapts:
-        return ModelSpec(name, Source(text), contract, make, observed=True)
-    kept, chosen = arguments, [spec.name for spec in contract.outputs]
-    return ModelSpec(name, Source(text), contract, lambda: adapted(make(), kept, chosen), observed=True)
+    if call.adapts:
+        plain, kept, chosen = make, arguments, [spec.name for spec in contract.outputs]
+
+        def make() -> nn.Module:
+            return adapted(plain(), kept, chosen)
+
+    return ModelSpec(name, Source(text), contract, make, observed=True, notes=half_notes(half))
 
 
 def observe_outputs(

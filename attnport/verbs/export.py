@@ -80,7 +80,7 @@ def export(
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
             transformers; it may be in another repository.
         force: Export even if nothing has changed.
-        tell: Called with a line if outputs were left out.
+        tell: Called with a line on how the module is taken, and if outputs were left out.
 
     Raises:
         UsageError: the folder has other files and is not an artifact.
@@ -109,6 +109,8 @@ def exported(
     code = given.code()
     progress(f"loading {given.name}")
     whole = spec = given.spec(progress)
+    for note in spec.notes:
+        tell(note)
     declared = spec.io.outputs
     digest = digest_text(
         toolchain("torch", "onnx", "onnxscript", "transformers"),
