@@ -136,8 +136,8 @@ def _check_size(
         raise FeedError(
             f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {dim}={size} as in input {by!r}."
         )
-    if not limit.min <= got <= limit.max:
-        raise FeedError(f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.min} to {limit.max}.")
+    if not limit.takes(got):
+        raise FeedError(f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.span}.")
 
 
 def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:

@@ -91,15 +91,18 @@ def parse_constant(text: str) -> tuple[Path, Any] | None:
 
 
 def parse_dim(text: str) -> Dim:
-    """Reads `seq=1:128:512` (min, opt, max); min may be 0, for inputs that may be empty.
+    """Reads `seq=1:128:512` (min, opt, max) or `seq=4:128:512:4` (and a step); min may be 0, for empty inputs.
 
     Raises:
         UsageError: the text cannot be read.
     """
-    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})\s*", text)
+    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\s*", text)
     if not match:
-        raise UsageError(f"--dim {text!r} cannot be read.", hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512.")
-    dim = Dim(match[1], int(match[2]), int(match[3]), int(match[4]))
+        raise UsageError(
+            f"--dim {text!r} cannot be read.",
+            hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512; or DIM=MIN:OPT:MAX:STEP for multiples of a number.",
+        )
+    dim = Dim(match[1], *map(int, match.groups("1")[1:]))
     if dim.opt < 1:
         raise UsageError(f"--dim {text!r}: got the usual size 0; expected 1 or more.", hint="Only MIN may be 0.")
     return dim
@@ -128,11 +131,9 @@ def narrow_dims(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, 
     for name, dim in wanted.items():
         if name not in known:
             raise UsageError(f"--dim {dim}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.")
-        if name != "batch" and (dim.max > known[name].max or dim.min < known[name].min):
-            raise UsageError(
-                f"--dim {dim}: got {name} from {dim.min} to {dim.max}; "
-                f"the model takes it from {known[name].min} to {known[name].max}."
-            )
+        own = known[name]
+        if dim.step % own.step or (name != "batch" and (dim.max > own.max or dim.min < own.min)):
+            raise UsageError(f"--dim {dim}: got {name} from {dim.span}; the model takes it from {own.span}.")
     return tuple(wanted.get(dim.name, dim) for dim in ranges)
 
 

@@ -241,8 +241,8 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     from attnport.exporter.capture import example_sizes
 
     start = example_sizes(io)
-    primes = {dim.name: max(min(prime, dim.max), dim.min) for dim, prime in zip(io.dims, _primes(), strict=False)}
-    small = {dim.name: max(min(2, dim.max), dim.min) for dim in io.dims}
+    primes = {dim.name: dim.at_least(prime) for dim, prime in zip(io.dims, _primes(), strict=False)}
+    small = {dim.name: dim.at_least(2) for dim in io.dims}
     # Guards come first, as they name the line of code.
     plans: list[tuple[str | Guard | None, Mapping[str, int]]] = [(guard, {**start, **guard.sizes}) for guard in guards]
     plans.append((None, start))
