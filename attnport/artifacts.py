@@ -60,7 +60,7 @@ class Source:
         text: The SPEC as the user gave it.
         inputs: The `--input` declarations given with it.
         dims: The `--dim` declarations given with it.
-        code_digest: SHA-256 over the source files of the module's classes.
+        code_digest: SHA-256 over the code that the module's classes and its factory depend on in their files.
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
         outputs: The `--outputs` names given with it; none = all.

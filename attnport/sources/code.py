@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -11,6 +12,7 @@ from attnport.artifacts import Source
 from attnport.jsonfile import digest_file, digest_text
 from attnport.sources.file import is_file_name
 from attnport.sources.program import place_of
+from attnport.sources.relevant import relevant
 
 REMOTE = "the Python code that config.json names"
 
@@ -23,7 +25,8 @@ class Code:
         place: The absolute path of the factory's file or of the `hf:` folder, as the SPEC reaches it from here. Links
             are not followed, since code also reads the files beside it. For a package without such a file, its dotted
             name; for a hub id, the id.
-        digest: SHA-256 of the file, or of the folder's code; "" if there is none.
+        digest: SHA-256 of what the factory depends on in the file (`relevant`), or of the folder's code; "" if there is
+            none.
         factory: The name in it that is called.
     """
 
@@ -78,7 +81,9 @@ def _of_hf(place: str) -> Code:
 
 def _code(place: str, factory: str) -> Code:
     try:
-        return Code(place, digest_file(Path(place)) if Path(place).is_file() else "", factory)
+        path = Path(place)
+        digest = hashlib.sha256(relevant(path.read_bytes(), [factory])).hexdigest() if path.is_file() else ""
+        return Code(place, digest, factory)
     except OSError:
         return Code(place, "", factory)
 

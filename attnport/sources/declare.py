@@ -276,7 +276,12 @@ def declared_spec(
         def make() -> nn.Module:
             return adapted(plain(), kept, chosen)
 
-    return ModelSpec(name, Source(text), contract, make, observed=True, notes=half_notes(half))
+    steps = tuple(
+        f"dim {dim.name}: the module runs at multiples of {dim.step} alone, so it takes {dim.span}"
+        for dim in named
+        if dim.step > 1 and dim.name not in ranges
+    )
+    return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps))
 
 
 def observe_outputs(

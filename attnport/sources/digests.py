@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnport.errors import SpecError
+from attnport.sources.file import is_file_name, module_name
+from attnport.sources.relevant import relevant
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def code_digest(module: nn.Module) -> str:
-    """SHA-256 over the source files of all classes of the module, except those of torch, by Python module name.
+def code_digest(text: str, module: nn.Module) -> str:
+    """SHA-256 over the code of a module except torch's: what its classes and its factory depend on in their files.
 
-    Whole files are digested, since functions beside a class are part of what the module computes.
+    Args:
+        text: The SPEC, which may name a factory.
     """
-    files: dict[str, bytes] = {}
-    for kind in {type(part) for part in module.modules()}:
-        name = kind.__module__
-        if name == "torch" or name.startswith("torch."):
-            continue
-        files[name] = _source(kind)
+    names: dict[str, set[str]] = {}
+    if (factory := _factory(text)) is not None:
+        names[factory[0]] = {factory[1]}
+    for kind in {base for part in module.modules() for base in type(part).__mro__}:
+        if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
+            names.setdefault(kind.__module__, set()).add(kind.__qualname__.partition(".")[0])
     sha = hashlib.sha256()
-    for name, data in sorted(files.items()):
+    for name, wanted in sorted(names.items()):
+        data = _source(name, wanted)
         sha.update(f"{name} {len(data)}\n".encode() + data)
     return sha.hexdigest()
 
 
-def _source(kind: type) -> bytes:
-    """The current contents of the file with a class; empty for a class that was made at run time."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+def _factory(text: str) -> tuple[str, str] | None:
+    """The Python module and the name of a SPEC's factory; None if it has none."""
+    place, _, name = text.rpartition(":")
+    if not place or place == "hf" or place.startswith("hf:") or not name.isidentifier():
+        return None
+    return (module_name(Path(place)) if is_file_name(place) else place), name
+
+
+def _source(name: str, wanted: Collection[str]) -> bytes:
+    """What is now in the file of a Python module that names in it depend on; empty if there is no such file."""
+    file = getattr(sys.modules.get(name), "__file__", None)
     try:
-        return Path(file or inspect.getfile(kind)).read_bytes()
-    except (OSError, TypeError):
+        data = Path(file).read_bytes() if file else b""
+    except OSError:
         return b""
+    # Nobody edits what is installed, and its files are long.
+    return data if "site-packages" in str(file) else relevant(data, wanted)
 
 
 def weights_digest(text: str, module: nn.Module) -> str:

@@ -27,6 +27,11 @@ def is_file_name(place: str) -> bool:
     return place.endswith(".py") or "/" in place
 
 
+def module_name(path: Path) -> str:
+    """What a file that is loaded by its name is called in `sys.modules`."""
+    return f"attnport_source_{path.stem}"
+
+
 def file_factory(path: Path, factory: str) -> Callable[[], Any]:
     """Loads `factory` from the Python file `path`.
 
@@ -35,7 +40,7 @@ def file_factory(path: Path, factory: str) -> Callable[[], Any]:
     """
     if not path.is_file():
         raise SpecError(f"{path} is not a file.", hint=SPEC_FORMS)
-    name = f"attnport_source_{path.stem}"
+    name = module_name(path)
     text_loader = _FromText(name, str(path)) if path.suffix in SOURCE_SUFFIXES else None
     loader = importlib.util.spec_from_file_location(name, path, loader=text_loader)
     if loader is None or loader.loader is None:

@@ -64,7 +64,7 @@ def sealed(spec: ModelSpec, module: nn.Module) -> ModelSpec:
     text = spec.source.text
     _check_module(text, module)
     source = dataclasses.replace(
-        spec.source, code_digest=code_digest(module), weights_digest=weights_digest(text, module)
+        spec.source, code_digest=code_digest(text, module), weights_digest=weights_digest(text, module)
     )
     return dataclasses.replace(spec, source=source, make=made_alike(module, spec, source.weights_digest))
 

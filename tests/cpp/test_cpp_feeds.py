@@ -153,7 +153,7 @@ def test_answers_are_those_of_python(say: Say) -> None:
 
 @pytest.mark.parametrize("seq", [0, 1, 3, 4, 6, 8, 16, 20, 24, 40])
 def test_sizes_and_steps_are_refused_in_the_same_words(say: Say, seq: int) -> None:
-    dims = (Dim("batch", 1, 2, 4), Dim("seq", 8, 16, 24, 4))
+    dims = (Dim("batch", 1, 2, 4), Dim("seq", 8, 8, 24, 4))
     io = IO((TensorSpec("ids", "int64", ("batch", "seq"), 9),), OUTPUTS, dims)
     feeds: Feeds = [("ids", np.zeros((2, seq), np.int64))]
     wanted = answer_of_python(io, feeds)

@@ -215,7 +215,7 @@ def test_a_file_that_changed_is_not_run_until_it_is_back(here: Path, mark: Path)
     source = open_folder(here / "out").source
     trust.require(source, given=True)
     file = mark.parent / "model.py"
-    file.write_text(f"{MODEL}# changed\n")
+    file.write_text(f"{MODEL}changed = 1\n")
     refused(call("check", here / "out"), f"the code of {file}:spec changed since export", "--trust-source")
     assert not mark.exists()
     trust.require(source, given=True)
@@ -278,7 +278,7 @@ def test_what_the_code_of_a_package_in_the_current_folder_says_is_recorded(
     monkeypatch.chdir(here)
     trust.require(source, given=True)
     trust.require(source)
-    (here / "another_of_theirs.py").write_text(f"{MODEL}# changed\n")
+    (here / "another_of_theirs.py").write_text(f"{MODEL}changed = 1\n")
     with pytest.raises(SpecError, match="changed since export"):
         trust.require(source)
 
@@ -294,7 +294,7 @@ def test_the_own_code_of_an_hf_folder_is_asked_about_where_the_manifest_has_it_r
         trust.require(source)
     trust.require(source, given=True)
     trust.require(source)
-    (folder / "modeling.py").write_text(f"{MODEL}# changed\n")
+    (folder / "modeling.py").write_text(f"{MODEL}changed = 1\n")
     with pytest.raises(SpecError, match="changed since export"):
         trust.require(source)
     with pytest.raises(SpecError, match="not exported by you"):
