@@ -102,7 +102,7 @@ def made_by_masks(io: IO) -> tuple[set[str], list[int]]:
     if len(counted) != 1 or not all(_has_rule(mask, spec) for mask, spec in carriers):
         return set(), []
     sizes = {dim.name: dim.opt for dim in io.dims}
-    batch, size = (_size(dim, sizes) for dim in next(iter(counted)))
+    batch, size = TensorSpec("", "int64", next(iter(counted))).shape(sizes)
     return {spec.name for _, spec in carriers}, [size] * batch
 
 
@@ -113,8 +113,7 @@ def filled_with_zeros(io: IO) -> set[str]:
 
 def usual_shape(spec: TensorSpec, io: IO) -> tuple[int, ...]:
     """An input's shape with every named dim at its usual size."""
-    sizes = {dim.name: dim.opt for dim in io.dims}
-    return tuple(_size(dim, sizes) for dim in spec.dims)
+    return spec.shape({dim.name: dim.opt for dim in io.dims})
 
 
 def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
@@ -198,10 +197,6 @@ def _has_rule(mask: MaskSpec, spec: TensorSpec) -> bool:
     if mask.carries != "mask":
         return True
     return mask.kinds == ("padding",) and (len(spec.dims) == 2 or (len(spec.dims) == 4 and spec.dims[1] == 1))
-
-
-def _size(dim: str | int, sizes: dict[str, int]) -> int:
-    return sizes[dim] if isinstance(dim, str) else dim
 
 
 def indent(text: str) -> str:

@@ -167,13 +167,13 @@ def _counted(io: IOContract, mask: MaskSpec) -> str | None:
     if mask.carries != "lengths" or mask.keys is not None:
         return mask.keys
     items = next(tensor.dims[0] for tensor in io.inputs if tensor.name == mask.input)
-    named = dict.fromkeys(dim for tensor in io.inputs for dim in tensor.dims if isinstance(dim, str) and dim != items)
+    named = [dim for dim in io.given() if dim != items]
     if len(named) != 1:
         raise UsageError(
             f"{mask.input}: got lengths of one of {', '.join(named) or 'no dim'}; a bundle has to name it.",
             hint="Declare the input with :keys=DIM.",
         )
-    return next(iter(named))
+    return named[0]
 
 
 def _form(folder: Path, judged: Judged) -> spec.Form:

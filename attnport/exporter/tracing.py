@@ -140,7 +140,10 @@ def _exported(
         for dim in contract.dims
     }
     dynamic = {
-        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+        # torch finds out that a size is an expression of others.
+        spec.name: {
+            axis: dims.get(dim, torch.export.Dim.AUTO) for axis, dim in enumerate(spec.dims) if isinstance(dim, str)
+        }
         for spec in contract.inputs
     }
     with torch.no_grad(), traceable():

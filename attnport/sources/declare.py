@@ -26,6 +26,7 @@ from attnport.sources.structure import (
     flat_outputs,
     of_declarations,
 )
+from attnport_bundle import expressions
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +55,9 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
         )
     dims = tuple(int(dim) if re.fullmatch(r"[0-9]{1,18}", dim) else dim for dim in match["dims"].split(",") if dim)
     for dim in dims:
-        if (isinstance(dim, str) and not dim.isidentifier()) or dim == 0:
-            raise UsageError(f"--input {text!r}: dim {dim!r} is neither a name nor a size.")
+        problem = _dim_problem(dim)
+        if problem:
+            raise UsageError(f"--input {text!r}: dim {dim!r} is {problem}.")
     high: int | None = None
     marks = []
     for mark in filter(None, match["marks"].split(":")):
@@ -65,6 +67,17 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
             marks.append(mark)
     spec = TensorSpec(flat_name(path_of(text)), match["dtype"], dims, high)
     return spec, mask_of(spec, marks)
+
+
+def _dim_problem(dim: str | int) -> str:
+    """Why a dim of an input cannot be read, or ""."""
+    if isinstance(dim, int):
+        return "" if dim else "neither a name nor a size"
+    try:
+        expressions.names(dim)
+    except ValueError as err:
+        return f"neither a name, a size, nor an expression such as past+seq: {err}"
+    return ""
 
 
 def path_of(text: str) -> Path:
@@ -204,7 +217,13 @@ def declared_spec(
     if len({spec.name for spec in tensors}) != len(tensors):
         raise UsageError("--input: a name is declared twice.")
     ranges = parse_dims(dims)
-    used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str))
+    used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str) and dim.isidentifier())
+    for spec in tensors:
+        for dim in spec.dims:
+            if isinstance(dim, str) and (lacking := expressions.names(dim) - set(used)):
+                raise UsageError(
+                    f"--input {spec}: no input has the dim {min(lacking)} alone; they have {', '.join(used) or 'none'}."
+                )
     unknown = [name for name in ranges if name not in used]
     if unknown:
         raise UsageError(f"--dim {unknown[0]}: no input has that dim; they have {', '.join(used) or 'none'}.")

@@ -55,7 +55,8 @@ def found_ranges(
         if least == most:
             raise SpecError(
                 f"dim {name!r} is frozen in the module: it runs at {name}={usual} and at no other size.",
-                hint="Look for a literal size in view, reshape or expand; or declare the number in place of the name.",
+                hint="Look for a literal size in view, reshape or expand, or declare the number in place of the name. "
+                "A size that follows from other dims is declared so: past+seq.",
             )
         wanted[name] = Dim(name, least, max(least, min(dim.opt, most)), most)
     return tuple(wanted.values())

@@ -17,6 +17,7 @@ from attnport.sources.examples import (
     dim_texts,
     given_inputs,
     input_texts,
+    joined,
     named_dims,
     vocabularies,
 )
@@ -137,8 +138,7 @@ class Given:
             name: parse_input(f"{name}={text}")[0].dims for name, text in given.items() if not text.startswith(":")
         }
         sizes = self._sizes(adapted(module, arguments, names), arguments, found)
-        of = {name: path[0] for name, path in zip(arguments.names, found, strict=True)}
-        own = named_dims(sizes, tensors, declared, of)
+        own = named_dims(joined(sizes, tensors, call), tensors, declared)
         texts = input_texts(found, own, highs, given)
         rest = [each.name for each in arguments.signature.parameters.values() if each.kind is each.VAR_KEYWORD]
         constants = constant_texts(arguments.nodes, rest[0] if rest else None)
@@ -214,13 +214,14 @@ def _told(shapes: Any, path: Path, arguments: Arguments, tensor: torch.Tensor) -
             dims.append(int(size))
         elif dim in (Dim.AUTO, Dim.DYNAMIC):
             dims.append(None)
-        elif isinstance(dim, Dim) and not hasattr(dim, "root"):
+        elif isinstance(dim, Dim) and hasattr(dim, "root"):
+            dims.append(Range(str(dim.__name__).replace(" ", "")))
+        elif isinstance(dim, Dim):
             largest = int(dim.max) if str(dim.max).isdigit() else None
             dims.append(Range(str(dim.__name__), max(1, int(dim.min)), largest))
         else:
             raise UsageError(
                 f"dynamic_shapes of {'.'.join(path)}: got {dim!r}; expected a torch.export.Dim, Dim.AUTO, a size or "
-                "None.",
-                hint="Give a dim of its own to an axis that follows from another one.",
+                "None."
             )
     return tuple(dims)
