@@ -262,7 +262,9 @@ def _array(value: Any) -> Any:
     import numpy as np
 
     if hasattr(value, "detach"):
-        return value.detach().cpu().numpy()
+        from attnport.runtimes.torch_eager import to_array
+
+        return to_array(value)
     return value if isinstance(value, np.ndarray) else np.asarray(value)
 
 

@@ -109,6 +109,7 @@ class ModelSpec:
         tokenizer: A `tokenizer.json`, for models that read text.
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
+        notes: What `export` says of how the module is taken, a sentence each.
     """
 
     name: str
@@ -117,6 +118,7 @@ class ModelSpec:
     make: Callable[[], nn.Module]
     tokenizer: Path | None = None
     observed: bool = False
+    notes: tuple[str, ...] = ()
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

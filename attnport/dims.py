@@ -43,10 +43,12 @@ def parse_profile(text: str, dims: Sequence[Dim]) -> Profile:
             raise ProfileError(f"{text!r}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.")
         if name in given:
             raise ProfileError(f"{text!r}: dim {name!r} is given twice.")
-        dim = Dim(name, int(low), int(opt or low), int(high or low))
         limit = known[name]
-        if dim.min < limit.min or dim.max > limit.max:
-            raise ProfileError(f"{text!r}: got {dim}; the model takes {limit.name} from {limit.min} to {limit.max}.")
+        sizes = int(low), int(opt or low), int(high or low)
+        if not all(map(limit.takes, sizes)):
+            got = ":".join(map(str, sizes)) if high else low
+            raise ProfileError(f"{text!r}: got {name}={got}; the model takes {name} from {limit.span}.")
+        dim = Dim(name, *sizes, limit.step)
         given[name] = dim
     return Profile(tuple(given.get(dim.name, dim) for dim in dims))
 

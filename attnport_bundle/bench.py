@@ -137,8 +137,8 @@ def _check_sizes(io: IO, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         if name not in known:
             raise FeedError(f"dim {name!r}: the model has no such dim; expected {', '.join(known)}.")
-        if not known[name].min <= size <= known[name].max:
-            raise FeedError(f"dim {name!r}: got {size}; expected {known[name].min} to {known[name].max}.")
+        if not known[name].takes(size):
+            raise FeedError(f"dim {name!r}: got {size}; expected {known[name].span}.")
 
 
 def _open_mask(

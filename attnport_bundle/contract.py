@@ -62,12 +62,16 @@ class Dim:
     """A named dimension that stays dynamic: its smallest, usual and largest size.
 
     The smallest may be 0, for an input that may be empty, as a cache. The usual size of a model's dim is 1 or more.
+
+    Attributes:
+        step: Every size is a multiple of it, as with an image that is cut into windows of equal size.
     """
 
     name: str
     min: int
     opt: int
     max: int
+    step: int = 1
 
     __pydantic_config__ = STRICT
 
@@ -80,9 +84,27 @@ class Dim:
             raise ProfileError(
                 f"dim {self.name}: got min={self.min}, opt={self.opt}, max={self.max}; expected 0 <= min <= opt <= max."
             )
+        if self.step < 1 or any(size % self.step for size in (self.min, self.opt, self.max)):
+            raise ProfileError(
+                f"dim {self.name}: got {self.min}, {self.opt} and {self.max} with step {self.step}; "
+                "expected multiples of a step of 1 or more."
+            )
+
+    def takes(self, size: int) -> bool:
+        """Whether a size is in the range, and a multiple of the step."""
+        return self.min <= size <= self.max and size % self.step == 0
+
+    def at_least(self, size: int) -> int:
+        """The smallest size that it takes and that is `size` or more; the largest one if there is none."""
+        return max(self.min, min(-(-size // self.step) * self.step, self.max))
+
+    @property
+    def span(self) -> str:
+        """The sizes that it takes, in words: `1 to 512`, or `4 to 512 in steps of 4`."""
+        return f"{self.min} to {self.max}" + (f" in steps of {self.step}" if self.step > 1 else "")
 
     def __str__(self) -> str:
-        return f"{self.name}={self.min}:{self.opt}:{self.max}"
+        return f"{self.name}={self.min}:{self.opt}:{self.max}" + (f":{self.step}" if self.step > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -301,18 +323,18 @@ class Profile:
         return {dim.name: getattr(dim, which) for dim in self.dims}
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every given size lies in its dim's range."""
-        return all(dim.min <= sizes.get(dim.name, dim.min) <= dim.max for dim in self.dims)
+        """Whether its dims take every given size."""
+        return all(dim.takes(sizes.get(dim.name, dim.min)) for dim in self.dims)
 
     def check(self, io: IO) -> None:
-        """Raises ProfileError unless it has the model's dims, in order, each inside its range."""
+        """Raises ProfileError unless it has the model's dims, in order, each inside its range and with its step."""
         if [dim.name for dim in self.dims] != [dim.name for dim in io.dims]:
             raise ProfileError(
                 f"a profile has dims {[dim.name for dim in self.dims]}; expected {[dim.name for dim in io.dims]}."
             )
         for own, limit in zip(self.dims, io.dims, strict=True):
-            if own.min < limit.min or own.max > limit.max:
-                raise ProfileError(f"a profile has {own.name} from {own.min} to {own.max}, beyond the model's range.")
+            if own.min < limit.min or own.max > limit.max or own.step != limit.step:
+                raise ProfileError(f"a profile has {own.name} from {own.span}; the model takes {limit.span}.")
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,8 @@ def _check_size(
         raise FeedError(
             f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {dim}={size} as in input {by!r}."
         )
-    if not limit.min <= got <= limit.max:
-        raise FeedError(f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.min} to {limit.max}.")
+    if not limit.takes(got):
+        raise FeedError(f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.span}.")
 
 
 def _check_computed(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> None:

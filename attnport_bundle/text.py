@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .contract import IO
+from .contract import IO, Dim
 from .errors import BundleError, FeedError
 from .feeds import padding_masks
 from .wordpiece import WordPiece
@@ -39,7 +39,8 @@ class Tokenizer:
         if IDS not in self._tensors or others or any(len(spec.dims) != 2 for spec in self._tensors.values()):
             raise BundleError(f"the model does not read text: it takes {', '.join(map(str, io.inputs))}.")
         last = self._tensors[IDS].dims[1]
-        self._least, self._longest = next(((dim.min, dim.max) for dim in io.dims if dim.name == last), (last, last))
+        fixed = last if isinstance(last, int) else 0
+        self._length = next((dim for dim in io.dims if dim.name == last), Dim("length", fixed, fixed, fixed))
 
     def encode(self, texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
         """A row for each text, padded on the right to the longest. A text too long for the model is cut at its end.
@@ -51,9 +52,9 @@ class Tokenizer:
 
         if isinstance(texts, str) or not texts:
             raise FeedError(f"texts: got {texts!r:.60}; expected a list of one text or more.")
-        rows = [self._words.encode(text, int(self._longest)) for text in texts]
+        rows = [self._words.encode(text, self._length.max) for text in texts]
         lengths = [len(row.ids) for row in rows]
-        size = max(*lengths, int(self._least))
+        size = self._length.at_least(max(lengths))
         feeds = {name: np.zeros((len(rows), size), dtype=spec.dtype) for name, spec in self._tensors.items()}
         feeds[IDS][:] = self._words.pad_id
         for at, row in enumerate(rows):

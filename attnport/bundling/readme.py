@@ -208,7 +208,7 @@ def contract(io: IO) -> list[str]:
     """Inputs and outputs: a table, the ranges of named dims, the meaning of masks."""
     parts = [
         _table(io),
-        "Named dims: " + "; ".join(f"`{dim.name}` from {dim.min} to {dim.max}" for dim in io.dims) + ".",
+        "Named dims: " + "; ".join(f"`{dim.name}` from {dim.span}" for dim in io.dims) + ".",
     ]
     masks = [_meaning(mask) for mask in io.masks if mask.input]
     return [*parts, f"Masks: {'; '.join(masks)}."] if masks else parts

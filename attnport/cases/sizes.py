@@ -56,7 +56,7 @@ def opt(io: IOContract) -> Sizes:
 
 def largest_batch(io: IOContract) -> Sizes:
     """The largest batch, of lengths just above the smallest."""
-    return _sizes(io, max(dim.max for dim in io.dims), lambda dim: dim.min + 3)
+    return _sizes(io, max(dim.max for dim in io.dims), lambda dim: dim.min + 3 * dim.step)
 
 
 def one_least(io: IOContract) -> dict[str, Sizes]:
@@ -70,14 +70,19 @@ def one_least(io: IOContract) -> dict[str, Sizes]:
 
 
 def primes(io: IOContract) -> Sizes:
-    """A prime for every dim, different for each length; a range without a prime has its smallest size above 0."""
+    """A prime for every dim, different for each length; a range without a prime has its smallest size above 0.
+
+    With a step, it is the next multiple of the step.
+    """
     left = list(_PRIMES)
     sizes = {}
     for dim in io.dims:
         wanted = [3, *left] if dim.name == batch_dim(io) else left
-        sizes[dim.name] = next((prime for prime in wanted if dim.min <= prime <= dim.max), max(dim.min, 1))
-        if dim.name != batch_dim(io) and len(left) > 1 and sizes[dim.name] in left:
-            left.remove(sizes[dim.name])
+        prime = next((prime for prime in wanted if dim.min <= prime <= dim.max), max(dim.min, 1))
+        sizes[dim.name] = dim.at_least(prime)
+        if dim.name != batch_dim(io) and len(left) > 1:
+            # With a step, other primes may be the same size.
+            left = [other for other in left if dim.at_least(other) != sizes[dim.name]] or left
     return sizes
 
 
@@ -86,7 +91,7 @@ def around_windows(io: IOContract) -> dict[int, Sizes]:
     widths = dict.fromkeys(mask.window for mask in io.masks if mask.window)
     wanted = dict.fromkeys(length for w in widths for length in (w - 1, w, w + 1, 2 * w) if length > 0)
     lengths = [dim for dim in io.dims if dim.name != batch_dim(io)]
-    allowed = [length for length in wanted if any(dim.min <= length <= dim.max for dim in lengths)]
+    allowed = [length for length in wanted if any(dim.takes(length) for dim in lengths)]
     return {length: _sizes(io, 2, _always(length)) for length in allowed}
 
 
@@ -97,4 +102,4 @@ def _always(length: int) -> Callable[[Dim], int]:
 def _sizes(io: IOContract, batch: int, length: Callable[[Dim], int]) -> Sizes:
     counted = batch_dim(io)
     wanted = {dim.name: batch if dim.name == counted else length(dim) for dim in io.dims}
-    return {dim.name: max(dim.min, min(wanted[dim.name], dim.max)) for dim in io.dims}
+    return {dim.name: dim.at_least(wanted[dim.name]) for dim in io.dims}

@@ -71,10 +71,10 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
         name = f"sentences {start + 1}-{start + len(part)}"
-        while len(part) < (B.min if B else batch):
+        while len(part) < (B.at_least(len(part)) if B else batch):
             part = [*part, part[-1]]
         width = max(len(row[0]) for row in part)
-        width = max(width, T.min) if T else longest
+        width = T.at_least(width) if T else longest
         batches.append(case(io, name, "text", _feeds(io, part, width, pad_id)))
     return batches
 

@@ -51,7 +51,7 @@ def example_sizes(io_contract: IOContract) -> dict[str, int]:
     primes = iter((3, 5, 7, 11, 13, 17, 19, 23))
     for dim in io_contract.dims:
         wanted = next(primes, 29)
-        sizes[dim.name] = max(min(wanted, dim.max), dim.min)
+        sizes[dim.name] = dim.at_least(wanted)
     return sizes
 
 
@@ -63,9 +63,9 @@ def traced_sizes(io_contract: IOContract) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for dim, wanted in zip(io_contract.dims, itertools.chain(_LARGE, itertools.count(_LARGE[-1] + 2, 2)), strict=False):
-        size = max(min(wanted, dim.max - 1), dim.min, min(2, dim.max))
-        while size in sizes.values() and size > max(dim.min, 2):
-            size -= 1
+        size = max(dim.at_least(min(wanted, dim.max - dim.step)), min(2, dim.max))
+        while size in sizes.values() and size - dim.step >= max(dim.min, 2):
+            size -= dim.step
         sizes[dim.name] = size
     return sizes
 

@@ -121,7 +121,8 @@ def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) ->
     for symbol in used:
         dim = dims[symbol]
         most = _SCANNED if len(used) == 1 else _COMBINED
-        ranges.append(sorted({*range(dim.min, min(dim.max, dim.min + most) + 1), dim.opt, dim.max}))
+        first = range(dim.min, min(dim.max, dim.min + most * dim.step) + 1, dim.step)
+        ranges.append(sorted({*first, dim.opt, dim.max}))
     with_few = False
     for sizes in itertools.islice(itertools.product(*ranges), 4 * _SCANNED):
         if (min(sizes) < 2 and with_few) or _holds(condition, dict(zip(used, sizes, strict=True))):

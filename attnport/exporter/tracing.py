@@ -73,7 +73,7 @@ def trace(
     """Returns the module as a torch graph in which every named dim is dynamic, and what the graph needs of sizes.
 
     If torch cannot prove the graph for all sizes of the contract, it is traced again with dims of torch's choice; the
-    caller has to try the graph at the sizes of the guards.
+    caller has to try the graph at the sizes of the guards. torch knows no steps of sizes, so it always chooses those.
 
     Raises:
         ExportError: torch cannot trace the module, or a dim froze; the message names the dim, its inputs, and the line
@@ -83,7 +83,10 @@ def trace(
 
     try:
         try:
-            return _exported(module, contract, feeds, chosen=False), ()
+            if all(dim.step == 1 for dim in contract.dims):
+                return _exported(module, contract, feeds, chosen=False), ()
+            with located():
+                program = _exported(module, contract, feeds, chosen=True)
         except torch._dynamo.exc.UserError:
             with located():
                 program = _exported(module, contract, feeds, chosen=True)

@@ -38,10 +38,9 @@ def parse_grid(text: str, dims: Sequence[Dim]) -> list[dict[str, int]]:
             raise UsageError(f"--shape {text}: cannot read {part!r}.", hint=_HINT)
         name, sizes = match[1], [int(size) for size in re.split(r"\s*/\s*", match[2])]
         for size in sizes:
-            if name in known and not known[name].min <= size <= known[name].max:
-                limit = known[name]
+            if name in known and not known[name].takes(size):
                 raise ProfileError(
-                    f"--shape {text}: got {name}={size}; the model takes {name} from {limit.min} to {limit.max}."
+                    f"--shape {text}: got {name}={size}; the model takes {name} from {known[name].span}."
                 )
         parts.append([f"{name}={size}" for size in sizes])
     count = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,16 +76,18 @@ def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
     for dim in dims:
         if not dim.min <= longest <= dim.max:
             raise UsageError(
-                f"--lengths: the longest is {longest}; the model takes {dim.name} from {dim.min} to {dim.max}.",
+                f"--lengths: the longest is {longest}; the model takes {dim.name} from {dim.span}.",
                 hint="Leave lengths beyond that out of the file.",
             )
-    if not batch.min <= len(lengths) <= batch.max:
-        raise UsageError(f"got {len(lengths)} lengths; the model takes {batch.name} from {batch.min} to {batch.max}.")
+    if not batch.takes(len(lengths)):
+        raise UsageError(f"got {len(lengths)} lengths; the model takes {batch.name} from {batch.span}.")
     shuffled = np.random.default_rng(seed).permutation(np.array(lengths))
-    sizes = {batch.name: len(lengths)} | {dim.name: longest for dim in dims}
+    wide = math.lcm(*(dim.step for dim in dims))
+    wide *= -(-longest // wide)  # all of them, padded to what every one takes
+    sizes = {batch.name: len(lengths)} | {dim.name: wide for dim in dims}
     full = full_case(io, sizes, seed)
     feeds: dict[str, Array] = dict(full.feeds)
-    keep_BT = np.arange(longest) < shuffled[:, None]
+    keep_BT = np.arange(wide) < shuffled[:, None]
     for mask in io.padding_masks():
         spec = next(spec for spec in io.inputs if spec.name == mask.input)
         if mask.carries == "lengths":
@@ -97,9 +100,9 @@ def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
     return case(io, f"{len(lengths)} of {span}", "sizes", feeds)
 
 
-def batch_limit(io: IOContract) -> int:
-    """The largest number of sequences in a call. Raises UsageError as `ragged_case`."""
-    return _dims(io)[0].max
+def batch_limit(io: IOContract) -> Dim:
+    """The numbers of sequences in a call. Raises UsageError as `ragged_case`."""
+    return _dims(io)[0]
 
 
 def _dims(io: IOContract) -> tuple[Dim, list[Dim]]:

@@ -69,7 +69,7 @@ def workloads(
         chosen += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
     if lengths:
         least = io.dim(str(batch_dim(io))).min if batch_dim(io) else 1
-        together_count = max(least, min(batch, batch_limit(io), sum(lengths.values())))
+        together_count = batch_limit(io).at_least(min(batch, sum(lengths.values())))
         for count in dict.fromkeys((least, together_count)):
             chosen.append(_workload(io, ragged_case(io, spread(lengths, count), seed)))
     if shapes:
@@ -99,4 +99,4 @@ def _items(io: IOContract, feeds: Mapping[str, Array]) -> int:
 def _usual(io: IOContract) -> dict[str, int]:
     """A batch of 8 with length 128, within the model's limits."""
     batch = batch_dim(io)
-    return {dim.name: max(dim.min, min(8 if dim.name == batch else 128, dim.max)) for dim in io.dims}
+    return {dim.name: dim.at_least(8 if dim.name == batch else 128) for dim in io.dims}

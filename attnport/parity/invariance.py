@@ -132,10 +132,10 @@ def _variants(io: IOContract, case: Case, mask: MaskSpec, keep_BT: Array, about:
         sides[ON_THE_LEFT] = "left"
     for row in range(keep_BT.shape[0]):
         length = int(keep_BT[row].sum())
-        if length < max(1, limit.min) or not keep_BT[row, :length].all():
+        if not length or not limit.takes(length) or not keep_BT[row, :length].all():
             continue
         alone = {item.name: _cut(item, case.feeds[item.name], batch, keys, row, length) for item in io.inputs}
-        more = min(MORE, limit.max - length)
+        more = min(MORE, limit.max - length) // limit.step * limit.step
         padded = {}
         for name, side in sides.items() if more > 0 else ():
             feeds = {item.name: _pad(io, item, alone[item.name], keys, more, side) for item in io.inputs}

@@ -153,7 +153,7 @@ def grid(manifest: Manifest) -> str:
     for place, dim in enumerate(varying):
         coarse = place == 0 and len(varying) == 2
         wanted = (dim.min, dim.opt) if coarse else (dim.opt // 4, dim.opt // 2, dim.opt, 2 * dim.opt)
-        sizes = sorted({min(max(size, dim.min), dim.max) for size in wanted})
+        sizes = sorted({dim.at_least(size) for size in wanted})
         parts.append(f"{dim.name}={'/'.join(map(str, sizes))}")
     return ",".join(parts)
 

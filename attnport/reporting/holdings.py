@@ -58,7 +58,10 @@ def contract(manifest: Manifest) -> tuple[doc.Block, ...]:
         for side, specs in (("input", manifest.io.inputs), ("output", manifest.io.outputs))
         for spec in specs
     )
-    dims = ", ".join(f"{dim.name} {count(dim.min)} to {count(dim.max)}" for dim in manifest.io.dims)
+    dims = ", ".join(
+        f"{dim.name} {count(dim.min)} to {count(dim.max)}" + (f" in steps of {dim.step}" if dim.step > 1 else "")
+        for dim in manifest.io.dims
+    )
     table = doc.Table("Inputs and outputs", doc.words("Name", "Side", "Type", "Dims", "Mask"), groups)
     return (table, doc.Text(f"Dynamic dims: {dims}.")) if dims else (table,)
 

@@ -63,7 +63,7 @@ def bullets(items: Sequence[str], *, numbered: bool = False) -> str:
 def render(findings: Findings) -> str:
     """The content of the file; stages that have not run are named with their command."""
     manifest = findings.manifest
-    dims = [f"{dim.name} {dim.min} to {dim.max}" for dim in manifest.io.dims]
+    dims = [f"{dim.name} {dim.span}" for dim in manifest.io.dims]
     facts = [code(manifest.source.text), f"opset {manifest.opset}", count(len(manifest.attentions), "attention")]
     parts = [
         f"# {escaped(manifest.name)}",

@@ -121,7 +121,7 @@ def header(
         name(manifest.source.text),
         f"opset {manifest.opset}",
         count(len(manifest.attentions), "attention"),
-        *(f"{dim.name} {dim.min} to {dim.max}" for dim in manifest.io.dims),
+        *(f"{dim.name} {dim.span}" for dim in manifest.io.dims),
         *reference(manifest),
     ]
     return el(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import onnx
 
 _HALF_OF_PLAN = {"fp16": "FLOAT16", "bf16": "BFLOAT16", AUTO: "FLOAT16"}
+_HALVES = ("float16", "bfloat16")
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
@@ -67,7 +68,8 @@ def checked_model(runtime: str, opening: Opening) -> tuple[Path, onnx.ModelProto
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value.name for value in model.graph.input if value.name not in weights]
     check_names(opening.io, inputs, [value.name for value in model.graph.output], str(opening.model))
-    used = half_types(model)
+    declared = {spec.name for spec in (*opening.io.inputs, *opening.io.outputs) if spec.dtype in _HALVES}
+    used = half_types(model, but=declared)
     wanted = {_HALF_OF_PLAN[half] for half in _HALF_OF_PLAN if opening.plan.startswith(half)}
     # Islands of a model without attention have nothing in half precision, and the plan auto may keep all in float32.
     if used != wanted and not (opening.plan.endswith(("_islands", AUTO)) and not used):
@@ -80,13 +82,18 @@ def checked_model(runtime: str, opening: Opening) -> tuple[Path, onnx.ModelProto
     return opening.model, model
 
 
-def half_types(model: onnx.ModelProto) -> set[str]:
-    """Those of FLOAT16 and BFLOAT16 that occur in weights, inputs, outputs, casts or constants, also in functions."""
+def half_types(model: onnx.ModelProto, but: Collection[str] = ()) -> set[str]:
+    """Those of FLOAT16 and BFLOAT16 that occur in weights, inputs, outputs, casts or constants, also in functions.
+
+    Args:
+        but: Inputs and outputs that do not count: a contract may have them in half precision at any plan.
+    """
     import onnx
 
     kinds = {onnx.TensorProto.FLOAT16: "FLOAT16", onnx.TensorProto.BFLOAT16: "BFLOAT16"}
     types = {tensor.data_type for tensor in _tensors(model.graph)}
-    types |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    ends = (*model.graph.input, *model.graph.output)
+    types |= {value.type.tensor_type.elem_type for value in ends if value.name not in but}
     for node in _nodes(model):
         types |= {attribute.i for attribute in node.attribute if node.op_type == "Cast" and attribute.name == "to"}
         types |= {attribute.t.data_type for attribute in node.attribute if attribute.HasField("t")}

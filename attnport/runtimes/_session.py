@@ -125,7 +125,7 @@ def usual_feeds(io: IOContract) -> dict[str, Array]:
     """Zeros at each dim's usual size, or 2 instead of 1 if allowed, as some runtimes compile size 1 separately."""
     import ml_dtypes
 
-    sizes = {dim.name: min(dim.max, max(2, dim.opt)) for dim in io.dims}
+    sizes = {dim.name: dim.at_least(max(2, dim.opt)) for dim in io.dims}
     return {
         spec.name: np.zeros(spec.shape(sizes), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
         for spec in io.inputs

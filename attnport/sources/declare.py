@@ -15,8 +15,10 @@ from attnport.errors import SpecError, UsageError
 from attnport.masks.spec import MaskSpec
 from attnport.sources.marks import mask_of
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
-from attnport.sources.plain import plain_module
+from attnport.sources.plain import HALF_HINT, half_notes, half_of, in_float32, plain_module
+from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import found_ranges
+from attnport.sources.seeds import seeded
 from attnport.sources.structure import (
     Arguments,
     Observed,
@@ -102,15 +104,18 @@ def parse_constant(text: str) -> tuple[Path, Any] | None:
 
 
 def parse_dim(text: str) -> Dim:
-    """Reads `seq=1:128:512` (min, opt, max); min may be 0, for inputs that may be empty.
+    """Reads `seq=1:128:512` (min, opt, max) or `seq=4:128:512:4` (and a step); min may be 0, for empty inputs.
 
     Raises:
         UsageError: the text cannot be read.
     """
-    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})\s*", text)
+    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\s*", text)
     if not match:
-        raise UsageError(f"--dim {text!r} cannot be read.", hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512.")
-    dim = Dim(match[1], int(match[2]), int(match[3]), int(match[4]))
+        raise UsageError(
+            f"--dim {text!r} cannot be read.",
+            hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512; or DIM=MIN:OPT:MAX:STEP for multiples of a number.",
+        )
+    dim = Dim(match[1], *map(int, match.groups("1")[1:]))
     if dim.opt < 1:
         raise UsageError(f"--dim {text!r}: got the usual size 0; expected 1 or more.", hint="Only MIN may be 0.")
     return dim
@@ -139,11 +144,9 @@ def narrow_dims(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, 
     for name, dim in wanted.items():
         if name not in known:
             raise UsageError(f"--dim {dim}: got dim {name!r}; the model's dims are {', '.join(known) or 'none'}.")
-        if name != "batch" and (dim.max > known[name].max or dim.min < known[name].min):
-            raise UsageError(
-                f"--dim {dim}: got {name} from {dim.min} to {dim.max}; "
-                f"the model takes it from {known[name].min} to {known[name].max}."
-            )
+        own = known[name]
+        if dim.step % own.step or (name != "batch" and (dim.max > own.max or dim.min < own.min)):
+            raise UsageError(f"--dim {dim}: got {name} from {dim.span}; the model takes it from {own.span}.")
     return tuple(wanted.get(dim.name, dim) for dim in ranges)
 
 
@@ -170,7 +173,7 @@ def plain_spec(
     result = factory()
     if isinstance(result, ModelSpec):
         refuse_inputs(text, inputs)
-        return narrow(result, dims)
+        return narrow(dataclasses.replace(result, make=seeded(result.make)), dims)
     if not isinstance(result, torch.nn.Module):
         raise SpecError(
             f"{text}: got {type(result).__name__}; expected a torch.nn.Module or a ModelSpec.",
@@ -182,11 +185,15 @@ def plain_spec(
             hint='Declare them: --input "x=float32[batch,seq,256]" --input "attention_mask=int64[batch,seq]:padding"',
         )
     module = plain_module(text, result)
+    half = half_of(module)
     place, _, made_by = text.rpartition(":")
     file = FilePath(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return declared_spec(
-        f"{file}.{made_by}", text, module, lambda: plain_module(text, factory()), inputs, dims, outputs
-    )
+
+    def make() -> nn.Module:
+        return in_float32(plain_module(text, factory()))
+
+    name = f"{file}.{made_by}"
+    return declared_spec(name, text, in_float32(module), make, inputs, dims, outputs, half=half)
 
 
 def declared_spec(
@@ -198,6 +205,7 @@ def declared_spec(
     dims: Sequence[str],
     outputs: Sequence[str],
     arguments: Arguments | None = None,
+    half: str = "",
 ) -> ModelSpec:
     """The ModelSpec of a module with declared inputs.
 
@@ -205,10 +213,11 @@ def declared_spec(
         text: What errors call it.
         module: What `make` returns.
         arguments: What the forward is called with; None = what the declarations say.
+        half: The half precision that it was in before; "" = none.
 
     Raises:
         UsageError: a declaration cannot be read, or does not fit the others.
-        SpecError: the module does not run on the inputs.
+        SpecError: the module does not run on the inputs, or is not deterministic.
     """
     constants = dict(filter(None, map(parse_constant, inputs)))
     declared = [each for each in inputs if parse_constant(each) is None]
@@ -242,11 +251,20 @@ def declared_spec(
         return True
 
     named = found_ranges(list(used), ranges, runs)
-    contract = IOContract(tensors, observe_outputs(call, tensors, named, text), named, masks, positions="none")
-    if not call.adapts:
-        return ModelSpec(name, Source(text), contract, make, observed=True)
-    kept, chosen = arguments, [spec.name for spec in contract.outputs]
-    return ModelSpec(name, Source(text), contract, lambda: adapted(make(), kept, chosen), observed=True)
+    try:
+        contract = IOContract(tensors, observe_outputs(call, tensors, named, text), named, masks, positions="none")
+    except SpecError as err:
+        if half and "dtype" in err.message:
+            raise SpecError(err.message, hint=HALF_HINT) from err
+        raise
+    refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text))
+    if call.adapts:
+        plain, kept, chosen = make, arguments, [spec.name for spec in contract.outputs]
+
+        def make() -> nn.Module:
+            return adapted(plain(), kept, chosen)
+
+    return ModelSpec(name, Source(text), contract, make, observed=True, notes=half_notes(half))
 
 
 def observe_outputs(

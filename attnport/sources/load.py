@@ -12,6 +12,7 @@ from attnport.artifacts import ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError
 from attnport.sources.digests import code_digest, weights_digest
 from attnport.sources.package import SPEC_FORMS
+from attnport.sources.seeds import made_alike, seeded, seeding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,18 +59,18 @@ def sealed(spec: ModelSpec, module: nn.Module) -> ModelSpec:
     """`spec` with the digests of its module, which its `make` returns at first.
 
     Raises:
-        SpecError: it is not a module, or a parameter has no data.
+        SpecError: it is not a module, a parameter has no data, or `make` gives other weights each time.
     """
     text = spec.source.text
     _check_module(text, module)
     source = dataclasses.replace(
         spec.source, code_digest=code_digest(module), weights_digest=weights_digest(text, module)
     )
-    return dataclasses.replace(spec, source=source, make=_made_once(module, spec))
+    return dataclasses.replace(spec, source=source, make=made_alike(module, spec, source.weights_digest))
 
 
 def factory_of(text: str) -> Callable[[], Any]:
-    """The factory that a SPEC names.
+    """The factory that a SPEC names; its random numbers are the same each time.
 
     Raises:
         SpecError: it names none (`hf:`, or a name without a colon), there is no such factory, or loading its file
@@ -84,7 +85,9 @@ def factory_of(text: str) -> Callable[[], Any]:
     from attnport.sources.package import package_factory
 
     try:
-        return file_factory(Path(place), factory) if is_file_name(place) else package_factory(place, factory)
+        with seeding():  # a file may make its module when it is loaded
+            made = file_factory(Path(place), factory) if is_file_name(place) else package_factory(place, factory)
+        return seeded(made)
     except AttnportError:
         raise
     except (Exception, SystemExit) as err:
@@ -164,13 +167,3 @@ def _check_module(text: str, module: object) -> None:
                 f"{text}: parameter {name} has no data (it is on the meta device).",
                 hint="Load its weights in the factory.",
             )
-
-
-def _made_once(module: nn.Module, spec: ModelSpec) -> Callable[[], nn.Module]:
-    """A `make` that returns the module that was made for the digests at first, and new modules afterwards."""
-    ready = [module.eval()]
-
-    def make() -> nn.Module:
-        return ready.pop() if ready else spec.make().eval()
-
-    return make

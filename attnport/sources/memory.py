@@ -12,7 +12,7 @@ from attnport.artifacts import IN_MEMORY, ModelSpec, Source
 from attnport.errors import SpecError
 from attnport.sources.declare import declared_spec
 from attnport.sources.load import sealed
-from attnport.sources.plain import plain_module
+from attnport.sources.plain import in_float32, plain_module
 from attnport.sources.program import program_spec
 from attnport.sources.structure import Arguments, own_copy
 
@@ -30,8 +30,6 @@ def kept_copy(module: nn.Module) -> nn.Module:
     Raises:
         SpecError: it cannot be copied.
     """
-    import torch
-
     text = type(module).__name__
     try:
         made = copy.deepcopy(plain_module(text, module))
@@ -41,9 +39,7 @@ def kept_copy(module: nn.Module) -> nn.Module:
             hint="Modules with weights that are computed in the forward, as by torch.nn.utils.weight_norm, cannot; "
             "torch.nn.utils.parametrizations has the same ones that can.",
         ) from err
-    made = made.cpu().eval()
-    narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in (*made.parameters(), *made.buffers()))
-    return made.float() if narrow else made
+    return in_float32(made.cpu().eval())
 
 
 def memory_spec(
@@ -52,19 +48,21 @@ def memory_spec(
     dims: Sequence[str] = (),
     outputs: Sequence[str] = (),
     arguments: Arguments | None = None,
+    half: str = "",
 ) -> ModelSpec:
     """The ModelSpec of a module in memory, which `kept_copy` made.
 
     Args:
         inputs: Declarations, as of `--input`.
         arguments: What its forward is called with; None = what the declarations say.
+        half: The half precision that it was in before `kept_copy`; "" = none.
 
     Raises:
         UsageError, SpecError: as `declare.declared_spec`.
     """
     name = type(module).__name__
     text = f"{name}{IN_MEMORY}"
-    spec = declared_spec(name, text, module, lambda: own_copy(module), inputs, dims, outputs, arguments)
+    spec = declared_spec(name, text, module, lambda: own_copy(module), inputs, dims, outputs, arguments, half)
     source = Source(text, tuple(inputs), tuple(dims), outputs=tuple(outputs))
     return hold(dataclasses.replace(spec, source=source))
 

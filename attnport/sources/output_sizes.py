@@ -13,14 +13,14 @@ _PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
 
 def base_sizes(dims: Sequence[Dim]) -> dict[str, int]:
     """A different prime for each dim, where its range allows."""
-    return {dim.name: _inside(dim, _prime(index)) for index, dim in enumerate(dims)}
+    return {dim.name: dim.at_least(_prime(index)) for index, dim in enumerate(dims)}
 
 
 def changed_alone(dims: Sequence[Dim]) -> dict[str, dict[str, int]]:
     """By dim, the base sizes with another size of this dim; without the dims that have only one size."""
     base, changed = base_sizes(dims), {}
     for dim in dims:
-        other = base[dim.name] + (1 if base[dim.name] < dim.max else -1)
+        other = base[dim.name] + (dim.step if base[dim.name] < dim.max else -dim.step)
         if other >= dim.min:
             changed[dim.name] = {**base, dim.name: other}
     return changed
@@ -29,7 +29,7 @@ def changed_alone(dims: Sequence[Dim]) -> dict[str, dict[str, int]]:
 def all_changed(dims: Sequence[Dim]) -> dict[str, int]:
     """Sizes that all differ from the base, each by another number; for dims with more than two sizes."""
     base = base_sizes(dims)
-    return {dim.name: _inside(dim, base[dim.name] + _prime(index + 2)) for index, dim in enumerate(dims)}
+    return {dim.name: dim.at_least(base[dim.name] + _prime(index + 2)) for index, dim in enumerate(dims)}
 
 
 def fit(base: tuple[Sizes, int], alone: Mapping[str, tuple[Sizes, int]], last: tuple[Sizes, int] | None) -> str | int:
@@ -65,7 +65,3 @@ def text_of(terms: Sequence[tuple[int, str]], rest: int) -> str | int:
 
 def _prime(index: int) -> int:
     return _PRIMES[index] if index < len(_PRIMES) else 2 * index + 29
-
-
-def _inside(dim: Dim, size: int) -> int:
-    return min(max(size, dim.min), dim.max)

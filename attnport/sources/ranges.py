@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from attnport.dims import Dim
 from attnport.errors import SpecError
 
 _BATCH = "batch"
-_TRIED = (128, 16, 224, 64, 8, 32, 2)
-"""Sizes of all other dims at which a module is tried at first: tables end, and images have to hold a patch."""
+_TRIED = (128, 16, 224, 64, 8, 32, 240, 360, 2)
+"""Sizes of all other dims at which a module is tried at first: tables end, images have to hold a patch, and be
+multiples of a window."""
 
 
 def usual_range(name: str) -> Dim:
@@ -24,7 +26,7 @@ def found_ranges(
 
     Args:
         runs: Whether the module runs at given sizes of all dims. It is taken to run at all sizes between two at which
-            it runs.
+            it runs; or at all multiples of a number, if it runs at no size beside the first one.
 
     Raises:
         SpecError: it runs at one size of a dim alone.
@@ -34,32 +36,49 @@ def found_ranges(
     if start is None:
         return tuple(wanted.values())  # observing the outputs says what is wrong
 
-    def first(name: str, low: int, high: int, at_high: bool) -> int:
-        """The first size after `low` where running changes to `at_high`, which it has at `high`."""
-        while high - low > 1:
-            middle = (low + high) // 2
-            if runs({**start, name: middle}) == at_high:
-                high = middle
-            else:
-                low = middle
-        return high
-
     for name, dim in wanted.items():
         if name in declared:
             continue
-        usual, least, most = start[name], dim.min, dim.max
-        if not runs({**start, name: least}):
-            least = first(name, least, usual, True)
-        if not runs({**start, name: most}):
-            most = first(name, usual, most, False) - 1
+        at = partial(_at, runs, start, name)
+        usual, least, step = start[name], dim.min, 1
+        if not at(least):
+            step = _step(usual, dim, at)
+            least = _first(at, -(-least // step) * step, usual, step, True)
+        most = dim.max // step * step
+        if not at(most):
+            most = _first(at, usual, most, step, False) - step
         if least == most:
             raise SpecError(
                 f"dim {name!r} is frozen in the module: it runs at {name}={usual} and at no other size.",
                 hint="Look for a literal size in view, reshape or expand, or declare the number in place of the name. "
                 "A size that follows from other dims is declared so: past+seq.",
             )
-        wanted[name] = Dim(name, least, max(least, min(dim.opt, most)), most)
+        wanted[name] = Dim(name, least, max(least, min(-(-dim.opt // step) * step, most)), most, step)
     return tuple(wanted.values())
+
+
+def _at(runs: Callable[[Mapping[str, int]], bool], sizes: Mapping[str, int], name: str, size: int) -> bool:
+    return runs({**sizes, name: size})
+
+
+def _first(runs: Callable[[int], bool], low: int, high: int, step: int, at_high: bool) -> int:
+    """The first multiple from `low` on at which running is as `at_high`, which it is at `high`."""
+    low -= step
+    while high - low > step:
+        middle = (low + high) // step // 2 * step
+        if runs(middle) == at_high:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _step(usual: int, dim: Dim, runs: Callable[[int], bool]) -> int:
+    """The number whose multiples a dim takes, from sizes beside one that it takes; 1 = it takes others too."""
+    for step in (step for step in range(1, usual + 1) if usual % step == 0):
+        if any(dim.min <= size <= dim.max and runs(size) for size in (usual + step, usual - step)):
+            return step
+    return 1
 
 
 def _start(

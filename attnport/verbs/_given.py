@@ -76,6 +76,7 @@ class Given:
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
             )
         from attnport.sources.memory import kept_copy, memory_spec
+        from attnport.sources.plain import half_of
 
         if not inputs and not self._examples:
             raise UsageError(
@@ -86,7 +87,7 @@ class Given:
         arguments = None
         if self._examples:
             inputs, dims, arguments = self._found(module, inputs, dims, progress)
-        return memory_spec(module, inputs, dims, outputs, arguments)
+        return memory_spec(module, inputs, dims, outputs, arguments, half_of(self.model))
 
     @property
     def _examples(self) -> bool:
@@ -95,24 +96,26 @@ class Given:
     def _of_spec(self, spec: ModelSpec, dims: Sequence[str], outputs: Sequence[str]) -> ModelSpec:
         from attnport.sources.declare import narrow, refuse_inputs
         from attnport.sources.memory import hold
+        from attnport.sources.seeds import seeded
 
         refuse_inputs(spec.name, given_inputs(self.inputs))
         if self._examples:
             raise UsageError(f"{spec.name} declares its own inputs; examples do not apply.", hint="Leave them out.")
         source = dataclasses.replace(spec.source, dims=tuple(dims), outputs=tuple(outputs))
-        return hold(dataclasses.replace(with_outputs(narrow(spec, dims), outputs), source=source))
+        alike = dataclasses.replace(narrow(spec, dims), make=seeded(spec.make))
+        return hold(dataclasses.replace(with_outputs(alike, outputs), source=source))
 
     def _made(self, text: str) -> nn.Module:
         """The plain module that a SPEC names."""
         from torch import nn
 
         from attnport.sources.load import factory_of
-        from attnport.sources.plain import plain_module
+        from attnport.sources.plain import in_float32, plain_module
 
         module = factory_of(text)() if ":" in text and not text.startswith("hf:") else None
         if not isinstance(module, nn.Module):
             raise UsageError(f"{text} declares its own inputs; examples do not apply.", hint="Leave them out.")
-        return plain_module(text, module).eval()
+        return in_float32(plain_module(text, module)).eval()
 
     def _found(
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress

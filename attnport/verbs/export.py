@@ -80,7 +80,7 @@ def export(
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
             transformers; it may be in another repository.
         force: Export even if nothing has changed.
-        tell: Called with a line if outputs were left out.
+        tell: Called with a line on how the module is taken, and if outputs were left out.
 
     Raises:
         UsageError: the folder has other files and is not an artifact.
@@ -109,6 +109,8 @@ def exported(
     code = given.code()
     progress(f"loading {given.name}")
     whole = spec = given.spec(progress)
+    for note in spec.notes:
+        tell(note)
     declared = spec.io.outputs
     digest = digest_text(
         toolchain("torch", "onnx", "onnxscript", "transformers"),
@@ -239,8 +241,8 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     from attnport.exporter.capture import example_sizes
 
     start = example_sizes(io)
-    primes = {dim.name: max(min(prime, dim.max), dim.min) for dim, prime in zip(io.dims, _primes(), strict=False)}
-    small = {dim.name: max(min(2, dim.max), dim.min) for dim in io.dims}
+    primes = {dim.name: dim.at_least(prime) for dim, prime in zip(io.dims, _primes(), strict=False)}
+    small = {dim.name: dim.at_least(2) for dim in io.dims}
     # Guards come first, as they name the line of code.
     plans: list[tuple[str | Guard | None, Mapping[str, int]]] = [(guard, {**start, **guard.sizes}) for guard in guards]
     plans.append((None, start))

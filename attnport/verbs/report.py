@@ -176,7 +176,7 @@ def _random(spec: ModelSpec) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     from attnport.cases.inputs import batch_dim, full_case
 
     counted = batch_dim(spec.io)
-    sizes = {dim.name: max(dim.min, min(dim.max, 1 if dim.name == counted else _POSITIONS)) for dim in spec.io.dims}
+    sizes = {dim.name: dim.at_least(1 if dim.name == counted else _POSITIONS) for dim in spec.io.dims}
     case = full_case(spec.io, sizes)
     return f"{RANDOM}, {case.name}", dict(case.feeds), ()
 

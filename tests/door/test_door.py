@@ -12,9 +12,6 @@ CASES = all_cases()
 STILL_WRONG = {
     "multiple_of_four": "a dim cannot be declared to be a multiple of a number",
     "swin": "a dim cannot be declared to be a multiple of a number",
-    "in_half": "a module in half precision is not exported",
-    "in_half_from_ids": "a module in half precision is not exported",
-    "not_seeded": "the factory makes other weights each time",
 }
 """What torch.onnx alone gets right, and attnport not yet; the list only shrinks."""
 

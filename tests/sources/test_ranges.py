@@ -64,3 +64,25 @@ def test_dims_are_changed_one_at_a_time() -> None:
         {"batch": 2, "seq": 1},
         {"batch": 2, "seq": 512},
     ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "seq"),
+    [
+        (lambda size: size % 4 == 0, "seq=4:128:512:4"),
+        (lambda size: size % 14 == 0, "seq=14:140:504:14"),
+        (lambda size: size % 48 == 0 and size >= 96, "seq=96:144:480:48"),
+        (lambda size: size % 32 == 0 and size <= 128, "seq=32:128:128:32"),
+        (lambda size: size % 16 == 0 and 0 < size <= 384, "seq=16:128:384:16"),
+        (lambda size: size % 15 == 0, "seq=15:135:510:15"),
+    ],
+)
+def test_multiples_of_a_number_are_found(runs: Callable[[int], bool], seq: str) -> None:
+    assert found(lambda sizes: runs(sizes["seq"]), "batch", "seq") == ["batch=1:8:64", seq]
+
+
+def test_steps_of_two_dims_are_found_apart() -> None:
+    def runs(sizes: Sizes) -> bool:
+        return sizes["height"] % 8 == 0 and sizes["width"] % 4 == 0
+
+    assert found(runs, "height", "width") == ["height=8:128:512:8", "width=4:128:512:4"]

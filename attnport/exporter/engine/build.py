@@ -49,10 +49,8 @@ def check_profiles(io: IOContract, profiles: Sequence[Profile]) -> tuple[Profile
                 f"the model's are {', '.join(known)}."
             )
         for name, limit in known.items():
-            if given[name].min < limit.min or given[name].max > limit.max:
-                raise ProfileError(
-                    f"profile {profile}: got {given[name]}; the model takes {name} from {limit.min} to {limit.max}."
-                )
+            if given[name].min < limit.min or given[name].max > limit.max or given[name].step != limit.step:
+                raise ProfileError(f"profile {profile}: got {given[name]}; the model takes {name} from {limit.span}.")
         for spec in io.inputs:
             elements = math.prod(spec.shape(profile.sizes("max")))
             if elements > MAX_ELEMENTS:

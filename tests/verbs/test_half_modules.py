@@ -1,0 +1,99 @@
+"""Modules whose weights are in half precision: exported in float32, with the inputs as they are declared."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnport
+from attnport.errors import SpecError
+
+MODULE = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x, ids):
+        x = (x + self.words(ids)).to(CAST)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+def make():
+    torch.manual_seed(1)
+    return Layer().to(torch.HALF)
+"""
+
+
+def written(folder: Path, half: str, cast: str = "self.out.weight.dtype") -> str:
+    path = folder / "layer.py"
+    path.write_text(MODULE.replace("HALF", half).replace("CAST", cast))
+    return f"{path}:make"
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_a_module_in_half_precision_is_right_against_its_own_weights_in_float64(half: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    text = written(tmp_path, half)
+    inputs = [f"x={half}[batch,seq,32]", "ids=int64[batch,seq]:high=50"]
+    artifact = attnport.export(text, tmp_path / "out", inputs=inputs, tell=said.append)
+    assert [line.partition(":")[0] for line in said] == [f"the module is in {half}"]
+    assert [spec.dtype for spec in (*artifact.manifest.io.inputs, *artifact.manifest.io.outputs)] == [
+        half,
+        "int64",
+        "float32",
+    ]
+    artifact.fuse("ort_cpu")
+    assert artifact.check("ort_cpu").verdict == "PASS"
+    namespace: dict[str, object] = {"__name__": "layer"}
+    exec(Path(text.partition(":")[0]).read_text(), namespace)
+    module = namespace["make"]().double()  # type: ignore[operator]
+    x, ids = torch.randn(2, 5, 32).to(getattr(torch, half)), torch.randint(0, 50, (2, 5))
+    with artifact.open("ort_cpu") as session, torch.no_grad():
+        got = session.run(x=x, ids=ids)["output"]
+        assert np.abs(got - module(x.double(), ids).numpy()).max() < 1e-5
+
+
+def test_a_bundle_takes_the_declared_inputs(tmp_path: Path) -> None:
+    inputs = ["x=float16[batch,seq,32]", "ids=int64[batch,seq]:high=50"]
+    artifact = attnport.export(written(tmp_path, "float16"), tmp_path / "out", inputs=inputs)
+    artifact.fuse("ort_cpu")
+    assert artifact.check("ort_cpu").verdict == "PASS"
+    artifact.bundle(tmp_path / "app", lang="python")
+    from attnport_bundle import load
+
+    x, ids = np.ones((2, 5, 32), np.float16), np.ones((2, 5), np.int64)
+    with load(tmp_path / "app") as model, artifact.open("torch_eager") as session:
+        assert np.abs(model.run(x=x, ids=ids)["output"] - session.run(x=x, ids=ids)["output"]).max() < 1e-5
+
+
+def test_a_module_in_memory_stays_in_half_precision_itself(tmp_path: Path) -> None:
+    namespace: dict[str, object] = {"__name__": "layer"}
+    exec(Path(written(tmp_path, "bfloat16").partition(":")[0]).read_text(), namespace)
+    module = namespace["make"]()  # type: ignore[operator]
+    before = copy.deepcopy(module)
+    x, ids = torch.randn(2, 5, 32, dtype=torch.bfloat16), torch.randint(0, 50, (2, 5))
+    said: list[str] = []
+    artifact = attnport.export(module, tmp_path / "out", args=(x, ids), tell=said.append)
+    assert "the module is in bfloat16" in said[0]
+    artifact.fuse("ort_cpu")
+    with torch.no_grad():
+        assert torch.equal(module(x, ids), before(x, ids))
+    with artifact.open("ort_cpu") as session:
+        got = session.run(x=x.float(), ids=ids)["output"]
+        assert np.abs(got - module.double()(x.double(), ids).detach().numpy()).max() < 1e-5
+
+
+def test_a_forward_that_casts_to_half_precision_itself_is_told_so(tmp_path: Path) -> None:
+    text = written(tmp_path, "float16", cast="torch.float16")
+    with pytest.raises(SpecError, match="dtype") as caught:
+        attnport.export(text, tmp_path / "out", inputs=["x=float32[batch,seq,32]", "ids=int64[batch,seq]:high=50"])
+    assert "x.to(self.weight.dtype)" in caught.value.hint
