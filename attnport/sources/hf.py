@@ -13,6 +13,7 @@ from attnport.errors import SpecError, first_line
 from attnport.masks.spec import MaskSpec
 from attnport.optional import require
 from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.hf_exportable import settle
 from attnport.sources.hf_files import (
     auto_class,
     check_config,
@@ -124,6 +125,7 @@ def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code:
     except Exception as err:  # safetensors and transformers raise a dozen types of error for damaged or missing files
         raise SpecError(f"hf:{place}: its weights cannot be loaded: {first_line(err)}") from err
     _refuse_random(place, model, sorted(report["missing_keys"]))
+    settle(model)
     if getattr(model.config, "use_cache", False):
         model.config.use_cache = False  # one pass over the whole sequence needs no cache
     main = getattr(model, "main_input_name", "input_ids")
