@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.artifacts import IOContract, ModelSpec, Prompts, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.masks.spec import MaskSpec
@@ -19,15 +19,14 @@ from attnport.sources.hf_files import (
     check_config,
     check_links,
     check_weights,
-    find,
     never_asking,
     refuse_code,
 )
 from attnport.sources.hf_modules import TextModel, VisionModel
-from attnport.sources.pooling import Pooling, read_pooling
+from attnport.sources.hf_text import text_contract
+from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
+from attnport.sources.sentence import Head, read_head, read_lower, read_prompts
 
-TOKENS = ("batch", "seq")
-MAX_POSITIONS = 131072
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
 
@@ -66,18 +65,26 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
             hint="Write a factory that returns its encoder (get_encoder), and declare its inputs with --input.",
         )
     check_weights(place, values)
-    pooling = read_pooling(folder) if folder.is_dir() else None
+    head = read_head(folder, config) if folder.is_dir() else None
 
     def make() -> TextModel | VisionModel:
-        return _module(place, config, pooling, trust_remote_code).eval()
+        return _module(place, config, head, trust_remote_code).eval()
 
     module = make()
-    contract = _contract(place, config, module, dims)
+    tokenizer = read_tokenizer(place, config, lower=folder.is_dir() and read_lower(folder))
+    contract = _contract(place, config, module, tokenizer, dims)
     ready = [module]
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
-    tokenizer = find(place, "tokenizer.json")
     source = Source(f"hf:{place}")
-    return ModelSpec(name, source, contract, lambda: ready.pop() if ready else make(), tokenizer, observed=True)
+    return ModelSpec(
+        name,
+        source,
+        contract,
+        lambda: ready.pop() if ready else make(),
+        tokenizer.file,
+        observed=True,
+        prompts=read_prompts(folder) if folder.is_dir() else Prompts(),
+    )
 
 
 def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
@@ -110,8 +117,8 @@ def _name(folder: Path) -> str:
     return title if re.fullmatch(r"[\w.+-]{1,80}", title) else ""
 
 
-def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code: bool) -> TextModel | VisionModel:
-    kind = _kind(place, config, pooling, trust_remote_code)
+def _module(place: str, config: Any, head: Head | None, trust_remote_code: bool) -> TextModel | VisionModel:
+    kind = _kind(place, config, head is not None and head.embeds, trust_remote_code)
     try:
         with never_asking():
             model, report = kind.from_pretrained(
@@ -136,16 +143,16 @@ def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code:
             f"hf:{place}: its main input is {main!r}; input_ids and pixel_values are supported.",
             hint="Write a factory that returns the module, and declare its inputs with --input.",
         )
-    return TextModel(model, pooling)
+    return TextModel(model, head)
 
 
-def _kind(place: str, config: Any, pooling: Pooling | None, trust_remote_code: bool) -> Any:
+def _kind(place: str, config: Any, embeds: bool, trust_remote_code: bool) -> Any:
     """The transformers class that loads the model: that of its architecture, or an auto class."""
     transformers = require("transformers")
     architecture = str((getattr(config, "architectures", None) or [""])[0])
     if trust_remote_code and getattr(config, "auto_map", None):
-        return getattr(transformers, auto_class(config.to_dict(), "" if pooling else architecture))
-    kind = None if pooling else getattr(transformers, architecture, None)
+        return getattr(transformers, auto_class(config.to_dict(), "" if embeds else architecture))
+    kind = None if embeds else getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
     if type(config) not in transformers.MODEL_MAPPING:
@@ -171,34 +178,18 @@ def _attention(kind: Any) -> str:
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
-def _contract(place: str, config: Any, module: TextModel | VisionModel, declared: Sequence[str]) -> IOContract:
-    masks: tuple[MaskSpec, ...] = ()
-    inputs: tuple[TensorSpec, ...]
-    ranges: tuple[Dim, ...]
+def _contract(
+    place: str, config: Any, module: TextModel | VisionModel, tokenizer: TokenizerOf, declared: Sequence[str]
+) -> IOContract:
     if isinstance(module, VisionModel):
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
-        inputs = (TensorSpec("pixel_values", "float32", ("batch", config.num_channels, height, width)),)
-        ranges = (Dim("batch", 1, 8, 64),)
-    else:
-        text = getattr(config, "text_config", config)
-        longest = _longest(text)
-        inputs = (
-            TensorSpec("input_ids", "int64", TOKENS, high=text.vocab_size),
-            TensorSpec("attention_mask", "int64", TOKENS, high=2),
+        inputs: tuple[TensorSpec, ...] = (
+            TensorSpec("pixel_values", "float32", ("batch", config.num_channels, height, width)),
         )
-        if module.takes_token_types:
-            inputs = (*inputs, TensorSpec("token_type_ids", "int64", TOKENS, high=text.type_vocab_size))
-        masks = (MaskSpec(("padding",), "attention_mask"),)
-        ranges = (Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, longest), longest))
-    ranges = narrow_dims(ranges, declared)
+        ranges = narrow_dims((Dim("batch", 1, 8, 64),), declared)
+        masks: tuple[MaskSpec, ...] = ()
+    else:
+        inputs, ranges, masks = text_contract(config, module, tokenizer, declared)
     outputs = observe_outputs(module.named, inputs, ranges, f"hf:{place}")
     return IOContract(inputs, outputs, ranges, masks, positions="absolute")
-
-
-def _longest(config: Any) -> int:
-    """The longest sequence for which a text model has positions."""
-    longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512)
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        longest -= int(config.pad_token_id) + 1  # positions start after that of padding
-    return min(longest, MAX_POSITIONS)
