@@ -227,12 +227,7 @@ def declared_spec(
         raise UsageError("--input: a name is declared twice.")
     ranges = parse_dims(dims)
     used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str) and dim.isidentifier())
-    for spec in tensors:
-        for dim in spec.dims:
-            if isinstance(dim, str) and (lacking := expressions.names(dim) - set(used)):
-                raise UsageError(
-                    f"--input {spec}: no input has the dim {min(lacking)} alone; they have {', '.join(used) or 'none'}."
-                )
+    _check_expressions(tensors, used)
     unknown = [name for name in ranges if name not in used]
     if unknown:
         raise UsageError(f"--dim {unknown[0]}: no input has that dim; they have {', '.join(used) or 'none'}.")
@@ -265,6 +260,16 @@ def declared_spec(
             return adapted(plain(), kept, chosen)
 
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=half_notes(half))
+
+
+def _check_expressions(tensors: Sequence[TensorSpec], used: Mapping[str, Any]) -> None:
+    """Raises UsageError for an expression of a dim that no input has alone, as nothing would tell its size."""
+    for spec in tensors:
+        for dim in spec.dims:
+            if isinstance(dim, str) and (lacking := expressions.names(dim) - set(used)):
+                raise UsageError(
+                    f"--input {spec}: no input has the dim {min(lacking)} alone; they have {', '.join(used) or 'none'}."
+                )
 
 
 def observe_outputs(

@@ -15,6 +15,7 @@ import numpy as np
 
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.inputs import Case, full_case
+from attnport.cases.sizes import largest
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.folder.loading import without_outputs
 from attnport.folder.machine import versions
@@ -43,7 +44,6 @@ STAGE = "export"
 MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
 _PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 _CHECKERS = ("ort_cpu", "onnx_reference")
-_LARGEST = 2048
 _CONTRADICTED = "Declare what is right at every size, such as past+seq, or narrow the range with --dim."
 
 
@@ -239,8 +239,7 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     """The sizes at which an export is checked, each with the dim that it varies or the guard that is false there.
 
     These are the sizes of `guards`, a base of primes, other primes, and for each dim its smallest and its largest size.
-    With the largest size of a dim, the others are small, as all largest sizes together would take too long; and of a
-    dim that goes further, `_LARGEST` is tried: the scores of a longer sequence, in float64, fill any memory.
+    With the largest size of a dim, the others are small, as all largest sizes together would take too long.
     """
     from attnport.exporter.capture import example_sizes
 
@@ -252,7 +251,7 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     plans.append((None, start))
     plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
     # These change several dims, so they come after those that change only one and therefore name the right dim.
-    plans += [(dim.name, {**small, dim.name: max(min(dim.max, _LARGEST), dim.min)}) for dim in io.dims]
+    plans += [(dim.name, {**small, dim.name: largest(dim)}) for dim in io.dims]
     plans.append((None, primes))  # last, as it does not show which dim froze
     unique: dict[tuple[tuple[str, int], ...], tuple[str | Guard | None, Mapping[str, int]]] = {}
     for tried, sizes in plans:
