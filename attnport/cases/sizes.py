@@ -53,7 +53,7 @@ def shortest(io: IOContract) -> Sizes:
 
 def longest(io: IOContract) -> Sizes:
     """Two items of the largest lengths that are tried."""
-    return _sizes(io, 2, largest)
+    return _sizes(io, 2, lambda dim: dim.max)
 
 
 def least(io: IOContract) -> Sizes:
@@ -72,7 +72,7 @@ def opt(io: IOContract) -> Sizes:
 
 def largest_batch(io: IOContract) -> Sizes:
     """The largest batch, of lengths just above the smallest."""
-    return _sizes(io, max(map(largest, io.dims)), lambda dim: dim.min + 3 * dim.step)
+    return _sizes(io, max(dim.max for dim in io.dims), lambda dim: dim.min + 3 * dim.step)
 
 
 def one_least(io: IOContract) -> dict[str, Sizes]:
@@ -118,4 +118,4 @@ def _always(length: int) -> Callable[[Dim], int]:
 def _sizes(io: IOContract, batch: int, length: Callable[[Dim], int]) -> Sizes:
     counted = batch_dim(io)
     wanted = {dim.name: batch if dim.name == counted else length(dim) for dim in io.dims}
-    return {dim.name: dim.at_least(wanted[dim.name]) for dim in io.dims}
+    return {dim.name: dim.at_least(min(wanted[dim.name], largest(dim))) for dim in io.dims}
