@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from . import expressions
@@ -71,7 +71,7 @@ class Dim:
     min: int
     opt: int
     max: int
-    step: int = 1
+    step: int = field(default=1, metadata={"optional": True})  # bundles of version 3 do not have it
 
     __pydantic_config__ = STRICT
 

@@ -1,7 +1,7 @@
 """Decodes JSON from an untrusted file into dataclasses, strictly and within limits.
 
-Refused: duplicate keys, NaN and Inf, unknown keys, missing keys, wrong types (a bool is not a number), integers that a
-double cannot hold, long text, text that cannot be printed, and deep nesting.
+Refused: duplicate keys, NaN and Inf, unknown keys, missing keys (but for fields that say `optional`), wrong types (a
+bool is not a number), integers that a double cannot hold, long text, text that cannot be printed, and deep nesting.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
         if key not in hints:
             raise IntegrityError(f"{where}: unknown key {_short(key)}.")
     for field in dataclasses.fields(kind):
-        if field.name not in value:
+        if field.name not in value and not field.metadata.get("optional"):
             raise IntegrityError(f"{where}: key {field.name!r} is missing.")
     fields = {key: _decode(hints[key], item, f"{where}.{key}" if where else key) for key, item in value.items()}
     try:

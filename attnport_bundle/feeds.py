@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .contract import IO, MaskSpec, TensorSpec
+from .contract import IO, Dim, MaskSpec, TensorSpec
 from .device_tensors import Described
 from .errors import BundleError, FeedError, UsageError
 
@@ -145,7 +145,17 @@ def _check_size(
             f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {dim}={size} as in input {by!r}."
         )
     if not limit.takes(got):
-        raise FeedError(f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.span}.")
+        raise FeedError(
+            f"input {spec.name!r}: got {dim}={got} on axis {axis}; expected {limit.span}.{_wider(limit, got)}"
+        )
+
+
+def _wider(dim: Dim, size: int) -> str:
+    """The option that would have allowed a size beyond the range, as a sentence behind a message; "" if none."""
+    if size % dim.step:
+        return ""
+    wide = Dim(dim.name, min(dim.min, size), dim.opt, max(dim.max, size), dim.step)
+    return f" At export, --dim {wide} allows it, if the module does."
 
 
 def _check_computed(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> None:

@@ -240,3 +240,21 @@ def test_another_process_checks_against_the_stored_program_where_it_is_trusted(
     refused = run(moved)
     assert "was not exported by you on this machine" in refused.stderr
     assert run(moved, "--trust").stdout.strip() == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"ids": "int64[batch,seq]", "attention_mask": "int64[batch,seq]"}, "is 7, of input ids it is 5"),
+        ({"attention_mask": "int64[batch]"}, r"declared with 1 dims; its example has shape \[2, 7\]"),
+        ({"attention_mask": "int64[batch,9]"}, "axis 1 is declared as 9; in its example it is 7"),
+    ],
+)
+def test_a_dim_of_two_sizes_is_named_with_both(declared: dict[str, str], said: str) -> None:
+    class Two(nn.Module):
+        def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return ids.sum() + attention_mask * 2.0
+
+    args = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)
+    with pytest.raises(UsageError, match=said):
+        Given(Two(), args, inputs=declared).spec()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,7 @@ from attnport.sources.structure import (
     of_declarations,
 )
 from attnport_bundle import expressions
+from attnport_bundle.contract import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +69,11 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
             high = int(mark[5:])
         else:
             marks.append(mark)
+    if match["dtype"] not in DTYPES:
+        raise UsageError(
+            f"--input {text!r}: dtype {match['dtype']!r} is not one of {', '.join(DTYPES)}.",
+            hint=_near(match["dtype"], DTYPES),
+        )
     spec = TensorSpec(flat_name(path_of(text)), match["dtype"], dims, high)
     return spec, mask_of(spec, marks)
 
@@ -160,6 +167,43 @@ def parse_dims(declared: Sequence[str]) -> dict[str, Dim]:
     return dims
 
 
+def declarations(
+    inputs: Sequence[str], dims: Sequence[str]
+) -> tuple[tuple[TensorSpec, ...], tuple[MaskSpec, ...], dict[str, Dim]]:
+    """The tensors, masks and ranges that declarations say, without the constants. Nothing of torch is needed.
+
+    Raises:
+        UsageError: one cannot be read, or does not fit the others.
+    """
+    parsed = [parse_input(each) for each in inputs if parse_constant(each) is None]
+    tensors = tuple(spec for spec, _ in parsed)
+    if len({spec.name for spec in tensors}) != len(tensors):
+        raise UsageError("--input: a name is declared twice.")
+    ranges = parse_dims(dims)
+    used = _names(tensors)
+    _check_expressions(tensors, used)
+    for name in ranges:
+        if name not in used:
+            near = _near(name, used)
+            raise UsageError(f"--dim {name}: no input has that dim; they have {', '.join(used) or 'none'}.", hint=near)
+    masks = tuple(mask for _, mask in parsed if mask)
+    for mask in masks:
+        if mask.keys is not None and mask.keys not in used:
+            raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
+    return tensors, masks, ranges
+
+
+def _names(tensors: Sequence[TensorSpec]) -> dict[str, None]:
+    """The named dims that inputs have alone, and not only within an expression, in their order there."""
+    return dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str) and dim.isidentifier())
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """A hint with the known word that is spelled most like another; "" if none is."""
+    found = difflib.get_close_matches(word, list(known), 1)
+    return f"Is it {found[0]}?" if found else ""
+
+
 def plain_spec(
     text: str, factory: Callable[[], Any], inputs: Sequence[str], dims: Sequence[str], outputs: Sequence[str] = ()
 ) -> ModelSpec:
@@ -221,20 +265,8 @@ def declared_spec(
     """
     constants = dict(filter(None, map(parse_constant, inputs)))
     declared = [each for each in inputs if parse_constant(each) is None]
-    parsed = [parse_input(each) for each in declared]
-    tensors = tuple(spec for spec, _ in parsed)
-    if len({spec.name for spec in tensors}) != len(tensors):
-        raise UsageError("--input: a name is declared twice.")
-    ranges = parse_dims(dims)
-    used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str) and dim.isidentifier())
-    _check_expressions(tensors, used)
-    unknown = [name for name in ranges if name not in used]
-    if unknown:
-        raise UsageError(f"--dim {unknown[0]}: no input has that dim; they have {', '.join(used) or 'none'}.")
-    masks = tuple(mask for _, mask in parsed if mask)
-    for mask in masks:
-        if mask.keys is not None and mask.keys not in used:
-            raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
+    tensors, masks, ranges = declarations(inputs, dims)
+    used = _names(tensors)
     arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants)
     call = Observed(module.eval(), arguments, outputs, text)
 
@@ -251,6 +283,10 @@ def declared_spec(
     except SpecError as err:
         if half and "dtype" in err.message:
             raise SpecError(err.message, hint=HALF_HINT) from err
+        narrower = [dim for dim in found_ranges(list(used), {}, runs) if dim.name in ranges and dim.step > 1]
+        if not all(dim.step % found.step == 0 for found in narrower for dim in [ranges[found.name]]):
+            hint = f"The module takes multiples of a number: --dim {' --dim '.join(map(str, narrower))}"
+            raise SpecError(err.message, hint=hint) from err
         raise
     refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text))
     if call.adapts:
@@ -262,7 +298,7 @@ def declared_spec(
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=half_notes(half))
 
 
-def _check_expressions(tensors: Sequence[TensorSpec], used: Mapping[str, Any]) -> None:
+def _check_expressions(tensors: Sequence[TensorSpec], used: Collection[str]) -> None:
     """Raises UsageError for an expression of a dim that no input has alone, as nothing would tell its size."""
     for spec in tensors:
         for dim in spec.dims:
@@ -329,7 +365,9 @@ def _run(
 ) -> dict[str, torch.Tensor]:
     feeds = {spec.name: _example(spec, sizes) for spec in inputs}
     hint = "Check names, dtypes and dims of --input; inputs are passed by keyword."
-    return called(text, "the declared inputs", hint, lambda: flat_outputs(module(**feeds)))
+    shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+    given = f"the declared inputs ({shapes})"
+    return called(text, given, hint, lambda: flat_outputs(module(**feeds)))
 
 
 def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Result:

@@ -91,6 +91,26 @@ def _renamed(formula: str, names: Mapping[str, str]) -> str:
         return ""
 
 
+def refuse_other_sizes(declared: Mapping[str, Sequence[str | int]], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises UsageError where the dims that inputs are declared with are not those of the examples."""
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, dims in declared.items():
+        shape = tuple(tensors[name].shape)
+        if len(dims) != len(shape):
+            raise UsageError(
+                f"input {name}: it is declared with {len(dims)} dims; its example has shape {list(shape)}."
+            )
+        for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
+            if isinstance(dim, int) and dim != size:
+                raise UsageError(f"input {name}: axis {axis} is declared as {dim}; in its example it is {size}.")
+            other, known = sizes.setdefault(str(dim), (name, size))
+            if known != size and isinstance(dim, str):
+                raise UsageError(
+                    f"dim {dim!r} of input {name} is {size}, of input {other} it is {known}.",
+                    hint="Give an axis of another size another name.",
+                )
+
+
 def joined(
     dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], call: Callable[..., Any]
 ) -> dict[str, tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from attnport.sources.examples import (
     input_texts,
     joined,
     named_dims,
+    refuse_other_sizes,
     vocabularies,
 )
 from attnport.sources.structure import Arguments, Observed, Path, adapted, of_examples
@@ -49,6 +50,18 @@ class Given:
         if isinstance(self.model, str):
             return self.model
         return self.model.name if isinstance(self.model, ModelSpec) else type(self.model).__name__
+
+    def check_declarations(self) -> None:
+        """Raises UsageError for declarations that cannot be read, before anything slow is imported."""
+        from attnport.sources.declare import declarations, parse_dims
+
+        inputs = given_inputs(self.inputs)
+        if inputs and not self._examples:
+            declarations(inputs, listed(self.dims))
+        else:
+            # Examples may have further dims; declarations beside them may be marks alone.
+            declarations([text for text in inputs if not text.partition("=")[2].strip().startswith(":")], ())
+            parse_dims(listed(self.dims))
 
     def code(self) -> Code | None:
         """The code that loading a SPEC runs; None if there is none."""
@@ -140,6 +153,7 @@ class Given:
         declared = {
             name: parse_input(f"{name}={text}")[0].dims for name, text in given.items() if not text.startswith(":")
         }
+        refuse_other_sizes(declared, tensors)
         sizes = self._sizes(adapted(module, arguments, names), arguments, found)
         own = named_dims(joined(sizes, tensors, call), tensors, declared)
         texts = input_texts(found, own, highs, given)

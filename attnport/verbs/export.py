@@ -106,6 +106,7 @@ def exported(
 ) -> tuple[Manifest, ModelSpec]:
     """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
     began_s = time.monotonic()
+    given.check_declarations()
     refuse_stranger(folder)
     code = given.code()
     progress(f"loading {given.name}")

@@ -33,10 +33,20 @@ bool has(const Texts& values, std::string_view value) {
 std::string quoted_or_none(const std::optional<std::string>& text) { return text ? quoted(*text) : "none"; }
 
 Dim dim_of(const Located& at) {
-    at.keys({"name", "min", "opt", "max"});
-    Dim dim{at["name"].text(), at["min"].integer(), at["opt"].integer(), at["max"].integer()};
+    const bool stepped = at.value().is_object() && at.value().count("step") != 0;  // bundles of version 3 do not have it
+    if (stepped) {
+        at.keys({"name", "min", "opt", "max", "step"});
+    } else {
+        at.keys({"name", "min", "opt", "max"});
+    }
+    Dim dim{at["name"].text(), at["min"].integer(), at["opt"].integer(), at["max"].integer(),
+            stepped ? at["step"].integer() : 1};
     if (!is_identifier(dim.name) || !(0 <= dim.min && dim.min <= dim.opt && dim.opt <= dim.max)) {
         at.fail("dim " + quoted(dim.name) + ": expected a name and 0 <= min <= opt <= max");
+    }
+    if (dim.step < 1 || dim.min % dim.step != 0 || dim.opt % dim.step != 0 || dim.max % dim.step != 0) {
+        at.fail("dim " + quoted(dim.name) + ": expected sizes that are multiples of a step of 1 or more; got step " +
+                to_string(dim.step));
     }
     return dim;
 }
@@ -208,9 +218,9 @@ Profile profile_of(const Located& at, const IO& io) {
     if (dims != names_of(io.dims)) at.fail("a profile has dims " + joined(dims) + "; the model's are others");
     for (std::size_t index = 0; index < dims.size(); ++index) {
         const Dim& dim = profile.dims[index];
-        if (dim.min < io.dims[index].min || dim.max > io.dims[index].max) {
-            at.fail("a profile has " + dim.name + " from " + to_string(dim.min) + " to " + to_string(dim.max) +
-                    ", beyond the model's range");
+        const Dim& limit = io.dims[index];
+        if (dim.min < limit.min || dim.max > limit.max || dim.step != limit.step) {
+            at.fail("a profile has " + dim.name + " from " + span(dim) + "; the model takes " + span(limit));
         }
     }
     return profile;
@@ -219,8 +229,28 @@ Profile profile_of(const Located& at, const IO& io) {
 bool admits(const Profile& profile, const std::map<std::string, std::int64_t>& sizes) {
     return std::all_of(profile.dims.begin(), profile.dims.end(), [&sizes](const Dim& dim) {
         const auto size = sizes.find(dim.name);
-        return size == sizes.end() || (dim.min <= size->second && size->second <= dim.max);
+        return size == sizes.end() || takes(dim, size->second);
     });
+}
+
+bool takes(const Dim& dim, std::int64_t size) { return dim.min <= size && size <= dim.max && size % dim.step == 0; }
+
+std::int64_t at_least(const Dim& dim, std::int64_t size) {
+    // Division rounds towards zero, and sizes are not negative.
+    return std::max(dim.min, std::min((size + dim.step - 1) / dim.step * dim.step, dim.max));
+}
+
+std::string wider(const Dim& dim, std::int64_t size) {
+    if (size % dim.step != 0) return "";
+    const Dim wide{dim.name, std::min(dim.min, size), dim.opt, std::max(dim.max, size), dim.step};
+    return " At export, --dim " + wide.name + "=" + to_string(wide.min) + ":" + to_string(wide.opt) + ":" +
+           to_string(wide.max) + (dim.step > 1 ? ":" + to_string(dim.step) : "") +
+           " allows it, if the module does.";
+}
+
+std::string span(const Dim& dim) {
+    const std::string range = to_string(dim.min) + " to " + to_string(dim.max);
+    return dim.step > 1 ? range + " in steps of " + to_string(dim.step) : range;
 }
 
 }  // namespace attnport::reader

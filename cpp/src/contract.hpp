@@ -15,10 +15,19 @@ class Located;
 
 /// Throws IntegrityError.
 [[nodiscard]] IO io_of(const Located& at);
-/// Throws IntegrityError also unless the profile has the model's dims, in order, each inside its range.
+/// Throws IntegrityError also unless the profile has the model's dims, in order, each inside its range and with its step.
 [[nodiscard]] Profile profile_of(const Located& at, const IO& io);
 
-/// Whether every size lies in its dim's range; `sizes` are by name, and a dim without one does not matter.
+/// Whether a size lies in the dim's range, and is a multiple of its step.
+[[nodiscard]] bool takes(const Dim& dim, std::int64_t size);
+/// The smallest size that the dim takes and that is `size` or more; the largest one if there is none.
+[[nodiscard]] std::int64_t at_least(const Dim& dim, std::int64_t size);
+/// The sizes that the dim takes: `1 to 512`, or `4 to 512 in steps of 4`.
+[[nodiscard]] std::string span(const Dim& dim);
+/// The option that would have allowed a size beyond the range, as a sentence behind a message; "" if there is none.
+[[nodiscard]] std::string wider(const Dim& dim, std::int64_t size);
+
+/// Whether its dims take every size; `sizes` are by name, and a dim without one does not matter.
 [[nodiscard]] bool admits(const Profile& profile, const std::map<std::string, std::int64_t>& sizes);
 
 }  // namespace attnport::reader

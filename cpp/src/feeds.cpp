@@ -8,6 +8,7 @@
 
 #include <attnport/error.hpp>
 
+#include "contract.hpp"
 #include "expression.hpp"
 #include "memory.hpp"
 #include "words.hpp"
@@ -54,9 +55,7 @@ void check_size(const IO& io, const TensorSpec& spec, std::size_t axis, std::int
         throw FeedError(words() + dim + "=" + std::to_string(given.size) + " as in input " +
                         reader::quoted(*given.by) + ".");
     }
-    if (got < limit->min || got > limit->max) {
-        throw FeedError(words() + std::to_string(limit->min) + " to " + std::to_string(limit->max) + ".");
-    }
+    if (!takes(*limit, got)) throw FeedError(words() + span(*limit) + "." + wider(*limit, got));
 }
 
 void check_shape(const IO& io, const TensorSpec& spec, const Input& input, DType wanted, std::vector<Given>& sizes) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "contract.hpp"
 #include "feeds.hpp"
 #include "guarded.hpp"
 #include "halves.hpp"
@@ -83,19 +84,15 @@ Tensor padded(const TensorSpec& spec, const std::vector<const std::vector<std::i
 struct Tokenizer::Rules {
     reader::WordPiece words;
     IO io;
-    std::int64_t least = 0;
-    std::int64_t longest = 0;
+    Dim length;
     bool has_mask = false;
 
     Rules(const std::filesystem::path& path, const IO& contract) : words(path), io(contract) {
         if (!reads_text(io)) throw Error("the model does not read text: it takes " + inputs() + ".");
         const Axis& last = ids_dims()[1];
-        if (const auto* const fixed = std::get_if<std::int64_t>(&last)) least = longest = *fixed;
+        if (const auto* const fixed = std::get_if<std::int64_t>(&last)) length = {"", *fixed, *fixed, *fixed};
         for (const Dim& dim : io.dims) {
-            if (last == Axis(dim.name)) {
-                least = dim.min;
-                longest = dim.max;
-            }
+            if (last == Axis(dim.name)) length = dim;
         }
         has_mask = std::any_of(io.masks.begin(), io.masks.end(),
                                [](const Mask& mask) { return mask.input && mask.has("padding"); });
@@ -118,7 +115,7 @@ struct Tokenizer::Rules {
         found.reserve(texts.size());
         for (std::size_t at = 0; at < texts.size(); ++at) {
             try {
-                found.push_back(words.encode(texts[at], longest));
+                found.push_back(words.encode(texts[at], length.max));
             } catch (const std::invalid_argument& err) {
                 throw FeedError("texts[" + std::to_string(at) + "]: got " + err.what() + "; expected text in UTF-8.");
             }
@@ -138,7 +135,7 @@ struct Tokenizer::Rules {
             lengths.push_back(static_cast<std::int64_t>(row.ids.size()));
         }
         const auto [shortest, longest_row] = std::minmax_element(lengths.begin(), lengths.end());
-        const std::int64_t size = std::max(*longest_row, least);
+        const std::int64_t size = reader::at_least(length, *longest_row);
         std::vector<Tensor> feeds;
         for (const TensorSpec& spec : io.inputs) {
             if (spec.name == ids_name) feeds.push_back(padded(spec, ids, size, words.pad_id()));

@@ -73,6 +73,14 @@ def unverified(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return form(found)
 
 
+SECONDS = {"min": 2, "opt": 4, "max": 16, "step": 2}
+
+
+def stepped(found: dict[str, Any], step: int) -> None:
+    """Another step of the dim `seq`, from 2 to 16."""
+    found["io"]["dims"][1].update(SECONDS | {"step": step})
+
+
 FINE: dict[str, Edit] = {
     "as it was made": lambda m: None,
     "an engine": lambda m: engine(m),
@@ -89,6 +97,9 @@ FINE: dict[str, Edit] = {
     **{f"{content} of {kind}": said(content, kind) for content, kinds in CARRIES.items() for kind in kinds},
     "an additive mask of floats": lambda m: mask(additive(m), polarity="additive"),
     "without a reader for Python": lambda m: m.update(files={n: f for n, f in m["files"].items() if "python" not in n}),
+    "a step": lambda m: stepped(m, 2),
+    "a step of an engine": lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(SECONDS)),
+    "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
 WRONG: dict[str, tuple[Edit, str]] = {
@@ -111,8 +122,14 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "dims of a profile": (lambda m: engine(m, profiles=[{"dims": PROFILE["dims"][:1]}]), "a profile has dims"),
     "size of a profile": (
         lambda m: (engine(m), form(m)["profiles"][0]["dims"][1].update(max=17)),
-        "seq from 1 to 17, beyond",
+        "seq from 1 to 17; the model takes 1 to 16",
     ),
+    "step of a profile": (
+        lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(min=2, opt=5, max=16)),
+        "seq from 2 to 16; the model takes 2 to 16 in steps of 2",
+    ),
+    "step of 0": (lambda m: stepped(m, 0), "seq"),
+    "sizes that are no multiples": (lambda m: stepped(m, 3), "multiples of a step of 1 or more"),
     "dtype missing": (lambda m: form(m)["dtypes"].pop("hidden"), "'hidden' is None in the file"),
     "dtype of nothing": (lambda m: form(m)["dtypes"].update(more="int64"), "has a name that is no input or output"),
     "dtype of another kind": (lambda m: form(m)["dtypes"].update(ids="int32"), "'ids' is int32 in the file"),
@@ -288,7 +305,8 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
         nonlocal tried
         for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
             inner = value[key]
-            if isinstance(value, dict) and value is not whole["files"] and value is not whole["provenance"]["versions"]:
+            may_miss = value is whole["files"] or value is whole["provenance"]["versions"] or key == "step"
+            if isinstance(value, dict) and not may_miss:
                 del value[key]
                 with pytest.raises(BundleError):
                     from_bytes(json.dumps(whole).encode(), "here")

@@ -69,7 +69,7 @@ def contract(io: IO) -> list[str]:
 
     return [
         "reset",
-        *(f"dim {digits(dim.name)} {dim.min} {dim.max}" for dim in io.dims),
+        *(f"dim {digits(dim.name)} {dim.min} {dim.max} {dim.step}" for dim in io.dims),
         *(f"input {digits(x.name)} {x.dtype} {axes(x)} {'-' if x.high is None else x.high}" for x in io.inputs),
         *(" ".join(["mask", named(m.input), joined(m.kinds), m.polarity, m.carries, named(m.keys)]) for m in io.masks),
     ]
@@ -152,6 +152,17 @@ def test_answers_are_those_of_python(say: Say) -> None:
     # A refusal names the tensor.
     assert all("input '" in one for one in said.values() if not one.startswith("fits"))
     assert sum(answer.startswith("fits") for answer in wanted.values()) == 2
+
+
+@pytest.mark.parametrize("seq", [0, 1, 3, 4, 6, 8, 16, 20, 24, 40])
+def test_sizes_and_steps_are_refused_in_the_same_words(say: Say, seq: int) -> None:
+    dims = (Dim("batch", 1, 2, 4), Dim("seq", 8, 16, 24, 4))
+    io = IO((TensorSpec("ids", "int64", ("batch", "seq"), 9),), OUTPUTS, dims)
+    feeds: Feeds = [("ids", np.zeros((2, seq), np.int64))]
+    wanted = answer_of_python(io, feeds)
+    assert wanted.startswith("fits") is (seq in (8, 16, 20, 24))
+    assert ("--dim" in wanted) is (seq in (0, 4, 40))
+    assert say([*contract(io), *fed(feeds), "check"]) == [wanted]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -53,7 +53,7 @@ Row = tuple[object, ...]
 
 
 def ranges(dims: Iterable[Dim]) -> list[Row]:
-    return [("profile",), *(("dim", dim.name, dim.min, dim.opt, dim.max) for dim in dims)]
+    return [("profile",), *(("dim", dim.name, dim.min, dim.opt, dim.max, dim.step) for dim in dims)]
 
 
 def of_tensors(kind: str, tensors: Iterable[TensorSpec]) -> list[Row]:

@@ -11,12 +11,13 @@
 
 namespace attnport {
 
-/// A named dimension: the model takes sizes from `min` to `max`.
+/// A named dimension: the model takes sizes from `min` to `max` that are multiples of `step`.
 struct Dim {
     std::string name;
     std::int64_t min = 1;
     std::int64_t opt = 1;
     std::int64_t max = 1;
+    std::int64_t step = 1;
 };
 
 /// An axis: the name of a dim, or a fixed size; of an output also an expression of dims, such as `past+seq`.

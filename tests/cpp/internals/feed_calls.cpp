@@ -153,7 +153,7 @@ std::string obeyed(State& state, const Words& words) {
     if (command == "reset") state = State();
     if (command == "dim") {
         state.io.dims.push_back({hexadecimal::bytes(words.at(1)), std::stoll(words.at(2)), std::stoll(words.at(2)),
-                                 std::stoll(words.at(3))});
+                                 std::stoll(words.at(3)), std::stoll(words.at(4))});
     }
     if (command == "input") add_input(state, words);
     if (command == "mask") add_mask(state, words);

@@ -41,7 +41,7 @@ public:
     }
     void add(const reader::Profile& profile) {
         add("profile");
-        for (const auto& dim : profile.dims) add("dim", dim.name, dim.min, dim.opt, dim.max);
+        for (const auto& dim : profile.dims) add("dim", dim.name, dim.min, dim.opt, dim.max, dim.step);
     }
     void add(const char* kind, const std::vector<attnport::TensorSpec>& tensors) {
         for (const auto& spec : tensors) add(kind, spec.name, attnport::name(spec.dtype), spec.dims, spec.high);
