@@ -119,6 +119,9 @@ class Prompts:
         return self.named.get(self.default, "")
 
 
+NO_PROMPTS = Prompts()
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model before export: its contract and how to make its module.
@@ -138,7 +141,7 @@ class ModelSpec:
     make: Callable[[], nn.Module]
     tokenizer: Path | str | None = None
     observed: bool = False
-    prompts: Prompts = Prompts()
+    prompts: Prompts = NO_PROMPTS
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------
@@ -298,7 +301,7 @@ class Manifest:
     forms: Mapping[str, Form] = field(default_factory=dict)
     engines: Mapping[str, EngineRecord] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
-    prompts: Prompts = Prompts()
+    prompts: Prompts = NO_PROMPTS
 
     __pydantic_config__ = STRICT
 
