@@ -64,6 +64,8 @@ class Source:
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
         outputs: The `--outputs` names given with it; none = all.
+        task: The `--task` given with it, which chose the head of an `hf:` model; "" = the checkpoint's own.
+        part: The `--part` given with it, as `encoder` or `vision`; "" = the whole model.
     """
 
     text: str
@@ -73,6 +75,8 @@ class Source:
     weights_digest: str = ""
     trust_remote_code: bool = False
     outputs: tuple[str, ...] = ()
+    task: str = ""
+    part: str = ""
 
     __pydantic_config__ = STRICT
 
@@ -109,6 +113,9 @@ class ModelSpec:
         tokenizer: A `tokenizer.json`, for models that read text.
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
+        notes: What a user should know of it, a sentence each.
+        narrower: Makes the same model with fewer dynamic dims, for modules whose graph turns out to need that, and
+            says which; None = there is none.
     """
 
     name: str
@@ -117,6 +124,8 @@ class ModelSpec:
     make: Callable[[], nn.Module]
     tokenizer: Path | None = None
     observed: bool = False
+    notes: tuple[str, ...] = ()
+    narrower: Callable[[], ModelSpec] | None = None
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

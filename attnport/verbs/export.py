@@ -58,6 +58,8 @@ def export(
     dynamic_shapes: Any = None,
     with_weights: bool = False,
     trust_remote_code: bool = False,
+    task: str = "",
+    part: str = "",
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -79,6 +81,9 @@ def export(
             module is exported without them.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
             transformers; it may be in another repository.
+        task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class; "" = the
+            checkpoint's own.
+        part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...; "" = the whole model.
         force: Export even if nothing has changed.
         tell: Called with a line if outputs were left out.
 
@@ -90,7 +95,7 @@ def export(
     """
     from attnport.verbs._given import Given
 
-    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code)
+    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
     return exported(given, folder, with_weights=with_weights, force=force, progress=progress, tell=tell)[0]
 
 
