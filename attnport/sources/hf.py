@@ -23,10 +23,9 @@ from attnport.sources.hf_files import (
     refuse_code,
 )
 from attnport.sources.hf_modules import TextModel, VisionModel
+from attnport.sources.hf_text import text_contract
 from attnport.sources.pooling import Pooling, read_pooling
 
-TOKENS = ("batch", "seq")
-MAX_POSITIONS = 131072
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
 
@@ -170,33 +169,16 @@ def _attention(kind: Any) -> str:
 
 
 def _contract(place: str, config: Any, module: TextModel | VisionModel, declared: Sequence[str]) -> IOContract:
-    masks: tuple[MaskSpec, ...] = ()
-    inputs: tuple[TensorSpec, ...]
-    ranges: tuple[Dim, ...]
     if isinstance(module, VisionModel):
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
-        inputs = (TensorSpec("pixel_values", "float32", ("batch", config.num_channels, height, width)),)
-        ranges = (Dim("batch", 1, 8, 64),)
-    else:
-        text = getattr(config, "text_config", config)
-        longest = _longest(text)
-        inputs = (
-            TensorSpec("input_ids", "int64", TOKENS, high=text.vocab_size),
-            TensorSpec("attention_mask", "int64", TOKENS, high=2),
+        inputs: tuple[TensorSpec, ...] = (
+            TensorSpec("pixel_values", "float32", ("batch", config.num_channels, height, width)),
         )
-        if module.takes_token_types:
-            inputs = (*inputs, TensorSpec("token_type_ids", "int64", TOKENS, high=text.type_vocab_size))
-        masks = (MaskSpec(("padding",), "attention_mask"),)
-        ranges = (Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, longest), longest))
+        ranges: tuple[Dim, ...] = (Dim("batch", 1, 8, 64),)
+        masks: tuple[MaskSpec, ...] = ()
+    else:
+        inputs, ranges, masks = text_contract(config, module)
     ranges = narrow_dims(ranges, declared)
     outputs = observe_outputs(module.named, inputs, ranges, f"hf:{place}")
     return IOContract(inputs, outputs, ranges, masks, positions="absolute")
-
-
-def _longest(config: Any) -> int:
-    """The longest sequence for which a text model has positions."""
-    longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512)
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        longest -= int(config.pad_token_id) + 1  # positions start after that of padding
-    return min(longest, MAX_POSITIONS)
