@@ -114,8 +114,7 @@ class ModelSpec:
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
         notes: What a user should know of it, a sentence each.
-        narrower: Makes the same model with fewer dynamic dims, for modules whose graph turns out to need that, and
-            says which; None = there is none.
+        narrower: `--dim` declarations that fix dims, for a module whose graph turns out to be wrong for other sizes.
     """
 
     name: str
@@ -125,7 +124,7 @@ class ModelSpec:
     tokenizer: Path | None = None
     observed: bool = False
     notes: tuple[str, ...] = ()
-    narrower: Callable[[], ModelSpec] | None = None
+    narrower: tuple[str, ...] = ()
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The inputs of transformers models: one table from an input's name to its forms, and how to choose among them.
 
-Which inputs a model takes follows from its forward; their sizes follow from its config and its processor's config. Where
-these leave several forms, such as raw samples or frames of features, the model is run, and the first that works is taken.
+Which inputs a model takes follows from its forward; their sizes follow from its config and its processor's config.
+Where these leave several forms, such as raw samples or frames of features, the model is run, and the first that works
+is taken.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
@@ -63,7 +64,14 @@ MASKS = {
     "decoder_attention_mask": ("decoder_input_ids", "decoder_input_values"),
 }
 """By mask, the inputs of which the first has its dims."""
-_WITH_TEXT = ("token_type_ids", "bbox", "xpath_tags_seq", "xpath_subs_seq", "decoder_input_ids", "encoder_hidden_states")
+_WITH_TEXT = (
+    "token_type_ids",
+    "bbox",
+    "xpath_tags_seq",
+    "xpath_subs_seq",
+    "decoder_input_ids",
+    "encoder_hidden_states",
+)
 """Inputs that are given wherever the forward takes them; others beside the main one only where they are needed."""
 _OF_THEIR_OWN = {"pixel_values": "images", "input_features": "audios", "input_values": "audios"}
 """The batch of what stands beside texts in models that compare every one with every text."""

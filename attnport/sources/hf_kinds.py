@@ -1,4 +1,4 @@
-"""Models of every kind beside plain text: encoder-decoders, vision, video, audio, dual towers, layout, and their parts."""
+"""Models of every kind beside plain text: encoder-decoders, vision, audio, dual towers, layout, and their parts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from attnport.sources.declare import narrow_dims, observe_outputs, parse_dims
 from attnport.sources.hf_inputs import FORMS, SMALL, Inputs, Trial, choose, usual_dims
 from attnport.sources.hf_modules import Kind, decoder, tower, whole, with_inputs
 from attnport.sources.hf_numbers import Numbers
+from attnport.sources.hf_text import MAX_POSITIONS
 from attnport.sources.ranges import range_by_trying
 
 TOWERS = {
@@ -23,7 +24,9 @@ TOWERS = {
     "video": ("get_video_features",),
 }
 """By part, the methods that run one tower."""
-_NOT_TRIED = ("batch", "seq", "choices")
+_NOT_TRIED = ("batch", "choices")
+_MOST_TRIED = 4096
+"""A longer sequence takes too much memory to be tried; the config is believed."""
 _IMAGE = ("height", "width")
 _MAIN = {"text": "input_ids", "vision": "pixel_values", "audio": "input_features", "video": "pixel_values"}
 
@@ -34,7 +37,29 @@ class Text:
 
     vocab: int | None
     types: int | None
+    decoder_vocab: int | None
     longest: Mapping[str, int]
+
+
+def text_of(config: Any) -> Text:
+    """What the configs say of a model's texts, of those that it reads and those that it writes."""
+    reads = getattr(config, "text_config", None) or getattr(config, "encoder", None) or config
+    writes = getattr(config, "decoder", None) or getattr(config, "text_config", None) or config
+    reads = reads if hasattr(reads, "vocab_size") else writes
+    types = getattr(reads, "type_vocab_size", None)
+    return Text(
+        getattr(reads, "vocab_size", None),
+        types if isinstance(types, int) and types > 0 else None,
+        getattr(writes, "vocab_size", None),
+        {"seq": _positions(reads), "decoder_seq": _positions(writes)},
+    )
+
+
+def _positions(config: Any) -> int:
+    """How many positions a config has, at most; the tables may have fewer that can be used."""
+    names = ("max_target_positions", "max_position_embeddings", "n_positions", "max_text_positions", "max_length")
+    found = [getattr(config, name, None) for name in names]
+    return min(next((each for each in found if isinstance(each, int) and each > 1), 512), MAX_POSITIONS)
 
 
 def parts_of(model: Any) -> list[str]:
@@ -62,7 +87,8 @@ def kind_of(place: str, model: Any, part: str) -> Kind:
     parts = parts_of(model)
     if part and part not in parts:
         raise UsageError(
-            f"--part {part}: {type(model).__name__} of hf:{place} has no such part; it has {', '.join(parts) or 'none'}.",
+            f"--part {part}: hf:{place}, a {type(model).__name__}, has no such part; it has "
+            f"{', '.join(parts) or 'none'}.",
             hint="Name one of these, or leave --part out for the whole model." if parts else "Leave --part out.",
         )
     if part == "encoder":
@@ -93,10 +119,12 @@ def kind_contract(
     name = f"hf:{place}"
     wanted = parse_dims(declared)
     model: Any = kind.model
-    numbers.further |= {"vocab": text.vocab, "types": text.types}
+    numbers.further |= {"vocab": text.vocab, "types": text.types, "decoder_vocab": text.decoder_vocab}
     accepted = _parameters(_called(kind, part))
     image = numbers.image_size
-    start = dict(zip(_IMAGE, image or (), strict=False)) | {side: dim.opt for side, dim in wanted.items() if side in _IMAGE}
+    start = dict(zip(_IMAGE, image or (), strict=False)) | {
+        side: dim.opt for side, dim in wanted.items() if side in _IMAGE
+    }
     given: dict[str, Sequence[str]] = {}
     if part == "decoder":
         accepted = ["encoder_hidden_states", *accepted]
@@ -116,7 +144,9 @@ def kind_contract(
     trial, inputs = _started(name, kind, accepted, main, numbers, given, start)
     inputs, freed = _images(inputs, trial, wanted, image, flexible=flexible)
     dims = tuple(
-        dim if dim.name in _NOT_TRIED else _tried(dim, wanted.get(dim.name), inputs, trial)
+        dim
+        if dim.name in _NOT_TRIED or (dim.name in text.longest and dim.max > _MOST_TRIED)
+        else _tried(dim, wanted.get(dim.name), inputs, trial)
         for dim in usual_dims(inputs, text.longest, trial.usual)
     )
     dims = narrow_dims(dims, [each for each in declared if _name(each) in {dim.name for dim in dims}
@@ -136,7 +166,9 @@ def _started(
     start: Mapping[str, int],
 ) -> tuple[Trial, Inputs]:
     """The inputs, and a trial with sizes at which the model runs."""
-    sides = [dict(start)] if len(start) == 2 else [{**dict.fromkeys(_IMAGE, side), **start} for side in (224, 64, 32, 512)]
+    sides = (
+        [dict(start)] if len(start) == 2 else [{**dict.fromkeys(_IMAGE, side), **start} for side in (224, 64, 32, 512)]
+    )
     problem: SpecError | None = None
     for side in sides:
         trial = Trial(kind.named, {"samples": 16000, "frames": 256, **side})
@@ -158,7 +190,7 @@ def _images(
     declared = [wanted[side] for side in _IMAGE if side in wanted]
     free = [dim for dim in declared if dim.min < dim.max]
     takes = not declared and flexible and all(
-        trial.runs(inputs, **{**sides, side: sides[side] + more}) for side in _IMAGE for more in (1, 6, -1)
+        trial.runs(inputs, **{**sides, side: sides[side] + more}) for side in _IMAGE for more in (1, 6)
     )  # fmt: skip
     if takes:
         return inputs, True
@@ -185,6 +217,13 @@ def _tried(dim: Dim, declared: Dim | None, inputs: Inputs, trial: Trial) -> Dim:
         if not runs(size):
             raise UsageError(f"--dim {declared}: the model does not run at {dim.name}={size}: {trial.problem}")
     return declared
+
+
+def image_sides(contract: IOContract, numbers: Numbers) -> dict[str, int]:
+    """The usual sides of images that are dynamic in a contract."""
+    image = numbers.image_size or (0, 0)
+    dims = {dim.name: dim for dim in contract.dims}
+    return {side: size or dims[side].opt for side, size in zip(_IMAGE, image, strict=True) if side in dims}
 
 
 def _encoded(place: str, model: Any, numbers: Numbers, text: Text) -> str:

@@ -87,7 +87,9 @@ def read_processor(place: str) -> dict[str, Any]:
             raise SpecError(f"hf:{place}: {path.name} cannot be read: {err}", hint="Fetch the folder again.") from err
         if not isinstance(values, dict):
             raise SpecError(f"hf:{place}: {path.name} is no object.", hint="Fetch the folder again.")
-        inner = [value for name, value in values.items() if isinstance(value, dict) and name not in ("size", "crop_size")]
+        inner = [
+            value for name, value in values.items() if isinstance(value, dict) and name not in ("size", "crop_size")
+        ]
         for part in (values, *inner):
             found = {**part, **found}
     return found

@@ -121,9 +121,7 @@ def _resolve(
         return load_hf(text.removeprefix("hf").removeprefix(":"), dims, choices)
     for option, value in (("--task", choices.task), ("--part", choices.part)):
         if value:
-            raise UsageError(
-                f"{text} is not an hf: model, so {option} {value} does not apply.", hint="Leave it out."
-            )
+            raise UsageError(f"{text} is not an hf: model, so {option} {value} does not apply.", hint="Leave it out.")
     if choices.trust_remote_code:
         raise UsageError(
             f"{text} is not an hf: model, so --trust-remote-code does not apply.",

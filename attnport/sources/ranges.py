@@ -74,9 +74,7 @@ def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool]) -> Dim:
     return Dim(dim.name, least, max(least, min(dim.opt, most)), most)
 
 
-def _runs_with(
-    runs: Callable[[Mapping[str, int]], bool], sizes: Mapping[str, int], name: str, size: int
-) -> bool:
+def _runs_with(runs: Callable[[Mapping[str, int]], bool], sizes: Mapping[str, int], name: str, size: int) -> bool:
     return runs({**sizes, name: size})
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,8 @@ def exported(
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Manifest, ModelSpec]:
     """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
+    from attnport.verbs._given import listed
+
     began_s = time.monotonic()
     refuse_stranger(folder)
     code = given.code()
@@ -123,9 +126,18 @@ def exported(
     )
     earlier = open_if_there(folder)
     if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
-        progress("tracing the module")
-        spec, captured = _capture(spec, with_weights)
-        earlier = _export(spec, captured, folder, digest, progress, began_s, tell)
+        make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
+        try:
+            earlier = make(spec)
+        except ExportError as err:
+            if not spec.narrower:
+                raise
+            whole = replace(given, dims=(*listed(given.dims), *spec.narrower)).spec(progress)
+            earlier = make(whole)
+            fixed = " and ".join(text.partition("=")[0] for text in spec.narrower)
+            tell(f"{fixed} are fixed, since the graph is not right at other sizes: {err.message}")
+        for note in spec.notes:
+            tell(note)
     if earlier.source.in_memory:
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
@@ -135,6 +147,20 @@ def exported(
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
     return earlier, whole
+
+
+def _made(
+    folder: Path,
+    digest: str,
+    with_weights: bool,
+    progress: Callable[[str], None],
+    began_s: float,
+    tell: Callable[[str], None],
+    spec: ModelSpec,
+) -> Manifest:
+    progress("tracing the module")
+    spec, captured = _capture(spec, with_weights)
+    return _export(spec, captured, folder, digest, progress, began_s, tell)
 
 
 def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
