@@ -104,15 +104,36 @@ class IOContract(IO):
 
 
 @dataclass(frozen=True)
+class Prompts:
+    """What a model expects before a text, by the text's use, as `query: ` before a question.
+
+    Attributes:
+        named: The prompts by name, as `query` and `document`.
+        default: The name of the one before every text for which no other was chosen; "" = none.
+    """
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def usual(self) -> str:
+        """The prompt before a text of no named use, or ""."""
+        return self.named.get(self.default, "")
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A model before export: its contract and how to make its module.
 
     Attributes:
         make: Returns the module, float32, in eval mode; called with the inputs by keyword, in `io.inputs` order, it
             returns a tensor or a tuple of tensors in `io.outputs` order.
-        tokenizer: A `tokenizer.json`, for models that read text.
+        tokenizer: For models that read text: a `tokenizer.json`, or the text of one.
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
+        prompts: What belongs before a text.
         notes: What a user should know of it, a sentence each.
         narrower: `--dim` declarations that fix dims, for a module whose graph turns out to be wrong for other sizes.
     """
@@ -121,8 +142,9 @@ class ModelSpec:
     source: Source
     io: IOContract
     make: Callable[[], nn.Module]
-    tokenizer: Path | None = None
+    tokenizer: Path | str | None = None
     observed: bool = False
+    prompts: Prompts = Prompts()
     notes: tuple[str, ...] = ()
     narrower: tuple[str, ...] = ()
 
@@ -284,6 +306,7 @@ class Manifest:
     forms: Mapping[str, Form] = field(default_factory=dict)
     engines: Mapping[str, EngineRecord] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
+    prompts: Prompts = Prompts()
 
     __pydantic_config__ = STRICT
 

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.artifacts import IOContract, ModelSpec, Prompts, Source
 from attnport.errors import SpecError, first_line
 from attnport.optional import require
 from attnport.sources.choices import Choices
-from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.declare import observe_outputs
 from attnport.sources.hf_files import (
     auto_class,
     check_config,
     check_links,
     check_weights,
-    find,
     never_asking,
     refuse_code,
 )
@@ -26,7 +25,8 @@ from attnport.sources.hf_modules import TextModel, with_inputs
 from attnport.sources.hf_numbers import Numbers, read_processor
 from attnport.sources.hf_tasks import auto_name, check_task, class_of
 from attnport.sources.hf_text import text_contract
-from attnport.sources.pooling import Pooling, read_pooling
+from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
+from attnport.sources.sentence import Head, read_head, read_lower, read_prompts
 
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
@@ -63,40 +63,52 @@ def load_hf(place: str, dims: Sequence[str], choices: Choices) -> ModelSpec:
         check_links(folder)
     values, config = _config(place, choices.trust_remote_code)
     check_weights(place, values)
-    pooling = read_pooling(folder) if folder.is_dir() and not choices.task and not choices.part else None
+    own = folder.is_dir() and not choices.task and not choices.part
+    head = read_head(folder, config) if own else None
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
     if choices.part:
         name = f"{name}.{choices.part}"
-    loaded = _model(place, config, pooling, choices)
+    loaded = _model(place, config, head, choices)
+    tokenizer = read_tokenizer(place, config, lower=folder.is_dir() and read_lower(folder))
     numbers = Numbers(config, read_processor(place), {})
     if choices.part or not is_plain_text(loaded, numbers):
-        if pooling is not None:
-            raise SpecError(f"hf:{place}: sentence-transformers' pooling of a {config.model_type} is not supported.")
-        return _of_kind(name, place, config, loaded, numbers, dims, choices)
+        if head is not None:
+            raise SpecError(
+                f"hf:{place}: what sentence-transformers puts behind a {config.model_type} is not supported.",
+                hint="Export the model alone: --task feature-extraction.",
+            )
+        return _of_kind(name, place, config, loaded, numbers, tokenizer, dims, choices)
 
     def make() -> TextModel:
-        return TextModel(_model(place, config, pooling, choices), pooling).eval()
+        return TextModel(_model(place, config, head, choices), head).eval()
 
-    module = TextModel(loaded, pooling).eval()
-    contract = _contract(place, config, module, dims)
+    module = TextModel(loaded, head).eval()
+    contract = _contract(place, config, module, tokenizer, dims)
     ready = [module]
-    tokenizer = find(place, "tokenizer.json")
     return ModelSpec(
         name,
         Source(f"hf:{place}"),
         contract,
         lambda: ready.pop() if ready else make(),
-        tokenizer,
+        tokenizer.file,
         observed=True,
+        prompts=read_prompts(folder) if own else Prompts(),
         notes=_notes(loaded, choices),
     )
 
 
 def _of_kind(
-    name: str, place: str, config: Any, loaded: Any, numbers: Numbers, dims: Sequence[str], choices: Choices
+    name: str,
+    place: str,
+    config: Any,
+    loaded: Any,
+    numbers: Numbers,
+    tokenizer: TokenizerOf,
+    dims: Sequence[str],
+    choices: Choices,
 ) -> ModelSpec:
     """The ModelSpec of a model that is no plain text model, or of a part of one."""
-    text = text_of(config)
+    text = text_of(config, types="token_type_ids" in tokenizer.makes)
     kind = kind_of(place, loaded, choices.part)
     contract, freed = kind_contract(place, kind, choices.part, numbers, text, dims)
     names, constants = [spec.name for spec in contract.inputs], dict(kind.constants)
@@ -116,7 +128,7 @@ def _of_kind(
         Source(f"hf:{place}"),
         contract,
         make,
-        find(place, "tokenizer.json") if reads else None,
+        tokenizer.file if reads else None,
         observed=True,
         notes=_notes(loaded, choices),
         narrower=tuple(f"{side}={size}:{size}:{size}" for side, size in sides.items()),
@@ -164,9 +176,9 @@ def _name(folder: Path) -> str:
     return title if re.fullmatch(r"[\w.+-]{1,80}", title) else ""
 
 
-def _model(place: str, config: Any, pooling: Pooling | None, choices: Choices) -> Any:
+def _model(place: str, config: Any, head: Head | None, choices: Choices) -> Any:
     """The transformers model, with its weights."""
-    kind = _kind(place, config, pooling, choices)
+    kind = _kind(place, config, head is not None and head.embeds, choices)
     try:
         with never_asking():
             model, report = kind.from_pretrained(
@@ -187,7 +199,7 @@ def _model(place: str, config: Any, pooling: Pooling | None, choices: Choices) -
     return model.eval()
 
 
-def _kind(place: str, config: Any, pooling: Pooling | None, choices: Choices) -> Any:
+def _kind(place: str, config: Any, embeds: bool, choices: Choices) -> Any:
     """The transformers class that loads the model: that of the task or of its architecture, or an auto class."""
     transformers = require("transformers")
     if choices.task and choices.trust_remote_code and getattr(config, "auto_map", None):
@@ -196,8 +208,8 @@ def _kind(place: str, config: Any, pooling: Pooling | None, choices: Choices) ->
         return class_of(choices.task, place, config)
     architecture = str((getattr(config, "architectures", None) or [""])[0])
     if choices.trust_remote_code and getattr(config, "auto_map", None):
-        return getattr(transformers, auto_class(config.to_dict(), "" if pooling else architecture))
-    kind = None if pooling else getattr(transformers, architecture, None)
+        return getattr(transformers, auto_class(config.to_dict(), "" if embeds else architecture))
+    kind = None if embeds else getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
     if type(config) not in transformers.MODEL_MAPPING:
@@ -225,8 +237,9 @@ def _attention(kind: Any) -> str:
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
-def _contract(place: str, config: Any, module: TextModel, declared: Sequence[str]) -> IOContract:
-    inputs, ranges, masks = text_contract(config, module)
-    ranges = narrow_dims(ranges, declared)
+def _contract(
+    place: str, config: Any, module: TextModel, tokenizer: TokenizerOf, declared: Sequence[str]
+) -> IOContract:
+    inputs, ranges, masks = text_contract(config, module, tokenizer, declared)
     outputs = observe_outputs(module.named, inputs, ranges, f"hf:{place}")
     return IOContract(inputs, outputs, ranges, masks, positions="absolute")

@@ -41,15 +41,19 @@ class Text:
     longest: Mapping[str, int]
 
 
-def text_of(config: Any) -> Text:
-    """What the configs say of a model's texts, of those that it reads and those that it writes."""
+def text_of(config: Any, *, types: bool) -> Text:
+    """What the configs say of a model's texts, of those that it reads and those that it writes.
+
+    Args:
+        types: Whether the model's tokenizer makes type ids.
+    """
     reads = getattr(config, "text_config", None) or getattr(config, "encoder", None) or config
     writes = getattr(config, "decoder", None) or getattr(config, "text_config", None) or config
     reads = reads if hasattr(reads, "vocab_size") else writes
-    types = getattr(reads, "type_vocab_size", None)
+    rows = getattr(reads, "type_vocab_size", None)
     return Text(
         getattr(reads, "vocab_size", None),
-        types if isinstance(types, int) and types > 0 else None,
+        rows if types and isinstance(rows, int) and rows > 0 else None,
         getattr(writes, "vocab_size", None),
         {"seq": _positions(reads), "decoder_seq": _positions(writes)},
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnport.sources.pooling import Pooling
+from attnport.sources.sentence import Head
 from attnport.sources.structure import flat_outputs
 
 _LEFT_OUT = re.compile(
@@ -45,33 +45,46 @@ def has_pooler(model: nn.Module) -> bool:
 
 
 class TextModel(nn.Module):
-    """A transformers text model, with the pooling and normalisation of a sentence-transformers folder, if any."""
+    """A transformers text model, with what comes behind it in a sentence-transformers folder, if anything does.
 
-    def __init__(self, model: nn.Module, pooling: Pooling | None = None) -> None:
+    Attributes:
+        pools_some: Whether `pooled_mask` is an input: the tokens that are pooled, without those of a prompt.
+    """
+
+    def __init__(self, model: nn.Module, head: Head | None = None) -> None:
         super().__init__()
         self.model = model
-        self.pooling = pooling
-        self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters and bool(
-            getattr(model.config, "type_vocab_size", 0)
-        )
+        self.head = head
+        self.pools_some = head is not None and head.pooled_mask
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        pooled_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Token ids and padding mask `[B,T]` to the outputs of `named`, in order."""
-        return tuple(self.named(input_ids, attention_mask, token_type_ids).values())
+        """Token ids and masks `[B,T]` to the outputs of `named`, in order."""
+        return tuple(self.named(input_ids, attention_mask, token_type_ids, pooled_mask).values())
 
     def named(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        pooled_mask: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Token ids and padding mask `[B,T]` to outputs by name."""
+        """Token ids and masks `[B,T]` to outputs by name."""
         extra = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **extra)
         named = tensors_of(output, has_pooler(self.model))
-        if self.pooling is not None:
-            hidden = named["last_hidden_state"]
-            return {"last_hidden_state": hidden, "sentence_embedding": self.pooling(hidden, attention_mask)}
-        return named
+        if self.head is None:
+            return named
+        if not self.head.embeds:
+            return {**named, **self.head.named(named, attention_mask)}
+        hidden = named["last_hidden_state"]
+        further = self.head.named({"token_embeddings": hidden}, attention_mask, pooled_mask)
+        return {"last_hidden_state": hidden, **further}
 
 
 def whole(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:

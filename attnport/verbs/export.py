@@ -207,7 +207,8 @@ def _export(
         progress("golden outputs in float64")
         write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:
-            changing.path("tokenizer.json").write_bytes(spec.tokenizer.read_bytes())
+            text = spec.tokenizer.read_bytes() if isinstance(spec.tokenizer, Path) else spec.tokenizer.encode()
+            changing.path("tokenizer.json").write_bytes(text)
         changing.manifest = Manifest(
             format=FORMAT,
             attnport=__version__,
@@ -219,6 +220,7 @@ def _export(
             tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
             versions=versions(_PACKAGES),
             files={},
+            prompts=spec.prompts,
         )
         return changing.finish(STAGE, digest)
 
