@@ -111,14 +111,14 @@ def _of_kind(
     text = text_of(config, types="token_type_ids" in tokenizer.makes)
     kind = kind_of(place, loaded, choices.part)
     contract, freed = kind_contract(place, kind, choices.part, numbers, text, dims)
-    names, constants = [spec.name for spec in contract.inputs], dict(kind.constants)
+    names = [spec.name for spec in contract.inputs]
     ready: list[Any] = [kind.eval()]
 
     def make() -> Any:
         if ready:
             return ready.pop()
         made = kind_of(place, _model(place, config, None, choices), choices.part)
-        made.constants = constants
+        made.constants, made.least = kind.constants, kind.least
         return with_inputs(made, names).eval()
 
     sides = image_sides(contract, numbers) if freed else {}

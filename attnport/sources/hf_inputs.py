@@ -269,8 +269,8 @@ def usual_dims(inputs: Inputs, longest: Mapping[str, int], usual: Mapping[str, i
         "visual": Dim("visual", 1, 36, 64),
         "samples": Dim("samples", 1, 16000, 160000),
         "frames": Dim("frames", 1, 256, 2048),
-        "height": Dim("height", 1, high, max(2 * high, 512)),
-        "width": Dim("width", 1, wide, max(2 * wide, 512)),
+        "height": Dim("height", min(32, high), high, max(2 * high, 512)),
+        "width": Dim("width", min(32, wide), wide, max(2 * wide, 512)),
     }
     for name in inputs.dims:
         if name in longest:

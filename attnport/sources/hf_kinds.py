@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from attnport.artifacts import IOContract
@@ -155,7 +156,15 @@ def kind_contract(
     )
     dims = narrow_dims(dims, [each for each in declared if _name(each) in {dim.name for dim in dims}
                               or _name(each) not in _IMAGE])  # fmt: skip
-    outputs = observe_outputs(kind.named, inputs.tensors, dims, name)
+    if "samples" in inputs.dims and inputs.masks:
+        # A shorter item has no frame, and the model looks up one before its first.
+        kind.least = range_by_trying(Dim("samples", 1, 16000, 16000), 16000, partial(_runs, trial, inputs, "samples")).min
+    try:
+        outputs = observe_outputs(kind.named, inputs.tensors, dims, name)
+    except SpecError:
+        if not freed:
+            raise
+        return kind_contract(place, kind, part, numbers, text, declared, flexible=False)
     with_inputs(kind, [spec.name for spec in inputs.tensors])
     return IOContract(inputs.tensors, outputs, dims, inputs.masks, positions="absolute"), freed
 
@@ -211,9 +220,7 @@ def _tried(dim: Dim, declared: Dim | None, inputs: Inputs, trial: Trial) -> Dim:
         UsageError: it does not run at declared sizes.
     """
 
-    def runs(size: int) -> bool:
-        return trial.runs(inputs, **{"batch": 1, dim.name: size})
-
+    runs = partial(_runs, trial, inputs, dim.name)
     start = trial.usual.get(dim.name, min(SMALL, dim.max))
     if declared is None:
         return range_by_trying(dim, start, runs)
@@ -221,6 +228,10 @@ def _tried(dim: Dim, declared: Dim | None, inputs: Inputs, trial: Trial) -> Dim:
         if not runs(size):
             raise UsageError(f"--dim {declared}: the model does not run at {dim.name}={size}: {trial.problem}")
     return declared
+
+
+def _runs(trial: Trial, inputs: Inputs, dim: str, size: int) -> bool:
+    return trial.runs(inputs, **{"batch": 1, dim: size})
 
 
 def image_sides(contract: IOContract, numbers: Numbers) -> dict[str, int]:

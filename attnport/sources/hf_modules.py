@@ -118,18 +118,25 @@ def tower(modality: str, name: str) -> Callable[..., Any]:
 
 
 class Kind(nn.Module):
-    """A transformers model of any kind: tensors by keyword in, a tuple of tensors out, in the order of `named`."""
+    """A transformers model of any kind: tensors by keyword in, a tuple of tensors out, in the order of `named`.
+
+    Attributes:
+        least: The fewest samples of an item; the mask of one with fewer is taken to keep its first ones.
+    """
 
     def __init__(self, model: nn.Module, call: Callable[..., Any] = whole, **constants: Any) -> None:
         super().__init__()
         self.model = model
         self.call = call
         self.constants = constants
+        self.least = 0
 
     def named(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tensors by name to outputs by name."""
         if "bbox" in tensors and not tensors["bbox"].is_floating_point():
             tensors["bbox"] = _upright(tensors["bbox"])
+        if self.least and "attention_mask" in tensors:
+            tensors["attention_mask"] = _at_least(self.least, tensors["attention_mask"])
         found = tensors_of(self.call(self.model, tensors, self.constants), has_pooler(self.model))
         return {f"{name}_out" if name in tensors else name: tensor for name, tensor in found.items()}
 
@@ -145,6 +152,12 @@ def with_inputs(kind: Kind, names: Sequence[str]) -> nn.Module:
     )
     kind.__class__ = type("Kind", (Kind,), {"forward": forward})
     return kind
+
+
+def _at_least(least: int, mask_BT: torch.Tensor) -> torch.Tensor:
+    first_T = torch.arange(mask_BT.shape[1], device=mask_BT.device) < least
+    short_B1 = mask_BT.sum(-1, keepdim=True) < least
+    return torch.where(short_B1, first_T.to(mask_BT.dtype), mask_BT)
 
 
 def _upright(bbox: torch.Tensor) -> torch.Tensor:
