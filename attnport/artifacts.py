@@ -64,6 +64,8 @@ class Source:
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
         outputs: The `--outputs` names given with it; none = all.
+        task: The `--task` given with it, which chose the head of an `hf:` model; "" = the checkpoint's own.
+        part: The `--part` given with it, as `encoder` or `vision`; "" = the whole model.
     """
 
     text: str
@@ -73,6 +75,8 @@ class Source:
     weights_digest: str = ""
     trust_remote_code: bool = False
     outputs: tuple[str, ...] = ()
+    task: str = ""
+    part: str = ""
 
     __pydantic_config__ = STRICT
 
@@ -133,6 +137,8 @@ class ModelSpec:
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
         prompts: What belongs before a text.
+        notes: What a user should know of it, a sentence each.
+        narrower: `--dim` declarations that fix dims, for a module whose graph turns out to be wrong for other sizes.
     """
 
     name: str
@@ -142,6 +148,8 @@ class ModelSpec:
     tokenizer: Path | str | None = None
     observed: bool = False
     prompts: Prompts = NO_PROMPTS
+    notes: tuple[str, ...] = ()
+    narrower: tuple[str, ...] = ()
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

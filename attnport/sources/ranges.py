@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from attnport.dims import Dim
 from attnport.errors import SpecError
@@ -34,31 +35,47 @@ def found_ranges(
     if start is None:
         return tuple(wanted.values())  # observing the outputs says what is wrong
 
-    def first(name: str, low: int, high: int, at_high: bool) -> int:
+    for name, dim in wanted.items():
+        if name in declared:
+            continue
+        found = range_by_trying(dim, start[name], partial(_runs_with, runs, start, name))
+        if found.min == found.max:
+            raise SpecError(
+                f"dim {name!r} is frozen in the module: it runs at {name}={start[name]} and at no other size.",
+                hint="Look for a literal size in view, reshape or expand; or declare the number in place of the name.",
+            )
+        wanted[name] = found
+    return tuple(wanted.values())
+
+
+def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool]) -> Dim:
+    """The part of a range, around `start`, at which a module runs.
+
+    Args:
+        runs: Whether it runs at a size; it does at `start`, and is taken to run at all sizes between two at which it
+            runs.
+    """
+
+    def first(low: int, high: int, at_high: bool) -> int:
         """The first size after `low` where running changes to `at_high`, which it has at `high`."""
         while high - low > 1:
             middle = (low + high) // 2
-            if runs({**start, name: middle}) == at_high:
+            if runs(middle) == at_high:
                 high = middle
             else:
                 low = middle
         return high
 
-    for name, dim in wanted.items():
-        if name in declared:
-            continue
-        usual, least, most = start[name], dim.min, dim.max
-        if not runs({**start, name: least}):
-            least = first(name, least, usual, True)
-        if not runs({**start, name: most}):
-            most = first(name, usual, most, False) - 1
-        if least == most:
-            raise SpecError(
-                f"dim {name!r} is frozen in the module: it runs at {name}={usual} and at no other size.",
-                hint="Look for a literal size in view, reshape or expand; or declare the number in place of the name.",
-            )
-        wanted[name] = Dim(name, least, max(least, min(dim.opt, most)), most)
-    return tuple(wanted.values())
+    least, most = dim.min, dim.max
+    if not runs(least):
+        least = first(least, start, True)
+    if not runs(most):
+        most = first(start, most, False) - 1
+    return Dim(dim.name, least, max(least, min(dim.opt, most)), most)
+
+
+def _runs_with(runs: Callable[[Mapping[str, int]], bool], sizes: Mapping[str, int], name: str, size: int) -> bool:
+    return runs({**sizes, name: size})
 
 
 def _start(
