@@ -64,6 +64,8 @@ class Source:
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
         outputs: The `--outputs` names given with it; none = all.
+        task: The `--task` given with it, which chose the head of an `hf:` model; "" = the checkpoint's own.
+        part: The `--part` given with it, as `encoder` or `vision`; "" = the whole model.
     """
 
     text: str
@@ -73,6 +75,8 @@ class Source:
     weights_digest: str = ""
     trust_remote_code: bool = False
     outputs: tuple[str, ...] = ()
+    task: str = ""
+    part: str = ""
 
     __pydantic_config__ = STRICT
 
@@ -119,6 +123,9 @@ class Prompts:
         return self.named.get(self.default, "")
 
 
+NO_PROMPTS = Prompts()
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model before export: its contract and how to make its module.
@@ -129,8 +136,9 @@ class ModelSpec:
         tokenizer: For models that read text: a `tokenizer.json`, or the text of one.
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
-        notes: What `export` says of how the module is taken, a sentence each.
         prompts: What belongs before a text.
+        notes: What a user should know of how the module is taken, a sentence each.
+        narrower: `--dim` declarations that fix dims, for a module whose graph turns out to be wrong for other sizes.
     """
 
     name: str
@@ -139,8 +147,9 @@ class ModelSpec:
     make: Callable[[], nn.Module]
     tokenizer: Path | str | None = None
     observed: bool = False
+    prompts: Prompts = NO_PROMPTS
     notes: tuple[str, ...] = ()
-    prompts: Prompts = Prompts()
+    narrower: tuple[str, ...] = ()
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------
@@ -300,7 +309,7 @@ class Manifest:
     forms: Mapping[str, Form] = field(default_factory=dict)
     engines: Mapping[str, EngineRecord] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
-    prompts: Prompts = Prompts()
+    prompts: Prompts = NO_PROMPTS
 
     __pydantic_config__ = STRICT
 

@@ -95,7 +95,7 @@ def trace(
                 return _exported(module, contract, feeds, chosen=False), ()
             with located():
                 program = _exported(module, contract, feeds, chosen=True)
-        except torch._dynamo.exc.UserError:
+        except (torch._dynamo.exc.UserError, AssertionError):  # torch asserts that it has words for a guard
             with located():
                 program = _exported(module, contract, feeds, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing

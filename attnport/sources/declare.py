@@ -363,7 +363,7 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 def _run(
     module: Callable[..., Any], inputs: Sequence[TensorSpec], sizes: Mapping[str, int], text: str
 ) -> dict[str, torch.Tensor]:
-    feeds = {spec.name: _example(spec, sizes) for spec in inputs}
+    feeds = {spec.name: example(spec, sizes) for spec in inputs}
     hint = "Check names, dtypes and dims of --input; inputs are passed by keyword."
     shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
     given = f"the declared inputs ({shapes})"
@@ -387,7 +387,8 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
         raise SpecError(f"{text}: its forward raised {type(err).__name__} on {given}: {err}", hint=hint) from err
 
 
-def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
+def example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
+    """A tensor to try a module with: normal floats, ones for integers."""
     import torch
 
     dtype: torch.dtype = getattr(torch, spec.dtype)

@@ -43,6 +43,8 @@ class Given:
     dims: Sequence[str] | Mapping[str, Any] = ()
     dynamic_shapes: Any = None
     trust_remote_code: bool = False
+    task: str = ""
+    part: str = ""
 
     @property
     def name(self) -> str:
@@ -78,12 +80,23 @@ class Given:
         from torch import nn
 
         inputs, dims, outputs = given_inputs(self.inputs), listed(self.dims), listed(self.outputs)
+        for option, value in (("task", self.task), ("part", self.part)):
+            if value and not isinstance(self.model, str):
+                raise UsageError(f"{self.name} is not an hf: model; {option}={value!r} does not apply.")
         if isinstance(self.model, ModelSpec):
             return self._of_spec(self.model, dims, outputs)
         if isinstance(self.model, str):
             if self._examples:
                 inputs, dims, _ = self._found(self._made(self.model), inputs, dims, progress)
-            return load(self.model, inputs=inputs, dims=dims, outputs=outputs, trust_remote_code=self.trust_remote_code)
+            return load(
+                self.model,
+                inputs=inputs,
+                dims=dims,
+                outputs=outputs,
+                trust_remote_code=self.trust_remote_code,
+                task=self.task,
+                part=self.part,
+            )
         if not isinstance(self.model, nn.Module):
             raise UsageError(
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ def export(
     dynamic_shapes: Any = None,
     with_weights: bool = False,
     trust_remote_code: bool = False,
+    task: str = "",
+    part: str = "",
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -80,6 +83,9 @@ def export(
             module is exported without them.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
             transformers; it may be in another repository.
+        task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class; "" = the
+            checkpoint's own.
+        part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...; "" = the whole model.
         force: Export even if nothing has changed.
         tell: Called with a line on how the module is taken, and if outputs were left out.
 
@@ -91,7 +97,7 @@ def export(
     """
     from attnport.verbs._given import Given
 
-    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code)
+    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
     return exported(given, folder, with_weights=with_weights, force=force, progress=progress, tell=tell)[0]
 
 
@@ -105,6 +111,8 @@ def exported(
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Manifest, ModelSpec]:
     """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
+    from attnport.verbs._given import listed
+
     began_s = time.monotonic()
     given.check_declarations()
     refuse_stranger(folder)
@@ -122,9 +130,16 @@ def exported(
     )
     earlier = open_if_there(folder)
     if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
-        progress("tracing the module")
-        spec, captured = _capture(spec, with_weights)
-        earlier = _export(spec, captured, folder, digest, progress, began_s, tell)
+        make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
+        try:
+            earlier = make(spec)
+        except ExportError as err:
+            if not spec.narrower:
+                raise
+            whole = replace(given, dims=(*listed(given.dims), *spec.narrower)).spec(progress)
+            earlier = make(whole)
+            fixed = " and ".join(text.partition("=")[0] for text in spec.narrower)
+            tell(f"{fixed} are fixed, since the graph is not right at other sizes: {err.message}")
     if earlier.source.in_memory:
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
@@ -134,6 +149,20 @@ def exported(
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
     return earlier, whole
+
+
+def _made(
+    folder: Path,
+    digest: str,
+    with_weights: bool,
+    progress: Callable[[str], None],
+    began_s: float,
+    tell: Callable[[str], None],
+    spec: ModelSpec,
+) -> Manifest:
+    progress("tracing the module")
+    spec, captured = _capture(spec, with_weights)
+    return _export(spec, captured, folder, digest, progress, began_s, tell)
 
 
 def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
