@@ -4,8 +4,8 @@
 
 A type is made tiny, with random weights (`tiny_hf.py`), and saved as a folder. Each side makes a graph of it, which
 ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. Each side of
-each type has a process of its own, with a limit of memory and time. Results are kept in `sweep_hf.json` by the versions and code
-that they depend on: what is there is not measured again. `docs/make_models.py` makes the page of it.
+each type has a process of its own, with a limit of memory and time. Results are kept in `sweep_hf.json` by the
+versions and code that they depend on: what is there is not measured again. `docs/make_models.py` makes the page of it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
     for kind in dict.fromkeys(wanted):
         for side in given.side or SIDES:
             found = read(given.to)
-            if not due(found.get(kind, {}).get(side), digest(side), given.again if not given.types else "all"):
+            if not due(found.get(kind, {}).get(side), digest(side), given.again or ("all" if given.types else None)):
                 continue
             result = measured(side, kind, known[kind], given.limit_s)
             found = read(given.to)  # another run may have written meanwhile

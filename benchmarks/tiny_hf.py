@@ -36,6 +36,15 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bigbird_pegasus": {"attention_type": "original_full"},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "local"], "is_decoder": True},
     "dpr": {"projection_dim": 0},
+    "esm": {
+        "vocab_size": 160,
+        "pad_token_id": 1,
+        "mask_token_id": 32,
+        "hidden_size": 64,
+        "token_dropout": False,
+        "max_position_embeddings": 66,
+        "num_attention_heads": 4,
+    },
 }
 """Fields of a config that no rule can know."""
 
@@ -54,12 +63,13 @@ _EXPERTS = re.compile(r"(num_experts|num_local_experts|n_routed_experts|moe_num_
 _CHOSEN = re.compile(r"(num_experts_per_tok|num_experts_per_token|moe_topk|top_k_experts|moe_k|experts_top_k)$")
 _EXACT = {
     "head_dim": 16, "attention_head_dim": 16, "d_kv": 16, "d_head": 16, "kv_channels": 16, "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_head_dim": 24, "kv_lora_rank": 32, "q_lora_rank": 32, "n_group": 1,
+    "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_head_dim": 32, "kv_lora_rank": 32, "q_lora_rank": 32, "n_group": 1,
+    "rotary_dim": 8, "d_latents": 64, "num_latents": 8,
     "topk_group": 1, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "sliding_window": 8, "num_mel_bins": 16, "max_source_positions": 32,
     "num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 16, "first_k_dense_replace": 1,
-    "n_shared_experts": 1, "hidden_size_per_layer_input": 16, "global_head_dim": 16, "attention_chunk_size": 8, "index_topk": 8,
-    "index_head_dim": 16, "index_n_heads": 4, "swa_head_dim": 16, "num_kv_shared_layers": 0,
+    "n_shared_experts": 1, "hidden_size_per_layer_input": 16, "global_head_dim": 16, "attention_chunk_size": 8,
+    "index_topk": 8, "index_head_dim": 16, "index_n_heads": 4, "swa_head_dim": 16, "num_kv_shared_layers": 0,
 }  # fmt: skip
 _PICTURE = re.compile(r"^(image_size|img_size|input_size|crop_size|pretrain_image_size)$")
 _PER_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_types", "indexer_types")
@@ -159,10 +169,10 @@ def make(kind: str, class_name: str) -> Made:
             inputs, sizes = inputs_of(model, preset)
             return Made(model, inputs, sizes, count)
         except Exception as err:  # whatever a config or a model raises
-            reasons.append(f"{type(err).__name__}: {' '.join(str(err).split())[:200]}")
+            reasons.append(f"{type(err).__name__}: {' '.join(str(err).split())[:160]}")
         if len(reasons) > 8:
             break
-    raise ValueError(reasons[-1] if reasons else "no preset applies")
+    raise ValueError("; ".join(dict.fromkeys(reasons)) or "no preset applies")
 
 
 def tiny_config(kind: str, preset: Preset) -> Any:
@@ -175,7 +185,16 @@ def tiny_config(kind: str, preset: Preset) -> Any:
         values = cls().to_dict()
     shrunk = shrink(values, preset)
     shrunk.update(EXCEPTIONS.get(kind, {}))
-    for key in ("transformers_version", "model_type", "architectures", "dtype", "rope_scaling"):
+    for key in (
+        "out_features",
+        "out_indices",
+        "stage_names",
+        "transformers_version",
+        "model_type",
+        "architectures",
+        "dtype",
+        "rope_scaling",
+    ):
         shrunk.pop(key, None)
     return cls(**shrunk)
 
@@ -196,7 +215,33 @@ def shrink(values: Mapping[str, Any], preset: Preset, vocabulary: int = VOCABULA
             found[key] = min(next(special), VOCABULARY - 1)
         else:
             found[key] = _number(key, value, values, kept, preset)
+    if "vocab_size" in found and found["vocab_size"] is None:
+        found["vocab_size"] = vocabulary
+    if preset.widths:
+        _settle_heads(found)
     return found
+
+
+def _settle_heads(found: dict[str, Any]) -> None:
+    """Numbers that follow from others: heads of state spaces, and the width of models whose heads grow by stage."""
+    width, heads = found.get("hidden_size") or found.get("d_model"), found.get("num_heads")
+    for expand, count, size in (
+        ("expand", "num_heads", "head_dim"),
+        ("mamba_expand", "mamba_n_heads", "mamba_d_head"),
+        ("expand", "mamba_num_heads", "mamba_head_dim"),
+        ("mamba_expand", "n_mamba_heads", "mamba_headdim"),
+    ):
+        if isinstance(width, int) and isinstance(found.get(expand), int | float) and isinstance(found.get(count), int):
+            if found.get(size) is not None:
+                found[size] = 16
+                found[count] = int(width * found[expand]) // 16
+            for groups in ("n_groups", "mamba_n_groups"):
+                if isinstance(found.get(groups), int):
+                    found[groups] = min(found[groups], 2)
+    if isinstance(found.get("mamba_d_ssm"), int) and isinstance(width, int):
+        found["mamba_d_ssm"] = int(width * found.get("mamba_expand", 2))
+    if isinstance(heads, list) and isinstance(found.get("embed_dim"), int) and isinstance(heads[0], int):
+        found["embed_dim"] = 8 * heads[0]
 
 
 def _kept_layers(values: Mapping[str, Any]) -> tuple[int, ...]:

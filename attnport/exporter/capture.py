@@ -24,6 +24,7 @@ from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.sdpa_rank import to_rank_4, widen_masks
 from attnport.exporter.tracing import quiet, trace
 from attnport.exporter.translations import tables
+from attnport.exporter.untranslated import promote, slice_splits
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -167,6 +168,8 @@ def _exported(
         outputs = traced_outputs(program, contract)
         to_rank_4(program)
         widen_masks(program)
+        promote(program)
+        slice_splits(program)
         try:
             exported = torch.onnx.export(
                 program,
