@@ -35,6 +35,8 @@ def export(
     outputs: Names = (),
     dims: Names | Mapping[str, Any] = (),
     dynamic_shapes: Any = None,
+    task: str = "",
+    part: str = "",
     **options: Any,
 ) -> Artifact:
     """Exports a model into a folder; an earlier export there is replaced all at once.
@@ -48,6 +50,8 @@ def export(
         outputs: The outputs to export; none = all.
         dims: Sizes of dims, `{"seq": (1, 128, 512)}` or as of `--dim`: least, usual, largest.
         dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.
+        task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class.
+        part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...
         options: Further arguments of `attnport.verbs.export.export`.
 
     Raises:
@@ -57,7 +61,7 @@ def export(
     from attnport.verbs.export import exported
 
     trust = bool(options.pop("trust_remote_code", False))
-    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust)
+    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust, task, part)
     manifest, spec = exported(given, Path(folder), **options)
     return Artifact(Path(folder), manifest, spec)
 

@@ -64,6 +64,8 @@ class Source:
         weights_digest: SHA-256 over the parameters and buffers, in name order.
         trust_remote_code: Whether `--trust-remote-code` allowed an `hf:` model's own Python code to run.
         outputs: The `--outputs` names given with it; none = all.
+        task: The `--task` given with it, which chose the head of an `hf:` model; "" = the checkpoint's own.
+        part: The `--part` given with it, as `encoder` or `vision`; "" = the whole model.
     """
 
     text: str
@@ -73,6 +75,8 @@ class Source:
     weights_digest: str = ""
     trust_remote_code: bool = False
     outputs: tuple[str, ...] = ()
+    task: str = ""
+    part: str = ""
 
     __pydantic_config__ = STRICT
 
@@ -100,25 +104,52 @@ class IOContract(IO):
 
 
 @dataclass(frozen=True)
+class Prompts:
+    """What a model expects before a text, by the text's use, as `query: ` before a question.
+
+    Attributes:
+        named: The prompts by name, as `query` and `document`.
+        default: The name of the one before every text for which no other was chosen; "" = none.
+    """
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def usual(self) -> str:
+        """The prompt before a text of no named use, or ""."""
+        return self.named.get(self.default, "")
+
+
+NO_PROMPTS = Prompts()
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A model before export: its contract and how to make its module.
 
     Attributes:
         make: Returns the module, float32, in eval mode; called with the inputs by keyword, in `io.inputs` order, it
             returns a tensor or a tuple of tensors in `io.outputs` order.
-        tokenizer: A `tokenizer.json`, for models that read text.
+        tokenizer: For models that read text: a `tokenizer.json`, or the text of one.
         observed: Whether the sizes of outputs come from a few runs of the module, and not from its author. Export takes
             what the torch graph says of them; declared ones it only checks.
-        notes: What `export` says of how the module is taken, a sentence each.
+        prompts: What belongs before a text.
+        notes: What a user should know of how the module is taken, a sentence each.
+        narrower: `--dim` declarations that fix dims, for a module whose graph turns out to be wrong for other sizes.
     """
 
     name: str
     source: Source
     io: IOContract
     make: Callable[[], nn.Module]
-    tokenizer: Path | None = None
+    tokenizer: Path | str | None = None
     observed: bool = False
+    prompts: Prompts = NO_PROMPTS
     notes: tuple[str, ...] = ()
+    narrower: tuple[str, ...] = ()
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------
@@ -278,6 +309,7 @@ class Manifest:
     forms: Mapping[str, Form] = field(default_factory=dict)
     engines: Mapping[str, EngineRecord] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
+    prompts: Prompts = NO_PROMPTS
 
     __pydantic_config__ = STRICT
 

@@ -127,7 +127,7 @@ def sample_feeds(io: IO, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, 
         spec.name: _open_mask(masks[spec.name], spec, shape, all_sizes)
         if spec.name in masks
         else _drawn(spec, shape, random)
-        for spec, shape in ((spec, tuple(_size(dim, all_sizes) for dim in spec.dims)) for spec in io.inputs)
+        for spec, shape in ((spec, spec.shape(all_sizes)) for spec in io.inputs)
     }
 
 
@@ -139,10 +139,6 @@ def _check_sizes(io: IO, sizes: Mapping[str, int]) -> None:
             raise FeedError(f"dim {name!r}: the model has no such dim; expected {', '.join(known)}.")
         if not known[name].takes(size):
             raise FeedError(f"dim {name!r}: got {size}; expected {known[name].span}.")
-
-
-def _size(dim: str | int, sizes: Mapping[str, int]) -> int:
-    return sizes[dim] if isinstance(dim, str) else dim
 
 
 def _open_mask(

@@ -111,7 +111,7 @@ class Dim:
 class TensorSpec:
     """A declared input or output: name, dtype and dims (names of dynamic dims, or fixed sizes).
 
-    A dim of an output may be an expression of dims, such as `past+seq`: see `attnport_bundle.expressions`.
+    A dim may be an expression of dims, such as `past+seq`, that inputs have as such: see `attnport_bundle.expressions`.
     `high` bounds an integer input's values (exclusive), as a vocabulary bounds token ids.
     """
 
@@ -243,6 +243,11 @@ class IO:
 
     __pydantic_config__ = STRICT
 
+    def given(self) -> tuple[str, ...]:
+        """The named dims that inputs have as such, and not only within an expression, in their order there."""
+        known = {dim.name for dim in self.dims}
+        return tuple(dict.fromkeys(str(dim) for tensor in self.inputs for dim in tensor.dims if dim in known))
+
     def padding_masks(self) -> tuple[MaskSpec, ...]:
         """The masks that an input carries and that hide padding."""
         return tuple(mask for mask in self.masks if mask.input and "padding" in mask.kinds)
@@ -256,11 +261,10 @@ class IO:
         for dim in self.dims:
             if dim.opt < 1:
                 raise UsageError(f"dim {dim}: got the usual size 0; expected 1 or more.")
-        given = {dim for tensor in self.inputs for dim in tensor.dims if dim in known}
-        for tensor in self.inputs:
-            _check_sizes(tensor, known, None)
-        for tensor in self.outputs:
+        given = set(self.given())
+        for tensor in (*self.inputs, *self.outputs):
             _check_sizes(tensor, known, given)
+        for tensor in self.outputs:
             if tensor.high is not None:
                 raise UsageError(f"output {tensor.name!r}: got high {tensor.high}; only inputs have one.")
         inputs = {tensor.name: tensor for tensor in self.inputs}
@@ -270,13 +274,13 @@ class IO:
             raise UsageError("a model has at least one input and one output.")
 
 
-def _check_sizes(tensor: TensorSpec, known: set[str], given: Set[str | int] | None) -> None:
-    """Raises UsageError unless each dim is a size, a name or, of an output, an expression of names in `given`."""
+def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:
+    """Raises UsageError unless each dim is a size, a name or an expression of names in `given`."""
     for dim in tensor.dims:
         if dim in known if isinstance(dim, str) else dim >= 0:
             continue
         problem = ""
-        if given is not None and isinstance(dim, str):
+        if isinstance(dim, str):
             try:
                 unknown = sorted(expressions.names(dim) - given)
             except ValueError as err:

@@ -1,4 +1,4 @@
-"""Sizes of outputs as expressions of dims: `past+seq`, `2*seq-1`, `(height//8)*(width//8)`, `max(seq,4)`.
+"""Sizes as expressions of dims: `past+seq`, `2*seq-1`, `(height//8)*(width//8)`, `max(seq,4)`.
 
 There are names, whole numbers, `+ - * // %`, `min(a,b)`, `max(a,b)` and parentheses. Values are integers from
 -(2^53 - 1) to 2^53 - 1, also within the expression; `//` rounds down, and `//` and `%` divide by positive numbers only.
@@ -25,7 +25,7 @@ Step = int | str | tuple[str]
 
 def names(text: str) -> frozenset[str]:
     """The dims in an expression. Raises ValueError for text that is none."""
-    return frozenset(step for step in _steps(text) if isinstance(step, str))
+    return frozenset(step for step in steps(text) if isinstance(step, str))
 
 
 def evaluate(text: str, sizes: Mapping[str, int]) -> int:
@@ -36,7 +36,7 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int:
             divided by zero or less.
     """
     values: list[int] = []
-    for step in _steps(text):
+    for step in steps(text):
         if isinstance(step, tuple):
             second, first = values.pop(), values.pop()
             values.append(_apply(step[0], first, second))
@@ -62,8 +62,12 @@ def _apply(operation: str, first: int, second: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _steps(text: str) -> tuple[Step, ...]:
-    """The steps of an expression in the order in which they are computed, operands first."""
+def steps(text: str) -> tuple[Step, ...]:
+    """The steps of an expression in the order in which they are computed, operands first.
+
+    Raises:
+        ValueError: the text is no expression.
+    """
     if len(text) > MAX_LETTERS:
         raise ValueError(f"it has more than {MAX_LETTERS} letters")
     tokens, at = [], 0

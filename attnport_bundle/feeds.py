@@ -33,13 +33,21 @@ def check_shapes(io: IO, feeds: Mapping[str, object], dtypes: Mapping[str, str] 
         if name not in declared:
             raise FeedError(f"input {name!r}: the model has no such input; expected {', '.join(declared)}.")
     sizes: dict[str, tuple[int, str]] = {}
+    computed: list[tuple[TensorSpec, tuple[int, ...]]] = []
+    known = {dim.name for dim in io.dims}
     for spec in io.inputs:
         if spec.name not in feeds:
             raise FeedError(f"input {spec.name!r} is missing; expected {spec}.")
         shape = _shape(spec, feeds[spec.name], (dtypes or {}).get(spec.name, spec.dtype))
         for axis, (got, dim) in enumerate(zip(shape, spec.dims, strict=True)):
-            _check_size(io, spec, axis, got, dim, sizes)
-    return {name: size for name, (size, _) in sizes.items()}
+            if isinstance(dim, int) or dim in known:
+                _check_size(io, spec, axis, got, dim, sizes)
+        if any(isinstance(dim, str) and dim not in known for dim in spec.dims):
+            computed.append((spec, shape))
+    found = {name: size for name, (size, _) in sizes.items()}
+    for spec, shape in computed:
+        _check_computed(spec, shape, found)
+    return found
 
 
 def check_arrays(io: IO, feeds: Mapping[str, object]) -> None:
@@ -148,6 +156,20 @@ def _wider(dim: Dim, size: int) -> str:
         return ""
     wide = Dim(dim.name, min(dim.min, size), dim.opt, max(dim.max, size), dim.step)
     return f" At export, --dim {wide} allows it, if the module does."
+
+
+def _check_computed(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> None:
+    """Checks the sizes that are expressions, when all named dims are known."""
+    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    try:
+        expected = spec.shape(sizes)
+    except UsageError as err:
+        raise FeedError(f"input {spec.name!r}: {err}") from err
+    for axis, (got, size) in enumerate(zip(shape, expected, strict=True)):
+        if got != size:
+            raise FeedError(
+                f"input {spec.name!r}: got size {got} on axis {axis}; expected {spec.dims[axis]} with {at}."
+            )
 
 
 def padding_masks(io: IO, lengths: Sequence[int], size: int | None = None) -> dict[str, np.ndarray[Any, Any]]:

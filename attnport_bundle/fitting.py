@@ -57,9 +57,9 @@ def check_profiles(
             f"{where} has {len(profiles)} optimization profiles; the manifest says {len(form.profiles)}."
         )
     for index, (got, stated) in enumerate(zip(profiles, form.profiles, strict=True)):
-        ranges = {dim.name: (dim.min, dim.max) for dim in stated.dims}
+        ends = tuple(stated.sizes(which) for which in ("min", "max"))
         for spec in io.inputs:
-            wanted = [(dim, dim) if isinstance(dim, int) else ranges[dim] for dim in spec.dims]
+            wanted = [tuple(_stated(dim, sizes) for sizes in ends) for dim in spec.dims]
             got_ranges = list(zip(*got.get(spec.name, ((), ())), strict=True))
             if got_ranges != wanted:
                 raise IntegrityError(

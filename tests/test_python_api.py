@@ -171,8 +171,10 @@ def test_dynamic_shapes_of_torch_are_taken() -> None:
         "ids=int64[batch,7]",
         "attention_mask=int64[batch,7]",
     ]
-    with pytest.raises(UsageError, match="dynamic_shapes of ids"):
+    with pytest.raises(UsageError, match="no input has the dim tokens alone"):
         given(Encoder(), IDS, MASK, dynamic_shapes={"ids": {1: 2 * tokens}})
+    with pytest.raises(UsageError, match="dynamic_shapes of ids"):
+        given(Encoder(), IDS, MASK, dynamic_shapes={"ids": {1: "tokens"}})
 
 
 def test_dims_that_happen_to_be_equal_are_not_taken_for_one() -> None:

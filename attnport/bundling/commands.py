@@ -26,6 +26,9 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str
     for option, values in (("--input", source.inputs), ("--dim", source.dims), ("--outputs", source.outputs)):
         for value in values:
             export += [option, value]
+    for option, value in (("--task", source.task), ("--part", source.part)):
+        if value:
+            export += [option, value]
     if source.trust_remote_code:
         export.append("--trust-remote-code")
     lines = [] if source.in_memory else [[*export, "-o", _OUT]]

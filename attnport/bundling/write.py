@@ -101,11 +101,11 @@ def write(
     golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE)
     packages = [package_of(form.runtime, form.provider) for form in bundled.values()]
-    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp)
+    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp, manifest.prompts)
     (target / README).write_text(page, encoding="utf-8")
     if cpp:
         _copy_cpp(target / "cpp")
-        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled)
+        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled, manifest.prompts)
         (target / "cpp" / README).write_text(page, encoding="utf-8")
     bundle_manifest = spec.Manifest(
         format=spec.FORMAT,
@@ -167,13 +167,13 @@ def _counted(io: IOContract, mask: MaskSpec) -> str | None:
     if mask.carries != "lengths" or mask.keys is not None:
         return mask.keys
     items = next(tensor.dims[0] for tensor in io.inputs if tensor.name == mask.input)
-    named = dict.fromkeys(dim for tensor in io.inputs for dim in tensor.dims if isinstance(dim, str) and dim != items)
+    named = [dim for dim in io.given() if dim != items]
     if len(named) != 1:
         raise UsageError(
             f"{mask.input}: got lengths of one of {', '.join(named) or 'no dim'}; a bundle has to name it.",
             hint="Declare the input with :keys=DIM.",
         )
-    return next(iter(named))
+    return named[0]
 
 
 def _form(folder: Path, judged: Judged) -> spec.Form:

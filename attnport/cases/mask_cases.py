@@ -48,7 +48,7 @@ def keys_dim(io: IOContract, mask: MaskSpec) -> str | int:
     spec = next(spec for spec in io.inputs if spec.name == mask.input)
     if mask.carries != "lengths":
         return spec.dims[-1]
-    named = dict.fromkeys(dim for tensor in io.inputs for dim in tensor.dims if isinstance(dim, str))
+    named = io.given()
     others = [dim for dim in named if dim != spec.dims[0]]
     if mask.keys is not None and mask.keys not in named:
         raise UsageError(f"mask {mask}: got keys={mask.keys!r}; the inputs have the dims {', '.join(named)}.")
@@ -62,11 +62,15 @@ def keys_dim(io: IOContract, mask: MaskSpec) -> str | int:
     return others[0]
 
 
+def _keys(io: IOContract, mask: MaskSpec, sizes: Mapping[str, int]) -> int:
+    """The number of keys that a mask input is for."""
+    return TensorSpec(str(mask.input), "int64", (keys_dim(io, mask),)).shape(sizes)[0]
+
+
 def keep_of(io: IOContract, mask: MaskSpec, value: Array, sizes: Mapping[str, int]) -> Array:
     """The keys that a padding mask input keeps: bool `[B,T]`, or `[T]`."""
     if mask.carries == "lengths":
-        dim = keys_dim(io, mask)
-        keep = build.padding_lengths(value, sizes[dim] if isinstance(dim, str) else dim)
+        keep = build.padding_lengths(value, _keys(io, mask, sizes))
     elif mask.carries == "ids":  # 0 is padding
         keep = build.padding(value)
     else:
@@ -79,8 +83,7 @@ def mask_value(
     io: IOContract, spec: TensorSpec, mask: MaskSpec, sizes: Mapping[str, int], layout: str, rng: np.random.Generator
 ) -> Array:
     """A value of mask input `spec`; it has its usual layout if the layout does not apply to it."""
-    shape, dim = spec.shape(sizes), keys_dim(io, mask)
-    T = sizes[dim] if isinstance(dim, str) else dim
+    shape, T = spec.shape(sizes), _keys(io, mask, sizes)
     B = shape[0] if len(shape) > 1 or mask.carries != "mask" else 1
     if mask.carries == "lengths":
         lengths_B = _prefixes(layout, B, T) if "prefix" in mask.kinds else _padded(layout, B, T).sum(axis=1)

@@ -11,7 +11,23 @@ from attnport.dims import Dim
 BATCH, LENGTH = 4, 32
 _PRIMES = (37, 41, 43, 47, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 
+LONGEST = 2048
+
 Sizes = dict[str, int]
+
+
+def largest(dim: Dim) -> int:
+    """The largest size of a dim that is tried: its own, or 2048 (or twice its usual size) where it goes further.
+
+    The scores of a longer sequence, in float64, fill any memory.
+    """
+    return min(dim.max, dim.at_least(max(LONGEST, 2 * dim.opt)))
+
+
+def untried(io: IOContract) -> list[str]:
+    """What a report says of the dims that go further than they are tried."""
+    return [f"{dim.name} was tried up to {largest(dim)}, and goes to {dim.max}"
+            for dim in io.dims if largest(dim) < dim.max]  # fmt: skip
 
 
 def batch_dim(io: IOContract) -> str | None:
@@ -36,7 +52,7 @@ def shortest(io: IOContract) -> Sizes:
 
 
 def longest(io: IOContract) -> Sizes:
-    """Two items of the largest lengths."""
+    """Two items of the largest lengths that are tried."""
     return _sizes(io, 2, lambda dim: dim.max)
 
 
@@ -49,7 +65,7 @@ def opt(io: IOContract) -> Sizes:
     """Lengths at their opt size, in about half as many positions as `longest` has, at most the batch's opt size."""
     counted = batch_dim(io)
     lengths = [dim for dim in io.dims if dim.name != counted]
-    share = min((dim.max // dim.opt for dim in lengths), default=BATCH)
+    share = min((largest(dim) // dim.opt for dim in lengths), default=BATCH)
     batch = next((dim.opt for dim in io.dims if dim.name == counted), 1)
     return _sizes(io, max(1, min(batch, share)), lambda dim: dim.opt)
 
@@ -91,7 +107,7 @@ def around_windows(io: IOContract) -> dict[int, Sizes]:
     widths = dict.fromkeys(mask.window for mask in io.masks if mask.window)
     wanted = dict.fromkeys(length for w in widths for length in (w - 1, w, w + 1, 2 * w) if length > 0)
     lengths = [dim for dim in io.dims if dim.name != batch_dim(io)]
-    allowed = [length for length in wanted if any(dim.takes(length) for dim in lengths)]
+    allowed = [length for length in wanted if any(dim.takes(length) and length <= largest(dim) for dim in lengths)]
     return {length: _sizes(io, 2, _always(length)) for length in allowed}
 
 
@@ -102,4 +118,4 @@ def _always(length: int) -> Callable[[Dim], int]:
 def _sizes(io: IOContract, batch: int, length: Callable[[Dim], int]) -> Sizes:
     counted = batch_dim(io)
     wanted = {dim.name: batch if dim.name == counted else length(dim) for dim in io.dims}
-    return {dim.name: dim.at_least(wanted[dim.name]) for dim in io.dims}
+    return {dim.name: dim.at_least(min(wanted[dim.name], largest(dim))) for dim in io.dims}

@@ -26,6 +26,18 @@ _SOURCE_OPTIONS = (
     ),
     click.option("--dim", "dims", multiple=True, help='Smallest, usual and largest size of a dim, "seq=1:128:512".'),
     click.option("--outputs", multiple=True, metavar="NAME", help="An output to keep; several allowed; default: all."),
+    click.option(
+        "--task",
+        default="",
+        metavar="NAME",
+        help="The head of an hf: model: text-classification, fill-mask, ...; default: the checkpoint's own.",
+    ),
+    click.option(
+        "--part",
+        default="",
+        metavar="NAME",
+        help="A part of an hf: model: encoder, decoder, text, vision, audio, video; default: all of it.",
+    ),
     click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
     click.option(
         "--trust-remote-code",
@@ -38,7 +50,7 @@ _SOURCE_OPTIONS = (
 
 
 def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --outputs, --with-weights, --trust-remote-code, --force."""
+    """SPEC, -o, --input, --dim, --outputs, --task, --part, --with-weights, --trust-remote-code, --force."""
     return _with(work, _SOURCE_OPTIONS)
 
 

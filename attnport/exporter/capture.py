@@ -23,6 +23,8 @@ from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.sdpa_rank import to_rank_4, widen_masks
 from attnport.exporter.tracing import quiet, trace
+from attnport.exporter.translations import tables
+from attnport.exporter.untranslated import promote, slice_splits
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -166,6 +168,8 @@ def _exported(
         outputs = traced_outputs(program, contract)
         to_rank_4(program)
         widen_masks(program)
+        promote(program)
+        slice_splits(program)
         try:
             exported = torch.onnx.export(
                 program,
@@ -174,6 +178,7 @@ def _exported(
                 optimize=True,
                 input_names=[spec.name for spec in contract.inputs],
                 output_names=[spec.name for spec in contract.outputs],
+                custom_translation_table=tables(),
             )
         except torch.onnx.OnnxExporterError as err:
             raise ExportError(

@@ -50,7 +50,7 @@ def dynamic_dims(
         for name, feed in grown.items()
     }
     try:
-        with quiet(), torch.no_grad(), traceable():
+        with quiet(), torch.no_grad(), traceable(module):
             program = torch.export.export(module, (), kwargs=dict(grown), dynamic_shapes=shapes, strict=False)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
         raise ExportError(

@@ -76,11 +76,12 @@ def constants(program: torch.export.ExportedProgram, contract: IOContract) -> di
 
     symbols = getattr(_environment(program), "replacements", {})
     places = getattr(_environment(program), "replacements_slocs", {})
+    ranges = {dim.name: dim for dim in contract.dims}
     frozen: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(contract.inputs, _input_shapes(program), strict=True):
         for dim, size in zip(spec.dims, shape, strict=True):
             is_constant = not isinstance(size, torch.SymInt) or size.node.expr.is_number
-            if isinstance(dim, str) and is_constant and contract.dim(dim).min < contract.dim(dim).max:
+            if dim in ranges and is_constant and ranges[dim].min < ranges[dim].max:
                 # `traced_sizes` gives each dim another size, so the size tells which symbol was replaced.
                 symbol = next((known for known, value in symbols.items() if value == size), None)
                 frozen.setdefault(dim, (int(size), _place(places.get(symbol))))
@@ -91,11 +92,12 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
     """The guards that some sizes of the contract violate, one for each set of such sizes."""
     import torch
 
+    ranges = {dim.name: dim for dim in contract.dims}
     dims: dict[Any, Dim] = {}
     for spec, shape in zip(contract.inputs, _input_shapes(program), strict=True):
         for dim, size in zip(spec.dims, shape, strict=True):
-            if isinstance(dim, str) and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                dims[size.node.expr] = contract.dim(dim)
+            if dim in ranges and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                dims[size.node.expr] = ranges[dim]
     violated: dict[tuple[tuple[str, int], ...], Guard] = {}
     for guard in getattr(_environment(program), "guards", ()):
         used = sorted((symbol for symbol in guard.expr.free_symbols), key=str)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import add, floordiv, mod, mul, sub
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract
@@ -25,7 +26,7 @@ def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) 
     made = [values.get(getattr(output.arg, "name", None)) for output in program.graph_signature.output_specs]
     kinds = [output.kind.name for output in program.graph_signature.output_specs]
     made = [value for value, kind in zip(made, kinds, strict=True) if kind == "USER_OUTPUT"]
-    names = _symbols(program, values, contract)
+    names, follow = _symbols(program, values, contract)
     if len(made) != len(contract.outputs):
         return contract.outputs
     outputs = []
@@ -34,7 +35,8 @@ def traced_outputs(program: torch.export.ExportedProgram, contract: IOContract) 
         if len(shape) != len(spec.dims):
             outputs.append(spec)
             continue
-        sizes = (size_text(getattr(getattr(size, "node", None), "expr", size), names) for size in shape)
+        exact = (getattr(getattr(size, "node", None), "expr", size) for size in shape)
+        sizes = (size_text(size if isinstance(size, int) else size.subs(follow), names) for size in exact)
         axes = tuple(dim if size is None else size for dim, size in zip(spec.dims, sizes, strict=True))
         outputs.append(dataclasses.replace(spec, dims=axes))
     return tuple(outputs)
@@ -46,8 +48,10 @@ def unknown_sizes(outputs: tuple[TensorSpec, ...]) -> str:
                  if UNKNOWN_SIZE in spec.dims), "")  # fmt: skip
 
 
-def _symbols(program: torch.export.ExportedProgram, values: Mapping[Any, Any], contract: IOContract) -> dict[Any, str]:
-    """The graph's symbols by the dims that the inputs have them for."""
+def _symbols(
+    program: torch.export.ExportedProgram, values: Mapping[Any, Any], contract: IOContract
+) -> tuple[dict[Any, str], dict[Any, Any]]:
+    """The graph's symbols by the dims that the inputs have them for, and formulas for those that follow from others."""
     dims = {spec.name: spec.dims for spec in contract.inputs}
     names: dict[Any, str] = {}
     order = [item for item in program.graph_signature.input_specs if item.kind.name == "USER_INPUT"]
@@ -57,7 +61,33 @@ def _symbols(program: torch.export.ExportedProgram, values: Mapping[Any, Any], c
             symbol = getattr(getattr(size, "node", None), "expr", None)
             if isinstance(dim, str) and getattr(symbol, "is_Symbol", False):
                 names.setdefault(symbol, dim)
-    return names
+    symbols = {name: symbol for symbol, name in names.items()}
+    follow = {
+        symbol: formula(name, symbols.__getitem__)
+        for symbol, name in names.items()
+        if not name.isidentifier() and expressions.names(name) <= symbols.keys()
+    }
+    return {symbol: name for symbol, name in names.items() if name.isidentifier()}, follow
+
+
+def formula(text: str, symbol: Callable[[str], Any]) -> Any:
+    """An expression of dims, as a contract has it, in sympy. Raises ValueError for text that is none."""
+    import sympy  # type: ignore[import-untyped]  # it has no types
+
+    values: list[Any] = []
+    for step in expressions.steps(text):
+        if isinstance(step, tuple):
+            second, first = values.pop(), values.pop()
+            values.append(_operation(sympy, step[0])(first, second))
+        else:
+            values.append(symbol(step) if isinstance(step, str) else sympy.Integer(step))
+    return values[0]
+
+
+def _operation(sympy: Any, name: str) -> Callable[[Any, Any], Any]:
+    own: dict[str, Any] = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod, "min": sympy.Min, "max": sympy.Max}
+    found: Callable[[Any, Any], Any] = own[name]
+    return found
 
 
 def size_text(size: Any, names: Mapping[Any, str]) -> str | int | None:

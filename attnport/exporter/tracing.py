@@ -40,12 +40,14 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def traceable() -> Iterator[None]:
+def traceable(module: Any) -> Iterator[None]:
     """Replaces the parts of torch that prevent tracing, and restores them afterwards.
 
     - `nn.TransformerEncoder` and `nn.TransformerDecoder` inspect a mask to see whether it is causal, and a trace cannot
       branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
+    - The loop of transformers' experts is over those that were chosen, which a trace cannot know; `grouped_mm` computes
+      the same.
     - torch.export prints the whole graph so far when it fails.
 
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
@@ -59,9 +61,15 @@ def traceable() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         vars(_trace)["print"] = lambda *args, **kwargs: None
+        experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
+        before = [part.get_experts_implementation() for part in experts]
         try:
+            for part in experts:
+                part.set_experts_implementation("grouped_mm")
             yield
         finally:
+            for part, chosen in zip(experts, before, strict=True):
+                part.set_experts_implementation(chosen)
             del vars(_trace)["print"]
             transformer._detect_is_causal_mask = detect
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -87,7 +95,7 @@ def trace(
                 return _exported(module, contract, feeds, chosen=False), ()
             with located():
                 program = _exported(module, contract, feeds, chosen=True)
-        except torch._dynamo.exc.UserError:
+        except (torch._dynamo.exc.UserError, AssertionError):  # torch asserts that it has words for a guard
             with located():
                 program = _exported(module, contract, feeds, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
@@ -143,10 +151,13 @@ def _exported(
         for dim in contract.dims
     }
     dynamic = {
-        spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+        # torch finds out that a size is an expression of others.
+        spec.name: {
+            axis: dims.get(dim, torch.export.Dim.AUTO) for axis, dim in enumerate(spec.dims) if isinstance(dim, str)
+        }
         for spec in contract.inputs
     }
-    with torch.no_grad(), traceable():
+    with torch.no_grad(), traceable(module):
         return torch.export.export(module, (), kwargs=dict(feeds), dynamic_shapes=dynamic, strict=strict)
 
 

@@ -20,18 +20,29 @@ def load(
     dims: Sequence[str] = (),
     outputs: Sequence[str] = (),
     trust_remote_code: bool = False,
+    task: str = "",
+    part: str = "",
 ) -> ModelSpec:
     """Loads the model that a SPEC names, the project's own ones included; as `attnport.sources.load`.
 
     Raises:
         SpecError: there is no such thing, it is not a module, or it raised while loading.
-        UsageError: `inputs`, `dims`, `outputs` or `trust_remote_code` do not fit it.
+        UsageError: `inputs`, `dims`, `outputs`, `trust_remote_code`, `task` or `part` do not fit it.
         MissingDependency: it needs a package that is not installed.
     """
     from attnport.models import base
     from attnport.sources import load as read
 
-    spec = read(text, inputs=inputs, dims=dims, outputs=outputs, trust_remote_code=trust_remote_code, own=base.get)
+    spec = read(
+        text,
+        inputs=inputs,
+        dims=dims,
+        outputs=outputs,
+        trust_remote_code=trust_remote_code,
+        task=task,
+        part=part,
+        own=base.get,
+    )
     return with_outputs(spec, outputs)
 
 

@@ -49,6 +49,8 @@ def reload(source: Source) -> ModelSpec:
         dims=source.dims,
         outputs=source.outputs,
         trust_remote_code=source.trust_remote_code,
+        task=source.task,
+        part=source.part,
     )
 
 

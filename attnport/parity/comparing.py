@@ -23,6 +23,7 @@ from attnport.artifacts import (
     Session,
 )
 from attnport.cases.inputs import Case
+from attnport.cases.sizes import untried
 from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import MODEL, graph_digest, model_openings, why_none
@@ -102,6 +103,7 @@ class Comparison:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
         if not own.spreads.found:
             self.notes.append("padding invariance was not compared: no input says which keys of an item are padding")
+        self.notes += untried(self.io)
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
             {name: self._judged(tried) for name, tried in forms.items()},

@@ -102,7 +102,9 @@ def item_masks(io: IOContract) -> list[MaskSpec]:
 
 def _tells_items(io: IOContract, mask: MaskSpec) -> bool:
     dims = next(spec.dims for spec in io.inputs if spec.name == mask.input)
-    if not dims or dims[0] != batch_dim(io) or not isinstance(keys := keys_dim(io, mask), str) or keys == dims[0]:
+    if not dims or dims[0] != batch_dim(io) or (keys := keys_dim(io, mask)) not in io.given() or keys == dims[0]:
+        return False
+    if not all(tells_items(io, str(keys), spec) for spec in io.inputs):
         return False
     # Of [B,C,T] nobody can tell whether C counts queries; an item is right-padded only if all its rows are.
     return len(dims) != 3 or dims[1] in (1, keys)
@@ -141,10 +143,10 @@ def _variants(io: IOContract, case: Case, mask: MaskSpec, keep_BT: Array, about:
         yield Variant(row, length, keys, alone, validity(io, alone), padded, about)
 
 
-def tells_items(io: IOContract, keys: str, output: TensorSpec) -> bool:
-    """Whether the rows of an item can be told in an output: not where the batch or `keys` are part of an expression."""
+def tells_items(io: IOContract, keys: str, tensor: TensorSpec) -> bool:
+    """Whether the rows of an item can be told in a tensor: not where the batch or `keys` are part of an expression."""
     known = {dim.name for dim in io.dims}
-    computed = [expressions.names(dim) for dim in output.dims if isinstance(dim, str) and dim not in known]
+    computed = [expressions.names(dim) for dim in tensor.dims if isinstance(dim, str) and dim not in known]
     return not any(names & {keys, str(batch_dim(io))} for names in computed)
 
 

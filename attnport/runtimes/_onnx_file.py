@@ -10,6 +10,7 @@ from attnport.artifacts import AUTO
 from attnport.errors import ArtifactError, IntegrityError, UsageError, first_line
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
+from attnport_bundle import expressions
 
 if TYPE_CHECKING:
     import onnx
@@ -130,7 +131,7 @@ def _walk(nodes: Any) -> Iterator[Any]:
 
 
 def small_feeds(model: onnx.ModelProto, size: int = 2) -> dict[str, Any]:
-    """Feeds that any model takes: `size` for symbolic dims, zeros (a valid id in every table), True for booleans."""
+    """Feeds that any model takes: `size` for named dims, zeros (a valid id in every table), True for booleans."""
     import numpy as np
     import onnx
 
@@ -140,7 +141,17 @@ def small_feeds(model: onnx.ModelProto, size: int = 2) -> dict[str, Any]:
         if value.name in weights:
             continue
         tensor = value.type.tensor_type
-        shape = [dim.dim_value if dim.HasField("dim_value") else size for dim in tensor.shape.dim]
+        shape = [
+            dim.dim_value if dim.HasField("dim_value") else _small_size(dim.dim_param, size) for dim in tensor.shape.dim
+        ]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         feeds[value.name] = np.full(shape, dtype == np.bool_, dtype)
     return feeds
+
+
+def _small_size(dim: str, size: int) -> int:
+    """The size of a named dim, which is `size` unless its name is an expression of others, such as `past+seq`."""
+    try:
+        return expressions.evaluate(dim, dict.fromkeys(expressions.names(dim), size))
+    except ValueError:
+        return size

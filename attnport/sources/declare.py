@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +29,7 @@ from attnport.sources.structure import (
     flat_outputs,
     of_declarations,
 )
+from attnport_bundle import expressions
 from attnport_bundle.contract import DTYPES
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
         )
     dims = tuple(int(dim) if re.fullmatch(r"[0-9]{1,18}", dim) else dim for dim in match["dims"].split(",") if dim)
     for dim in dims:
-        if (isinstance(dim, str) and not dim.isidentifier()) or dim == 0:
-            raise UsageError(f"--input {text!r}: dim {dim!r} is neither a name nor a size.")
+        problem = _dim_problem(dim)
+        if problem:
+            raise UsageError(f"--input {text!r}: dim {dim!r} is {problem}.")
     high: int | None = None
     marks = []
     for mark in filter(None, match["marks"].split(":")):
@@ -74,6 +76,17 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
         )
     spec = TensorSpec(flat_name(path_of(text)), match["dtype"], dims, high)
     return spec, mask_of(spec, marks)
+
+
+def _dim_problem(dim: str | int) -> str:
+    """Why a dim of an input cannot be read, or ""."""
+    if isinstance(dim, int):
+        return "" if dim else "neither a name nor a size"
+    try:
+        expressions.names(dim)
+    except ValueError as err:
+        return f"neither a name, a size, nor an expression such as past+seq: {err}"
+    return ""
 
 
 def path_of(text: str) -> Path:
@@ -167,7 +180,8 @@ def declarations(
     if len({spec.name for spec in tensors}) != len(tensors):
         raise UsageError("--input: a name is declared twice.")
     ranges = parse_dims(dims)
-    used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str))
+    used = _names(tensors)
+    _check_expressions(tensors, used)
     for name in ranges:
         if name not in used:
             near = _near(name, used)
@@ -177,6 +191,11 @@ def declarations(
         if mask.keys is not None and mask.keys not in used:
             raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
     return tensors, masks, ranges
+
+
+def _names(tensors: Sequence[TensorSpec]) -> dict[str, None]:
+    """The named dims that inputs have alone, and not only within an expression, in their order there."""
+    return dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str) and dim.isidentifier())
 
 
 def _near(word: str, known: Iterable[str]) -> str:
@@ -247,7 +266,7 @@ def declared_spec(
     constants = dict(filter(None, map(parse_constant, inputs)))
     declared = [each for each in inputs if parse_constant(each) is None]
     tensors, masks, ranges = declarations(inputs, dims)
-    used = dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str))
+    used = _names(tensors)
     arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants)
     call = Observed(module.eval(), arguments, outputs, text)
 
@@ -282,6 +301,16 @@ def declared_spec(
         if dim.step > 1 and dim.name not in ranges
     )
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps))
+
+
+def _check_expressions(tensors: Sequence[TensorSpec], used: Collection[str]) -> None:
+    """Raises UsageError for an expression of a dim that no input has alone, as nothing would tell its size."""
+    for spec in tensors:
+        for dim in spec.dims:
+            if isinstance(dim, str) and (lacking := expressions.names(dim) - set(used)):
+                raise UsageError(
+                    f"--input {spec}: no input has the dim {min(lacking)} alone; they have {', '.join(used) or 'none'}."
+                )
 
 
 def observe_outputs(
@@ -339,7 +368,7 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 def _run(
     module: Callable[..., Any], inputs: Sequence[TensorSpec], sizes: Mapping[str, int], text: str
 ) -> dict[str, torch.Tensor]:
-    feeds = {spec.name: _example(spec, sizes) for spec in inputs}
+    feeds = {spec.name: example(spec, sizes) for spec in inputs}
     hint = "Check names, dtypes and dims of --input; inputs are passed by keyword."
     shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
     given = f"the declared inputs ({shapes})"
@@ -363,7 +392,8 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
         raise SpecError(f"{text}: its forward raised {type(err).__name__} on {given}: {err}", hint=hint) from err
 
 
-def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
+def example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
+    """A tensor to try a module with: normal floats, ones for integers."""
     import torch
 
     dtype: torch.dtype = getattr(torch, spec.dtype)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnport.dims import TensorSpec
 from attnport.errors import UsageError
 from attnport.sources.declare import path_of
 from attnport.sources.ranges import usual_range
 from attnport.sources.structure import Constant, Leaf, Node, Path, flat_name
+from attnport_bundle import expressions
 
 if TYPE_CHECKING:
     import torch
 
 _HIDES = re.compile(r"(^|_)(key_)?padding_mask$")
 _KEEPS = re.compile(r"(^|_)attention_mask$")
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +40,6 @@ def named_dims(
     dims: Mapping[str, Sequence[Any]],
     tensors: Mapping[str, torch.Tensor],
     declared: Mapping[str, Sequence[Any]],
-    arguments: Mapping[str, str],
 ) -> dict[str, Dims]:
     """Dims with names: `batch` for the first one that inputs share, `seq` for the second of sequences, else INPUT_AXIS.
 
@@ -45,9 +48,7 @@ def named_dims(
             equal symbols are equal dims.
         tensors: The examples.
         declared: For inputs that were declared, their dims; the names in them go before those made here.
-        arguments: The argument of the forward that each input belongs to.
     """
-    dims = _joined(dims, tensors, arguments)
     names = {dim.name: dim.name for own in dims.values() for dim in own if isinstance(dim, Range)}
     for name, own in declared.items():
         for symbol, dim in zip(dims.get(name, ()), own, strict=False):
@@ -63,15 +64,31 @@ def named_dims(
         whole = not tensors[name].is_floating_point()
         if sequence and (whole or len(own) == 3) and "seq" not in names.values():
             names.setdefault(own[1].name, "seq")
+    # Sums of dims are named after the dims that are in them.
+    placed = [(dim.name, f"{name}_{axis}") for name, own in dims.items() for axis, dim in enumerate(own)
+              if not isinstance(dim, int)]  # fmt: skip
+    for symbol, named in placed:
+        if symbol.isidentifier():
+            names.setdefault(symbol, named)
+    for symbol, named in placed:
+        names.setdefault(symbol, _renamed(symbol, names) or named)
     found: dict[str, Dims] = {}
     for name, own in dims.items():
-        for axis, symbol in enumerate(own):
-            if not isinstance(symbol, int):
-                names.setdefault(symbol.name, f"{name}_{axis}")
         found[name] = tuple(
             dim if isinstance(dim, int) else Range(names[dim.name], dim.smallest, dim.largest) for dim in own
         )
     return found
+
+
+def _renamed(formula: str, names: Mapping[str, str]) -> str:
+    """A formula of torch's symbols as an expression of dims; "" if it is none, or has a symbol that is no dim."""
+    text = _SYMBOL.sub(lambda found: names.get(found[0], found[0]), formula).replace(" ", "")
+    if re.fullmatch(r"[\w+]+", text):  # as sums are written elsewhere, so that equal ones have equal names
+        text = "+".join(sorted(text.split("+"), key=lambda term: (term.isdigit(), term)))
+    try:
+        return text if set(_SYMBOL.findall(formula)) <= set(names) and expressions.names(text) else ""
+    except ValueError:
+        return ""
 
 
 def refuse_other_sizes(declared: Mapping[str, Sequence[str | int]], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -94,24 +111,64 @@ def refuse_other_sizes(declared: Mapping[str, Sequence[str | int]], tensors: Map
                 )
 
 
-def _joined(
-    dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], arguments: Mapping[str, str]
+def joined(
+    dims: Mapping[str, Sequence[Any]], tensors: Mapping[str, torch.Tensor], call: Callable[..., Any]
 ) -> dict[str, tuple[Any, ...]]:
-    """The dims, where tensors of one argument and of one rank share those that are equal in the example.
+    """The dims, where those that have to be equal are one: the module fails with one of them larger, not with both.
 
     torch does not notice that the keys and values of a cache must be equally long.
+
+    Args:
+        dims, tensors: As of `named_dims`.
+        call: Runs the module on tensors by name.
     """
-    first: dict[tuple[str, int, int, int], Any] = {}
-    same: dict[str, Any] = {}
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    sizes: dict[str, int] = {}
+    kinds: dict[str, Any] = {}
     for name, own in dims.items():
-        for axis, dim in enumerate(own):
-            if isinstance(dim, Range):
-                same[dim.name] = dim
-            elif not isinstance(dim, int):
-                size = tensors[name].shape[axis]
-                symbol = first.setdefault((arguments[name], len(own), axis, size), same.get(dim.name, dim))
-                same.setdefault(dim.name, symbol)
-    return {name: tuple(dim if isinstance(dim, int) else same[dim.name] for dim in own) for name, own in dims.items()}
+        for dim, size in zip(own, tensors[name].shape, strict=True):
+            if not isinstance(dim, int) and dim.name.isidentifier():
+                sizes.setdefault(dim.name, int(size))
+                kinds.setdefault(dim.name, dim)
+
+    def runs(*larger: str) -> bool:
+        grown = {name: size + (name in larger) for name, size in sizes.items()}
+        try:
+            # The fused kernel does not notice keys and values of different lengths.
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+                call(**{name: _resized(tensor, dims[name], grown) for name, tensor in tensors.items()})
+        except Exception:  # the user's forward may raise anything
+            return False
+        return True
+
+    same: dict[str, str] = {}
+    ranges_first = sorted(sizes, key=lambda name: not isinstance(kinds[name], Range))
+    for one, other in itertools.combinations(ranges_first, 2):
+        apart = one not in same and other not in same
+        if apart and sizes[one] == sizes[other] > 0 and not runs(one) and runs(one, other):
+            same[other] = one
+
+    def settled(dim: Any) -> Any:
+        if isinstance(dim, int):
+            return dim
+        if dim.name in same:
+            return kinds[same[dim.name]]
+        return dataclasses.replace(dim, name=_SYMBOL.sub(lambda found: same.get(found[0], found[0]), dim.name))
+
+    return {name: tuple(map(settled, own)) for name, own in dims.items()}
+
+
+def _resized(tensor: torch.Tensor, dims: Sequence[Any], sizes: Mapping[str, int]) -> torch.Tensor:
+    """A tensor of other sizes, its last part repeated."""
+    import torch
+
+    for axis, (dim, had) in enumerate(zip(dims, tensor.shape, strict=True)):
+        size = had if isinstance(dim, int) else TensorSpec("", "int64", (dim.name,)).shape(sizes)[0]
+        if size != had:
+            tensor = tensor.index_select(axis, torch.arange(size).clamp(max=had - 1))
+    return tensor
 
 
 def input_texts(
@@ -153,7 +210,7 @@ def dim_texts(dims: Mapping[str, Dims], tensors: Mapping[str, torch.Tensor], giv
     limits: dict[str, tuple[int, int | None, int]] = {}
     for name, own in dims.items():
         for axis, dim in enumerate(own):
-            if isinstance(dim, Range) and dim.name not in wanted:
+            if isinstance(dim, Range) and dim.name.isidentifier() and dim.name not in wanted:
                 low, high, seen = limits.get(dim.name, (1, None, 1))
                 highs = [each for each in (high, dim.largest) if each is not None]
                 seen = max(seen, tensors[name].shape[axis])

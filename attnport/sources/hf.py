@@ -7,42 +7,46 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnport.artifacts import IOContract, ModelSpec, Source
-from attnport.dims import Dim, TensorSpec
+from attnport.artifacts import IOContract, ModelSpec, Prompts, Source
 from attnport.errors import SpecError, first_line
-from attnport.masks.spec import MaskSpec
 from attnport.optional import require
-from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.choices import Choices
+from attnport.sources.declare import observe_outputs
+from attnport.sources.hf_exportable import settle
 from attnport.sources.hf_files import (
     auto_class,
     check_config,
     check_links,
     check_weights,
-    find,
     never_asking,
     refuse_code,
 )
-from attnport.sources.hf_modules import TextModel, VisionModel
-from attnport.sources.pooling import Pooling, read_pooling
+from attnport.sources.hf_kinds import image_sides, is_plain_text, kind_contract, kind_of, text_of
+from attnport.sources.hf_modules import TextModel, with_inputs
+from attnport.sources.hf_numbers import Numbers, read_processor
+from attnport.sources.hf_tasks import auto_name, check_task, class_of
+from attnport.sources.hf_text import text_contract
+from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
+from attnport.sources.sentence import Head, read_head, read_lower, read_prompts
 
-TOKENS = ("batch", "seq")
-MAX_POSITIONS = 131072
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
 
-def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False) -> ModelSpec:
+def load_hf(place: str, dims: Sequence[str], choices: Choices) -> ModelSpec:
     """The ModelSpec of a transformers model: its inputs from the forward's signature, its limits from the config.
 
     Args:
         place: A folder with `config.json`, or a hub id.
         dims: `--dim` declarations that narrow the model's own ranges.
-        trust_remote_code: Run the Python code that its `config.json` names instead of transformers' classes.
+        choices: The head and the part to take, and whether code of the model's own may run.
 
     Raises:
+        UsageError: there is no such head or part; the message lists those that there are.
         SpecError: the model does not exist, its files are damaged or outside the folder, it needs code of its own, or
             its kind is not supported.
         MissingDependency: transformers is not installed.
     """
+    check_task(choices.task)
     if not place:
         raise SpecError("hf: got no folder after the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
     transformers = require("transformers")
@@ -58,25 +62,89 @@ def load_hf(place: str, dims: Sequence[str], *, trust_remote_code: bool = False)
         raise SpecError(f"hf:{place}: it has no config.json.", hint="Give the folder that save_pretrained wrote.")
     if folder.is_dir():
         check_links(folder)
-    values, config = _config(place, trust_remote_code)
-    if getattr(config, "is_encoder_decoder", False):
-        raise SpecError(
-            f"hf:{place}: {config.model_type} is an encoder with a decoder; one pass over one sequence is supported.",
-            hint="Write a factory that returns its encoder (get_encoder), and declare its inputs with --input.",
-        )
+    values, config = _config(place, choices.trust_remote_code)
     check_weights(place, values)
-    pooling = read_pooling(folder) if folder.is_dir() else None
-
-    def make() -> TextModel | VisionModel:
-        return _module(place, config, pooling, trust_remote_code).eval()
-
-    module = make()
-    contract = _contract(place, config, module, dims)
-    ready = [module]
+    own = folder.is_dir() and not choices.task and not choices.part
+    head = read_head(folder, config) if own else None
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
-    tokenizer = find(place, "tokenizer.json")
-    source = Source(f"hf:{place}")
-    return ModelSpec(name, source, contract, lambda: ready.pop() if ready else make(), tokenizer, observed=True)
+    if choices.part:
+        name = f"{name}.{choices.part}"
+    loaded = _model(place, config, head, choices)
+    tokenizer = read_tokenizer(place, config, lower=folder.is_dir() and read_lower(folder))
+    numbers = Numbers(config, read_processor(place), {})
+    if choices.part or not is_plain_text(loaded, numbers):
+        if head is not None:
+            raise SpecError(
+                f"hf:{place}: what sentence-transformers puts behind a {config.model_type} is not supported.",
+                hint="Export the model alone: --task feature-extraction.",
+            )
+        return _of_kind(name, place, config, loaded, numbers, tokenizer, dims, choices)
+
+    def make() -> TextModel:
+        return TextModel(_model(place, config, head, choices), head).eval()
+
+    module = TextModel(loaded, head).eval()
+    contract = _contract(place, config, module, tokenizer, dims)
+    ready = [module]
+    return ModelSpec(
+        name,
+        Source(f"hf:{place}"),
+        contract,
+        lambda: ready.pop() if ready else make(),
+        tokenizer.file,
+        observed=True,
+        prompts=read_prompts(folder) if own else Prompts(),
+        notes=_notes(loaded, choices),
+    )
+
+
+def _of_kind(
+    name: str,
+    place: str,
+    config: Any,
+    loaded: Any,
+    numbers: Numbers,
+    tokenizer: TokenizerOf,
+    dims: Sequence[str],
+    choices: Choices,
+) -> ModelSpec:
+    """The ModelSpec of a model that is no plain text model, or of a part of one."""
+    text = text_of(config, types="token_type_ids" in tokenizer.makes)
+    kind = kind_of(place, loaded, choices.part)
+    contract, freed = kind_contract(place, kind, choices.part, numbers, text, dims)
+    names = [spec.name for spec in contract.inputs]
+    ready: list[Any] = [kind.eval()]
+
+    def make() -> Any:
+        if ready:
+            return ready.pop()
+        made = kind_of(place, _model(place, config, None, choices), choices.part)
+        made.constants, made.least = kind.constants, kind.least
+        return with_inputs(made, names).eval()
+
+    sides = image_sides(contract, numbers) if freed else {}
+    reads = any(spec.name in ("input_ids", "decoder_input_ids") for spec in contract.inputs)
+    return ModelSpec(
+        name,
+        Source(f"hf:{place}"),
+        contract,
+        make,
+        tokenizer.file if reads else None,
+        observed=True,
+        notes=_notes(loaded, choices),
+        narrower=tuple(f"{side}={size}:{size}:{size}" for side, size in sides.items()),
+    )
+
+
+def _notes(model: Any, choices: Choices) -> tuple[str, ...]:
+    """What a user should know of the part of the model that one graph is."""
+    generates = bool(getattr(model, "can_generate", lambda: False)())
+    if not generates or choices.part not in ("", "decoder"):
+        return ()
+    return (
+        f"{type(model).__name__} generates: this is one pass over whole sequences, without a cache; generating token "
+        "by token with a cache is not part of attnport yet",
+    )
 
 
 def _config(place: str, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
@@ -109,13 +177,14 @@ def _name(folder: Path) -> str:
     return title if re.fullmatch(r"[\w.+-]{1,80}", title) else ""
 
 
-def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code: bool) -> TextModel | VisionModel:
-    kind = _kind(place, config, pooling, trust_remote_code)
+def _model(place: str, config: Any, head: Head | None, choices: Choices) -> Any:
+    """The transformers model, with its weights."""
+    kind = _kind(place, config, head is not None and head.embeds, choices)
     try:
         with never_asking():
             model, report = kind.from_pretrained(
                 place,
-                trust_remote_code=trust_remote_code,
+                trust_remote_code=choices.trust_remote_code,
                 use_safetensors=True,  # never a pickle
                 dtype="float32",
                 attn_implementation=_attention(kind),
@@ -123,27 +192,26 @@ def _module(place: str, config: Any, pooling: Pooling | None, trust_remote_code:
             )
     except Exception as err:  # safetensors and transformers raise a dozen types of error for damaged or missing files
         raise SpecError(f"hf:{place}: its weights cannot be loaded: {first_line(err)}") from err
-    _refuse_random(place, model, sorted(report["missing_keys"]))
-    if getattr(model.config, "use_cache", False):
-        model.config.use_cache = False  # one pass over the whole sequence needs no cache
-    main = getattr(model, "main_input_name", "input_ids")
-    if main == "pixel_values":
-        return VisionModel(model)
-    if main != "input_ids":
-        raise SpecError(
-            f"hf:{place}: its main input is {main!r}; input_ids and pixel_values are supported.",
-            hint="Write a factory that returns the module, and declare its inputs with --input.",
-        )
-    return TextModel(model, pooling)
+    _refuse_random(place, model, sorted(report["missing_keys"]), choices.task)
+    settle(model)
+    for part in model.modules():
+        own = getattr(part, "config", None)
+        if own is not None and getattr(own, "use_cache", False):
+            own.use_cache = False  # one pass over the whole sequence needs no cache
+    return model.eval()
 
 
-def _kind(place: str, config: Any, pooling: Pooling | None, trust_remote_code: bool) -> Any:
-    """The transformers class that loads the model: that of its architecture, or an auto class."""
+def _kind(place: str, config: Any, embeds: bool, choices: Choices) -> Any:
+    """The transformers class that loads the model: that of the task or of its architecture, or an auto class."""
     transformers = require("transformers")
+    if choices.task and choices.trust_remote_code and getattr(config, "auto_map", None):
+        return getattr(transformers, auto_name(choices.task))
+    if choices.task:
+        return class_of(choices.task, place, config)
     architecture = str((getattr(config, "architectures", None) or [""])[0])
-    if trust_remote_code and getattr(config, "auto_map", None):
-        return getattr(transformers, auto_class(config.to_dict(), "" if pooling else architecture))
-    kind = None if pooling else getattr(transformers, architecture, None)
+    if choices.trust_remote_code and getattr(config, "auto_map", None):
+        return getattr(transformers, auto_class(config.to_dict(), "" if embeds else architecture))
+    kind = None if embeds else getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
     if type(config) not in transformers.MODEL_MAPPING:
@@ -151,7 +219,7 @@ def _kind(place: str, config: Any, pooling: Pooling | None, trust_remote_code: b
     return transformers.AutoModel
 
 
-def _refuse_random(place: str, model: Any, missing: Sequence[str]) -> None:
+def _refuse_random(place: str, model: Any, missing: Sequence[str], task: str) -> None:
     """Refuses missing weights, which transformers fills with random numbers; a pooler is removed, as it is not used."""
     if missing and all(name.startswith("pooler.") for name in missing):
         model.pooler = None
@@ -160,7 +228,9 @@ def _refuse_random(place: str, model: Any, missing: Sequence[str]) -> None:
             f"hf:{place}: its weights lack {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + f", which {type(model).__name__} needs.",
-            hint="The checkpoint is for another architecture, or was cut; see architectures in config.json.",
+            hint=f"The checkpoint was not trained for {task}: give one that was, or leave --task out."
+            if task
+            else "The checkpoint is for another architecture, or was cut; see architectures in config.json.",
         )
 
 
@@ -169,34 +239,9 @@ def _attention(kind: Any) -> str:
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
-def _contract(place: str, config: Any, module: TextModel | VisionModel, declared: Sequence[str]) -> IOContract:
-    masks: tuple[MaskSpec, ...] = ()
-    inputs: tuple[TensorSpec, ...]
-    ranges: tuple[Dim, ...]
-    if isinstance(module, VisionModel):
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        inputs = (TensorSpec("pixel_values", "float32", ("batch", config.num_channels, height, width)),)
-        ranges = (Dim("batch", 1, 8, 64),)
-    else:
-        text = getattr(config, "text_config", config)
-        longest = _longest(text)
-        inputs = (
-            TensorSpec("input_ids", "int64", TOKENS, high=text.vocab_size),
-            TensorSpec("attention_mask", "int64", TOKENS, high=2),
-        )
-        if module.takes_token_types:
-            inputs = (*inputs, TensorSpec("token_type_ids", "int64", TOKENS, high=text.type_vocab_size))
-        masks = (MaskSpec(("padding",), "attention_mask"),)
-        ranges = (Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, longest), longest))
-    ranges = narrow_dims(ranges, declared)
+def _contract(
+    place: str, config: Any, module: TextModel, tokenizer: TokenizerOf, declared: Sequence[str]
+) -> IOContract:
+    inputs, ranges, masks = text_contract(config, module, tokenizer, declared)
     outputs = observe_outputs(module.named, inputs, ranges, f"hf:{place}")
     return IOContract(inputs, outputs, ranges, masks, positions="absolute")
-
-
-def _longest(config: Any) -> int:
-    """The longest sequence for which a text model has positions."""
-    longest = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512)
-    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        longest -= int(config.pad_token_id) + 1  # positions start after that of padding
-    return min(longest, MAX_POSITIONS)

@@ -3,68 +3,164 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from attnport.sources.pooling import Pooling
+from attnport.sources.sentence import Head
+from attnport.sources.structure import flat_outputs
 
-WANTED = ("last_hidden_state", "logits", "pooler_output")
+_LEFT_OUT = re.compile(
+    r"loss|.*_loss|loss_dict|(?!last_).*hidden_states?|.*attentions|.*past_key_values|cache_params|.*_cache|mems|states?|"
+    r"past_buckets_states|router_logits|.*router_logits|encoder_last_hidden_state|rope_deltas|"
+    r"intermediate_.*|init_.*|enc_outputs_.*|encoder_.*logits|denoising_.*|auxiliary_.*|aux_outputs"
+)
+"""Outputs that an application does not use: what training needs, the insides of layers, and caches."""
 
 
-def tensors_of(output: Any) -> dict[str, torch.Tensor]:
+def tensors_of(output: Any, own_pooler: bool = False) -> dict[str, torch.Tensor]:
     """The tensors of a transformers output that an application uses, by name, without hidden states and caches.
 
-    A pooler's output is left out if there is a last hidden state: its head has random weights unless the checkpoint was
-    trained with it.
+    Args:
+        own_pooler: The model has a pooler with weights. Its output is left out if there is a last hidden state: its
+            head has random weights unless the checkpoint was trained with it.
     """
-    named = {name: output[name] for name in WANTED if name in output and isinstance(output[name], torch.Tensor)}
-    if "last_hidden_state" in named:
+    named: dict[str, torch.Tensor] = {}
+    for name, value in output.items():
+        if _LEFT_OUT.fullmatch(name) or isinstance(value, dict):
+            continue
+        named |= flat_outputs({name: value}) if isinstance(value, torch.Tensor | tuple | list) else {}
+    if "last_hidden_state" in named and own_pooler:
         named.pop("pooler_output", None)
     return named
 
 
-class TextModel(nn.Module):
-    """A transformers text model, with the pooling and normalisation of a sentence-transformers folder, if any."""
+def has_pooler(model: nn.Module) -> bool:
+    """Whether a model has a pooler with weights, which a checkpoint may lack."""
+    pooler = getattr(model, "pooler", None)
+    return isinstance(pooler, nn.Module) and any(True for _ in pooler.parameters())
 
-    def __init__(self, model: nn.Module, pooling: Pooling | None = None) -> None:
+
+class TextModel(nn.Module):
+    """A transformers text model, with what comes behind it in a sentence-transformers folder, if anything does.
+
+    Attributes:
+        pools_some: Whether `pooled_mask` is an input: the tokens that are pooled, without those of a prompt.
+    """
+
+    def __init__(self, model: nn.Module, head: Head | None = None) -> None:
         super().__init__()
         self.model = model
-        self.pooling = pooling
-        self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters and bool(
-            getattr(model.config, "type_vocab_size", 0)
-        )
+        self.head = head
+        self.pools_some = head is not None and head.pooled_mask
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        pooled_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Token ids and padding mask `[B,T]` to the outputs of `named`, in order."""
-        return tuple(self.named(input_ids, attention_mask, token_type_ids).values())
+        """Token ids and masks `[B,T]` to the outputs of `named`, in order."""
+        return tuple(self.named(input_ids, attention_mask, token_type_ids, pooled_mask).values())
 
     def named(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        pooled_mask: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Token ids and padding mask `[B,T]` to outputs by name."""
+        """Token ids and masks `[B,T]` to outputs by name."""
         extra = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        named = tensors_of(self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **extra))
-        if self.pooling is not None:
-            hidden = named["last_hidden_state"]
-            return {"last_hidden_state": hidden, "sentence_embedding": self.pooling(hidden, attention_mask)}
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **extra)
+        named = tensors_of(output, has_pooler(self.model))
+        if self.head is None:
+            return named
+        if not self.head.embeds:
+            return {**named, **self.head.named(named, attention_mask)}
+        hidden = named["last_hidden_state"]
+        further = self.head.named({"token_embeddings": hidden}, attention_mask, pooled_mask)
+        return {"last_hidden_state": hidden, **further}
+
+
+def whole(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
+    """All of a model."""
+    return model(**tensors, **constants, return_dict=True)
+
+
+def decoder(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
+    """A model behind its encoder, with the head: what the encoder gave, and its padding mask, are inputs."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    encoded = BaseModelOutput(last_hidden_state=tensors.pop("encoder_hidden_states"))
+    if "encoder_attention_mask" in tensors:
+        tensors["attention_mask"] = tensors.pop("encoder_attention_mask")
+    return model(encoder_outputs=encoded, **tensors, **constants, return_dict=True)
+
+
+def tower(modality: str, name: str) -> Callable[..., Any]:
+    """One tower of a model with several, with its projection: `{modality}_features`, not normalised."""
+
+    def call(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
+        result = getattr(model, name)(**tensors, **constants, return_dict=True)
+        if isinstance(result, torch.Tensor):
+            return {f"{modality}_features": result}
+        named = dict(result.items())
+        if "pooler_output" in named:
+            named[f"{modality}_features"] = named.pop("pooler_output")
         return named
 
+    return call
 
-class VisionModel(nn.Module):
-    """A transformers vision model."""
 
-    def __init__(self, model: nn.Module) -> None:
+class Kind(nn.Module):
+    """A transformers model of any kind: tensors by keyword in, a tuple of tensors out, in the order of `named`.
+
+    Attributes:
+        least: The fewest samples of an item; the mask of one with fewer is taken to keep its first ones.
+    """
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any] = whole, **constants: Any) -> None:
         super().__init__()
         self.model = model
+        self.call = call
+        self.constants = constants
+        self.least = 0
 
-    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Images `[B,C,height,width]` to the outputs of `named`, in order."""
-        return tuple(self.named(pixel_values).values())
+    def named(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Tensors by name to outputs by name."""
+        if "bbox" in tensors and not tensors["bbox"].is_floating_point():
+            tensors["bbox"] = _upright(tensors["bbox"])
+        if self.least and "attention_mask" in tensors:
+            tensors["attention_mask"] = _at_least(self.least, tensors["attention_mask"])
+        found = tensors_of(self.call(self.model, tensors, self.constants), has_pooler(self.model))
+        return {f"{name}_out" if name in tensors else name: tensor for name, tensor in found.items()}
 
-    def named(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Images `[B,C,height,width]` to outputs by name."""
-        return tensors_of(self.model(pixel_values=pixel_values, return_dict=True))
+
+def with_inputs(kind: Kind, names: Sequence[str]) -> nn.Module:
+    """`kind` with a forward that takes the tensors called `names`."""
+
+    def forward(self: Kind, *positional: torch.Tensor, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(self.named(**dict(zip(names, positional, strict=False)), **tensors).values())
+
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # torch.export binds by it
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
+    )
+    kind.__class__ = type("Kind", (Kind,), {"forward": forward})
+    return kind
+
+
+def _at_least(least: int, mask_BT: torch.Tensor) -> torch.Tensor:
+    first_T = torch.arange(mask_BT.shape[1], device=mask_BT.device) < least
+    short_B1 = mask_BT.sum(-1, keepdim=True) < least
+    return torch.where(short_B1, first_T.to(mask_BT.dtype), mask_BT)
+
+
+def _upright(bbox: torch.Tensor) -> torch.Tensor:
+    """Boxes with their upper left corner first. Of others, models look up negative widths, which have no row."""
+    one, other = bbox[..., :2], bbox[..., 2:]
+    return torch.cat([torch.minimum(one, other), torch.maximum(one, other)], -1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError
+from attnport.sources.choices import Choices
 from attnport.sources.digests import code_digest, weights_digest
 from attnport.sources.package import SPEC_FORMS
 from attnport.sources.seeds import made_alike, seeded, seeding
@@ -27,6 +28,8 @@ def load(
     dims: Sequence[str] = (),
     outputs: Sequence[str] = (),
     trust_remote_code: bool = False,
+    task: str = "",
+    part: str = "",
     own: Callable[[str], ModelSpec] | None = None,
 ) -> ModelSpec:
     """Loads the model that `text` names. The module that is made for the digests is kept for the first use.
@@ -37,21 +40,31 @@ def load(
         dims: `--dim` declarations, such as `seq=1:128:512`.
         outputs: The outputs of a plain module that are wanted; none = all. Other models keep all of theirs.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
+        task: For `hf:`, the head to load; "" = that of the checkpoint.
+        part: For `hf:`, the part of the model to take; "" = all of it.
         own: Returns the ModelSpec of a name without a colon; None = there are no such names.
 
     Raises:
         SpecError: the SPEC names nothing, it is not a module, or loading it raised an error.
-        UsageError: `inputs`, `dims` or `trust_remote_code` do not apply to it.
+        UsageError: `inputs`, `dims`, `trust_remote_code`, `task` or `part` do not apply to it.
         MissingDependency: it needs a package that is not installed.
     """
     try:
-        spec = _resolve(text, inputs, dims, outputs, trust_remote_code, own)
+        spec = _resolve(text, inputs, dims, outputs, Choices(trust_remote_code, task, part), own)
         module = spec.make()
     except AttnportError:
         raise
     except (Exception, SystemExit) as err:  # the user's code may raise anything; its exit() must not end this process
         raise SpecError(_loading_error(text, err), hint=_advice(err)) from err
-    source = Source(text, tuple(inputs), tuple(dims), trust_remote_code=trust_remote_code, outputs=tuple(outputs))
+    source = Source(
+        text,
+        tuple(inputs),
+        tuple(dims),
+        trust_remote_code=trust_remote_code,
+        outputs=tuple(outputs),
+        task=task,
+        part=part,
+    )
     return sealed(dataclasses.replace(spec, source=source), module)
 
 
@@ -99,7 +112,7 @@ def _resolve(
     inputs: Sequence[str],
     dims: Sequence[str],
     outputs: Sequence[str],
-    trust_remote_code: bool,
+    choices: Choices,
     own: Callable[[str], ModelSpec] | None,
 ) -> ModelSpec:
     from attnport.sources.declare import narrow, plain_spec, refuse_inputs
@@ -108,8 +121,11 @@ def _resolve(
         from attnport.sources.hf import load_hf
 
         refuse_inputs(text, inputs)
-        return load_hf(text.removeprefix("hf").removeprefix(":"), dims, trust_remote_code=trust_remote_code)
-    if trust_remote_code:
+        return load_hf(text.removeprefix("hf").removeprefix(":"), dims, choices)
+    for option, value in (("--task", choices.task), ("--part", choices.part)):
+        if value:
+            raise UsageError(f"{text} is not an hf: model, so {option} {value} does not apply.", hint="Leave it out.")
+    if choices.trust_remote_code:
         raise UsageError(
             f"{text} is not an hf: model, so --trust-remote-code does not apply.",
             hint="Leave it out: the model's code is run anyway.",

@@ -39,24 +39,35 @@ def found_ranges(
     for name, dim in wanted.items():
         if name in declared:
             continue
-        at = partial(_at, runs, start, name)
-        usual, least, step = start[name], dim.min, 1
-        if not at(least):
-            step = _step(usual, dim, at)
-            least = _first(at, -(-least // step) * step, usual, step, True)
-        most = dim.max // step * step
-        if not at(most):
-            most = _first(at, usual, most, step, False) - step
-        if least == most:
+        found = range_by_trying(dim, start[name], partial(_runs_with, runs, start, name))
+        if found.min == found.max:
             raise SpecError(
-                f"dim {name!r} is frozen in the module: it runs at {name}={usual} and at no other size.",
-                hint="Look for a literal size in view, reshape or expand; or declare the number in place of the name.",
+                f"dim {name!r} is frozen in the module: it runs at {name}={start[name]} and at no other size.",
+                hint="Look for a literal size in view, reshape or expand, or declare the number in place of the name. "
+                "A size that follows from other dims is declared so: past+seq.",
             )
-        wanted[name] = Dim(name, least, max(least, min(-(-dim.opt // step) * step, most)), most, step)
+        wanted[name] = found
     return tuple(wanted.values())
 
 
-def _at(runs: Callable[[Mapping[str, int]], bool], sizes: Mapping[str, int], name: str, size: int) -> bool:
+def range_by_trying(dim: Dim, start: int, runs: Callable[[int], bool]) -> Dim:
+    """The part of a range, around `start`, at which a module runs.
+
+    Args:
+        runs: Whether it runs at a size; it does at `start`, and is taken to run at all sizes between two at which it
+            runs; or at all multiples of a number, if it runs at no size beside `start`.
+    """
+    least, step = dim.min, 1
+    if not runs(least):
+        step = _step(start, dim, runs)
+        least = _first(runs, -(-least // step) * step, start, step, True)
+    most = dim.max // step * step
+    if not runs(most):
+        most = _first(runs, start, most, step, False) - step
+    return Dim(dim.name, least, max(least, min(-(-dim.opt // step) * step, most)), most, step)
+
+
+def _runs_with(runs: Callable[[Mapping[str, int]], bool], sizes: Mapping[str, int], name: str, size: int) -> bool:
     return runs({**sizes, name: size})
 
 

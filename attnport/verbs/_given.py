@@ -17,6 +17,7 @@ from attnport.sources.examples import (
     dim_texts,
     given_inputs,
     input_texts,
+    joined,
     named_dims,
     refuse_other_sizes,
     vocabularies,
@@ -42,6 +43,8 @@ class Given:
     dims: Sequence[str] | Mapping[str, Any] = ()
     dynamic_shapes: Any = None
     trust_remote_code: bool = False
+    task: str = ""
+    part: str = ""
 
     @property
     def name(self) -> str:
@@ -77,12 +80,23 @@ class Given:
         from torch import nn
 
         inputs, dims, outputs = given_inputs(self.inputs), listed(self.dims), listed(self.outputs)
+        for option, value in (("task", self.task), ("part", self.part)):
+            if value and not isinstance(self.model, str):
+                raise UsageError(f"{self.name} is not an hf: model; {option}={value!r} does not apply.")
         if isinstance(self.model, ModelSpec):
             return self._of_spec(self.model, dims, outputs)
         if isinstance(self.model, str):
             if self._examples:
                 inputs, dims, _ = self._found(self._made(self.model), inputs, dims, progress)
-            return load(self.model, inputs=inputs, dims=dims, outputs=outputs, trust_remote_code=self.trust_remote_code)
+            return load(
+                self.model,
+                inputs=inputs,
+                dims=dims,
+                outputs=outputs,
+                trust_remote_code=self.trust_remote_code,
+                task=self.task,
+                part=self.part,
+            )
         if not isinstance(self.model, nn.Module):
             raise UsageError(
                 f"got {type(self.model).__name__} for the model; expected a torch.nn.Module, a SPEC or a ModelSpec."
@@ -154,8 +168,7 @@ class Given:
         }
         refuse_other_sizes(declared, tensors)
         sizes = self._sizes(adapted(module, arguments, names), arguments, found)
-        of = {name: path[0] for name, path in zip(arguments.names, found, strict=True)}
-        own = named_dims(sizes, tensors, declared, of)
+        own = named_dims(joined(sizes, tensors, call), tensors, declared)
         texts = input_texts(found, own, highs, given)
         rest = [each.name for each in arguments.signature.parameters.values() if each.kind is each.VAR_KEYWORD]
         constants = constant_texts(arguments.nodes, rest[0] if rest else None)
@@ -231,13 +244,14 @@ def _told(shapes: Any, path: Path, arguments: Arguments, tensor: torch.Tensor) -
             dims.append(int(size))
         elif dim in (Dim.AUTO, Dim.DYNAMIC):
             dims.append(None)
-        elif isinstance(dim, Dim) and not hasattr(dim, "root"):
+        elif isinstance(dim, Dim) and hasattr(dim, "root"):
+            dims.append(Range(str(dim.__name__).replace(" ", "")))
+        elif isinstance(dim, Dim):
             largest = int(dim.max) if str(dim.max).isdigit() else None
             dims.append(Range(str(dim.__name__), max(1, int(dim.min)), largest))
         else:
             raise UsageError(
                 f"dynamic_shapes of {'.'.join(path)}: got {dim!r}; expected a torch.export.Dim, Dim.AUTO, a size or "
-                "None.",
-                hint="Give a dim of its own to an axis that follows from another one.",
+                "None."
             )
     return tuple(dims)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from attnport.artifacts import FORMAT, IOContract, Manifest, ModelSpec, Session
 from attnport.cases.inputs import Case, full_case
+from attnport.cases.sizes import largest
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.folder.loading import without_outputs
 from attnport.folder.machine import versions
@@ -58,6 +60,8 @@ def export(
     dynamic_shapes: Any = None,
     with_weights: bool = False,
     trust_remote_code: bool = False,
+    task: str = "",
+    part: str = "",
     force: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -79,6 +83,9 @@ def export(
             module is exported without them.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names instead of that of
             transformers; it may be in another repository.
+        task: For `hf:`, the head: a pipeline's name such as `text-classification`, or an auto class; "" = the
+            checkpoint's own.
+        part: For `hf:`, `encoder` or `decoder`, or one tower: `text`, `vision`, ...; "" = the whole model.
         force: Export even if nothing has changed.
         tell: Called with a line on how the module is taken, and if outputs were left out.
 
@@ -90,7 +97,7 @@ def export(
     """
     from attnport.verbs._given import Given
 
-    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code)
+    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
     return exported(given, folder, with_weights=with_weights, force=force, progress=progress, tell=tell)[0]
 
 
@@ -104,6 +111,8 @@ def exported(
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Manifest, ModelSpec]:
     """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
+    from attnport.verbs._given import listed
+
     began_s = time.monotonic()
     given.check_declarations()
     refuse_stranger(folder)
@@ -121,9 +130,16 @@ def exported(
     )
     earlier = open_if_there(folder)
     if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
-        progress("tracing the module")
-        spec, captured = _capture(spec, with_weights)
-        earlier = _export(spec, captured, folder, digest, progress, began_s, tell)
+        make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
+        try:
+            earlier = make(spec)
+        except ExportError as err:
+            if not spec.narrower:
+                raise
+            whole = replace(given, dims=(*listed(given.dims), *spec.narrower)).spec(progress)
+            earlier = make(whole)
+            fixed = " and ".join(text.partition("=")[0] for text in spec.narrower)
+            tell(f"{fixed} are fixed, since the graph is not right at other sizes: {err.message}")
     if earlier.source.in_memory:
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
@@ -133,6 +149,20 @@ def exported(
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
     return earlier, whole
+
+
+def _made(
+    folder: Path,
+    digest: str,
+    with_weights: bool,
+    progress: Callable[[str], None],
+    began_s: float,
+    tell: Callable[[str], None],
+    spec: ModelSpec,
+) -> Manifest:
+    progress("tracing the module")
+    spec, captured = _capture(spec, with_weights)
+    return _export(spec, captured, folder, digest, progress, began_s, tell)
 
 
 def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
@@ -179,7 +209,8 @@ def _export(
         progress("golden outputs in float64")
         write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:
-            changing.path("tokenizer.json").write_bytes(spec.tokenizer.read_bytes())
+            text = spec.tokenizer.read_bytes() if isinstance(spec.tokenizer, Path) else spec.tokenizer.encode()
+            changing.path("tokenizer.json").write_bytes(text)
         changing.manifest = Manifest(
             format=FORMAT,
             attnport=__version__,
@@ -191,6 +222,7 @@ def _export(
             tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
             versions=versions(_PACKAGES),
             files={},
+            prompts=spec.prompts,
         )
         return changing.finish(STAGE, digest)
 
@@ -249,7 +281,7 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     plans.append((None, start))
     plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
     # These change several dims, so they come after those that change only one and therefore name the right dim.
-    plans += [(dim.name, {**small, dim.name: dim.max}) for dim in io.dims]
+    plans += [(dim.name, {**small, dim.name: largest(dim)}) for dim in io.dims]
     plans.append((None, primes))  # last, as it does not show which dim froze
     unique: dict[tuple[tuple[str, int], ...], tuple[str | Guard | None, Mapping[str, int]]] = {}
     for tried, sizes in plans:

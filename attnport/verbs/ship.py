@@ -114,6 +114,8 @@ def ship(
     require: bool = False,
     with_weights: bool = False,
     trust_remote_code: bool = False,
+    task: str = "",
+    part: str = "",
     force: bool = False,
     budget_s: float = 60.0,
     shapes: Sequence[str] | None = None,
@@ -132,6 +134,8 @@ def ship(
         require: A target whose fusion was examined and is not complete counts as failed.
         with_weights: Keep outputs that are attention weights; see `export`.
         trust_remote_code: Run an `hf:` model's own Python code; see `export`.
+        task: The head of an `hf:` model; see `export`.
+        part: The part of an `hf:` model; see `export`.
         force: Run every stage again, even if nothing has changed.
         budget_s: About how long the latency measurement may take.
         shapes: Grids of sizes to time, as in `bench`.
@@ -161,6 +165,8 @@ def ship(
         outputs=outputs,
         with_weights=with_weights,
         trust_remote_code=trust_remote_code,
+        task=task,
+        part=part,
         force=force,
         progress=progress,
         tell=tell,

@@ -131,14 +131,14 @@ Names distinct(const Located& at, const Texts& names) {
     return found;
 }
 
-/// `given`: for an output, the dims that inputs have; its sizes may be expressions of them.
-void check_axes(const Located& at, const TensorSpec& spec, const Names& dims, const Names* given = nullptr) {
+/// `given`: the dims that inputs have as such. A size may be an expression of them.
+void check_axes(const Located& at, const TensorSpec& spec, const Names& dims, const Names& given) {
     for (const auto& axis : spec.dims) {
         const auto* name = std::get_if<std::string>(&axis);
         if (name != nullptr ? dims.count(*name) != 0 : std::get<std::int64_t>(axis) >= 0) continue;
         std::string got = name != nullptr ? quoted(*name) : to_string(std::get<std::int64_t>(axis));
-        if (name != nullptr && given != nullptr) {
-            const std::string problem = expression_problem(*name, *given);
+        if (name != nullptr) {
+            const std::string problem = expression_problem(*name, given);
             if (problem.empty()) continue;
             got += " (" + problem + ")";
         }
@@ -147,12 +147,13 @@ void check_axes(const Located& at, const TensorSpec& spec, const Names& dims, co
     }
 }
 
-/// The dims that inputs have.
-Names given_dims(const std::vector<TensorSpec>& inputs) {
+/// The dims that inputs have as such, and not only within an expression.
+Names given_dims(const std::vector<TensorSpec>& inputs, const Names& dims) {
     Names given;
     for (const auto& spec : inputs) {
         for (const auto& axis : spec.dims) {
-            if (const auto* name = std::get_if<std::string>(&axis)) given.insert(*name);
+            const auto* name = std::get_if<std::string>(&axis);
+            if (name != nullptr && dims.count(*name) != 0) given.insert(*name);
         }
     }
     return given;
@@ -190,10 +191,10 @@ IO io_of(const Located& at) {
     for (const Dim& dim : io.dims) {
         if (dim.opt < 1) at.fail("dim " + quoted(dim.name) + ": got the usual size 0; expected 1 or more");
     }
-    for (const auto& spec : io.inputs) check_axes(at, spec, dims);
-    const Names given = given_dims(io.inputs);
+    const Names given = given_dims(io.inputs, dims);
+    for (const auto& spec : io.inputs) check_axes(at, spec, dims, given);
     for (const auto& spec : io.outputs) {
-        check_axes(at, spec, dims, &given);
+        check_axes(at, spec, dims, given);
         if (spec.high) {
             at.fail("output " + quoted(spec.name) + ": got high " + to_string(*spec.high) + "; only inputs have one");
         }

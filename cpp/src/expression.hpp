@@ -1,4 +1,4 @@
-// Sizes of outputs as expressions of dims, such as `past+seq`; see FORMAT.md.
+// Sizes as expressions of dims, such as `past+seq`; see FORMAT.md.
 #pragma once
 
 #include <cstdint>

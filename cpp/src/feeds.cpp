@@ -44,7 +44,7 @@ void check_size(const IO& io, const TensorSpec& spec, std::size_t axis, std::int
     const auto& dim = std::get<std::string>(spec.dims[axis]);
     const auto limit =
         std::find_if(io.dims.begin(), io.dims.end(), [&](const Dim& known) { return known.name == dim; });
-    if (limit == io.dims.end()) throw Error("the contract has no dim " + reader::quoted(dim) + ".");
+    if (limit == io.dims.end()) return;  // an expression, which `check_computed` compares
     Given& given = sizes[static_cast<std::size_t>(limit - io.dims.begin())];
     if (given.by == nullptr) given = {got, &spec.name};
     const auto words = [&] {
@@ -86,6 +86,32 @@ bool is_size(const IO& io, const Axis& axis, std::int64_t got, std::vector<std::
         return std::nullopt;
     };
     return value_of(std::get<std::string>(axis), size_of) == got;
+}
+
+std::string words_of(const IO& io, const std::vector<std::optional<std::int64_t>>& known) {
+    std::vector<std::string> said;
+    for (std::size_t dim = 0; dim < known.size(); ++dim) {
+        if (known[dim]) said.push_back(io.dims[dim].name + "=" + std::to_string(*known[dim]));
+    }
+    return said.empty() ? "any size" : joined(said);
+}
+
+/// Checks the sizes that are expressions, when all named dims are known.
+void check_computed(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Given>& sizes) {
+    std::vector<std::optional<std::int64_t>> known(io.dims.size());
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+        if (sizes[dim].by != nullptr) known[dim] = sizes[dim].size;
+    }
+    for (std::size_t index = 0; index < inputs.size(); ++index) {
+        const TensorSpec& spec = io.inputs[index];
+        for (std::size_t axis = 0; axis < spec.dims.size(); ++axis) {
+            const std::int64_t got = inputs[index]->shape()[axis];
+            if (is_size(io, spec.dims[axis], got, known)) continue;
+            throw FeedError(about(spec) + ": got size " + std::to_string(got) + " on axis " + std::to_string(axis) +
+                            "; expected " + std::get<std::string>(spec.dims[axis]) + " with " + words_of(io, known) +
+                            ".");
+        }
+    }
 }
 
 /// Checks that there is memory, and that elements can be read from it.
@@ -224,6 +250,7 @@ std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const
         if (found[index] == nullptr) throw FeedError(about(spec) + " is missing; expected " + spec.text() + ".");
         check_shape(io, spec, *found[index], dtypes == nullptr ? spec.dtype : dtypes->at(spec.name), sizes);
     }
+    check_computed(io, found, sizes);
     for (std::size_t index = 0; index < found.size(); ++index) {
         check_memory(io.inputs[index], *found[index]);
         check_values(io.inputs[index], *found[index]);
@@ -246,12 +273,8 @@ void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const 
             fits = is_size(io, spec.dims[axis], shape[axis], known);
         }
         if (fits) continue;
-        std::vector<std::string> said;
-        for (std::size_t dim = 0; dim < known.size(); ++dim) {
-            if (known[dim]) said.push_back(io.dims[dim].name + "=" + std::to_string(*known[dim]));
-        }
         throw Error("output " + reader::quoted(spec.name) + ": got shape " + listed(shape) + "; expected " +
-                    spec.text() + " with " + (said.empty() ? "any size" : joined(said)) + ".");
+                    spec.text() + " with " + words_of(io, known) + ".");
     }
 }
 

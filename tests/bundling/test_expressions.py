@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from attnport_bundle.contract import IO, Dim, TensorSpec
-from attnport_bundle.errors import BundleError, UsageError
+from attnport_bundle.errors import BundleError, FeedError, UsageError
 from attnport_bundle.expressions import LARGEST, MAX_DEPTH, MAX_LETTERS, evaluate, names
-from attnport_bundle.feeds import check_outputs
+from attnport_bundle.feeds import check_feeds, check_outputs
 
 SIZES = {"past": 3, "seq": 4, "height": 33, "width": 17, "empty": 0, "max": 9, "huge": LARGEST}
 VALUES = {
@@ -104,11 +105,29 @@ def test_outputs_take_expressions_of_dims_that_inputs_have() -> None:
             contract(dim).check()
 
 
-def test_an_input_takes_names_and_numbers_only() -> None:
-    io = contract("seq")
-    wrong = IO((*io.inputs, TensorSpec("m", "bool", ("seq+1",))), io.outputs, io.dims)
-    with pytest.raises(UsageError, match=r"'m': got dim 'seq\+1'; known"):
-        wrong.check()
+def masked(size: str) -> IO:
+    """`contract` with a second input, of a size that follows from those of the first."""
+    io = contract("batch", "seq")
+    return IO((TensorSpec("mask", "bool", ("batch", size)), *io.inputs), io.outputs, io.dims)
+
+
+def test_an_input_takes_expressions_of_dims_that_inputs_have_alone() -> None:
+    masked("2*seq+1").check()
+    with pytest.raises(UsageError, match=r"'mask': got dim 'seq\+width' \(no input has width\); known"):
+        masked("seq+width").check()
+    io = masked("seq+1")
+    with pytest.raises(UsageError, match=r"'mask': got dim 'seq\+1' \(no input has seq\); known"):
+        IO((io.inputs[0], TensorSpec("x", "float32", ("batch",))), io.outputs, io.dims).check()
+
+
+def test_an_input_of_a_call_is_compared_with_the_expression() -> None:
+    x = np.ones((2, 4), np.float32)
+    assert check_feeds(masked("seq+1"), {"mask": np.ones((2, 5), bool), "x": x}) == {"batch": 2, "seq": 4}
+    said = r"input 'mask': got size 4 on axis 1; expected seq\+1 with batch=2, seq=4"
+    with pytest.raises(FeedError, match=said):
+        check_feeds(masked("seq+1"), {"mask": np.ones((2, 4), bool), "x": x})
+    with pytest.raises(FeedError, match=r"input 'mask': mask: the size 'seq-6' has no value"):
+        check_feeds(masked("seq-6"), {"mask": np.ones((2, 4), bool), "x": x})
 
 
 def test_a_size_without_a_value_names_the_output_and_the_sizes() -> None:

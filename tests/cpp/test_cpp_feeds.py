@@ -25,6 +25,7 @@ DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 2, 3, 1 << 40))
 OUTPUTS = (TensorSpec("y", "float32", ("batch",), None),)
 LINE = IO(
     (
+        TensorSpec("grown", "bool", ("batch", "2*seq+1"), None),
         TensorSpec("ids", "int64", ("batch", "seq"), 50),
         TensorSpec("kinds", "int32", ("batch", "seq"), 2),
         TensorSpec("bias", "float32", ("batch", 1, 3), None),
@@ -85,6 +86,7 @@ def arrays(**others: np.ndarray[Any, Any] | None) -> Feeds:
     """Inputs that fit `LINE`, but for those that are given; None leaves one out."""
     names = {"apostrophe": "it's"}
     found: dict[str, np.ndarray[Any, Any] | None] = {
+        "grown": np.zeros((2, 7), bool),
         "ids": np.zeros((2, 3), np.int64),
         "kinds": np.zeros((2, 3), np.int32),
         "bias": np.zeros((2, 1, 3), np.float32),
@@ -129,6 +131,7 @@ CASES: dict[str, Feeds] = {
     "other_seq_of_the_last": arrays(apostrophe=np.zeros(4, bool)),
     "too_large": arrays(ids=np.zeros((5, 3), np.int64)),
     "too_small": arrays(ids=np.zeros((2, 1), np.int64)),
+    "other_computed_size": arrays(grown=np.zeros((2, 6), bool)),
     "no_element": arrays(ids=np.zeros((0, 3), np.int64)),
     "id_at_high": arrays(ids=ids(0, 49, 50)),
     "id_below_zero": arrays(ids=ids(0, 49, -1)),
@@ -194,7 +197,7 @@ def test_memory_that_no_array_of_python_has(say: Say, line: str, words: str) -> 
 
 
 def test_a_name_that_is_there_twice(say: Say) -> None:
-    feeds = [*arrays(), *arrays()[:1]]
+    feeds = [*arrays(), *arrays()[1:2]]
     assert say([*contract(LINE), *fed(feeds), "check"]) == ["2 input 'ids': it is there twice."]
 
 

@@ -169,9 +169,12 @@ def quiet() -> Iterator[None]:
 
 def _export_alone(case: Case, path: Path, *, named: bool) -> None:
     dynamic = {
-        spec.name: {axis: dim if named else torch.export.Dim.AUTO for axis, dim in enumerate(spec.dims) if dim in names}
+        spec.name: {
+            axis: dim if named and dim.isidentifier() else torch.export.Dim.AUTO
+            for axis, dim in enumerate(spec.dims)
+            if isinstance(dim, str)
+        }
         for spec in case.specs
-        for names in [set(case.sizes[0])]
     }
     names = [spec.name for spec in case.specs]
     args, kwargs = case.call(dict(case.feeds(case.sizes[0])))

@@ -49,6 +49,32 @@ def growing_cache() -> nn.Module:
     return GrowingCache()
 
 
+class MaskedCache(CachedAttention):
+    """As `GrowingCache`, with a padding mask over the cached and the new tokens, as transformers' decoders take one."""
+
+    def forward(
+        self, x: torch.Tensor, attention_mask: torch.Tensor, past_k: torch.Tensor, past_v: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        q, k, v = self.split(x)
+        k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+        S, T = q.shape[2], k.shape[2]
+        allowed = torch.arange(T) <= torch.arange(T - S, T)[:, None]
+        allowed = allowed & attention_mask[:, None, None, :].bool()
+        return self.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)), k, v
+
+
+@door(
+    "x=float32[batch,seq,32]",
+    "attention_mask=int64[batch,past+seq]:padding",
+    f"past_k=float32[batch,{HEADS},past,{D}]",
+    f"past_v=float32[batch,{HEADS},past,{D}]",
+    sizes=ten(past=PAST),
+)
+def masked_cache() -> nn.Module:
+    torch.manual_seed(5)
+    return MaskedCache()
+
+
 class OneToken(nn.Module):
     """Two layers, one new token, the cache as a list of pairs; `past + 1` keys go out."""
 

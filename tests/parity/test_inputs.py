@@ -6,6 +6,7 @@ import pytest
 from attnport.artifacts import IOContract
 from attnport.cases import inputs
 from attnport.cases.mask_cases import layouts_of
+from attnport.cases.sizes import untried
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import FeedError, UsageError
 from attnport.masks.numpy_builders import build, prefix
@@ -368,3 +369,16 @@ def test_given_feeds_are_checked_against_the_contract() -> None:
     feeds["mask"] = feeds["mask"].astype(np.int32)
     with pytest.raises(FeedError, match=r"mask.*int32.*int64"):
         inputs.case(CONTRACTS["keep"], "mine", "given", feeds)
+
+
+def test_lengths_that_no_memory_takes_are_not_tried_and_said() -> None:
+    ids = TensorSpec("ids", "int64", ("batch", "seq"), 9)
+    samples = TensorSpec("samples", "float32", ("batch", "time"))
+    dims = Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 131072), Dim("time", 400, 16000, 480000)
+    io = IOContract((ids, samples), (ids,), dims, (MaskSpec(("causal", "window"), window=4096),))
+    assert max(case.feeds["ids"].shape[1] for case in inputs.cases(io)) == 2048
+    assert max(case.feeds["samples"].shape[1] for case in inputs.cases(io)) == 32000
+    assert untried(io) == [
+        "seq was tried up to 2048, and goes to 131072",
+        "time was tried up to 32000, and goes to 480000",
+    ]

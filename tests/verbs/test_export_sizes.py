@@ -191,6 +191,63 @@ def test_a_dim_from_zero_is_never_traced_at_zero_or_one() -> None:
     assert np.min(sizes, axis=0).tolist() == [0, 0]
 
 
+MASKED = CACHE.replace("past_keys, past_values", "mask, past_keys, past_values").replace(
+    "(q, k, v)", "(q, k, v, mask[:, None, None] > 0)"
+)
+
+
+def test_a_mask_over_the_cache_and_the_new_tokens_is_declared_as_their_sum(tmp_path: Path) -> None:
+    inputs = ["x=float32[batch,seq,8]", "mask=int64[batch,past+seq]:padding", *PAST]
+    manifest = export(write(tmp_path, MASKED), tmp_path / "out", inputs=inputs, dims=["seq=1:4:9", *SMALL])
+    assert manifest.io.inputs[1].dims == ("batch", "past+seq")
+    proto = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    assert [dim.dim_param for dim in proto.graph.input[1].type.tensor_type.shape.dim] == ["batch", "past+seq"]
+    folder = tmp_path / "out"
+    fuse(folder, targets=["ort_cpu"])
+    assert check(folder, runtimes=["ort_cpu"]).verdict == "PASS"
+    with open_bundle(bundle(folder, tmp_path / "app", forms=["ort_cpu"])) as model:
+        x, past, mask = np.ones((2, 3, 8), np.float32), np.ones((2, 2, 4, 4), np.float32), np.ones((2, 7), np.int64)
+        assert model.run(x=x, mask=mask, past_keys=past, past_values=past)["output_1"].shape == (2, 2, 7, 4)
+        with pytest.raises(FeedError, match=r"got size 6 on axis 1; expected past\+seq with batch=2, seq=3, past=4"):
+            model.run(x=x, mask=mask[:, 1:], past_keys=past, past_values=past)
+
+
+def test_examples_tell_sums_of_dims_and_dims_that_have_to_be_equal(tmp_path: Path) -> None:
+    made: dict[str, type[nn.Module]] = {}
+    exec(MASKED, made)
+    past = torch.ones(2, 2, 5, 4)
+    args = (torch.ones(2, 3, 8), torch.ones(2, 8, dtype=torch.int64), past, past)
+    manifest = export(made["Cache"](), tmp_path / "out", args=args)
+    assert [spec.dims for spec in manifest.io.inputs[1:]] == [
+        ("batch", "past_keys_2+seq"), *[("batch", 2, "past_keys_2", 4)] * 2
+    ]  # fmt: skip
+
+
+class Twice(nn.Module):
+    """The second input is twice as long as the first, of which torch sees nothing."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([x, y], 1), y.unflatten(1, (-1, 2)).mean(2) + x
+
+
+def test_a_derived_dim_of_dynamic_shapes_is_an_expression(tmp_path: Path) -> None:
+    from torch.export import Dim as TorchDim
+
+    seq = TorchDim("seq", max=64)
+    args = torch.ones(2, 3, 4), torch.ones(2, 6, 4)
+    shapes = {"x": {0: TorchDim.AUTO, 1: seq}, "y": {0: TorchDim.AUTO, 1: 2 * seq}}
+    manifest = export(Twice(), tmp_path / "out", args=args, dynamic_shapes=shapes)
+    assert manifest.io.inputs[1].dims == ("batch", "2*seq", 4)
+    assert [spec.dims for spec in manifest.io.outputs] == [("batch", "3*seq", 4), ("batch", "seq", 4)]
+
+
+def test_an_expression_of_a_dim_that_no_input_has_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no input has the dim past alone; they have batch, seq"):
+        load(write(tmp_path, CACHE), inputs=["x=float32[batch,seq,8]", "past_keys=float32[batch,2,past+1,4]"])
+    with pytest.raises(UsageError, match=r"dim 'past\+' is neither a name, a size, nor an expression"):
+        load(write(tmp_path, CACHE), inputs=["x=float32[batch,past+,8]"])
+
+
 @pytest.mark.slow
 def test_a_growing_cache_is_bundled_and_runs_with_an_empty_cache(tmp_path: Path) -> None:
     """Export, one form and a bundle; then the reader takes any size of the cache, and refuses one beyond its range."""

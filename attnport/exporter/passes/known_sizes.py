@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.exporter.output_sizes import formula
+
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
@@ -31,10 +33,10 @@ class KnownSizes:
         self.ir_version = model.ir_version
         self.sizes: dict[ir.Value, tuple[Size, ...]] = {}
         self.contents: dict[ir.Value, np.ndarray[Any, Any]] = {}
-        self.names: dict[Size, str] = {}
         self.given = {
             str(dim.value) for value in model.graph.inputs for dim in value.shape or () if hasattr(dim, "value")
         }
+        self.names: dict[Size, str] = {self.symbol(name): name for name in self.given if not name.isidentifier()}
         self.meaning: dict[str, Size] = {}
         self.fresh = (f"unknown{number}" for number in itertools.count())
 
@@ -60,8 +62,13 @@ class KnownSizes:
         return self.meaning.get(name, self.symbol(name))
 
     def symbol(self, name: str) -> Size:
-        """The size with a name."""
-        return self.sympy.Symbol(name, integer=True, positive=True)
+        """The size with a name, which may be an expression such as `past+seq`."""
+        if name.isidentifier():
+            return self.sympy.Symbol(name, integer=True, positive=True)
+        try:
+            return formula(name, self.symbol)
+        except ValueError:  # other exporters leave names of their own
+            return self.sympy.Symbol(name, integer=True, positive=True)
 
     def unknown(self) -> Size:
         """A new size, which is equal to no other."""

@@ -1,0 +1,22 @@
+"""What torch's exporter cannot translate to ONNX, or translates wrongly: one file for each kind of operator.
+
+Each file defines `table()`, from torch operators to functions that write them in ONNX, and names the upstream thread. A
+file goes when the exporter can do it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attnport import registry
+
+Translation = Callable[..., Any]
+
+
+def tables() -> dict[Any, Translation]:
+    """The translations of all files, as `torch.onnx.export` takes them."""
+    found: dict[Any, Translation] = {}
+    for name in registry.names(__name__):
+        found.update(registry.module(__name__, name, "translation").table())
+    return found

@@ -1,0 +1,119 @@
+"""What depends on the order of numbers: stable sorting, running maxima, ranks, places in a sorted row.
+
+None of them has a translation in torch 2.13 (https://github.com/pytorch/pytorch/issues/138313 lists what is missing).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnport.exporter.translations import Translation
+
+_INT64 = 7
+
+
+def table() -> dict[Any, Translation]:
+    """The operators of this file."""
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten.sort.stable: sort,
+        aten.cummax.default: cummax,
+        aten.cummin.default: cummin,
+        aten.kthvalue.default: kthvalue,
+        aten.median.dim: median,
+        aten.searchsorted.Tensor: searchsorted,
+    }
+
+
+def sort(self: Any, stable: Any = True, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+    """Sorted, and the places before. `TopK` has the smaller index first where numbers are equal, as a stable sort."""
+    op = _opset()
+    count = op.Shape(self, start=_axis(self, dim), end=_axis(self, dim) + 1)
+    values, indices = op.TopK(self, count, axis=_axis(self, dim), largest=int(descending), sorted=1)
+    return values, indices
+
+
+def cummax(self: Any, dim: int) -> tuple[Any, Any]:
+    """The largest number so far, and where it is; of equal ones the last."""
+    return _running(self, dim, largest=True)
+
+
+def cummin(self: Any, dim: int) -> tuple[Any, Any]:
+    """The smallest number so far, and where it is; of equal ones the last."""
+    return _running(self, dim, largest=False)
+
+
+def _running(self: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
+    """Compares every pair of a row, as no ONNX operator has a running maximum: `[..., N]` becomes `[..., N, N]`."""
+    op = _opset()
+    axis, rank = _axis(self, dim), len(self.shape)
+    order = [*(at for at in range(rank) if at != axis), axis]
+    back = [order.index(at) for at in range(rank)]
+    rows = op.Transpose(self, perm=order)
+    one, count = op.Constant(value_ints=[1]), op.Shape(rows, start=rank - 1, end=rank)
+    places = op.Range(op.Constant(value_int=0), op.Squeeze(count), op.Constant(value_int=1))
+    earlier = op.LessOrEqual(op.Unsqueeze(places, op.Constant(value_ints=[0])), op.Unsqueeze(places, one))
+    first = op.Slice(rows, op.Constant(value_ints=[0]), one, op.Constant(value_ints=[rank - 1]))
+    shown = op.Where(
+        earlier, op.Unsqueeze(rows, op.Constant(value_ints=[-2])), op.Unsqueeze(first, op.Constant(value_ints=[-2]))
+    )
+    values = (op.ReduceMax if largest else op.ReduceMin)(shown, op.Constant(value_ints=[-1]), keepdims=0)
+    equal = op.And(
+        earlier,
+        op.Equal(op.Unsqueeze(rows, op.Constant(value_ints=[-2])), op.Unsqueeze(values, op.Constant(value_ints=[-1]))),
+    )
+    # Of equal numbers the last: its place is the largest.
+    indices = op.ReduceMax(op.Mul(op.Cast(equal, to=_INT64), places), op.Constant(value_ints=[-1]), keepdims=0)
+    return op.Transpose(values, perm=back), op.Transpose(indices, perm=back)
+
+
+def kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """The k-th smallest number, counted from 1, and where it is."""
+    op = _opset()
+    values, indices = sort(self, True, dim)
+    place = op.Constant(value_int=k - 1)
+    return _at(values, place, self, dim, keepdim), _at(indices, place, self, dim, keepdim)
+
+
+def median(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """The middle number, the lower of two, and where it is."""
+    op = _opset()
+    values, indices = sort(self, True, dim)
+    count = op.Squeeze(op.Shape(self, start=_axis(self, dim), end=_axis(self, dim) + 1))
+    middle = op.Div(op.Sub(count, op.Constant(value_int=1)), op.Constant(value_int=2))
+    return _at(values, middle, self, dim, keepdim), _at(indices, middle, self, dim, keepdim)
+
+
+def searchsorted(
+    sorted_sequence: Any, self: Any, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
+) -> Any:
+    """How many numbers of a sorted row are below each of `self`."""
+    if sorter is not None:
+        raise ValueError("searchsorted with a sorter has no translation.")
+    op = _opset()
+    last = op.Constant(value_ints=[-1])
+    wanted = op.Unsqueeze(self, last)
+    row = sorted_sequence
+    if len(row.shape) > 1:
+        row = op.Unsqueeze(row, op.Constant(value_ints=[-2]))
+    below = op.LessOrEqual(row, wanted) if right or side == "right" else op.Less(row, wanted)
+    return op.ReduceSum(op.Cast(below, to=6 if out_int32 else _INT64), last, keepdims=0)
+
+
+def _at(value: Any, place: Any, of: Any, dim: int, keepdim: bool) -> Any:
+    op = _opset()
+    axis = _axis(of, dim)
+    found = op.Gather(value, place, axis=axis)
+    return op.Unsqueeze(found, op.Constant(value_ints=[axis])) if keepdim else found
+
+
+def _axis(value: Any, dim: int) -> int:
+    return dim % len(value.shape) if len(value.shape) else 0
+
+
+def _opset() -> Any:
+    from onnxscript import opset18
+
+    return opset18

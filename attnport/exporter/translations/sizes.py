@@ -1,0 +1,67 @@
+"""Arithmetic of sizes that torch's exporter translates wrongly or for constants alone."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from attnport.exporter.translations import Translation
+
+
+def table() -> dict[Any, Translation]:
+    """The operators of this file."""
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        operator.floordiv: floordiv,
+        aten.remainder.Scalar: remainder,
+        aten.repeat_interleave.self_int: repeat_interleave,
+    }
+
+
+def floordiv(self: Any, other: Any) -> Any:
+    """Rounds down, also below zero, as in `-(-n // 8)`; torch's exporter writes `Div`, which rounds towards zero.
+
+    What is surely positive stays a plain `Div`: sizes are read out of the graph later.
+    """
+    op = _opset()
+    producer = self.producer() if hasattr(self, "producer") else None
+    quotient = op.Div(self, other)
+    if producer is not None and producer.op_type not in ("Neg", "Sub", "Mul"):
+        return quotient
+    rest = op.Sub(self, op.Mul(quotient, other))
+    opposite = op.Less(op.Mul(rest, other), op.Constant(value_int=0))
+    return op.Sub(quotient, op.Cast(opposite, to=7))
+
+
+def remainder(self: Any, other: Any) -> Any:
+    """The remainder with the sign of the divisor, which may be a size."""
+    from onnxscript.function_libs.torch_lib.ops import core
+
+    if isinstance(other, int | float):
+        torchlib: Any = core.aten_remainder
+        return torchlib(self, _opset().CastLike(other, self))
+    op = _opset()
+    return op.Mod(self, op.CastLike(other, self))
+
+
+def repeat_interleave(self: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
+    """Each element several times, which may be a size."""
+    op = _opset()
+    value, axis = (op.Reshape(self, op.Constant(value_ints=[-1])), 0) if dim is None else (self, int(dim))
+    rank = 1 if dim is None else len(self.shape)
+    axis %= rank
+    several = op.Reshape(op.Cast(repeats, to=7), op.Constant(value_ints=[1]))
+    tiles = [op.Constant(value_ints=[1])] * (rank + 1)
+    tiles[axis + 1] = several
+    tiled = op.Tile(op.Unsqueeze(value, op.Constant(value_ints=[axis + 1])), op.Concat(*tiles, axis=0))
+    before = [op.Shape(value, start=0, end=axis)] if axis else []
+    after = [op.Shape(value, start=axis + 1)] if axis + 1 < rank else []
+    return op.Reshape(tiled, op.Concat(*before, op.Constant(value_ints=[-1]), *after, axis=0))
+
+
+def _opset() -> Any:
+    from onnxscript import opset18
+
+    return opset18

@@ -1,0 +1,279 @@
+"""The inputs of transformers models: one table from an input's name to its forms, and how to choose among them.
+
+Which inputs a model takes follows from its forward; their sizes follow from its config and its processor's config.
+Where these leave several forms, such as raw samples or frames of features, the model is run, and the first that works
+is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import SpecError, first_line
+from attnport.masks.spec import MaskSpec
+from attnport.sources.declare import example, parse_input
+from attnport.sources.hf_numbers import Numbers
+
+if TYPE_CHECKING:
+    import torch
+
+Call = Callable[..., "dict[str, torch.Tensor]"]
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "input_ids": ("int64[batch,seq]:high={vocab}",),
+    "token_type_ids": ("int64[batch,seq]:high={types}",),
+    # Corners of boxes, x0, y0, x1, y1, each a row of a table; Bros computes sines of them.
+    "bbox": ("int64[batch,seq,4]:high={max_2d_position_embeddings}", "float32[batch,seq,4]", "float32[batch,seq,8]"),
+    "xpath_tags_seq": ("int64[batch,seq,{max_depth}]:high={max_xpath_tag_unit_embeddings}",),
+    "xpath_subs_seq": ("int64[batch,seq,{max_depth}]:high={max_xpath_subs_unit_embeddings}",),
+    "pixel_values": (
+        "float32[batch,{num_channels|in_channels|in_chans|image_channels=3},height,width]",
+        "float32[batch,{num_frames|frames_per_clip|tubelet_frames},{num_channels|in_channels|in_chans=3},height,width]",
+    ),
+    "pixel_values_videos": ("float32[batch,{frames_per_clip|num_frames},{in_chans|num_channels=3},height,width]",),
+    "input_values": (
+        "float32[batch,samples]",
+        "float32[batch,{max_length},{num_mel_bins}]",
+        "float32[batch,{audio_channels=1},samples]",
+    ),
+    "input_features": (
+        "float32[batch,{num_mel_bins|num_mel_features},{whisper_frames}]",
+        "float32[batch,frames,{feature_projection_input_dim|speech2text_bins|num_mel_bins|input_feat_dim|input_dim}]",
+        "float32[batch,{num_mel_bins|num_mel_features},frames]",
+        "float32[batch,{patch_embed_input_channels},{clap_frames},{num_mel_bins}]",
+        "float32[batch,4,{clap_frames},{num_mel_bins}]",
+    ),
+    "is_longer": ("bool[batch,1]",),
+    "visual_feats": ("float32[batch,visual,{visual_feat_dim}]",),
+    "visual_pos": ("float32[batch,visual,{visual_pos_dim}]",),
+    "visual_embeds": ("float32[batch,visual,{visual_embedding_dim}]",),
+    "past_values": ("float32[batch,{context_length},{num_input_channels}]", "float32[batch,{context_length}]"),
+    "encoder_hidden_states": (),
+    "decoder_input_ids": ("int64[batch,decoder_seq]:high={decoder_vocab}",),
+    "decoder_input_values": ("float32[batch,decoder_seq,{num_mel_bins}]",),
+}
+"""By input, its forms as `--input` declares them. `{a|b=3}` is the first number that the configs have, or 3."""
+MASKS = {
+    "attention_mask": ("input_ids", "input_values", "input_features"),
+    "encoder_attention_mask": ("encoder_hidden_states",),
+    "decoder_attention_mask": ("decoder_input_ids", "decoder_input_values"),
+}
+"""By mask, the inputs of which the first has its dims."""
+_WITH_TEXT = (
+    "token_type_ids",
+    "bbox",
+    "xpath_tags_seq",
+    "xpath_subs_seq",
+    "decoder_input_ids",
+    "encoder_hidden_states",
+)
+"""Inputs that are given wherever the forward takes them; others beside the main one only where they are needed."""
+_OF_THEIR_OWN = {"pixel_values": "images", "input_features": "audios", "input_values": "audios"}
+"""The batch of what stands beside texts in models that compare every one with every text."""
+SMALL = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Declared inputs, and the masks among them."""
+
+    tensors: tuple[TensorSpec, ...]
+    masks: tuple[MaskSpec, ...] = ()
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of their dims, in order."""
+        return tuple(dict.fromkeys(dim for spec in self.tensors for dim in spec.dims if isinstance(dim, str)))
+
+    def renamed(self, name: str, old: str, new: str | int) -> Inputs:
+        """With another dim in place of `old`, in the input `name` alone, or in all for ""."""
+        tensors = tuple(
+            dataclasses.replace(spec, dims=tuple(new if dim == old else dim for dim in spec.dims))
+            if name in ("", spec.name)
+            else spec
+            for spec in self.tensors
+        )
+        return dataclasses.replace(self, tensors=tensors)
+
+    def without(self, name: str) -> Inputs:
+        """Without an input, and without its mask."""
+        return Inputs(
+            tuple(spec for spec in self.tensors if spec.name != name),
+            tuple(mask for mask in self.masks if mask.input != name),
+        )
+
+
+class Trial:
+    """Runs a model to see what it takes."""
+
+    def __init__(self, call: Call, usual: Mapping[str, int]) -> None:
+        self._call, self.usual = call, dict(usual)
+        self.problem = ""
+
+    def feeds(self, inputs: Inputs, **sizes: int) -> dict[str, torch.Tensor]:
+        """Example tensors, of small sizes for the dims that are not in `sizes`."""
+        every = {dim: self.usual.get(dim, 2 if dim == "batch" else SMALL) for dim in inputs.dims} | sizes
+        return {spec.name: _example(spec, every) for spec in inputs.tensors}
+
+    def outputs(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """The outputs; None, and `problem` says why, where the model does not run."""
+        import torch
+
+        try:
+            with torch.no_grad():
+                return self._call(**feeds)
+        except Exception as err:  # transformers raises whatever it likes for inputs that do not fit
+            self.problem = f"{type(err).__name__}: {first_line(err)}"
+            return None
+
+    def runs(self, inputs: Inputs, **sizes: int) -> bool:
+        """Whether the model runs and returns something."""
+        return bool(self.outputs(self.feeds(inputs, **sizes)))
+
+
+def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
+    """Ones for masks; ids that differ, since a mask over equal tokens may change nothing."""
+    import torch
+
+    if spec.high is None or spec.name in MASKS:
+        return example(spec, sizes)
+    return torch.randint(0, spec.high, spec.shape(sizes), generator=torch.Generator().manual_seed(0))
+
+
+def choose(
+    text: str, accepted: Sequence[str], main: str, numbers: Numbers, trial: Trial, given: Mapping[str, Sequence[str]]
+) -> Inputs:
+    """The inputs of a model.
+
+    Args:
+        text: What errors call it.
+        accepted: What its forward takes.
+        main: Its main input.
+        numbers: The numbers in its configs.
+        trial: Runs it.
+        given: Forms that replace those of the table, by input; none = it is left out.
+
+    Raises:
+        SpecError: no form of its inputs is known, or it runs on none.
+    """
+    forms = {name: given.get(name, FORMS[name]) for name in FORMS if name in accepted}
+    known = {name: _read(name, texts, numbers) for name, texts in forms.items()}
+    if not known.get(main):
+        raise SpecError(
+            f"{text}: its main input is {main!r}; known are {', '.join(FORMS)}.",
+            hint="Write a factory that returns the module, and declare its inputs with --input.",
+        )
+    needed = [name for name in known if known[name] and (name == main or name in _WITH_TEXT)]
+    further = [name for name in known if known[name] and name not in needed]
+    subsets = [set(each) for count in range(len(further) + 1) for each in itertools.combinations(further, count)]
+    if not numbers.placeholders:  # otherwise tokens stand for images, whose number is in the ids
+        subsets.reverse()
+    first = ""
+    for subset in subsets:
+        names = [name for name in known if name in needed or name in subset]
+        for specs in itertools.product(*(known[name] for name in names)):
+            plain = Inputs(specs)
+            for inputs in dict.fromkeys((_masked(plain, accepted, numbers), plain)):
+                if trial.runs(inputs):
+                    return _own_batch(_used(inputs, trial), main, trial)
+                first = first or f"{', '.join(map(str, inputs.tensors))}: {trial.problem}"
+    raise SpecError(
+        f"{text}: it does not run on the inputs that its forward and its config suggest: {first}",
+        hint="Write a factory that returns the module, and declare its inputs with --input.",
+    )
+
+
+def _read(name: str, forms: Sequence[str], numbers: Numbers) -> list[TensorSpec]:
+    """The forms whose numbers are known."""
+    found = []
+    for form in forms:
+        parts = [(part, numbers.first(part)) for part in re.findall(r"\{([^}]*)\}", form)]
+        if all(number is not None for _, number in parts):
+            for part, number in parts:
+                form = form.replace(f"{{{part}}}", str(number))
+            found.append(parse_input(f"{name}={form}")[0])
+    return list(dict.fromkeys(found))
+
+
+def _masked(inputs: Inputs, accepted: Sequence[str], numbers: Numbers) -> Inputs:
+    """With the padding masks that the forward takes, each behind its input."""
+    tensors, masks = list(inputs.tensors), []
+    for name, subjects in MASKS.items():
+        subject = next((spec for each in subjects for spec in inputs.tensors if spec.name == each), None)
+        if name not in accepted or subject is None:
+            continue
+        positions = next((dim for dim in subject.dims[1:] if isinstance(dim, str)), None)
+        if positions is None or (subject.name in ("input_values", "input_features") and not numbers.takes_audio_mask):
+            continue
+        lead = subject.dims[: subject.dims.index(positions)] if subject.name == "input_ids" else subject.dims[:1]
+        spec = TensorSpec(name, "int64", (*lead, positions), high=2)
+        tensors.insert(tensors.index(subject) + 1, spec)
+        if len(spec.dims) == 2:
+            masks.append(MaskSpec(("padding",), name))
+    return Inputs(tuple(tensors), tuple(masks))
+
+
+def _used(inputs: Inputs, trial: Trial) -> Inputs:
+    """Without the masks that change nothing: a forward may take one for training alone."""
+    for mask in inputs.masks:
+        feeds = trial.feeds(inputs)
+        hidden = dict(feeds)
+        name = str(mask.input)
+        hidden[name] = feeds[name].clone()
+        hidden[name][:, : hidden[name].shape[1] // 2] = 0
+        shown, changed = trial.outputs(feeds), trial.outputs(hidden)
+        if shown and changed and all(_equal(shown[key], changed.get(key)) for key in shown):
+            inputs = inputs.without(name)
+    return inputs
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    import torch
+
+    return other is not None and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _own_batch(inputs: Inputs, main: str, trial: Trial) -> Inputs:
+    """With a batch of its own for images or sounds beside texts, where the model compares each with each."""
+    names = [spec.name for spec in inputs.tensors]
+    if main != "input_ids" or "decoder_input_ids" in names:
+        return inputs
+    own = [(name, batch) for name, batch in _OF_THEIR_OWN.items() if name in names]
+    if len(own) != 1:
+        return inputs
+    name, batch = own[0]
+    apart = inputs.renamed(name, "batch", batch)
+    if "is_longer" in names:
+        apart = apart.renamed("is_longer", "batch", batch)
+    return apart if trial.runs(apart, **{batch: 3}) and trial.runs(apart, **{batch: 1}) else inputs
+
+
+def usual_dims(inputs: Inputs, longest: Mapping[str, int], usual: Mapping[str, int]) -> Iterator[Dim]:
+    """The usual range of every dim, of which trying may leave a part.
+
+    Args:
+        longest: The longest sequences.
+        usual: The sides of images.
+    """
+    high, wide = usual.get("height", 224), usual.get("width", 224)
+    table = {
+        "batch": Dim("batch", 1, 8, 64),
+        "images": Dim("images", 1, 2, 16),
+        "audios": Dim("audios", 1, 2, 16),
+        "choices": Dim("choices", 1, 4, 8),
+        "visual": Dim("visual", 1, 36, 64),
+        "samples": Dim("samples", 1, 16000, 160000),
+        "frames": Dim("frames", 1, 256, 2048),
+        "height": Dim("height", min(32, high), high, max(2 * high, 512)),
+        "width": Dim("width", min(32, wide), wide, max(2 * wide, 512)),
+    }
+    for name in inputs.dims:
+        if name in longest:
+            yield Dim(name, 1, min(128 if name == "seq" else 32, longest[name]), longest[name])
+        else:
+            yield table[name]

@@ -1,0 +1,400 @@
+"""Every model type of the installed transformers through `attnport export` and through torch.onnx alone.
+
+    python benchmarks/sweep_hf.py [TYPE ...] [--side attnport|torch] [--again wrong|all] [--limit-s 180]
+
+A type is made tiny, with random weights (`tiny_hf.py`), and saved as a folder. Each side makes a graph of it, which
+ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. Each side of
+each type has a process of its own, with a limit of memory and time. Results are kept in `sweep_hf.json` by the
+versions and code that they depend on: what is there is not measured again. `docs/make_models.py` makes the page of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+import pkgutil
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(HERE), str(ROOT)]
+
+RESULTS = HERE / "sweep_hf.json"
+BOUND = 1e-3
+"""The largest error that is right: RMS of the error, of the RMS of the module's output."""
+MEMORY_BYTES = 10 << 30
+PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+
+USUAL = (HERE / "usual_types.txt").read_text("utf-8").split()
+"""The types that most users have; they come first."""
+
+
+def main() -> None:
+    """Measures what is asked for and not yet known, and prints a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="types; without any, all of them, the usual ones first")
+    parser.add_argument("--side", choices=SIDES, action="append", help="one side alone")
+    parser.add_argument(
+        "--again", choices=("wrong", "all"), help="measure again what is known: what is not right, or all"
+    )
+    parser.add_argument("--usual", action="store_true", help="only the usual types")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="the file of results")
+    parser.add_argument("--limit-s", type=int, default=180)
+    given = parser.parse_args()
+    preload()
+    for side in SIDES:
+        digest(side)
+    import tiny_hf
+
+    known = tiny_hf.types()
+    wanted = given.types or [*(kind for kind in USUAL if kind in known), *(() if given.usual else known)]
+    for kind in dict.fromkeys(wanted):
+        for side in given.side or SIDES:
+            found = read(given.to)
+            if not due(found.get(kind, {}).get(side), digest(side), given.again or ("all" if given.types else None)):
+                continue
+            result = measured(side, kind, known[kind], given.limit_s)
+            found = read(given.to)  # another run may have written meanwhile
+            found.setdefault(kind, {})[side] = {**result, "of": digest(side)}
+            write(given.to, found)
+            print(line(kind, side, result), flush=True)
+
+
+def line(kind: str, side: str, result: Mapping[str, Any]) -> str:
+    """A result as it is printed."""
+    said = "right" if result["right"] else result["reason"][:200]
+    fused = f" {result['fused']}/{result['attentions']}" if result.get("attentions") is not None else ""
+    return f"{kind:28} {side:9} {result['seconds']:5.0f} s{fused}  {said}"
+
+
+def due(result: Mapping[str, Any] | None, of: str, again: str | None) -> bool:
+    """Whether a side is to be measured: it is not known, or known of other versions or code, or asked for again."""
+    if result is None or again == "all":
+        return True
+    return not result["right"] if again == "wrong" else result["of"] != of
+
+
+@functools.cache  # the code that was imported, also if files change meanwhile
+def digest(side: str) -> str:
+    """What a result depends on, as text: versions, and the digest of the code."""
+    files = [HERE / "sweep_hf.py", HERE / "tiny_hf.py"]
+    if side == "attnport":
+        files = sorted((ROOT / "attnport").rglob("*.py")) + sorted((ROOT / "attnport_bundle").rglob("*.py")) + files[1:]
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    return " ".join([f"{name} {importlib.metadata.version(name)}" for name in PACKAGES] + [code])
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The results by type and side."""
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def write(path: Path, found: Mapping[str, Any]) -> None:
+    """Writes the results, a line for each type, all at once."""
+    lines = [f"{json.dumps(kind)}: {json.dumps(found[kind], sort_keys=True)}" for kind in sorted(found)]
+    beside = path.with_suffix(".tmp")
+    beside.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+    beside.replace(path)
+
+
+def preload() -> None:
+    """Imports what every process needs once; they are forked from here."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    warnings.simplefilter("ignore")
+    import onnxruntime
+    import onnxscript
+    import torch
+    import transformers
+
+    import attnport
+
+    for module in pkgutil.walk_packages(attnport.__path__, "attnport."):  # as the code is now, whatever is edited later
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # of a runtime that is not installed
+                importlib.import_module(module.name)
+
+    torch.set_num_threads(1)
+    onnxruntime.set_default_logger_severity(4)
+    transformers.utils.logging.set_verbosity_error()
+    assert onnxscript
+
+
+def measured(side: str, kind: str, class_name: str, limit_s: int) -> dict[str, Any]:
+    """What one side makes of one type, in a process of its own."""
+    began = time.monotonic()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(reading)
+        _child(writing, lambda: SIDES[side](kind, class_name))
+    os.close(writing)
+    text, late = _read_until(reading, began + limit_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if text:
+        result = json.loads(text)
+    else:
+        reason = f"it took more than {limit_s} s" if late else f"its process ended with status {status}"
+        result = {"made": True, "exported": False, "right": False, "reason": reason}
+    return {**result, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _child(writing: int, task: Callable[[], dict[str, Any]]) -> None:
+    """Runs a task in this forked process, and never returns."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            result = task()
+    except BaseException as err:  # whatever it is, it is this type's result
+        result = {"made": True, "exported": False, "right": False, "reason": told(err)}
+    os.write(writing, json.dumps(result).encode())
+    os._exit(0)
+
+
+def _read_until(reading: int, until: float) -> tuple[str, bool]:
+    """What a process wrote before it ended, and whether time was up."""
+    import select
+
+    parts: list[bytes] = []
+    late = True
+    while (rest := until - time.monotonic()) > 0:
+        if select.select([reading], [], [], rest)[0]:
+            part = os.read(reading, 1 << 16)
+            if not part:
+                late = False
+                break
+            parts.append(part)
+    os.close(reading)
+    return b"".join(parts).decode(), late
+
+
+def told(err: BaseException) -> str:
+    """An error and its first cause, and the last line of attnport that was running, in one line."""
+    cause = err
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    words = [f"{type(err).__name__}: {' '.join(str(err).split())[:300]}"]
+    if cause is not err:
+        words.append(f"{type(cause).__name__}: {' '.join(str(cause).split())[:400]}")
+    frames = [frame for frame in traceback.extract_tb(err.__traceback__) if "/attnport/" in frame.filename]
+    words += [f"[{Path(frames[-1].filename).name}:{frames[-1].lineno}]"] if frames else []
+    return " <- ".join(words)
+
+
+# --- the two sides ----------------------------------------------------------------------------------------------------
+
+
+def torch_alone(kind: str, class_name: str) -> dict[str, Any]:
+    """torch.onnx.export with the shapes by hand, at opset 23 and at its own; the better of both."""
+    import torch
+
+    with tiny(kind, class_name) as (made, _, failure):
+        if failure:
+            return failure
+        first: dict[str, Any] = {}
+        inputs = {"inputs": [f"{one.name}{list(one.dims)}" for one in made.inputs]}
+        for opset in (23, None):
+            result = {"made": True, "exported": False, "right": False, "reason": "", **inputs}
+            try:
+                values = feeds_of(made, made.sizes[0])
+                auto = torch.export.Dim.AUTO
+                varied = {name for name in made.sizes[0] if len({sizes[name] for sizes in made.sizes}) > 1}
+                shapes = {
+                    one.name: {axis: auto for axis, dim in enumerate(one.dims) if dim in varied} for one in made.inputs
+                }
+                with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+                    path = Path(folder) / "model.onnx"
+                    torch.onnx.export(
+                        made.model, (), str(path), kwargs=values, dynamo=True, dynamic_shapes=shapes, verbose=False,
+                        **({"opset_version": opset} if opset else {}),
+                    )  # fmt: skip
+                    result["exported"] = True
+                    result["reason"] = wrong(path, made.model, [feeds_of(made, sizes) for sizes in made.sizes])
+            except Exception as err:  # whatever the exporter raises
+                result["reason"] = told(err)
+            result["right"] = not result["reason"]
+            if result["right"]:
+                return result
+            first = first or result
+            if "TorchExportError" in result["reason"]:  # no graph, at any opset
+                break
+        return first
+
+
+def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
+    """`attnport export hf:FOLDER` and `attnport fuse`, without a flag."""
+    from attnport.verbs.export import export
+    from attnport.verbs.fuse import fuse
+
+    with tiny(kind, class_name) as (made, folder, failure):
+        if failure:
+            return failure
+        result: dict[str, Any] = {"made": True, "exported": False, "right": False, "reason": ""}
+        out = folder / "out"
+        try:
+            manifest = export(f"hf:{folder / 'model'}", out)
+            result["exported"] = True
+            result["inputs"] = [str(one) for one in manifest.io.inputs]
+            report = fuse(out, targets=["ort_cpu"])
+            table = report.targets["ort_cpu"]
+            result.update(attentions=table.attentions, fused=table.fused)
+            result["reasons"] = sorted({str(item.reason) for item in table.items if not item.fused})[:3]
+            values = [of_contract(manifest.io, made, sizes) for sizes in made.sizes]
+            names = [one.name for one in manifest.io.outputs]
+            result["reason"] = wrong(out / "model.ort_cpu.onnx", made.model, values, names)
+        except Exception as err:  # a bug of attnport is a result too
+            result["reason"] = told(err)
+        result["right"] = not result["reason"]
+        return result
+
+
+SIDES: dict[str, Callable[[str, str], dict[str, Any]]] = {"torch": torch_alone, "attnport": through_attnport}
+
+
+@contextlib.contextmanager
+def tiny(kind: str, class_name: str) -> Iterator[tuple[Any, Path, dict[str, Any]]]:
+    """The type made tiny, as it is after having been saved, its folder, and the result if that fails."""
+    import tiny_hf
+    import transformers
+
+    folder = Path(tempfile.mkdtemp(prefix=f"{kind}-"))
+    try:
+        try:
+            made = tiny_hf.make(kind, class_name)
+            tiny_hf.save(made, folder / "model")
+            cls = getattr(transformers, class_name)
+            made.model = cls.from_pretrained(folder / "model", dtype="float32").eval()
+            if getattr(made.model.config, "use_cache", None):
+                made.model.config.use_cache = False
+            tiny_hf.run(made.model, feeds_of(made, made.sizes[0]))
+        except Exception as err:  # whatever a config or a model raises
+            yield None, folder, {"made": False, "exported": False, "right": False, "reason": told(err)}
+            return
+        yield made, folder, {}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def feeds_of(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The inputs of a tiny model at these sizes."""
+    import tiny_hf
+
+    return tiny_hf.feeds(made.inputs, sizes)
+
+
+def of_contract(contract: Any, made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Values for a contract's inputs: those of the tiny model, and for others what their names and dims say."""
+    import tiny_hf
+    import torch
+
+    known = feeds_of(made, sizes)
+    by_name = {spec.name: spec for spec in contract.inputs}
+    bound = {dim.name: dim.opt for dim in contract.dims}
+    for name, value in known.items():
+        spec = by_name.get(name)
+        if spec is not None and len(spec.dims) == value.ndim:
+            bound.update({dim: size for dim, size in zip(spec.dims, value.shape, strict=True) if isinstance(dim, str)})
+    bound.update({dim.name: min(bound[dim.name], dim.max) for dim in contract.dims})
+    found: dict[str, Any] = {}
+    for spec in contract.inputs:
+        shape = spec.shape(bound)
+        if spec.name in known and tuple(known[spec.name].shape) == shape:
+            found[spec.name] = known[spec.name].to(getattr(torch, spec.dtype))
+            continue
+        kind = "mask" if "mask" in spec.name and "pixel" not in spec.name else "float"
+        if "int" in spec.dtype and kind != "mask":
+            kind = "ids" if spec.name.endswith("input_ids") else "zeros"
+        value = tiny_hf.Input(spec.name, tuple(shape), kind).tensor(bound, torch.Generator().manual_seed(7))
+        found[spec.name] = torch.ones(shape, dtype=torch.bool) if spec.dtype == "bool" else value
+    return found
+
+
+# --- the judge --------------------------------------------------------------------------------------------------------
+
+
+def wrong(path: Path, model: Any, feeds: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> str:
+    """What is wrong with a graph at the first of the sizes at which something is; "" if nothing is.
+
+    Args:
+        names: The module's outputs that the graph has, in order; None = all of them.
+    """
+    import onnxruntime as ort
+    import tiny_hf
+    import torch
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as err:  # ONNX Runtime's errors have no common type
+        return f"ONNX Runtime does not open it: {' '.join(str(err).split())[:300]}"
+    taken = {value.name for value in session.get_inputs()}
+    for values in feeds:
+        at = ", ".join(f"{name} {list(value.shape)}" for name, value in values.items())
+        with torch.no_grad():
+            expected = tiny_hf.named_tensors(model(**values))
+        for name in names or ():
+            if name not in expected:
+                return f"the module has no output {name!r}; it has {', '.join(expected)}"
+        wanted = {name: expected[name] for name in names} if names is not None else expected
+        try:
+            got = session.run(None, {name: value.numpy() for name, value in values.items() if name in taken})
+        except Exception as err:
+            return f"at {at} ONNX Runtime raised {' '.join(str(err).split())[:300]}"
+        if problem := differs(got, wanted, values.get("attention_mask")):
+            return f"at {at}: {problem}"
+    return ""
+
+
+def differs(got: Sequence[Any], expected: Mapping[str, Any], mask: Any = None) -> str:
+    """How floating-point outputs differ from the module's; rows of padding are not compared. "" if they do not."""
+    import numpy as np
+
+    floats = [np.asarray(value) for value in got if value is not None and np.asarray(value).dtype.kind == "f"]
+    if len(floats) != len(expected):
+        return f"{len(floats)} outputs; expected {len(expected)}: {', '.join(expected)}"
+    for one, (name, tensor) in zip(floats, expected.items(), strict=True):
+        other = tensor.detach().double().numpy()
+        if one.shape != other.shape:
+            return f"{name} has shape {one.shape}; expected {other.shape}"
+        found = one.astype(np.float64)
+        if mask is not None and other.ndim >= 2 and other.shape[:2] == tuple(mask.shape):
+            found, other = found[mask.bool().numpy()], other[mask.bool().numpy()]
+        finite = np.isfinite(other)
+        if not np.array_equal(np.isfinite(found), finite):
+            return f"{name} is finite elsewhere"
+        if not finite.any():
+            continue
+        error = float(np.sqrt(np.mean((found[finite] - other[finite]) ** 2)))
+        size = float(np.sqrt(np.mean(other[finite] ** 2)))
+        if not error <= BOUND * max(size, 1e-3):
+            return f"{name} is off by {error:.2e} RMS of {size:.2e}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

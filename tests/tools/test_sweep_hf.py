@@ -1,0 +1,121 @@
+"""The sweep over transformers' types: a wrong answer is seen, what is known is not measured again."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sweep() -> ModuleType:
+    return load("sweep_hf")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModuleType:
+    pytest.importorskip("transformers")
+    return load("tiny_hf")
+
+
+def outputs() -> dict[str, Any]:
+    import torch
+
+    return {"last_hidden_state": torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))}
+
+
+def test_what_the_module_gives_is_right(sweep: ModuleType) -> None:
+    expected = outputs()
+    assert sweep.differs([expected["last_hidden_state"].numpy()], expected) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: one * 1.01, "off by"),
+        (lambda one: one[:, :2], "has shape (2, 2, 4)"),
+        (lambda one: np.where(one == one.max(), np.nan, one), "finite elsewhere"),
+        (lambda one: np.zeros_like(one), "off by"),
+    ],
+)
+def test_a_wrong_answer_is_seen(sweep: ModuleType, change: Any, words: str) -> None:
+    expected = outputs()
+    assert words in sweep.differs([change(expected["last_hidden_state"].numpy())], expected)
+
+
+def test_a_missing_output_is_seen(sweep: ModuleType) -> None:
+    assert "0 outputs; expected 1" in sweep.differs([], outputs())
+
+
+def test_rows_of_padding_are_not_compared_and_others_are(sweep: ModuleType) -> None:
+    import torch
+
+    expected = outputs()
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    got = expected["last_hidden_state"].numpy().copy()
+    got[1, 2] += 1
+    assert sweep.differs([got], expected, mask) == ""
+    got[1, 1] += 1
+    assert "off by" in sweep.differs([got], expected, mask)
+
+
+def test_what_is_known_is_only_measured_again_if_its_code_changed_or_it_is_asked_for(sweep: ModuleType) -> None:
+    right, wrong = {"right": True, "of": "torch 2 a"}, {"right": False, "of": "torch 2 a"}
+    assert sweep.due(None, "torch 2 a", None)
+    assert not sweep.due(right, "torch 2 a", None)
+    assert not sweep.due(wrong, "torch 2 a", None)
+    assert sweep.due(right, "torch 2 b", None)
+    assert sweep.due(wrong, "torch 2 a", "wrong")
+    assert not sweep.due(right, "torch 2 b", "wrong")
+    assert sweep.due(right, "torch 2 a", "all")
+
+
+def test_results_are_read_as_they_were_written(sweep: ModuleType, tmp_path: Path) -> None:
+    found = {"bert": {"torch": {"right": True}}, "albert": {"torch": {"right": False, "reason": "no"}}}
+    sweep.write(tmp_path / "found.json", found)
+    assert sweep.read(tmp_path / "found.json") == found
+    assert sweep.read(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        ("bert", ["input_ids", "attention_mask"]),
+        ("t5", ["input_ids", "attention_mask", "decoder_input_ids"]),
+        ("clip", ["input_ids", "attention_mask", "pixel_values"]),
+    ],
+)
+def test_a_type_is_made_tiny_and_takes_its_inputs(tiny: ModuleType, kind: str, inputs: list[str]) -> None:
+    import torch
+
+    made = tiny.make(kind, tiny.types()[kind])
+    assert [one.name for one in made.inputs] == inputs
+    assert made.sizes is tiny.SIZES
+    assert made.parameters < 1_000_000
+    for name, weight in made.model.named_parameters():
+        assert weight.ndim == 0 or float(weight.detach().abs().max()) > 0, f"{name} is zero: wrong numbers look right"
+    few, many = (tiny.run(made.model, tiny.feeds(made.inputs, made.sizes[0], seed)) for seed in (0, 1))
+    assert not torch.allclose(few[0], many[0], rtol=0.01), "its output does not depend on its inputs"
+
+
+def test_layers_of_every_kind_are_kept(tiny: ModuleType) -> None:
+    config = tiny.tiny_config("qwen3_next", tiny.PRESETS[0])
+    assert set(config.layer_types) == {"linear_attention", "full_attention"}
+    assert config.num_hidden_layers == len(config.layer_types) == 2
