@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,8 @@ def _walk(nodes: Any) -> Iterator[Any]:
                 yield from _walk(attribute.g.node)
 
 
-def small_feeds(model: onnx.ModelProto, size: int = 2) -> dict[str, Any]:
-    """Feeds that any model takes: `size` for named dims, zeros (a valid id in every table), True for booleans."""
+def small_feeds(model: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Feeds that most models take: `sizes` of named dims, 2 for others, zeros (valid ids), True for booleans."""
     import numpy as np
     import onnx
 
@@ -142,16 +142,17 @@ def small_feeds(model: onnx.ModelProto, size: int = 2) -> dict[str, Any]:
             continue
         tensor = value.type.tensor_type
         shape = [
-            dim.dim_value if dim.HasField("dim_value") else _small_size(dim.dim_param, size) for dim in tensor.shape.dim
+            dim.dim_value if dim.HasField("dim_value") else _small_size(dim.dim_param, sizes or {})
+            for dim in tensor.shape.dim
         ]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         feeds[value.name] = np.full(shape, dtype == np.bool_, dtype)
     return feeds
 
 
-def _small_size(dim: str, size: int) -> int:
-    """The size of a named dim, which is `size` unless its name is an expression of others, such as `past+seq`."""
+def _small_size(dim: str, sizes: Mapping[str, int]) -> int:
+    """The size of a named dim, 2 if there is none; its name may be an expression of others, such as `past+seq`."""
     try:
-        return expressions.evaluate(dim, dict.fromkeys(expressions.names(dim), size))
+        return expressions.evaluate(dim, {name: sizes.get(name, 2) for name in expressions.names(dim)})
     except ValueError:
-        return size
+        return 2

@@ -126,7 +126,11 @@ def max_opset(provider: Provider) -> int | None:
 
 
 def profiled(
-    model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None, save: bool = True
+    model: Path,
+    provider: Provider,
+    feeds: Mapping[str, Array] | None = None,
+    save: bool = True,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
     """Runs a model once. Returns the profile's event of each node that ran, and the optimised model.
 
@@ -134,6 +138,7 @@ def profiled(
         feeds: The inputs; None = small ones.
         save: Whether the session writes the optimised model; otherwise the model in the file is returned. ONNX Runtime
             refuses to write the nodes of a provider that compiles.
+        sizes: Of named dims, for small inputs; 2 for others.
 
     Raises:
         ArtifactError: the model cannot be read or run.
@@ -149,7 +154,7 @@ def profiled(
         settings.enable_profiling = True
         settings.profile_file_prefix = str(Path(scratch, "profile"))
         session = open_session(model, settings, provider)
-        feeds = small_feeds(graph) if feeds is None else feeds
+        feeds = small_feeds(graph, sizes) if feeds is None else feeds
         try:
             halves = {name: feeds[name].astype(kind) for name, kind in _half_inputs(session.get_inputs()).items()}
             _run(session, [output.name for output in session.get_outputs()], {**feeds, **halves})
@@ -206,7 +211,12 @@ def misplaced(events: Iterable[Mapping[str, Any]], provider: str) -> list[str]:
     return nodes
 
 
-def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Provider) -> dict[str, Evidence]:
+def evidence(
+    model: Path,
+    anchors: Mapping[str, tuple[str, ...]],
+    provider: Provider,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, Evidence]:
     """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
     A decomposed attention (three anchors) is never fused here: this runtime does not join its two products into one
@@ -215,7 +225,7 @@ def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Prov
     Raises:
         ArtifactError, UnavailableError: see `profiled`.
     """
-    events, optimised = profiled(model, provider)
+    events, optimised = profiled(model, provider, sizes=sizes)
     name = name_of(provider)
     nodes = {node.name: node for node in optimised.graph.node}
     kernels = {event["name"]: event for event in events}

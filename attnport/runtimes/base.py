@@ -89,7 +89,11 @@ class Runtime(abc.ABC):
         """
 
     def fusion_evidence(
-        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+        self,
+        model: Path,
+        anchors: Mapping[str, tuple[str, ...]],
+        plan: str = "fp32",
+        sizes: Mapping[str, int] | None = None,
     ) -> dict[str, Evidence]:
         """The evidence for each attention that one kernel covers; attentions that are not fused are left out.
 
@@ -97,6 +101,7 @@ class Runtime(abc.ABC):
             model: The ONNX form.
             anchors: Node names by attention: one attention operator, or (QK^T product, softmax, PV product).
             plan: The form's precision plan, for a runtime whose precision is a setting and not part of the graph.
+            sizes: A size for each named dim, for a runtime that runs the form once; None = 2.
         """
         raise UnavailableError(f"{self.name} gives no fusion evidence.")
 

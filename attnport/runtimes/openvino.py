@@ -64,7 +64,11 @@ class OpenVino(Runtime):
         return _OpenVinoSession(opening.io, _compiled(path, _read(path), opening.plan, opening.threads), opening.plan)
 
     def fusion_evidence(
-        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+        self,
+        model: Path,
+        anchors: Mapping[str, tuple[str, ...]],
+        plan: str = "fp32",
+        sizes: Mapping[str, int] | None = None,
     ) -> dict[str, Evidence]:
         """Evidence for attentions that one layer of the compiled model covers.
 

@@ -65,7 +65,11 @@ class OrtCpu(Runtime):
         return _ort.OrtSession(opening.io, session, Ran("CPU", session.get_providers()[0], "fp32"))
 
     def fusion_evidence(
-        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+        self,
+        model: Path,
+        anchors: Mapping[str, tuple[str, ...]],
+        plan: str = "fp32",
+        sizes: Mapping[str, int] | None = None,
     ) -> dict[str, Evidence]:
         """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
@@ -74,7 +78,7 @@ class OrtCpu(Runtime):
             ArtifactError: the model cannot be read or run.
         """
         require("onnxruntime")
-        return _ort.evidence(model, anchors, PROVIDER)
+        return _ort.evidence(model, anchors, PROVIDER, sizes)
 
 
 RUNTIME = OrtCpu()

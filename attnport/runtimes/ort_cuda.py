@@ -78,7 +78,11 @@ class OrtCuda(Runtime):
         return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
 
     def fusion_evidence(
-        self, model: Path, anchors: Mapping[str, tuple[str, ...]], plan: str = "fp32"
+        self,
+        model: Path,
+        anchors: Mapping[str, tuple[str, ...]],
+        plan: str = "fp32",
+        sizes: Mapping[str, int] | None = None,
     ) -> dict[str, Evidence]:
         """As for ort_cpu, on the CUDA provider.
 
@@ -87,7 +91,7 @@ class OrtCuda(Runtime):
             ArtifactError: the model cannot be read or run.
         """
         available(self)
-        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS))
+        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS), sizes)
 
 
 RUNTIME = OrtCuda()

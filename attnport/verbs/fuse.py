@@ -215,7 +215,9 @@ def _table(
                 return _scratch_engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
             runtime = runtimes.get(prover)
             runtimes.available(runtime)
-            evidence = runtime.fusion_evidence(folder / form.file, form.anchors, plan)
+            evidence = runtime.fusion_evidence(
+                folder / form.file, form.anchors, plan, {dim.name: dim.at_least(2) for dim in manifest.io.dims}
+            )
             items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
             return _made_of(items, form, plan, prover)
         except AttnportError as err:
