@@ -1,21 +1,17 @@
-"""Reads `--input` and `--dim` declarations, and makes the ModelSpec of a plain module from them."""
+"""Makes the ModelSpec of a plain module from `--input` and `--dim` declarations, and from runs of the module."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
-from attnport.masks.spec import MaskSpec
-from attnport.sources.marks import mask_of
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
+from attnport.sources.parsing import declarations, names_of, parse_constant, parse_dims, path_of
 from attnport.sources.plain import HALF_HINT, half_notes, half_of, in_float32, plain_module
 from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import found_ranges
@@ -23,109 +19,16 @@ from attnport.sources.seeds import seeded
 from attnport.sources.structure import (
     Arguments,
     Observed,
-    Path,
     adapted,
-    flat_name,
     flat_outputs,
     of_declarations,
 )
-from attnport_bundle import expressions
-from attnport_bundle.contract import DTYPES
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*(\.\w+)*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=]+)*)")
-_CONSTANT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*(\.\w+)*)\s*=\s*(?P<value>[^\[\]]+?)\s*")
 Result = TypeVar("Result")
-_WORDS = {"True": True, "False": False, "None": None}
-
-
-def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
-    """Reads `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
-
-    A tensor in a structure is written with dots, `past.0=float32[batch,heads,past,16]`, and called `past_0`. Marks
-    after the shape are `high=N` (values below N) and those of a mask (`sources.marks`).
-
-    Raises:
-        UsageError: the text cannot be read; the message shows the part.
-    """
-    match = _INPUT.fullmatch(text.replace(" ", ""))
-    if not match:
-        raise UsageError(
-            f"--input {text!r} cannot be read.",
-            hint='Write NAME=DTYPE[DIM,...], for example "attention_mask=int64[batch,seq]:padding".',
-        )
-    dims = tuple(int(dim) if re.fullmatch(r"[0-9]{1,18}", dim) else dim for dim in match["dims"].split(",") if dim)
-    for dim in dims:
-        problem = _dim_problem(dim)
-        if problem:
-            raise UsageError(f"--input {text!r}: dim {dim!r} is {problem}.")
-    high: int | None = None
-    marks = []
-    for mark in filter(None, match["marks"].split(":")):
-        if mark.startswith("high=") and mark[5:].isdigit():
-            high = int(mark[5:])
-        else:
-            marks.append(mark)
-    if match["dtype"] not in DTYPES:
-        raise UsageError(
-            f"--input {text!r}: dtype {match['dtype']!r} is not one of {', '.join(DTYPES)}.",
-            hint=_near(match["dtype"], DTYPES),
-        )
-    spec = TensorSpec(flat_name(path_of(text)), match["dtype"], dims, high)
-    return spec, mask_of(spec, marks)
-
-
-def _dim_problem(dim: str | int) -> str:
-    """Why a dim of an input cannot be read, or ""."""
-    if isinstance(dim, int):
-        return "" if dim else "neither a name nor a size"
-    try:
-        expressions.names(dim)
-    except ValueError as err:
-        return f"neither a name, a size, nor an expression such as past+seq: {err}"
-    return ""
-
-
-def path_of(text: str) -> Path:
-    """Where a declaration belongs in the arguments of the forward: `past.0.key=...` is `("past", "0", "key")`."""
-    return tuple(text.partition("=")[0].strip().split("."))
-
-
-def parse_constant(text: str) -> tuple[Path, Any] | None:
-    """Reads `use_cache=false`, `scale=0.5` or `mode="mean"`: an argument that is the same in every call.
-
-    Returns:
-        The argument's path and its value. None if the text declares a tensor, which has its dims in brackets.
-    """
-    match = _CONSTANT.fullmatch(text)
-    if match is None:
-        return None
-    try:
-        value = _WORDS[match["value"]] if match["value"] in _WORDS else json.loads(match["value"])
-    except ValueError:
-        return None
-    return path_of(text), value
-
-
-def parse_dim(text: str) -> Dim:
-    """Reads `seq=1:128:512` (min, opt, max) or `seq=4:128:512:4` (and a step); min may be 0, for empty inputs.
-
-    Raises:
-        UsageError: the text cannot be read.
-    """
-    match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,18}):(\d{1,18}):(\d{1,18})(?::(\d{1,18}))?\s*", text)
-    if not match:
-        raise UsageError(
-            f"--dim {text!r} cannot be read.",
-            hint="Write DIM=MIN:OPT:MAX, for example seq=1:128:512; or DIM=MIN:OPT:MAX:STEP for multiples of a number.",
-        )
-    dim = Dim(match[1], *map(int, match.groups("1")[1:]))
-    if dim.opt < 1:
-        raise UsageError(f"--dim {text!r}: got the usual size 0; expected 1 or more.", hint="Only MIN may be 0.")
-    return dim
 
 
 def refuse_inputs(text: str, inputs: Sequence[str]) -> None:
@@ -155,53 +58,6 @@ def narrow_dims(ranges: tuple[Dim, ...], declared: Sequence[str]) -> tuple[Dim, 
         if dim.step % own.step or (name != "batch" and (dim.max > own.max or dim.min < own.min)):
             raise UsageError(f"--dim {dim}: got {name} from {dim.span}; the model takes it from {own.span}.")
     return tuple(wanted.get(dim.name, dim) for dim in ranges)
-
-
-def parse_dims(declared: Sequence[str]) -> dict[str, Dim]:
-    """`--dim` declarations by name; raises UsageError for one that cannot be read or is given twice."""
-    dims: dict[str, Dim] = {}
-    for dim in map(parse_dim, declared):
-        if dim.name in dims:
-            raise UsageError(f"--dim {dim}: {dim.name} is given twice.", hint="Give each dim once.")
-        dims[dim.name] = dim
-    return dims
-
-
-def declarations(
-    inputs: Sequence[str], dims: Sequence[str]
-) -> tuple[tuple[TensorSpec, ...], tuple[MaskSpec, ...], dict[str, Dim]]:
-    """The tensors, masks and ranges that declarations say, without the constants. Nothing of torch is needed.
-
-    Raises:
-        UsageError: one cannot be read, or does not fit the others.
-    """
-    parsed = [parse_input(each) for each in inputs if parse_constant(each) is None]
-    tensors = tuple(spec for spec, _ in parsed)
-    if len({spec.name for spec in tensors}) != len(tensors):
-        raise UsageError("--input: a name is declared twice.")
-    ranges = parse_dims(dims)
-    used = _names(tensors)
-    _check_expressions(tensors, used)
-    for name in ranges:
-        if name not in used:
-            near = _near(name, used)
-            raise UsageError(f"--dim {name}: no input has that dim; they have {', '.join(used) or 'none'}.", hint=near)
-    masks = tuple(mask for _, mask in parsed if mask)
-    for mask in masks:
-        if mask.keys is not None and mask.keys not in used:
-            raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
-    return tensors, masks, ranges
-
-
-def _names(tensors: Sequence[TensorSpec]) -> dict[str, None]:
-    """The named dims that inputs have alone, and not only within an expression, in their order there."""
-    return dict.fromkeys(dim for spec in tensors for dim in spec.dims if isinstance(dim, str) and dim.isidentifier())
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    """A hint with the known word that is spelled most like another; "" if none is."""
-    found = difflib.get_close_matches(word, list(known), 1)
-    return f"Is it {found[0]}?" if found else ""
 
 
 def plain_spec(
@@ -266,7 +122,7 @@ def declared_spec(
     constants = dict(filter(None, map(parse_constant, inputs)))
     declared = [each for each in inputs if parse_constant(each) is None]
     tensors, masks, ranges = declarations(inputs, dims)
-    used = _names(tensors)
+    used = names_of(tensors)
     arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants)
     call = Observed(module.eval(), arguments, outputs, text)
 
@@ -301,16 +157,6 @@ def declared_spec(
         if dim.step > 1 and dim.name not in ranges
     )
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps))
-
-
-def _check_expressions(tensors: Sequence[TensorSpec], used: Collection[str]) -> None:
-    """Raises UsageError for an expression of a dim that no input has alone, as nothing would tell its size."""
-    for spec in tensors:
-        for dim in spec.dims:
-            if isinstance(dim, str) and (lacking := expressions.names(dim) - set(used)):
-                raise UsageError(
-                    f"--input {spec}: no input has the dim {min(lacking)} alone; they have {', '.join(used) or 'none'}."
-                )
 
 
 def observe_outputs(

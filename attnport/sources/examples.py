@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.dims import TensorSpec
 from attnport.errors import UsageError
-from attnport.sources.declare import path_of
+from attnport.sources.parsing import path_of
 from attnport.sources.ranges import usual_range
 from attnport.sources.structure import Constant, Leaf, Node, Path, flat_name
 from attnport_bundle import expressions

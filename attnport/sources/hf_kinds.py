@@ -11,11 +11,12 @@ from typing import Any
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError
-from attnport.sources.declare import narrow_dims, observe_outputs, parse_dims
+from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_inputs import FORMS, SMALL, Inputs, Trial, choose, usual_dims
 from attnport.sources.hf_modules import Kind, decoder, tower, whole, with_inputs
 from attnport.sources.hf_numbers import Numbers
 from attnport.sources.hf_text import MAX_POSITIONS
+from attnport.sources.parsing import parse_dims
 from attnport.sources.ranges import range_by_trying
 
 TOWERS = {

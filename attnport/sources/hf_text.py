@@ -8,10 +8,11 @@ from typing import Any
 
 from attnport.dims import Dim, TensorSpec
 from attnport.masks.spec import MaskSpec
-from attnport.sources.declare import narrow_dims, parse_dims
+from attnport.sources.declare import narrow_dims
 from attnport.sources.hf_attends import see, windows
 from attnport.sources.hf_modules import TextModel
 from attnport.sources.hf_tokenizer import TokenizerOf
+from attnport.sources.parsing import parse_dims
 
 TOKENS = ("batch", "seq")
 MAX_POSITIONS = 131072

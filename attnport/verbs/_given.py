@@ -55,7 +55,7 @@ class Given:
 
     def check_declarations(self) -> None:
         """Raises UsageError for declarations that cannot be read, before anything slow is imported."""
-        from attnport.sources.declare import declarations, parse_dims
+        from attnport.sources.parsing import declarations, parse_dims
 
         inputs = given_inputs(self.inputs)
         if inputs and not self._examples:
@@ -147,7 +147,8 @@ class Given:
         self, module: nn.Module, inputs: Sequence[str], dims: Sequence[str], progress: Progress
     ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments]:
         """Declarations of inputs and dims by the examples, and what the forward is called with."""
-        from attnport.sources.declare import called, parse_input
+        from attnport.sources.declare import called
+        from attnport.sources.parsing import parse_input
 
         arguments, found = of_examples(module, *_plain(self.args, self.kwargs))
         given = by_flat_name(inputs)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from attnport.dims import TensorSpec
-from attnport.sources.declare import parse_input
+from attnport.sources.parsing import parse_input
 
 Sizes = dict[str, int]
 Values = Callable[[Sizes, torch.Generator], torch.Tensor]

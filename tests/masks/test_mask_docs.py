@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from attnport.masks.spec import CARRIES, KINDS
-from attnport.sources.declare import parse_input
+from attnport.sources.parsing import parse_input
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "masks.md").read_text()

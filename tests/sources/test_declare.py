@@ -6,8 +6,8 @@ import pytest
 
 from attnport.errors import UsageError
 from attnport.masks.spec import KINDS, MaskSpec
-from attnport.sources.declare import parse_input
 from attnport.sources.marks import MARKS
+from attnport.sources.parsing import parse_input
 
 DECLARED = {
     "m=int64[batch,seq]:padding": MaskSpec(("padding",), "m"),

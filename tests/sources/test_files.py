@@ -11,7 +11,7 @@ import pytest
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.folder.loading import load
-from attnport.sources.declare import parse_input
+from attnport.sources.parsing import parse_input
 
 HELPER = """
 import torch

@@ -18,8 +18,8 @@ from attnport.exporter.capture import capture
 from attnport.exporter.output_sizes import size_text
 from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec, open_folder
-from attnport.sources.declare import parse_dim
 from attnport.sources.output_sizes import fit
+from attnport.sources.parsing import parse_dim
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.export import export, size_cases
