@@ -17,7 +17,7 @@ from .names import check_names, check_reader
 
 FORMAT = "attnport-bundle"
 VERSION = 4
-"""What a writer writes. Version 3 has no expressions among the sizes of outputs, and no dim of size 0."""
+"""What a writer writes. Version 3 has no expressions among sizes, no dim of size 0, and no steps."""
 EARLIEST = 3
 MAX_BYTES = 4 << 20
 MODEL = ".onnx"
@@ -257,7 +257,7 @@ class Provenance:
     Attributes:
         source: The SPEC, without folders.
         inputs: The input declarations given with it.
-        code_sha256: The digest of the source files of the module's classes.
+        code_sha256: The digest of the code that the module's classes and its factory depend on in their files.
         weights_sha256: The digest of the parameters and buffers.
         commands: The commands that made it, in order, each as its arguments without folders.
         versions: The versions of the packages that made it.

@@ -181,3 +181,14 @@ def test_a_dim_that_one_input_has_twice_must_agree_with_itself() -> None:
     assert check_feeds(IO(square, (), DIMS), {"bias": np.zeros((4, 4), np.float32)}) == {"seq": 4}
     with pytest.raises(FeedError, match="got seq=5 on axis 1; expected seq=4 as in input 'bias'"):
         check_feeds(IO(square, (), DIMS), {"bias": np.zeros((4, 5), np.float32)})
+
+
+def test_profiles_and_sizes_keep_to_the_step_of_a_dim() -> None:
+    dims = (Dim("batch", 1, 8, 64), Dim("seq", 4, 128, 512, 4))
+    profile = parse_profile("seq=8:16:24", dims)
+    assert str(profile) == "batch=1:8:64,seq=8:16:24:4"
+    assert (profile.admits({"seq": 12}), profile.admits({"seq": 14})) == (True, False)
+    assert parse_sizes("seq=12", dims) == {"batch": 8, "seq": 12}
+    for text in ("seq=10", "seq=4:10:12", "seq=4:8:516"):
+        with pytest.raises(ProfileError, match=r"the model takes seq from 4 to 512 in steps of 4\.$"):
+            parse_profile(text, dims)

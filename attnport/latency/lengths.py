@@ -100,9 +100,9 @@ def ragged_case(io: IOContract, lengths: Sequence[int], seed: int = 0) -> Case:
     return case(io, f"{len(lengths)} of {span}", "sizes", feeds)
 
 
-def batch_limit(io: IOContract) -> Dim:
-    """The numbers of sequences in a call. Raises UsageError as `ragged_case`."""
-    return _dims(io)[0]
+def batch_limit(io: IOContract) -> int:
+    """The largest number of sequences in a call. Raises UsageError as `ragged_case`."""
+    return _dims(io)[0].max
 
 
 def _dims(io: IOContract) -> tuple[Dim, list[Dim]]:

@@ -70,7 +70,8 @@ def workloads(
         chosen += [_workload(io, middle, "sentence"), _workload(io, together, "sentence")]
     if lengths:
         least = io.dim(str(batch_dim(io))).min if batch_dim(io) else 1
-        together_count = batch_limit(io).at_least(min(batch, sum(lengths.values())))
+        together_count = min(batch, batch_limit(io), sum(lengths.values()))
+        together_count = io.dim(str(batch_dim(io))).at_least(together_count)
         for count in dict.fromkeys((least, together_count)):
             chosen.append(_workload(io, ragged_case(io, spread(lengths, count), seed)))
     if shapes:

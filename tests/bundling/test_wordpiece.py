@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import time
@@ -227,6 +228,9 @@ def test_sizes_keep_to_the_contract(minilm: Path) -> None:
     assert Tokenizer(minilm, two).encode(["a " * 99])["input_ids"].shape == (1, 12)
     fixed = contract("input_ids", "mask", dims=("batch", 6))
     assert Tokenizer(minilm, fixed).encode(["a", "b c"])["input_ids"].shape == (2, 6)
+    stepped = dataclasses.replace(two, dims=(BATCH, Dim("seq", 4, 8, 12, 4)))
+    for text, size in (("", 4), ("a a a", 8), ("a " * 99, 12)):
+        assert Tokenizer(minilm, stepped).encode([text])["mask"].shape == (1, size)
 
 
 def test_a_piece_may_be_any_text(minilm: Path, tmp_path: Path, pair: tuple[WordPiece, Any]) -> None:

@@ -73,6 +73,12 @@ def test_a_ragged_batch_has_these_lengths_and_no_other_tokens() -> None:
     np.testing.assert_array_equal(case.feeds["input_ids"], ragged_case(IO, [20, 5, 5, 1][::-1], 3).feeds["input_ids"])
 
 
+def test_a_ragged_batch_is_padded_to_a_multiple_of_the_step() -> None:
+    case = ragged_case(replace(IO, dims=(IO.dims[0], Dim("seq", 8, 16, 32, 8))), [1, 17], seed=3)
+    assert case.feeds["input_ids"].shape == (2, 24)
+    assert sorted(case.feeds["attention_mask"].sum(axis=1)) == [1, 17]
+
+
 def test_a_mask_that_carries_lengths_gets_them() -> None:
     io = IOContract(
         (TensorSpec("x", "float32", ("batch", "seq", 4)), TensorSpec("lengths", "int32", ("batch",))),

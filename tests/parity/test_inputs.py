@@ -56,6 +56,12 @@ CONTRACTS = {
     "no mask": IOContract((TensorSpec("x", "float16", ("batch", "seq", 8)),), (HIDDEN,), (BATCH, SEQ)),
     "one dim": IOContract((TensorSpec("x", "float32", ("seq", 8)),), (TensorSpec("y", "float32", ("seq", 8)),), (SEQ,)),
     "at least two": IOContract((IDS,), (HIDDEN,), (Dim("batch", 2, 2, 2), Dim("seq", 20, 21, 22))),
+    "steps": IOContract(
+        (IDS, TensorSpec("mask", "int64", ("batch", "seq"))),
+        (HIDDEN,),
+        (Dim("batch", 2, 4, 16, 2), Dim("seq", 8, 32, 64, 8)),
+        (MaskSpec(("padding",), "mask"),),
+    ),
     "cross": IOContract(
         (
             TensorSpec("src", "float32", ("batch", "mem", 8)),
