@@ -6,7 +6,7 @@ Each model is small, has the architecture, the tokenizer's class and the modules
 by sentence-transformers itself. It is exported with `hf:FOLDER` and no option, fused, checked in fp32 and in bf16, and
 then given 200 sentences, in padded batches, as its artifact's `tokenizer.json` encodes them. Compared is the cosine of
 every sentence, or for a reranker every score, with what `encode` or `predict` gives. `--docs` writes the table into
-docs/embedders.md. `make embedders` installs what it needs.
+docs/embedders.md. `make embedders` installs what it needs. With `--json`, what was good before is not run again.
 """
 
 from __future__ import annotations
@@ -317,16 +317,20 @@ def main() -> int:
     warnings.simplefilter("ignore")
     chosen = {name: one for name, one in EMBEDDERS.items()
               if not given.only or any(part.lower() in name.lower() for part in given.only)}  # fmt: skip
-    results: dict[str, Result] = {}
+    earlier = json.loads(given.json.read_text()) if given.json and given.json.is_file() else {}
+    results = {name: Result(**values) for name, values in earlier.items() if name in EMBEDDERS}
     with tempfile.TemporaryDirectory() as scratch:
         for at, (name, embedder) in enumerate(chosen.items()):
+            if name in results and results[name].good():
+                continue
             folder = (given.out or Path(scratch)) / str(at)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             results[name] = measure(embedder, folder, parity=not given.no_parity)
+            if given.json:
+                given.json.write_text(json.dumps({key: asdict(one) for key, one in results.items()}, indent=1) + "\n")
             print("ok  " if results[name].good() else "FAIL", name, json.dumps(asdict(results[name])), flush=True)
-    if given.json:
-        given.json.write_text(json.dumps({name: asdict(one) for name, one in results.items()}, indent=1) + "\n")
+    results = {name: results[name] for name in EMBEDDERS if name in results}
     packages = ("sentence-transformers", "transformers", "torch", "onnxruntime", "openvino")
     made = f"{table(results)}\n\nMade by `make embedders`: {', '.join(f'{one} {version(one)}' for one in packages)}."
     print(made)

@@ -48,6 +48,22 @@ def test_sentences_are_padded_on_the_right_to_the_longest_and_cut_at_the_models_
     assert case.group == "text"
 
 
+def test_a_tokenizer_that_pads_on_the_left_gives_padding_on_the_left(tokenizer: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(str(tokenizer))
+    made.enable_padding(direction="left", pad_id=7, pad_token="[PAD]")
+    made.save(str(tokenizer))
+    (case,) = text_cases(IO, SENTENCES, tokenizer)
+    assert case.feeds["input_ids"][[0, 1]].tolist() == [[7, 7, 7, 2, 3, 4], [7, 7, 7, 7, 7, 2]]
+    assert (case.feeds["attention_mask"] == (case.feeds["input_ids"] != 7)).all()
+
+
+def test_a_mask_of_the_tokens_that_are_pooled_is_text_too(tokenizer: Path) -> None:
+    inputs = (*IO.inputs[:2], TensorSpec("pooled_mask", "int64", ("batch", "seq"), 2))
+    io = IOContract(inputs, IO.outputs, IO.dims, (*IO.masks, MaskSpec(("padding",), "pooled_mask")))
+    (case,) = text_cases(io, SENTENCES, tokenizer)
+    assert (case.feeds["pooled_mask"] == case.feeds["attention_mask"]).all()
+
+
 def test_batches_keep_the_natural_order_and_have_their_own_width(tokenizer: Path) -> None:
     made = text_cases(IO, SENTENCES, tokenizer, batch=2)
     assert [case.name for case in made] == ["sentences 1-2", "sentences 3-4"]
