@@ -212,6 +212,9 @@ def _kind(place: str, config: Any, embeds: bool, choices: Choices) -> Any:
     kind = None if embeds else getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
+    encoders = transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    if embeds and getattr(config, "is_encoder_decoder", False) and type(config) in encoders:
+        return transformers.AutoModelForTextEncoding  # as sentence-transformers takes the encoder of a T5
     if type(config) not in transformers.MODEL_MAPPING:
         refuse_code(place, config.to_dict())
     return transformers.AutoModel

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from hf_folders import TEXT
+from hf_folders import TEXT, add_pooling
 
 from attnport.artifacts import ModelSpec
 from attnport.errors import UsageError
@@ -166,6 +166,40 @@ def test_a_window_that_is_read_back_is_the_modules_own(window: int, tmp_path: Pa
         other[0, -1 - distance] = 2
         same = torch.equal(made.make()(input_ids=other, attention_mask=mask)[0][0, -1], last)
         assert same != reaches
+
+
+def test_an_embedder_of_an_encoder_decoder_is_its_encoder(tmp_path: Path) -> None:
+    values = {"vocab_size": 60, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    made = spec(add_pooling(saved(tmp_path, "T5Model", **values), "mean", normalise=True))
+    assert names(made) == ["input_ids", "attention_mask"]
+    assert {one.name: one.dims for one in made.io.outputs} == {
+        "last_hidden_state": ("batch", "seq", 16),
+        "sentence_embedding": ("batch", 16),
+    }
+
+
+def test_tokens_of_a_prompt_that_are_not_pooled_have_a_mask_of_their_own(tmp_path: Path) -> None:
+    add_pooling(saved(tmp_path, "BertModel", **TEXT), "mean", normalise=False)
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
+    made = spec(tmp_path)
+    assert names(made)[-1] == "pooled_mask"
+    ids = torch.arange(5, 13)[None]
+    pooled = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
+    hidden, vector = made.make()(input_ids=ids, attention_mask=torch.ones_like(ids), pooled_mask=pooled)
+    torch.testing.assert_close(vector, hidden[:, 3:].mean(1))
+
+
+def test_a_cross_encoder_has_logits_and_scores(tmp_path: Path) -> None:
+    saved(tmp_path, "BertModel", **TEXT)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**TEXT, num_labels=1)
+    config.sentence_transformers = {"version": "6"}
+    transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path)
+    made = spec(tmp_path)
+    assert {one.name: one.dims for one in made.io.outputs} == {"logits": ("batch", 1), "scores": ("batch",)}
+    ids = torch.arange(5, 13)[None]
+    logits, scores = made.make()(input_ids=ids, attention_mask=torch.ones_like(ids))
+    torch.testing.assert_close(scores, torch.sigmoid(logits[:, 0]))
 
 
 def test_lengths_around_a_window_are_cases(tmp_path: Path) -> None:
