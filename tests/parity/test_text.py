@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tokenizers
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import IOContract, Prompts
+from attnport.cases.choosing import cases_of
 from attnport.cases.text import read_sentences, reads_text, text_cases, tokenizers_errors
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
@@ -137,3 +139,12 @@ def test_sentences_are_read_one_a_line(tmp_path: Path) -> None:
         read_sentences(file)
     with pytest.raises(UsageError, match="cannot be read"):
         read_sentences(tmp_path / "absent")
+
+
+def test_the_default_prompt_stands_before_every_sentence(tokenizer: Path) -> None:
+    manifest = SimpleNamespace(
+        io=IO, tokenizer=tokenizer.name, prompts=Prompts({"query": "c c ", "other": "b "}, "query")
+    )
+    tried = cases_of(tokenizer.parent, manifest, ["a", "b"], None, 0, 4)  # type: ignore[arg-type]
+    (case,) = [each for each in tried if each.group == "text"]
+    assert case.feeds["input_ids"].tolist() == [[4, 4, 2], [4, 4, 3]]

@@ -87,6 +87,15 @@ def test_a_tokenizer_that_has_only_a_vocabulary_is_written_as_a_file(tmp_path: P
     assert tokenizers.Tokenizer.from_str(made.tokenizer).encode("a b").ids == [2, 5, 6, 3]
 
 
+def test_a_tokenizer_that_transformers_cannot_load_is_told(tmp_path: Path) -> None:
+    add_tokenizer(saved(tmp_path, "BertModel", **TEXT))
+    (tmp_path / "tokenizer.json").write_text("{ }")
+    made = spec(tmp_path)
+    assert made.tokenizer == tmp_path / "tokenizer.json"
+    assert "token_type_ids" in names(made)
+    assert made.notes[0].startswith("transformers cannot load the tokenizer")
+
+
 def test_sentence_transformers_lower_case_is_in_the_file(tmp_path: Path) -> None:
     add_tokenizer(saved(tmp_path, "BertModel", **TEXT), do_lower_case=False)
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
