@@ -75,7 +75,8 @@ EMBEDDERS = {
         "Qwen3Model", "Qwen3Config", "Qwen2Tokenizer", {**GROUPED, **LONG}, ("lasttoken",), ends=True),
     "EmbeddingGemma": Embedder(
         "Gemma3TextModel", "Gemma3TextConfig", "GemmaTokenizer", {**GROUPED, **LONG, "sliding_window": 16,
-        "use_bidirectional_attention": True, "layer_types": ["sliding_attention"] * 2 + ["full_attention"], "query_pre_attn_scalar": 16}, dense=(256, 64),
+        "use_bidirectional_attention": True, "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        "query_pre_attn_scalar": 16}, dense=(256, 64),
         prompts={"query": "task: search result | query: ", "document": "title: none | text: "}, prompt="query"),
     "BGE-M3": Embedder(*XLM, {**SMALL, "max_position_embeddings": 130, "type_vocab_size": 1}, ("cls",)),
     "multilingual-e5": Embedder(
