@@ -259,16 +259,16 @@ def usual_dims(inputs: Inputs, longest: Mapping[str, int], usual: Mapping[str, i
 
     Args:
         longest: The longest sequences.
-        usual: The sides of images.
+        usual: The sides of images, and the samples of a second.
     """
-    high, wide = usual.get("height", 224), usual.get("width", 224)
+    high, wide, samples = usual.get("height", 224), usual.get("width", 224), usual.get("samples", 16000)
     table = {
         "batch": Dim("batch", 1, 8, 64),
         "images": Dim("images", 1, 2, 16),
         "audios": Dim("audios", 1, 2, 16),
         "choices": Dim("choices", 1, 4, 8),
         "visual": Dim("visual", 1, 36, 64),
-        "samples": Dim("samples", 1, 16000, 160000),
+        "samples": Dim("samples", 1, samples, 10 * samples),
         "frames": Dim("frames", 1, 256, 2048),
         "height": Dim("height", min(32, high), high, max(2 * high, 512)),
         "width": Dim("width", min(32, wide), wide, max(2 * wide, 512)),

@@ -148,7 +148,7 @@ def kind_contract(
     main = "decoder_input_ids" if part == "decoder" else _MAIN.get(part) or _main(model)
     main = main if main in accepted or part == "decoder" else next((each for each in FORMS if each in accepted), main)
     trial, inputs = _started(name, kind, accepted, main, numbers, given, start)
-    inputs, freed = _images(inputs, trial, wanted, image, flexible=flexible)
+    inputs, freed = _images(inputs, trial, wanted, image, flexible=flexible and numbers.convolves_images)
     dims = tuple(
         dim
         if dim.name in _NOT_TRIED or (dim.name in text.longest and dim.max > _MOST_TRIED)
@@ -158,9 +158,10 @@ def kind_contract(
     dims = narrow_dims(dims, [each for each in declared if _name(each) in {dim.name for dim in dims}
                               or _name(each) not in _IMAGE])  # fmt: skip
     if "samples" in inputs.dims and inputs.masks:
+        samples = trial.usual["samples"]
         # A shorter item has no frame, and the model looks up one before its first.
         kind.least = range_by_trying(
-            Dim("samples", 1, 16000, 16000), 16000, partial(_runs, trial, inputs, "samples")
+            Dim("samples", 1, samples, samples), samples, partial(_runs, trial, inputs, "samples")
         ).min
     try:
         outputs = observe_outputs(kind.named, inputs.tensors, dims, name)
@@ -187,7 +188,7 @@ def _started(
     )
     problem: SpecError | None = None
     for side in sides:
-        trial = Trial(kind.named, {"samples": 16000, "frames": 256, **side})
+        trial = Trial(kind.named, {"samples": 50 * numbers.samples_per_frame, "frames": 256, **side})
         try:
             return trial, choose(name, accepted, main, numbers, trial, given)
         except SpecError as err:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,31 @@ class Numbers:
         return all(getattr(config, "feat_extract_norm", "layer") != "group" for config in self._configs)
 
     @property
-    def image_size(self) -> tuple[int, int] | None:
-        """Height and width of images: as the model's config has them, or else as the processor makes them."""
+    def samples_per_frame(self) -> int:
+        """How many raw samples become one frame; 320, as of wav2vec 2.0, where the config does not say."""
+        strides = next((each for each in (getattr(one, "conv_stride", None) for one in self._configs) if each), None)
+        return math.prod(strides) if isinstance(strides, list | tuple) else 320
+
+    @property
+    def convolves_images(self) -> bool:
+        """Whether images may have any size: the config names none, or there is no attention in the model.
+
+        Attention over windows of dynamic sizes makes conditions that torch takes hours to simplify.
+        """
+        heads = ("num_attention_heads", "num_heads", "attention_heads", "encoder_attention_heads")
+        attends = any(getattr(config, name, None) for config in self._configs for name in heads)
+        return self._model_image_size is None or not attends
+
+    @property
+    def _model_image_size(self) -> tuple[int, int] | None:
         names = ("image_size", "input_size", "img_size", "crop_size")
         sizes = [_size(getattr(config, name, None)) for config in self._configs for name in names]
+        return next((size for size in sizes if size is not None), None)
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of images: as the model's config has them, or else as the processor makes them."""
+        sizes = [self._model_image_size]
         cropped = self._processor.get("crop_size") if self._processor.get("do_center_crop", True) else None
         sizes += [_size(cropped), _size(self._processor.get("size"))]
         return next((size for size in sizes if size is not None), None)
