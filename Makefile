@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PINS := pyproject.toml attnport_bundle/pyproject.toml constraints.txt
+# What `make embedders` compares with, and what that needs beside what is installed.
+PEERS := sentence-transformers==6.2.0 scikit-learn==1.9.1 scipy==1.17.1 joblib==1.6.0 threadpoolctl==3.8.0 \
+	narwhals==2.29.0 cloudpickle==3.1.2
 RUNTIMES := cpu,openvino,rtx,hf,sign
 # Test files that run at once; each has tests of several threads.
 JOBS ?= 2
@@ -23,13 +26,14 @@ GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 # Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
 GPU_ARGS ?=
 
-.PHONY: demo test test-all cpp-test gpu-check gpu-driver lint fuzz help clean
+.PHONY: demo test test-all cpp-test embedders gpu-check gpu-driver lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (20 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
+	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
 	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
 	@echo "make lint      ruff and mypy"
 	@echo "make fuzz      the bundle's readers against made-up files, 60 s in Python and 90 s in C++; what is new goes"
@@ -55,6 +59,10 @@ cpp-test: $(VENV)/.dev
 	$(BIN)/python tools/cpp_setup.py --all
 	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile \
 		--no-loadscope-reorder tests/cpp
+
+# What was good is in the JSON and is not run again: remove it to measure anew.
+embedders: $(VENV)/.dev $(VENV)/peers/.made
+	PYTHONPATH=$(VENV)/peers $(BIN)/python benchmarks/embedders.py --json benchmarks/embedders.json --docs
 
 gpu-check: gpu-driver $(GPU_VENV)/.ready
 	$(GPU_VENV)/bin/attnport gpu-check $(GPU_ARGS)
@@ -94,6 +102,12 @@ $(VENV)/.demo: $(VENV)/.made $(PINS)
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "Installing what the tests need."
 	@$(PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[$(RUNTIMES),dev]"
+	@touch $@
+
+# Beside the environment and not in it, and without what it shares with it: nothing else here may come to need it.
+$(VENV)/peers/.made: Makefile
+	@echo "Installing sentence-transformers into $(VENV)/peers."
+	@$(PIP) --no-deps --upgrade --target $(VENV)/peers $(PEERS)
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev

@@ -123,6 +123,9 @@ class Prompts:
         return self.named.get(self.default, "")
 
 
+NO_PROMPTS = Prompts()
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model before export: its contract and how to make its module.
@@ -144,7 +147,7 @@ class ModelSpec:
     make: Callable[[], nn.Module]
     tokenizer: Path | str | None = None
     observed: bool = False
-    prompts: Prompts = Prompts()
+    prompts: Prompts = NO_PROMPTS
     notes: tuple[str, ...] = ()
     narrower: tuple[str, ...] = ()
 
@@ -306,7 +309,7 @@ class Manifest:
     forms: Mapping[str, Form] = field(default_factory=dict)
     engines: Mapping[str, EngineRecord] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
-    prompts: Prompts = Prompts()
+    prompts: Prompts = NO_PROMPTS
 
     __pydantic_config__ = STRICT
 

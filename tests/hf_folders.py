@@ -173,9 +173,8 @@ def add_pooling(folder: Path, mode: str, *, normalise: bool, further: tuple[str,
     ]  # fmt: skip
     (folder / "modules.json").write_text(json.dumps(modules))
     names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    config = {"word_embedding_dimension": 16, **{f"pooling_mode_{name}": name.startswith(mode) for name in names}}
-    if mode == "mean":
-        config["pooling_mode_mean_sqrt_len_tokens"] = False
+    config = {"word_embedding_dimension": 16, **{f"pooling_mode_{name}": False for name in names}}
+    config[next(f"pooling_mode_{name}" for name in names if name.startswith(mode))] = True
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
     return folder

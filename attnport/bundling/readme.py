@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnport.artifacts import NO_PROMPTS, Prompts
 from attnport_bundle import manifest
 from attnport_bundle.contract import IO, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError
@@ -26,6 +28,7 @@ def readme(
     folder: Path | None = None,
     packages: Sequence[str] = ("onnxruntime",),
     cpp: bool = False,
+    prompts: Prompts = NO_PROMPTS,
 ) -> str:
     """The page.
 
@@ -36,6 +39,7 @@ def readme(
         folder: The folder with that file, to test whether the reader can read it without another package.
         packages: The packages of the forms, the preferred one first; one of them is enough.
         cpp: Whether the C++ reader is in the bundle too.
+        prompts: What the model expects before a text.
     """
     wanted = list(dict.fromkeys(packages))
     runtime = f"`{wanted[0]}`" if len(wanted) == 1 else f"one of `{'`, `'.join(wanted)}`"
@@ -56,6 +60,7 @@ def readme(
     ]
     if tokenizer and {spec.name for spec in io.inputs} <= set(TEXT_INPUTS):
         parts += _from_text(io, tokenizer, folder)
+    parts += expected(prompts)
     parts += [
         "## What goes in and out",
         *contract(io),
@@ -124,14 +129,26 @@ def _from_text(io: IO, tokenizer: str, folder: Path | None) -> list[str]:
             return [
                 "From text; the reader knows this tokenizer. It gave the ids of the package `tokenizers` for every "
                 "text of common scripts that was tried; marks that Unicode took in later than that package's tables "
-                f"may differ. {cut_at(io)}",
+                f"may differ. {cut_at(io)} Rows are padded at the right.",
                 indent(_own_program(tokenizer)),
             ]
     except BundleError:
         pass  # only the package `tokenizers` reads this file
     return [
-        f"From text (`pip install tokenizers`). {cut_at(io)}",
+        f"From text (`pip install tokenizers`). {cut_at(io)} Rows are padded as the file says.",
         indent(_package_program(io, tokenizer)),
+    ]
+
+
+def expected(prompts: Prompts) -> list[str]:
+    """What the caller puts before a text, by its use; nothing of it is in the model."""
+    if not prompts.named:
+        return []
+    uses = "\n".join(f"- `{name}`: `{json.dumps(text, ensure_ascii=False)}`" for name, text in prompts.named.items())
+    rest = f"Without a named use, it is that of `{prompts.default}`." if prompts.default else "Other texts have none."
+    return [
+        f"The model was trained with a prompt before a text. Put it there yourself, by the text's use:\n\n{uses}",
+        rest,
     ]
 
 
@@ -139,7 +156,7 @@ def cut_at(io: IO) -> str:
     """How texts are cut and padded."""
     return (
         f"A text longer than {_longest(io)} tokens, the model's limit, is cut; a `max_length` in the tokenizer's file "
-        "does not count. Rows are padded at the right."
+        "does not count."
     )
 
 
@@ -179,7 +196,7 @@ def _package_program(io: IO, tokenizer: str) -> str:
             "from tokenizers import Tokenizer",
             "",
             f'tokenizer = Tokenizer.from_file("app/{tokenizer}")',
-            "tokenizer.enable_padding()",
+            'tokenizer.enable_padding(**{**(tokenizer.padding or {}), "length": None})  # its own token and side',
             'side = (tokenizer.truncation or {}).get("direction", "right")',
             f"tokenizer.enable_truncation({_longest(io)}, direction=side)",
             'rows = tokenizer.encode_batch(["A sentence.", "Another one, longer."])',

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from attnport.artifacts import NO_PROMPTS, Prompts
 from attnport.bundling.readme import (
     TEXT_INPUTS,
     contract,
     cut_at,
+    expected,
     filled_with_zeros,
     indent,
     made_by_masks,
@@ -38,7 +40,14 @@ RUNTIMES = {
 }
 
 
-def readme_cpp(name: str, io: IO, tokenizer: str | None, folder: Path, forms: Mapping[str, Form]) -> str:
+def readme_cpp(
+    name: str,
+    io: IO,
+    tokenizer: str | None,
+    folder: Path,
+    forms: Mapping[str, Form],
+    prompts: Prompts = NO_PROMPTS,
+) -> str:
     """The page.
 
     Args:
@@ -47,6 +56,7 @@ def readme_cpp(name: str, io: IO, tokenizer: str | None, folder: Path, forms: Ma
         tokenizer: The bundle's tokenizer file, for models that read text.
         folder: The folder with that file, to test whether the reader can read it.
         forms: The forms of the bundle, the preferred one first.
+        prompts: What the model expects before a text.
     """
     parts = [
         f"# {name} in C++",
@@ -59,6 +69,7 @@ def readme_cpp(name: str, io: IO, tokenizer: str | None, folder: Path, forms: Ma
         "is refused like a changed one.",
         indent(program_cpp(io)),
         *_from_text(io, tokenizer, folder),
+        *expected(prompts),
         *_link(),
         "## What goes in and out",
         *contract(io),
@@ -195,7 +206,7 @@ def _from_text(io: IO, tokenizer: str | None, folder: Path) -> list[str]:
         '    const auto fed = tokenizer.encode({"A sentence.", "Another one, longer."});',
         "    const attnport::Inputs inputs(fed.begin(), fed.end());",
     ]
-    return [f"From text. {cut_at(io)}", indent(_whole(lines))]
+    return [f"From text. {cut_at(io)} Rows are padded at the right.", indent(_whole(lines))]
 
 
 def _link() -> list[str]:

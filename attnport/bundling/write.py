@@ -101,11 +101,11 @@ def write(
     golden.write(target / GOLDENS, goldens.arrays)
     _copy_reader(target / PACKAGE)
     packages = [package_of(form.runtime, form.provider) for form in bundled.values()]
-    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp)
+    page = readme(manifest.name, contract, manifest.tokenizer, target, packages, cpp, manifest.prompts)
     (target / README).write_text(page, encoding="utf-8")
     if cpp:
         _copy_cpp(target / "cpp")
-        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled)
+        page = readme_cpp(manifest.name, contract, manifest.tokenizer, target, bundled, manifest.prompts)
         (target / "cpp" / README).write_text(page, encoding="utf-8")
     bundle_manifest = spec.Manifest(
         format=spec.FORMAT,

@@ -30,7 +30,8 @@ def cases_of(
                 f"{folder} has no tokenizer, so it cannot read text.",
                 hint="Leave --text out, or give tensors with --inputs.",
             )
-        chosen += text_cases(manifest.io, sentences, folder / manifest.tokenizer, batch)
+        texts = [manifest.prompts.usual + sentence for sentence in sentences]
+        chosen += text_cases(manifest.io, texts, folder / manifest.tokenizer, batch)
     return chosen
 
 

@@ -22,7 +22,8 @@ _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 def reads_text(io: IOContract) -> bool:
     """Whether the inputs are those that a tokenizer fills."""
     names = {spec.name for spec in io.inputs}
-    return "input_ids" in names and names <= set(_TEXT_INPUTS)
+    masks = {str(mask.input) for mask in io.padding_masks()}
+    return "input_ids" in names and names <= {*_TEXT_INPUTS, *masks}
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -44,7 +45,7 @@ def read_sentences(path: Path) -> list[str]:
 
 
 def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, batch: int = 32) -> list[Case]:
-    """Sentences in their order, in batches padded on the right to the longest of each batch.
+    """Sentences in their order, in batches padded to the longest of each batch, on the side that the tokenizer pads.
 
     They are not sorted by length, which would leave hardly any padding: batches in use are not sorted either. Sentences
     longer than the model takes are truncated.
@@ -65,7 +66,7 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     ids = next(spec for spec in io.inputs if spec.name == "input_ids")
     B, T = (io.dim(dim) if isinstance(dim, str) else None for dim in ids.dims)
     longest = T.max if T else int(ids.dims[1])
-    rows, pad_id = _tokenise(sentences, tokenizer_path, longest)
+    rows, pad_id, left = _tokenise(sentences, tokenizer_path, longest)
     batch = min(batch, B.max) if B else int(ids.dims[0])
     batches = []
     for start in range(0, len(rows), batch):
@@ -75,19 +76,20 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
             part = [*part, part[-1]]
         width = max(len(row[0]) for row in part)
         width = max(width, T.min) if T else longest
-        batches.append(case(io, name, "text", _feeds(io, part, width, pad_id)))
+        batches.append(case(io, name, "text", _feeds(io, part, width, pad_id, left)))
     return batches
 
 
 def _tokenise(
     sentences: Sequence[str], tokenizer_path: Path, longest: int
-) -> tuple[list[tuple[list[int], list[int]]], int]:
-    """Token ids and type ids of each sentence, and the id of padding."""
+) -> tuple[list[tuple[list[int], list[int]]], int, bool]:
+    """Token ids and type ids of each sentence, the id of padding, and whether it stands on the left."""
     tokenizers = require("tokenizers")
     with tokenizers_errors(tokenizer_path, "is no tokenizer"):
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_path))
     known = [tokenizer.token_to_id(token) for token in _PAD_TOKENS]
-    pad_id = (tokenizer.padding or {}).get("pad_id", next((token for token in known if token is not None), 0))
+    padding = tokenizer.padding or {}
+    pad_id = padding.get("pad_id", next((token for token in known if token is not None), 0))
     # The file's own settings (MiniLM's: pad and cut to 128) are not the model's limit.
     tokenizer.no_padding()
     with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
@@ -96,7 +98,7 @@ def _tokenise(
     empty = next((index for index, row in enumerate(rows) if not row[0]), None)
     if empty is not None:
         raise UsageError(f"sentence {empty + 1} has no token: {sentences[empty][:60]!r}.")
-    return rows, int(pad_id)
+    return rows, int(pad_id), padding.get("direction") == "left"
 
 
 @contextmanager
@@ -119,13 +121,16 @@ def tokenizers_errors(tokenizer_path: Path, what: str) -> Iterator[None]:
         ) from err
 
 
-def _feeds(io: IOContract, rows: Sequence[tuple[list[int], list[int]]], width: int, pad_id: int) -> dict[str, Array]:
+def _feeds(
+    io: IOContract, rows: Sequence[tuple[list[int], list[int]]], width: int, pad_id: int, left: bool
+) -> dict[str, Array]:
     filled = {name: np.zeros((len(rows), width), dtype=np.int64) for name in _TEXT_INPUTS}
     filled["input_ids"][:] = pad_id
     for index, (ids, types) in enumerate(rows):
-        filled["input_ids"][index, : len(ids)] = ids
-        filled["token_type_ids"][index, : len(ids)] = types
-        filled["attention_mask"][index, : len(ids)] = 1
+        place = slice(width - len(ids), width) if left else slice(len(ids))
+        filled["input_ids"][index, place] = ids
+        filled["token_type_ids"][index, place] = types
+        filled["attention_mask"][index, place] = 1
     masks = {mask.input: mask for mask in io.padding_masks()}
     return {
         spec.name: encode_mask(masks[spec.name], spec.dtype, filled["attention_mask"] == 1)

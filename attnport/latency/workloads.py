@@ -62,6 +62,7 @@ def workloads(
         if not manifest.tokenizer:
             raise UsageError(f"{folder} has no tokenizer, so it cannot read text.", hint="Leave --text out.")
         tokenizer = folder / manifest.tokenizer
+        sentences = [manifest.prompts.usual + sentence for sentence in sentences]
         alone = text_cases(io, sentences, tokenizer, batch=1)
         # The sentence of median length represents them better than the first, or than an average of all.
         middle = sorted(alone, key=lambda case: real_tokens(io, case.feeds))[len(alone) // 2]

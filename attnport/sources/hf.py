@@ -93,7 +93,7 @@ def load_hf(place: str, dims: Sequence[str], choices: Choices) -> ModelSpec:
         tokenizer.file,
         observed=True,
         prompts=read_prompts(folder) if own else Prompts(),
-        notes=_notes(loaded, choices),
+        notes=_notes(loaded, tokenizer, choices),
     )
 
 
@@ -130,17 +130,19 @@ def _of_kind(
         make,
         tokenizer.file if reads else None,
         observed=True,
-        notes=_notes(loaded, choices),
+        notes=_notes(loaded, tokenizer, choices),
         narrower=tuple(f"{side}={size}:{size}:{size}" for side, size in sides.items()),
     )
 
 
-def _notes(model: Any, choices: Choices) -> tuple[str, ...]:
-    """What a user should know of the part of the model that one graph is."""
+def _notes(model: Any, tokenizer: TokenizerOf, choices: Choices) -> tuple[str, ...]:
+    """What a user should know of the tokenizer, and of the part of the model that one graph is."""
+    notes = (tokenizer.note,) if tokenizer.note else ()
     generates = bool(getattr(model, "can_generate", lambda: False)())
     if not generates or choices.part not in ("", "decoder"):
-        return ()
+        return notes
     return (
+        *notes,
         f"{type(model).__name__} generates: this is one pass over whole sequences, without a cache; generating token "
         "by token with a cache is not part of attnport yet",
     )
@@ -212,6 +214,9 @@ def _kind(place: str, config: Any, embeds: bool, choices: Choices) -> Any:
     kind = None if embeds else getattr(transformers, architecture, None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
+    encoders = transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    if embeds and getattr(config, "is_encoder_decoder", False) and type(config) in encoders:
+        return transformers.AutoModelForTextEncoding  # as sentence-transformers takes the encoder of a T5
     if type(config) not in transformers.MODEL_MAPPING:
         refuse_code(place, config.to_dict())
     return transformers.AutoModel

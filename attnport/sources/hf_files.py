@@ -15,7 +15,7 @@ from attnport.optional import require
 
 WEIGHTS = "model.safetensors"
 _INDEX = ".safetensors.index.json"
-_READ = (".json", ".safetensors", ".md", ".py")
+_READ = (".json", ".safetensors", ".md", ".py", ".txt", ".model", ".jinja")
 """The suffixes of files that transformers or attnport may open directly in a folder."""
 _INSIDE = (
     "Put the file itself there. Links are followed inside the folder, and from a hub cache's snapshot to its blobs."

@@ -54,8 +54,7 @@ def text_contract(
         TensorSpec("input_ids", "int64", TOKENS, high=text.vocab_size),
         TensorSpec("attention_mask", "int64", TOKENS, high=2),
     ]
-    kinds = ("padding", "causal") if seen.causal else ("padding",)
-    masks = [MaskSpec(kinds, "attention_mask")]
+    masks = [MaskSpec(("padding",), "attention_mask")]  # of the input alone; a bundle makes it from lengths
     types = _types(text, module, tokenizer)
     if types:
         inputs.append(TensorSpec("token_type_ids", "int64", TOKENS, high=types))
@@ -66,6 +65,7 @@ def text_contract(
     ranges = narrow_dims((Dim("batch", 1, 8, 64), Dim("seq", 1, min(128, most), most)), declared)
     if longest is None and "seq" not in parse_dims(declared):
         ranges = (ranges[0], Dim("seq", 1, 128, _UNLIMITED))
+    masks += [MaskSpec(("causal",))] if seen.causal else []
     return tuple(inputs), ranges, (*masks, *windows(seen, ranges[1].max))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnport.errors import first_line
 from attnport.optional import require
 from attnport.sources.hf_files import find, never_asking
 
@@ -21,11 +22,13 @@ class TokenizerOf:
         file: `tokenizer.json`, or its text; None where there is none.
         makes: The names of the inputs that it makes.
         known: Whether a tokenizer lies beside the weights; else `makes` is that of the class for the model's type.
+        note: What a user should know of it, or "".
     """
 
     file: Path | str | None
     makes: tuple[str, ...]
     known: bool
+    note: str = ""
 
 
 def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> TokenizerOf:
@@ -48,8 +51,12 @@ def read_tokenizer(place: str, config: Any, *, lower: bool = False) -> Tokenizer
             warnings.simplefilter("ignore")
             tokenizer: Any = require("transformers").AutoTokenizer.from_pretrained(place, trust_remote_code=False)
             backend = tokenizer.backend_tokenizer
-    except Exception:  # of a dozen types, for a damaged file, a package that is not installed, or code of its own
-        return TokenizerOf(file, _usual_inputs(config.model_type), known=False)
+    except Exception as err:  # of a dozen types: a damaged file, a package that is missing, code of its own
+        note = (
+            f"transformers cannot load the tokenizer ({first_line(err)}); {FILE} is taken as it is, and its inputs are "
+            f"taken to be the usual ones of a {config.model_type}"
+        )
+        return TokenizerOf(file, _usual_inputs(config.model_type), known=False, note=note)
     names = tuple(tokenizer.model_input_names)
     if file is None and not any(find(place, name) for name in tokenizer.vocab_files_names.values()):
         return TokenizerOf(None, names, known=True)

@@ -56,7 +56,7 @@ class Pooling(nn.Module):
         if mode == "weightedmean":
             place_BT = torch.where(keep_BT, position_T - _first(real_BT, position_T) + 1, 0).to(hidden_BTE.dtype)
             share_BT = place_BT / hidden_BTE.shape[1]  # the sum of places themselves could overflow too
-            share_BT = share_BT / share_BT.sum(1, keepdim=True).clamp(min=1e-9)
+            share_BT = share_BT / share_BT.sum(1, keepdim=True).clamp(min=1e-6)
             return (kept_BTE * share_BT.unsqueeze(-1)).sum(1)
         count_B1 = keep_BT1.sum(1).clamp(min=1).to(hidden_BTE.dtype)
         return kept_BTE.sum(1) / (count_B1.sqrt() if mode == "mean_sqrt_len_tokens" else count_B1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from bundle_folders import program
 
+from attnport.artifacts import Prompts
 from attnport.bundling.readme import readme
 from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 
@@ -108,6 +109,27 @@ def test_the_packages_program_makes_the_models_dtypes_and_cuts_where_the_file_sa
     cut = {"Left": [2, 7, 7, 7, 7, 7], "Right": [2, 4, 7, 7, 7, 7]}[direction]
     assert ids == f"int32 {[cut, [2, 4, 0, 0, 0, 0]]}", done.stderr
     assert [line.split()[0] for line in others] == ["int64", "int32"]
+
+
+def test_the_packages_program_pads_on_the_side_and_with_the_token_of_the_file(app: Path) -> None:
+    pytest.importorskip("tokenizers")
+    padding = {"strategy": {"Fixed": 20}, "direction": "Left", "pad_id": 5, "pad_type_id": 0, "pad_token": "[PAD]",
+               "pad_to_multiple_of": None}  # fmt: skip
+    (app / "tokenizer.json").write_text(json.dumps({"version": "1.0", **bert(), "padding": padding}))
+    page = readme("m", CONTRACT, "tokenizer.json", app)
+    code = program(page, "From text").replace('"A sentence.", "Another one, longer."', '"a .", "a"')
+    code += "\nprint(outputs['input_ids'].tolist(), outputs['attention_mask'].tolist())\n"
+    done = run(code, app)
+    assert done.stdout.splitlines()[1:] == ["[[2, 4, 7], [5, 2, 4]] [[1, 1, 1], [0, 1, 1]]"], done.stderr
+
+
+def test_prompts_are_shown_by_their_use(app: Path) -> None:
+    (app / "tokenizer.json").write_text(json.dumps(bert()))
+    prompts = Prompts({"query": "Find\nan answer: ", "document": "passage: "}, "query")
+    page = readme("m", CONTRACT, "tokenizer.json", app, prompts=prompts)
+    assert '- `query`: `"Find\\nan answer: "`\n- `document`: `"passage: "`' in page
+    assert "it is that of `query`" in page
+    assert "prompt" not in readme("m", CONTRACT, "tokenizer.json", app)
 
 
 def test_a_model_of_other_inputs_has_no_program_for_text(app: Path) -> None:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tokenizers
 
-from attnport.artifacts import IOContract
+from attnport.artifacts import IOContract, Prompts
+from attnport.cases.choosing import cases_of
 from attnport.cases.text import read_sentences, reads_text, text_cases, tokenizers_errors
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, UsageError
@@ -46,6 +48,22 @@ def test_sentences_are_padded_on_the_right_to_the_longest_and_cut_at_the_models_
     assert not case.feeds["token_type_ids"].any()
     assert (case.valid["hidden"] == (case.feeds["attention_mask"] == 1)).all()
     assert case.group == "text"
+
+
+def test_a_tokenizer_that_pads_on_the_left_gives_padding_on_the_left(tokenizer: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(str(tokenizer))
+    made.enable_padding(direction="left", pad_id=7, pad_token="[PAD]")
+    made.save(str(tokenizer))
+    (case,) = text_cases(IO, SENTENCES, tokenizer)
+    assert case.feeds["input_ids"][[0, 1]].tolist() == [[7, 7, 7, 2, 3, 4], [7, 7, 7, 7, 7, 2]]
+    assert (case.feeds["attention_mask"] == (case.feeds["input_ids"] != 7)).all()
+
+
+def test_a_mask_of_the_tokens_that_are_pooled_is_text_too(tokenizer: Path) -> None:
+    inputs = (*IO.inputs[:2], TensorSpec("pooled_mask", "int64", ("batch", "seq"), 2))
+    io = IOContract(inputs, IO.outputs, IO.dims, (*IO.masks, MaskSpec(("padding",), "pooled_mask")))
+    (case,) = text_cases(io, SENTENCES, tokenizer)
+    assert (case.feeds["pooled_mask"] == case.feeds["attention_mask"]).all()
 
 
 def test_batches_keep_the_natural_order_and_have_their_own_width(tokenizer: Path) -> None:
@@ -121,3 +139,12 @@ def test_sentences_are_read_one_a_line(tmp_path: Path) -> None:
         read_sentences(file)
     with pytest.raises(UsageError, match="cannot be read"):
         read_sentences(tmp_path / "absent")
+
+
+def test_the_default_prompt_stands_before_every_sentence(tokenizer: Path) -> None:
+    manifest = SimpleNamespace(
+        io=IO, tokenizer=tokenizer.name, prompts=Prompts({"query": "c c ", "other": "b "}, "query")
+    )
+    tried = cases_of(tokenizer.parent, manifest, ["a", "b"], None, 0, 4)  # type: ignore[arg-type]
+    (case,) = [each for each in tried if each.group == "text"]
+    assert case.feeds["input_ids"].tolist() == [[4, 4, 2], [4, 4, 3]]

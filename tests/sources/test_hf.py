@@ -28,7 +28,7 @@ def made(kind: str, folders: Path) -> Path:
         ("bert", ["input_ids", "attention_mask", "token_type_ids"], {"last_hidden_state": ("batch", "seq", 16)}, 40),
         ("bert_classes", ["input_ids", "attention_mask", "token_type_ids"], {"logits": ("batch", 3)}, 40),
         # Positions of RoBERTa start behind the padding's own: two fewer than there are embeddings.
-        ("roberta", ["input_ids", "attention_mask", "token_type_ids"], {"last_hidden_state": ("batch", "seq", 16)}, 38),
+        ("roberta", ["input_ids", "attention_mask"], {"last_hidden_state": ("batch", "seq", 16)}, 38),
         ("distilbert", ["input_ids", "attention_mask"], {"last_hidden_state": ("batch", "seq", 16)}, 40),
         ("gpt2", ["input_ids", "attention_mask"], {"last_hidden_state": ("batch", "seq", 16)}, 40),
     ],

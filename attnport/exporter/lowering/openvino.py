@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op, form_name
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class OpenVino(Lowering):
@@ -25,6 +29,19 @@ class OpenVino(Lowering):
     def graph_plan(self, plan: str) -> str:
         """Always float32."""
         return "fp32"
+
+    def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
+        """As every target, with the head count a number in every `Reshape`.
+
+        With fewer heads of keys than of queries, the plugin repeats keys only where it knows both counts as it loads
+        the graph; it fails on the graph where it does not.
+        """
+        from attnport.exporter.passes.reshapes import number_reshapes
+        from attnport.exporter.passes.sizes import infer_sizes
+
+        infer_sizes(model)
+        number_reshapes(model)
+        super().typed(model, plan, islands)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`Attention` with a bool mask in its smallest shape."""

@@ -1,0 +1,346 @@
+"""Embedders and rerankers against sentence-transformers' own output, each whole, with random weights.
+
+    python benchmarks/embedders.py [--only NAME ...] [--out FOLDER] [--json FILE] [--no-parity] [--docs]
+
+Each model is small, has the architecture, the tokenizer's class and the modules of one that is in use, and is written
+by sentence-transformers itself. It is exported with `hf:FOLDER` and no option, fused, checked in fp32 and in bf16, and
+then given 200 sentences, in padded batches, as its artifact's `tokenizer.json` encodes them. Compared is the cosine of
+every sentence, or for a reranker every score, with what `encode` or `predict` gives. `--docs` writes the table into
+docs/embedders.md. `make embedders` installs what it needs. With `--json`, what was good before is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNTIMES = ("ort_cpu", "openvino")
+BATCH = 16
+COSINE, SCORE = 0.99999, 1e-5
+SENTENCES = (ROOT / "examples" / "sentences.txt").read_text(encoding="utf-8").splitlines()[:200]
+SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 16}
+Modules = Callable[[int], list[Any]]
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """One model: its transformers class and config, its tokenizer's class, and the modules behind it."""
+
+    model: str
+    config: str
+    tokenizer: str
+    values: dict[str, Any]
+    pooling: tuple[str, ...] = ("mean",)
+    normalise: bool = True
+    dense: tuple[int, ...] = ()
+    prompts: dict[str, str] | None = None
+    prompt: str | None = None
+    include_prompt: bool = True
+    side: str = "right"
+    ends: bool = False
+    labels: int = 0
+
+
+BERT = ("BertModel", "BertConfig", "BertTokenizer")
+XLM = ("XLMRobertaModel", "XLMRobertaConfig", "XLMRobertaTokenizer")
+LONG = {"max_position_embeddings": 128}
+QUERY = {"query": "query: ", "document": "passage: "}
+EMBEDDERS = {
+    "ModernBERT (gte-modernbert-base)": Embedder(
+        "ModernBertModel", "ModernBertConfig", "bytes", {**SMALL, **LONG, "local_attention": 16,
+        "global_attn_every_n_layers": 3}, ("cls",)),
+    "nomic modernbert-embed": Embedder(
+        "ModernBertModel", "ModernBertConfig", "bytes", {**SMALL, **LONG, "local_attention": 16,
+        "global_attn_every_n_layers": 3}, prompts={"query": "search_query: ", "document": "search_document: "},
+        prompt="query"),
+    "Qwen3-Embedding": Embedder(
+        "Qwen3Model", "Qwen3Config", "Qwen2Tokenizer", {**GROUPED, **LONG}, ("lasttoken",), side="left", ends=True,
+        prompts={"query": "Instruct: Find an answer\nQuery:", "document": ""}, prompt="query"),
+    "Qwen3-Embedding, right padding": Embedder(
+        "Qwen3Model", "Qwen3Config", "Qwen2Tokenizer", {**GROUPED, **LONG}, ("lasttoken",), ends=True),
+    "EmbeddingGemma": Embedder(
+        "Gemma3TextModel", "Gemma3TextConfig", "GemmaTokenizer", {**GROUPED, **LONG, "sliding_window": 16,
+        "use_bidirectional_attention": True, "num_hidden_layers": 6, "query_pre_attn_scalar": 16}, dense=(256, 64),
+        prompts={"query": "task: search result | query: ", "document": "title: none | text: "}, prompt="query"),
+    "BGE-M3": Embedder(*XLM, {**SMALL, "max_position_embeddings": 130, "type_vocab_size": 1}, ("cls",)),
+    "multilingual-e5": Embedder(
+        *XLM, {**SMALL, "max_position_embeddings": 130, "type_vocab_size": 1}, prompts=QUERY, prompt="query"),
+    "GTE (thenlper, BERT)": Embedder(*BERT, {**SMALL, **LONG}),
+    "GTE (multilingual-base)": Embedder(
+        "GteModel", "GteConfig", "XLMRobertaTokenizer", {**SMALL, **LONG}, ("cls",)),
+    "nomic-embed-text-v1.5": Embedder(
+        "NomicBertModel", "NomicBertConfig", "BertTokenizer", {**SMALL, **LONG},
+        prompts={"query": "search_query: ", "document": "search_document: "}, prompt="document"),
+    "all-mpnet-base": Embedder(
+        "MPNetModel", "MPNetConfig", "MPNetTokenizer", {**SMALL, "max_position_embeddings": 130}),
+    "INSTRUCTOR's pooling (prompt left out)": Embedder(
+        *BERT, {**SMALL, **LONG}, dense=(64,), prompts={"query": "Represent the question: "}, prompt="query",
+        include_prompt=False),
+    "several poolings": Embedder(
+        *BERT, {**SMALL, **LONG}, ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"),
+        normalise=False),
+    "SGPT's pooling (GPT-2)": Embedder(
+        "GPT2Model", "GPT2Config", "GPT2Tokenizer", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128},
+        ("weightedmean",)),
+    "ms-marco-MiniLM (cross-encoder)": Embedder(
+        "BertForSequenceClassification", *BERT[1:], {**SMALL, **LONG}, labels=1),
+    "bge-reranker-v2-m3 (cross-encoder)": Embedder(
+        "XLMRobertaForSequenceClassification", *XLM[1:], {**SMALL, "max_position_embeddings": 130,
+        "type_vocab_size": 1}, labels=1),
+    "gte-reranker-modernbert (cross-encoder)": Embedder(
+        "ModernBertForSequenceClassification", "ModernBertConfig", "bytes", {**SMALL, **LONG, "local_attention": 16,
+        "global_attn_every_n_layers": 3}, labels=1),
+    "NLI (cross-encoder, three labels)": Embedder(
+        "BertForSequenceClassification", *BERT[1:], {**SMALL, **LONG}, labels=3),
+}  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What was measured of one model."""
+
+    inputs: str = ""
+    masks: str = ""
+    fused: dict[str, str] | None = None
+    parity: dict[str, str] | None = None
+    cosine: dict[str, float] | None = None
+    score: dict[str, float] | None = None
+    seconds: float = 0.0
+    problem: str = ""
+
+    def good(self) -> bool:
+        """Whether everything that is asked for holds."""
+        return (
+            not self.problem
+            and all(len(set(text.split("/"))) == 1 for text in (self.fused or {"": "0/1"}).values())
+            and all(verdict == "PASS" for verdict in (self.parity or {"": "-"}).values())
+            and all(cosine >= COSINE for cosine in (self.cosine or {}).values())
+            and all(error <= SCORE for error in (self.score or {}).values())
+            and bool(self.cosine or self.score)
+        )
+
+
+def make_tokenizer(kind: str, side: str, *, ends: bool) -> Any:
+    """A tokenizer of a class, trained on the sentences."""
+    import transformers
+
+    name = "RobertaTokenizer" if kind == "bytes" else kind
+    made = getattr(transformers, name)().train_new_from_iterator(SENTENCES, 600)
+    if kind == "bytes":  # ModernBERT's: bytes, and BERT's special tokens; no class of its own
+        made = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=made.backend_tokenizer, pad_token="<pad>", cls_token="<s>", sep_token="</s>",
+            model_input_names=["input_ids", "attention_mask"])  # fmt: skip
+    made.padding_side = side
+    if made.pad_token is None:
+        made.pad_token = made.eos_token
+    if ends:  # Qwen3-Embedding's file adds this token, the one whose vector is taken
+        from tokenizers.processors import TemplateProcessing
+
+        end = ("<|endoftext|>", made.convert_tokens_to_ids("<|endoftext|>"))
+        made.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"$A {end[0]}", pair=f"$A {end[0]} $B {end[0]}", special_tokens=[end])  # fmt: skip
+    made.model_max_length = 128
+    return made
+
+
+def save(embedder: Embedder, folder: Path) -> Any:
+    """Writes a model as sentence-transformers writes it, and returns it as it loads it."""
+    import sentence_transformers as st
+    import torch
+    import transformers
+
+    tokenizer = make_tokenizer(embedder.tokenizer, embedder.side, ends=embedder.ends)
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls")}
+    values = {**embedder.values, **{name: value for name, value in special.items() if value is not None}}
+    values |= {"vocab_size": len(tokenizer)} | ({"num_labels": embedder.labels} if embedder.labels else {})
+    torch.manual_seed(0)
+    model = getattr(transformers, embedder.model)(getattr(transformers, embedder.config)(**values)).eval()
+    with torch.no_grad():  # as trained weights do, and random ones of 0.02 do not, they make attention differ by token
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 0.15 if "embed" not in name else 1.0)
+    plain = folder.with_name("plain")
+    shutil.rmtree(plain, ignore_errors=True)
+    model.save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    if embedder.labels:
+        st.CrossEncoder(str(plain), device="cpu").save_pretrained(str(folder))
+        return st.CrossEncoder(str(folder), device="cpu")
+    from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+
+    transformer = Transformer(str(plain))
+    pooling = Pooling(64, embedder.pooling, include_prompt=embedder.include_prompt)
+    modules, size = [transformer, pooling], 64 * len(embedder.pooling)
+    for out in embedder.dense:
+        modules.append(Dense(size, out, bias=False, activation_function=torch.nn.Identity()))
+        size = out
+    modules += [Normalize()] if embedder.normalise else []
+    st.SentenceTransformer(modules=modules, prompts=embedder.prompts, device="cpu").save_pretrained(str(folder))
+    return st.SentenceTransformer(str(folder), device="cpu")
+
+
+def feeds_of(out: Path, io: Any, texts: Sequence[Any], prompt: str) -> dict[str, np.ndarray]:
+    """A padded batch, by nothing but the artifact's file."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    longest = io.dim("seq").max
+    tokenizer.enable_truncation(longest)
+    rows = tokenizer.encode_batch([prompt + text if isinstance(text, str) else text for text in texts])
+    named = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    feeds = {
+        spec.name: np.array([getattr(row, named[spec.name]) for row in rows], dtype=spec.dtype)
+        for spec in io.inputs
+        if spec.name in named
+    }
+    if any(spec.name == "pooled_mask" for spec in io.inputs):
+        length = len(tokenizer.encode(prompt).ids) - 1  # sentence-transformers too leaves the last special token out
+        pooled = feeds["attention_mask"].copy()
+        pooled[:, :length] = 0
+        feeds["pooled_mask"] = pooled
+    return feeds
+
+
+def compare(embedder: Embedder, peer: Any, out: Path, result: Result) -> None:
+    """The artifact in each runtime against `encode` or `predict`."""
+    import attnport
+
+    artifact = attnport.open(out)
+    io, prompts = artifact.manifest.io, artifact.manifest.prompts
+    prompt = prompts.named.get(embedder.prompt, "") if embedder.prompt else prompts.usual
+    texts: list[Any] = list(SENTENCES)
+    if embedder.labels:
+        texts = list(zip(SENTENCES, [*SENTENCES[7:], *SENTENCES[:7]], strict=True))
+        expected = peer.predict(texts, batch_size=BATCH, show_progress_bar=False)
+    else:
+        named = {"prompt_name": embedder.prompt} if embedder.prompt else {}
+        expected = peer.encode(texts, batch_size=BATCH, show_progress_bar=False, **named)
+    for runtime in RUNTIMES:
+        rows = []
+        with artifact.open(runtime) as session:
+            for start in range(0, len(texts), BATCH):
+                outputs = session.run(**feeds_of(out, io, texts[start : start + BATCH], prompt))
+                rows.append(outputs["scores" if embedder.labels else "sentence_embedding"])
+        got = np.concatenate(rows)
+        if got.shape != expected.shape:
+            raise ValueError(f"{runtime}: got shape {got.shape}; sentence-transformers gives {expected.shape}.")
+        if embedder.labels:
+            scale = max(1.0, float(np.abs(expected).max()))
+            result.score = (result.score or {}) | {runtime: float(np.abs(got - expected).max()) / scale}
+            continue
+        lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(expected, axis=1)
+        cosines = (got.astype(np.float64) * expected).sum(1) / lengths
+        result.cosine = (result.cosine or {}) | {runtime: float(cosines.min())}
+        ratio = np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
+        if np.abs(ratio - 1).max() > 1e-4:
+            raise ValueError(f"{runtime}: a vector is {ratio.max()} times as long as sentence-transformers' own.")
+
+
+def measure(embedder: Embedder, folder: Path, *, parity: bool) -> Result:
+    """Everything about one model."""
+    import attnport
+    from attnport.verbs.check import check
+    from attnport.verbs.fuse import fuse
+
+    began, result = time.monotonic(), Result()
+    try:
+        peer = save(embedder, folder / "model")
+        out = folder / "out"
+        artifact = attnport.export(f"hf:{folder / 'model'}", out)
+        io = artifact.manifest.io
+        result.inputs = ", ".join(spec.name for spec in io.inputs)
+        result.masks = ", ".join(f"{mask} {mask.window}" if mask.window else str(mask) for mask in io.masks)
+        fused = fuse(out, targets=list(RUNTIMES))
+        result.fused = {one: f"{fused.targets[one].fused}/{fused.targets[one].attentions}" for one in RUNTIMES}
+        text = folder / "sentences.txt"
+        text.write_text("\n".join(SENTENCES[:32]), encoding="utf-8")
+        compare(embedder, peer, out, result)
+        if not parity:
+            result.seconds = round(time.monotonic() - began, 1)
+            return result
+        report = check(out, list(RUNTIMES), text=text)
+        result.parity = {one: report.runtimes[one].verdict for one in RUNTIMES}
+        fuse(out, targets=["openvino"], plans={"openvino": "bf16"})
+        halved = check(out, ["openvino"], text=text, plan="bf16")
+        result.parity["openvino bf16"] = halved.runtimes["openvino"].verdict
+    except Exception as err:  # a row of the table, whatever went wrong
+        result.problem = f"{type(err).__name__}: {err}"
+    result.seconds = round(time.monotonic() - began, 1)
+    return result
+
+
+def table(results: dict[str, Result]) -> str:
+    """The results in Markdown."""
+    lines = [
+        "| as | inputs | masks | fused, ORT | fused, OpenVINO | parity fp32 | bf16 | beside sentence-transformers |",
+        "|-|-|-|-|-|-|-|-|",
+    ]
+    for name, result in results.items():
+        fused, parity = result.fused or {}, result.parity or {}
+        fp32 = {parity.get(one, "-") for one in RUNTIMES}
+        by = result.cosine or result.score or {}
+        worst = (
+            f"cosine {min(by.values()):.7f}" if result.cosine
+            else f"score {max(by.values()):.1e}" if by else result.problem[:80]
+        )  # fmt: skip
+        cells = [name, result.inputs, result.masks, fused.get("ort_cpu", "-"), fused.get("openvino", "-"),
+                 " ".join(sorted(fp32)), parity.get("openvino bf16", "-"), worst]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs the models; exit code 1 if one is not what it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
+    parser.add_argument("--out", type=Path, help="keep the folders here")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--no-parity", action="store_true", help="compare with sentence-transformers alone")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/embedders.md")
+    given = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    warnings.simplefilter("ignore")
+    chosen = {name: one for name, one in EMBEDDERS.items()
+              if not given.only or any(part.lower() in name.lower() for part in given.only)}  # fmt: skip
+    earlier = json.loads(given.json.read_text()) if given.json and given.json.is_file() else {}
+    results = {name: Result(**values) for name, values in earlier.items() if name in EMBEDDERS}
+    with tempfile.TemporaryDirectory() as scratch:
+        for at, (name, embedder) in enumerate(chosen.items()):
+            if name in results and results[name].good():
+                continue
+            folder = (given.out or Path(scratch)) / str(at)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            results[name] = measure(embedder, folder, parity=not given.no_parity)
+            if given.json:
+                given.json.write_text(json.dumps({key: asdict(one) for key, one in results.items()}, indent=1) + "\n")
+            print("ok  " if results[name].good() else "FAIL", name, json.dumps(asdict(results[name])), flush=True)
+    results = {name: results[name] for name in EMBEDDERS if name in results}
+    packages = ("sentence-transformers", "transformers", "torch", "onnxruntime", "openvino")
+    made = f"{table(results)}\n\nMade by `make embedders`: {', '.join(f'{one} {version(one)}' for one in packages)}."
+    print(made)
+    if given.docs:
+        page = ROOT / "docs" / "embedders.md"
+        old = page.read_text(encoding="utf-8")
+        new = re.sub(r"(<!-- table -->\n).*(<!-- /table -->)", lambda m: f"{m[1]}{made}\n{m[2]}", old, flags=re.DOTALL)
+        page.write_text(new, encoding="utf-8")
+    return 0 if all(result.good() for result in results.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

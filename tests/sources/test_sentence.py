@@ -1,0 +1,215 @@
+"""What the files of sentence-transformers say comes behind a transformer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hf_folders import add_pooling
+from safetensors.torch import save_file
+
+from attnport.artifacts import Prompts
+from attnport.errors import SpecError
+from attnport.sources.pooling import Pooling, Scores
+from attnport.sources.sentence import Head, read_head, read_lower, read_prompts
+
+PLAIN = SimpleNamespace()
+HIDDEN = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
+
+
+def head(folder: Path, config: Any = PLAIN) -> Head:
+    found = read_head(folder, config)
+    assert found is not None
+    return found
+
+
+def write(folder: Path, name: str, values: Any) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(values))
+
+
+def modes(found: Head) -> tuple[str, ...]:
+    (pooling,) = (step for step in found.steps if isinstance(step, Pooling))
+    return pooling.modes
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize(
+    ("old", "mode"),
+    [("mean", "mean"), ("cls", "cls"), ("max", "max"), ("lasttoken", "lasttoken"),
+     ("weightedmean", "weightedmean"), ("mean_sqrt_len", "mean_sqrt_len_tokens")],
+)  # fmt: skip
+def test_the_folder_says_mode_and_normalisation(old: str, mode: str, normalise: bool, tmp_path: Path) -> None:
+    found = head(add_pooling(tmp_path, old, normalise=normalise))
+    assert modes(found) == (mode,)
+    vector = found.named({"token_embeddings": HIDDEN}, MASK)["sentence_embedding"]
+    assert torch.allclose(vector.norm(dim=1), torch.ones(2)) == normalise
+
+
+def test_a_folder_of_transformers_alone_has_none(tmp_path: Path) -> None:
+    assert read_head(tmp_path, PLAIN) is None
+    write(tmp_path, "modules.json", [{"type": "sentence_transformers.models.Transformer"}])
+    assert read_head(tmp_path, PLAIN) is None
+
+
+@pytest.mark.parametrize(("said", "expected"), [("max", ("max",)), (["cls", "mean"], ("cls", "mean"))])
+def test_the_newer_spelling_is_read(said: Any, expected: tuple[str, ...], tmp_path: Path) -> None:
+    add_pooling(tmp_path, "mean", normalise=False)
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": said})
+    assert modes(head(tmp_path)) == expected
+
+
+def test_two_modes_at_once_are_joined_in_the_order_of_sentence_transformers(tmp_path: Path) -> None:
+    add_pooling(tmp_path, "mean", normalise=False)
+    values = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True, "include_prompt": False}
+    write(tmp_path, "1_Pooling/config.json", values)
+    assert modes(head(tmp_path)) == ("cls", "mean")
+    assert head(tmp_path).pooled_mask
+
+
+@pytest.mark.parametrize("said", ["none", [], {"mean": True}, [1]])
+def test_a_mode_that_is_not_known_is_refused(said: Any, tmp_path: Path) -> None:
+    add_pooling(tmp_path, "mean", normalise=False)
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": said})
+    with pytest.raises(SpecError, match="expected some of cls, max, mean"):
+        read_head(tmp_path, PLAIN)
+
+
+def test_a_mode_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    add_pooling(tmp_path, "mean", normalise=False)
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode_mean_tokens": True, "pooling_mode_median": True})
+    with pytest.raises(SpecError, match="median"):
+        read_head(tmp_path, PLAIN)
+
+
+def dense(folder: Path, **further: Any) -> dict[str, torch.Tensor]:
+    """Adds a Dense layer between pooling and normalisation; returns its weights."""
+    add_pooling(folder, "mean", normalise=True)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}
+    write(folder, "modules.json", [{"path": path, "type": f"a.{kind}"} for path, kind in kinds.items()])
+    values = {"in_features": 16, "out_features": 4, "bias": True,
+              "activation_function": "torch.nn.modules.activation.Tanh", **further}  # fmt: skip
+    write(folder, "2_Dense/config.json", values)
+    random = torch.Generator().manual_seed(1)
+    weights = {"linear.weight": torch.randn(4, 16, generator=random), "linear.bias": torch.randn(4, generator=random)}
+    if further.get("use_residual"):
+        weights["residual.weight"] = torch.randn(4, 16, generator=random)
+    save_file(weights, folder / "2_Dense" / "model.safetensors")
+    return weights
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_a_dense_layer_has_its_own_weights(residual: bool, tmp_path: Path) -> None:
+    weights = dense(tmp_path, use_residual=residual)
+    got = head(tmp_path).named({"token_embeddings": HIDDEN}, MASK)
+    pooled = torch.stack([HIDDEN[0].mean(0), HIDDEN[1, :2].mean(0)])
+    expected = torch.tanh(pooled @ weights["linear.weight"].T + weights["linear.bias"])
+    expected = expected + pooled @ weights["residual.weight"].T if residual else expected
+    expected = expected / expected.norm(dim=1, keepdim=True)
+    assert list(got) == ["sentence_embedding"]
+    torch.testing.assert_close(got["sentence_embedding"], expected)
+
+
+def test_a_dense_layer_without_its_weights_is_refused(tmp_path: Path) -> None:
+    dense(tmp_path)
+    (tmp_path / "2_Dense" / "model.safetensors").rename(tmp_path / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(SpecError, match=r"no 2_Dense/model\.safetensors; pickled"):
+        read_head(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize("further", [{"in_features": 8}, {"bias": False}, {"use_residual": True, "out_features": 16}])
+def test_weights_of_another_shape_are_refused(further: dict[str, Any], tmp_path: Path) -> None:
+    weights = dense(tmp_path)
+    write(tmp_path, "2_Dense/config.json", {"in_features": 16, "out_features": 4, "bias": True, **further})
+    save_file(weights, tmp_path / "2_Dense" / "model.safetensors")
+    with pytest.raises(SpecError, match="cannot be loaded"):
+        read_head(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize("text", ["os.system", "torch.nn.functional.gelu", "torch.nn.Linear", "torch.load", "mine.Act"])
+def test_an_activation_that_is_no_module_of_torch_is_refused(text: str, tmp_path: Path) -> None:
+    dense(tmp_path, activation_function=text)
+    with pytest.raises(SpecError, match="activation"):
+        read_head(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("modules", "told"),
+    [
+        ("{", "cannot be read"),
+        ("{}", "not a list of modules"),
+        ("[1]", "not a list of modules"),
+        ("[]", "not a list of modules"),
+        ('[{"type": "a.Pooling"}, {"type": "a.Transformer"}]', "got modules Pooling, Transformer"),
+        ('[{"type": "a.Transformer"}, {"type": "a.LSTM"}]', "module LSTM is not supported"),
+        ('[{"type": "a.Transformer"}, {"type": "a.Normalize"}]', "Normalize takes sentence_embedding"),
+        ('[{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../other"}]', "outside the folder"),
+        ('[{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "nowhere"}]', "cannot be read"),
+    ],
+)
+def test_a_damaged_description_is_told(modules: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(modules)
+    with pytest.raises(SpecError, match=told):
+        read_head(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "kind"),
+    [
+        ({"num_labels": 1, "sentence_transformers": {"version": "5"}}, {}, torch.nn.Sigmoid),
+        ({"num_labels": 3, "sentence_transformers": {"version": "5"}}, {}, torch.nn.Identity),
+        ({"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, {},
+         torch.nn.Identity),
+        ({"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}, {},
+         torch.nn.Tanh),
+        ({"num_labels": 1}, {"model_type": "CrossEncoder"}, torch.nn.Sigmoid),
+        ({"num_labels": 1}, {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"},
+         torch.nn.Identity),
+        ({"num_labels": 1}, {"model_type": "SentenceTransformer"}, None),
+        ({"num_labels": 1}, {}, None),
+    ],
+)  # fmt: skip
+def test_a_cross_encoder_applies_its_activation(config: Any, file: Any, kind: Any, tmp_path: Path) -> None:
+    if file:
+        write(tmp_path, "config_sentence_transformers.json", file)
+    found = read_head(tmp_path, SimpleNamespace(**config))
+    if kind is None:
+        assert found is None
+        return
+    assert found is not None
+    assert not found.embeds
+    (step,) = found.steps
+    assert isinstance(step, Scores)
+    assert type(step.activation) is kind
+    logits = torch.randn(2, config["num_labels"])
+    expected = kind()(logits)
+    got = found.named({"logits": logits}, MASK)["scores"]
+    assert torch.equal(got, expected[:, 0] if config["num_labels"] == 1 else expected)
+
+
+def test_prompts_are_read(tmp_path: Path) -> None:
+    assert read_prompts(tmp_path) == Prompts()
+    prompts = {"query": "query: ", "document": ""}
+    write(tmp_path, "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
+    assert read_prompts(tmp_path) == Prompts({"query": "query: "})
+    assert read_prompts(tmp_path).usual == ""
+    write(tmp_path, "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "query"})
+    assert read_prompts(tmp_path).usual == "query: "
+
+
+@pytest.mark.parametrize("values", [{"prompts": [1]}, {"prompts": {"a": 1}}, {"default_prompt_name": "x"}, []])
+def test_damaged_prompts_are_told(values: Any, tmp_path: Path) -> None:
+    write(tmp_path, "config_sentence_transformers.json", values)
+    with pytest.raises(SpecError, match=r"config_sentence_transformers\.json"):
+        read_prompts(tmp_path)
+
+
+def test_lower_case_is_read(tmp_path: Path) -> None:
+    assert not read_lower(tmp_path)
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 12, "do_lower_case": True})
+    assert read_lower(tmp_path)
