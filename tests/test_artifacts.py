@@ -75,6 +75,14 @@ def test_a_manifest_from_before_remote_code_could_be_trusted_trusts_none() -> No
     assert not from_json(Manifest, json.dumps(value), "here.json").source.trust_remote_code
 
 
+def test_a_manifest_from_before_there_were_tasks_and_parts_is_of_the_whole_model() -> None:
+    value = json.loads(to_json(MANIFEST))
+    for name in ("task", "part"):
+        del value["source"][name]
+    source = from_json(Manifest, json.dumps(value), "here.json").source
+    assert (source.task, source.part) == ("", "")
+
+
 @pytest.mark.parametrize("length", range(0, len(to_json(MANIFEST)) - 2, 7))
 def test_a_manifest_cut_at_any_place_is_refused(length: int) -> None:
     with pytest.raises(ArtifactError, match=r"^here\.json is not a valid Manifest"):

@@ -1,4 +1,4 @@
-"""`hf:` with a folder or a hub id: transformers text and vision models, and sentence-transformers folders."""
+"""`hf:` with a folder or a hub id: transformers models and sentence-transformers folders."""
 
 from __future__ import annotations
 

@@ -53,6 +53,8 @@ FORMS: dict[str, tuple[str, ...]] = {
     "visual_feats": ("float32[batch,visual,{visual_feat_dim}]",),
     "visual_pos": ("float32[batch,visual,{visual_pos_dim}]",),
     "visual_embeds": ("float32[batch,visual,{visual_embedding_dim}]",),
+    # Perceiver, without a preprocessor and with one for text.
+    "inputs": ("float32[batch,seq,{d_model}]", "int64[batch,seq]:high={vocab}"),
     "past_values": ("float32[batch,{context_length},{num_input_channels}]", "float32[batch,{context_length}]"),
     "encoder_hidden_states": (),
     "decoder_input_ids": ("int64[batch,decoder_seq]:high={decoder_vocab}",),
@@ -60,7 +62,7 @@ FORMS: dict[str, tuple[str, ...]] = {
 }
 """By input, its forms as `--input` declares them. `{a|b=3}` is the first number that the configs have, or 3."""
 MASKS = {
-    "attention_mask": ("input_ids", "input_values", "input_features"),
+    "attention_mask": ("input_ids", "inputs", "input_values", "input_features"),
     "encoder_attention_mask": ("encoder_hidden_states",),
     "decoder_attention_mask": ("decoder_input_ids", "decoder_input_values"),
 }

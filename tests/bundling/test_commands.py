@@ -52,3 +52,8 @@ def test_a_command_is_its_arguments_however_many_there_are() -> None:
 def test_a_command_says_that_a_models_own_code_was_run() -> None:
     manifest = tiny.manifest(source=Source("hf:owner/name", trust_remote_code=True))
     assert commands(manifest, ())[0] == ("attnport", "export", "hf:owner/name", "--trust-remote-code", "-o", "out/")
+
+
+def test_a_command_says_which_head_and_which_part_were_taken() -> None:
+    manifest = tiny.manifest(source=Source("hf:owner/name", task="translation", part="decoder"))
+    assert commands(manifest, ())[0][3:-2] == ("--task", "translation", "--part", "decoder")

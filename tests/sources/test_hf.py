@@ -92,13 +92,6 @@ def test_every_target_has_a_form_of_every_attention(kind: str, folders: Path) ->
         onnx.checker.check_model(ir.to_proto(lowered.model), full_check=True)
 
 
-@pytest.mark.parametrize("kind", ["t5", "whisper"])
-def test_an_encoder_with_a_decoder_is_refused_with_a_way_out(kind: str, folders: Path) -> None:
-    with pytest.raises(SpecError, match=f"{kind} is an encoder with a decoder") as caught:
-        load(f"hf:{made(kind, folders)}")
-    assert "get_encoder" in caught.value.hint
-
-
 def test_a_dim_may_be_narrowed_and_not_widened(folders: Path) -> None:
     text = f"hf:{made('bert', folders)}"
     assert str(load(text, dims=["seq=2:8:16"]).io.dim("seq")) == "seq=2:8:16"
