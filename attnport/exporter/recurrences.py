@@ -22,16 +22,23 @@ def scanned() -> Iterator[None]:
     written: dict[str, Callable[..., Any]] = {
         "mamba_selective_scan": selective_scan,
         "torch_chunk_gated_delta_rule": gated_delta_rule,
+        "RecurrentGemmaRglru._rnn_scan": linear_recurrence,
+        "rwkv_linear_attention": weighted_past,
     }
     models = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
-    before = [(vars(model), name, vars(model)[name]) for model in models for name in written if name in vars(model)]
+    before: list[tuple[Any, str, Any]] = []
+    for model in models:
+        for path in written:
+            owner, _, name = path.rpartition(".")
+            scope = vars(model).get(owner) if owner else model
+            if scope is not None and name in vars(scope):
+                before.append((scope, name, vars(scope)[name]))
+                setattr(scope, name, written[path])
     try:
-        for scope, name, _ in before:
-            scope[name] = written[name]
         yield
     finally:
         for scope, name, loop in before:
-            scope[name] = loop
+            setattr(scope, name, loop)
 
 
 def selective_scan(
@@ -110,11 +117,70 @@ def gated_delta_rule(
     return found.movedim(0, 1).to(dtype), last if output_final_state else None
 
 
-def _scan(step: Callable[..., Any], start: torch.Tensor, over: tuple[torch.Tensor, ...]) -> Any:
+def linear_recurrence(
+    self: Any,
+    hidden_states: torch.Tensor,
+    recurrent_gate: torch.Tensor,
+    reset: torch.Tensor,
+    recurrent_states: torch.Tensor | None,
+    acc_dtype: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Griffin's `h = a h + x`, of `[B,S,E]` (https://arxiv.org/abs/2402.19427)."""
+    import torch
+
+    dtype = acc_dtype or torch.float32
+    gate, x = (one.movedim(1, 0).to(dtype) for one in (recurrent_gate * ~reset, hidden_states))
+
+    def step(state: torch.Tensor, at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        following = at[0] * state + at[1]
+        return following, following + 0
+
+    start = torch.zeros_like(x[0]) if recurrent_states is None else recurrent_states.to(dtype)
+    last, found = _scan(step, start, (gate, x))
+    return found.movedim(0, 1).to(hidden_states.dtype), last
+
+
+def weighted_past(
+    time_decay: torch.Tensor,
+    time_first: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    state: Any = None,
+    return_state: bool = False,
+) -> tuple[torch.Tensor, Any]:
+    """RWKV's mean of all values so far, weighted by `exp(key)` and age, of `[B,S,E]` (https://arxiv.org/abs/2305.13048).
+
+    The state is a numerator, a denominator, and the exponent that was taken out of both.
+    """
+    import torch
+
+    fall = -torch.exp(time_decay)
+
+    def step(state: Any, at: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
+        above, below, most = state
+        k, v = at
+        here = torch.maximum(most, k + time_first)
+        old, new = torch.exp(most - here), torch.exp(k + time_first - here)
+        found = (old * above + new * v) / (old * below + new)
+        following = torch.maximum(most + fall, k)
+        old, new = torch.exp(most + fall - following), torch.exp(k - following)
+        return (old * above + new * v, old * below + new, following), found
+
+    zero = torch.zeros_like(key[:, 0], dtype=torch.float32)
+    start = (zero, zero + 0, zero - 1e38) if state is None else tuple(state)
+    last, found = _scan(step, start, (key.movedim(1, 0).float(), value.movedim(1, 0)))
+    kept = list(last) if return_state or state is not None else state
+    return found.movedim(0, 1).to(key.dtype), kept
+
+
+def _scan(step: Callable[..., Any], start: Any, over: tuple[torch.Tensor, ...]) -> Any:
+    import torch
     from torch._higher_order_ops.scan import scan
 
-    def apart(state: torch.Tensor, at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        following, found = step(state, at)
-        return following.clone(), found  # a scan refuses outputs that share memory
+    def apart(state: Any, at: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
+        following, found = step(state, at)  # a scan refuses outputs that share memory
+        if isinstance(following, torch.Tensor):
+            return following.clone(), found
+        return tuple(one.clone() for one in following), found
 
     return scan(apart, start, over)

@@ -16,6 +16,8 @@ from attnport.exporter.capture import capture
 from attnport.exporter.recurrences import scanned
 
 modeling_mamba: Any = pytest.importorskip("transformers.models.mamba.modeling_mamba")
+modeling_recurrent_gemma: Any = pytest.importorskip("transformers.models.recurrent_gemma.modeling_recurrent_gemma")
+modeling_rwkv: Any = pytest.importorskip("transformers.models.rwkv.modeling_rwkv")
 modeling_qwen3_next: Any = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
 
 DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 1, 5, 200))
@@ -46,7 +48,33 @@ class DeltaRule(nn.Module):
         return found
 
 
-@pytest.mark.parametrize(("kind", "output"), [(StateSpace, (4, "seq")), (DeltaRule, ("seq", 4, 4))])
+class LinearRecurrence(nn.Module):
+    """Griffin's recurrence, which starts again where a document does."""
+
+    def forward(self, x: Any) -> Any:
+        reset = torch.zeros_like(x[..., :1], dtype=torch.bool)
+        found, _ = modeling_recurrent_gemma.RecurrentGemmaRglru._rnn_scan(None, x, x.sigmoid(), reset, None)
+        return found
+
+
+class WeightedPast(nn.Module):
+    """RWKV's mean of the past."""
+
+    def forward(self, x: Any) -> Any:
+        decay, first = torch.linspace(-1, 1, 4), torch.linspace(1, -1, 4)
+        found, _ = modeling_rwkv.rwkv_linear_attention(decay, first, x, x.flip(-1))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [
+        (StateSpace, (4, "seq")),
+        (DeltaRule, ("seq", 4, 4)),
+        (LinearRecurrence, ("seq", 4)),
+        (WeightedPast, ("seq", 4)),
+    ],
+)
 def test_a_loop_over_the_sequence_is_a_scan(kind: type[nn.Module], output: tuple[Any, ...]) -> None:
     contract = IOContract(
         (TensorSpec("x", "float32", ("batch", "seq", 4)),), (TensorSpec("y", "float32", ("batch", *output)),), DIMS
