@@ -21,7 +21,7 @@ from attnport.exporter.naming import name_dims, name_outputs, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
-from attnport.exporter.sdpa_rank import to_rank_4, widen_masks
+from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
 from attnport.exporter.tracing import quiet, trace
 from attnport.exporter.translations import tables
 from attnport.exporter.untranslated import promote, slice_splits
@@ -167,6 +167,7 @@ def _exported(
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
         to_rank_4(program)
+        share_heads(program)
         widen_masks(program)
         promote(program)
         slice_splits(program)

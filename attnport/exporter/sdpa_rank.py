@@ -31,6 +31,22 @@ def to_rank_4(program: torch.export.ExportedProgram) -> int:
     return changed
 
 
+def share_heads(program: torch.export.ExportedProgram) -> int:
+    """Marks each `sdpa` of rank 4 whose keys and values have one head for all queries, in place; returns how many.
+
+    torch broadcasts such a head without being told (Falcon's do); the exporter takes it only as grouped heads.
+    """
+    changed = 0
+    for node in _calls(program):
+        q, k, v = (value.meta["val"] for value in node.args[:3])
+        if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or node.kwargs.get("enable_gqa"):
+            continue
+        if _same(k.shape[1], 1) and _same(v.shape[1], 1) and not _same(q.shape[1], 1) and _same(q.shape[0], k.shape[0]):
+            node.kwargs = {**node.kwargs, "enable_gqa": True}
+            changed += 1
+    return changed
+
+
 def widen_masks(program: torch.export.ExportedProgram) -> int:
     """Expands each mask of `sdpa` that broadcasts over queries or keys to `[...,S,T]`, in place; returns how many."""
     import torch

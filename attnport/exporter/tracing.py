@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError, first_line
 from attnport.exporter.guards import Guard, constants, guards, located, place_of
+from attnport.exporter.recurrences import scanned
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,7 @@ def traceable(module: Any) -> Iterator[None]:
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - The loop of transformers' experts is over those that were chosen, which a trace cannot know; `grouped_mm` computes
       the same.
+    - Recurrences of transformers' models are scans (see `recurrences`).
     - torch.export prints the whole graph so far when it fails.
 
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
@@ -66,7 +68,8 @@ def traceable(module: Any) -> Iterator[None]:
         try:
             for part in experts:
                 part.set_experts_implementation("grouped_mm")
-            yield
+            with scanned():
+                yield
         finally:
             for part, chosen in zip(experts, before, strict=True):
                 part.set_experts_implementation(chosen)

@@ -100,3 +100,27 @@ def test_onnx_runtime_runs_a_mask_that_broadcasts(name: str) -> None:
         expected = module(x, mask).numpy()
         found = run({"x": x.numpy(), "mask": mask.numpy()})[0]
         assert np.abs(found - expected).max() < 1e-6
+
+
+class OneHead(nn.Module):
+    """Keys and values of one head, which torch broadcasts to those of the queries."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        key = x[..., :4].unsqueeze(1)
+        return sdpa(q, key, key, attn_mask=mask.bool()[:, None, None, :])
+
+
+def test_one_head_of_keys_for_all_queries_is_exported_as_grouped_heads() -> None:
+    contract = IOContract(
+        (TensorSpec("x", "float32", ("batch", "seq", 16)), TensorSpec("mask", "int64", ("batch", "seq"))),
+        (TensorSpec("y", "float32", ("batch", 4, "seq", 4)),),
+        (Dim("batch", 1, 2, 4), Dim("seq", 1, 3, 9)),
+        (MaskSpec(("padding",), "mask"),),
+    )
+    module = OneHead().eval()
+    found = capture(module, contract)
+    feeds = {"x": torch.randn(2, 7, 16), "mask": torch.ones(2, 7, dtype=torch.int64)}
+    feeds["mask"][1, 4:] = 0
+    got = on_ort(found.model)({name: feed.numpy() for name, feed in feeds.items()})
+    np.testing.assert_allclose(got[0], module(**feeds).numpy(), rtol=1e-4, atol=1e-5)

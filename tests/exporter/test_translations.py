@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from attnport.exporter.tracing import quiet
 from attnport.exporter.translations import tables
+from attnport.exporter.untranslated import promote, slice_splits
 
 
 class Grouped(nn.Module):
@@ -47,3 +49,73 @@ def test_each_row_is_multiplied_with_its_groups_matrix(tmp_path: Path, ends: lis
         [rows.numpy()[begin:end] @ one for begin, end, one in zip(begins, ends, weights, strict=True)]
     )
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+class Called(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values: torch.Tensor) -> Any:
+        return self.function(*values)
+
+
+def integers() -> torch.Tensor:
+    return torch.randint(0, 4, (5, 8), generator=torch.Generator().manual_seed(2))
+
+
+def numbers() -> torch.Tensor:
+    return torch.randn(5, 8, generator=torch.Generator().manual_seed(3))
+
+
+LADDER = (-1.5, -0.5, 0.0, 0.5, 1.5)
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
+    "where of booleans": (lambda x: torch.where(x > 0, x > 1, x < -1), numbers),
+    "masked_fill of booleans": (lambda x: (x > 0).masked_fill(x > 1, False), numbers),
+    "masked_fill of numbers": (lambda x: x.masked_fill(x > 1, -7.0), numbers),
+    "stable sort": (lambda x: torch.sort(x, dim=1, stable=True), integers),
+    "stable sort, downwards": (lambda x: torch.sort(x, dim=0, stable=True, descending=True), integers),
+    "cummax": (lambda x: torch.cummax(x, 1), integers),
+    "cummin of rows": (lambda x: torch.cummin(x, 0), numbers),
+    "median": (lambda x: x.median(1)[0], numbers),
+    "kthvalue": (lambda x: x.kthvalue(3, 0, keepdim=True)[0], numbers),
+    "searchsorted": (lambda x: torch.searchsorted(torch.tensor(LADDER), x), numbers),
+    "searchsorted from the right": (lambda x: torch.searchsorted(torch.tensor([0, 1, 3]), x, right=True), integers),
+    "division that rounds down": (lambda x: x.new_zeros(-(-x.shape[1] // 3)), numbers),
+    "division of a product": (lambda x: x.new_zeros((2 * x.shape[1]) // 3), numbers),
+    "remainder of a size": (lambda x: torch.arange(x.shape[1]) % x.shape[0], numbers),
+    "remainder of negatives": (lambda x: torch.remainder(x, -1.5), numbers),
+    "remainder of integers": (lambda x: (x - 2) % 3, integers),
+    "repeats by a size": (lambda x: x.repeat_interleave(x.shape[0], dim=0), numbers),
+    "repeats of all": (lambda x: x.repeat_interleave(3), numbers),
+    "a float less an integer": (lambda x: (1.0 - x) * -10000.0, integers),
+    "chunks of a dynamic size": (lambda x: torch.chunk(x, 3, dim=1)[1:], numbers),
+    "splits by a size": (lambda x: torch.split(torch.cat([x, x]), x.shape[0])[1], numbers),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_computes_what_torch_computes_at_sizes_that_were_not_traced(tmp_path: Path, name: str) -> None:
+    import onnxruntime as ort
+
+    function, values = CASES[name]
+    module, value, path = Called(function).eval(), values(), tmp_path / "model.onnx"
+    auto = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    with torch.no_grad(), quiet():
+        program = torch.export.export(module, (value,), dynamic_shapes=((auto,),), strict=False)
+        promote(program)
+        slice_splits(program)
+        torch.onnx.export(program, (), str(path), opset_version=23, custom_translation_table=tables(), verbose=False)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for rows, columns in ((5, 8), (7, 12)):
+        feed = value.repeat(2, 2)[:rows, :columns].contiguous()
+        expected = module(feed)
+        got = session.run(None, {session.get_inputs()[0].name: feed.numpy()})
+        wanted = expected if isinstance(expected, tuple) else (expected,)
+        for one, other in zip(got, wanted, strict=True):
+            assert np.asarray(one).shape == tuple(other.shape), f"{name} at {rows}, {columns}"
+            np.testing.assert_allclose(
+                np.asarray(one), other.numpy(), rtol=1e-5, err_msg=f"{name} at {rows}, {columns}"
+            )

@@ -32,6 +32,7 @@ def sweep() -> ModuleType:
 @pytest.fixture(scope="module")
 def tiny() -> ModuleType:
     pytest.importorskip("transformers")
+    load("tiny_configs")
     return load("tiny_hf")
 
 

@@ -26,13 +26,23 @@ def floordiv(self: Any, other: Any) -> Any:
     What is surely positive stays a plain `Div`: sizes are read out of the graph later.
     """
     op = _opset()
-    producer = self.producer() if hasattr(self, "producer") else None
     quotient = op.Div(self, other)
-    if producer is not None and producer.op_type not in ("Neg", "Sub", "Mul"):
+    if not _may_be_negative(self):
         return quotient
     rest = op.Sub(self, op.Mul(quotient, other))
     opposite = op.Less(op.Mul(rest, other), op.Constant(value_int=0))
     return op.Sub(quotient, op.Cast(opposite, to=7))
+
+
+def _may_be_negative(size: Any) -> bool:
+    """Whether a size is a difference, or something times a negative number."""
+    producer = size.producer() if hasattr(size, "producer") else None
+    if producer is None or producer.op_type != "Mul":
+        return producer is not None and producer.op_type in ("Neg", "Sub")
+    import onnx_ir as ir
+
+    factors = [ir.convenience.get_const_tensor(value) for value in producer.inputs if value is not None]
+    return any(factor is not None and bool((factor.numpy() < 0).any()) for factor in factors)
 
 
 def remainder(self: Any, other: Any) -> Any:

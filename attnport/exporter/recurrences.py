@@ -1,0 +1,186 @@
+"""Recurrences of transformers' models as scans, while they are traced.
+
+Without kernels of their own, transformers runs state spaces (Mamba) and the gated delta rule (Qwen3-Next) in Python
+loops over the sequence or over chunks of it. A trace unrolls such a loop, which freezes the sequence. torch's `scan`
+becomes the `Scan` of ONNX (https://github.com/pytorch/pytorch/pull/156217), with a step for each position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextlib.contextmanager
+def scanned() -> Iterator[None]:
+    """Replaces the loops in all models of transformers that are loaded, and restores them afterwards."""
+    written: dict[str, Callable[..., Any]] = {
+        "mamba_selective_scan": selective_scan,
+        "torch_chunk_gated_delta_rule": gated_delta_rule,
+        "RecurrentGemmaRglru._rnn_scan": linear_recurrence,
+        "rwkv_linear_attention": weighted_past,
+    }
+    models = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
+    before: list[tuple[Any, str, Any]] = []
+    for model in models:
+        for path in written:
+            owner, _, name = path.rpartition(".")
+            scope = vars(model).get(owner) if owner else model
+            if scope is not None and name in vars(scope):
+                before.append((scope, name, vars(scope)[name]))
+                setattr(scope, name, written[path])
+    try:
+        yield
+    finally:
+        for scope, name, loop in before:
+            setattr(scope, name, loop)
+
+
+def selective_scan(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **others: Any,
+) -> Any:
+    """Mamba's state space: `h = exp(A dt) h + B dt x`, `y = C h + D x`, from `x` and `dt` of `[B,E,S]`."""
+    import torch
+    from torch.nn import functional
+
+    if delta_bias is not None:
+        dt = dt + delta_bias.to(dt.dtype)[..., None]
+    if delta_softplus:
+        dt = functional.softplus(dt)
+    decay_BESN = torch.exp(A[None, :, None, :] * dt[..., None])
+    added_BESN = dt[..., None] * B.transpose(1, 2)[:, None] * hidden_states[..., None]
+
+    def step(state: torch.Tensor, at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        decay, added, read = at
+        following = decay * state + added
+        return following, (following @ read.unsqueeze(-1))[..., 0]
+
+    start = torch.zeros_like(decay_BESN[:, :, 0])
+    last, found = _scan(step, start, (decay_BESN.movedim(2, 0), added_BESN.movedim(2, 0), C.movedim(2, 0)))
+    result = found.movedim(0, -1)
+    if D is not None:
+        result = result + hidden_states * D[None, :, None]
+    if z is not None:
+        result = result * functional.silu(z)
+    return (result, last) if return_last_state else result
+
+
+def gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk_size: int = 64,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`h = exp(g) h + k (v - k h) beta`, `y = q h`, of `[B,S,H,D]` (https://arxiv.org/abs/2412.06464)."""
+    import torch
+
+    dtype, several = query.dtype, value.shape[2] // key.shape[2]
+    if several > 1:
+        query, key = (one.repeat_interleave(several, dim=2) for one in (query, key))
+    q, k, v, gate, rate = (one.movedim(1, 0).to(torch.float32) for one in (query, key, value, g, beta))
+    if use_qk_l2norm_in_kernel:
+        q, k = (one * torch.rsqrt((one * one).sum(-1, keepdim=True) + 1e-6) for one in (q, k))
+    q = q * q.shape[-1] ** -0.5
+
+    def step(state: torch.Tensor, at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        q_BHD, k_BHD, v_BHD, decay_BH, rate_BH = at
+        kept = state * decay_BH[..., None, None]
+        change = (v_BHD - (kept * k_BHD[..., None]).sum(-2)) * rate_BH[..., None]
+        following = kept + k_BHD[..., None] * change[..., None, :]
+        return following, (following * q_BHD[..., None]).sum(-2)
+
+    start = initial_state
+    if start is None:
+        start = torch.zeros_like(k[0][..., None] * v[0][..., None, :])
+    last, found = _scan(step, start.to(torch.float32), (q, k, v, gate.exp(), rate))
+    return found.movedim(0, 1).to(dtype), last if output_final_state else None
+
+
+def linear_recurrence(
+    self: Any,
+    hidden_states: torch.Tensor,
+    recurrent_gate: torch.Tensor,
+    reset: torch.Tensor,
+    recurrent_states: torch.Tensor | None,
+    acc_dtype: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Griffin's `h = a h + x`, of `[B,S,E]` (https://arxiv.org/abs/2402.19427)."""
+    import torch
+
+    dtype = acc_dtype or torch.float32
+    gate, x = (one.movedim(1, 0).to(dtype) for one in (recurrent_gate * ~reset, hidden_states))
+
+    def step(state: torch.Tensor, at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        following = at[0] * state + at[1]
+        return following, following + 0
+
+    start = torch.zeros_like(x[0]) if recurrent_states is None else recurrent_states.to(dtype)
+    last, found = _scan(step, start, (gate, x))
+    return found.movedim(0, 1).to(hidden_states.dtype), last
+
+
+def weighted_past(
+    time_decay: torch.Tensor,
+    time_first: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    state: Any = None,
+    return_state: bool = False,
+) -> tuple[torch.Tensor, Any]:
+    """RWKV's mean of all values so far, weighted by `exp(key)` and age, of `[B,S,E]` (https://arxiv.org/abs/2305.13048).
+
+    The state is a numerator, a denominator, and the exponent that was taken out of both.
+    """
+    import torch
+
+    fall = -torch.exp(time_decay)
+
+    def step(state: Any, at: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
+        above, below, most = state
+        k, v = at
+        here = torch.maximum(most, k + time_first)
+        old, new = torch.exp(most - here), torch.exp(k + time_first - here)
+        found = (old * above + new * v) / (old * below + new)
+        following = torch.maximum(most + fall, k)
+        old, new = torch.exp(most + fall - following), torch.exp(k - following)
+        return (old * above + new * v, old * below + new, following), found
+
+    zero = torch.zeros_like(key[:, 0], dtype=torch.float32)
+    start = (zero, zero + 0, zero - 1e38) if state is None else tuple(state)
+    last, found = _scan(step, start, (key.movedim(1, 0).float(), value.movedim(1, 0)))
+    kept = list(last) if return_state or state is not None else state
+    return found.movedim(0, 1).to(key.dtype), kept
+
+
+def _scan(step: Callable[..., Any], start: Any, over: tuple[torch.Tensor, ...]) -> Any:
+    import torch
+    from torch._higher_order_ops.scan import scan
+
+    def apart(state: Any, at: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
+        following, found = step(state, at)  # a scan refuses outputs that share memory
+        if isinstance(following, torch.Tensor):
+            return following.clone(), found
+        return tuple(one.clone() for one in following), found
+
+    return scan(apart, start, over)

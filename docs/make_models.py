@@ -1,0 +1,113 @@
+"""Makes `models.md` of the results of `benchmarks/sweep_hf.py`.
+
+python docs/make_models.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "benchmarks" / "sweep_hf.json"
+PAGE = HERE / "models.md"
+LONGEST = 160
+SIDES = ("torch", "attnport")
+
+INTRODUCTION = """\
+# Hugging Face models
+
+Every model type below was made tiny from its own config of {versions}, with random weights, and exported twice: by
+`attnport export hf:FOLDER` without a flag, and by `torch.onnx.export` alone, with the shapes by hand, at opset 23 and
+at its own, of which the better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
+itself at five sets of sizes (batch, sequence, padding), within {bound} of their RMS. **fused**: attentions that one
+kernel of ONNX Runtime covers, of those counted in the torch graph. A type that is not right has its first reason below
+the table.
+
+`python benchmarks/sweep_hf.py` measures what is not known yet, `python docs/make_models.py` makes this page of
+`benchmarks/sweep_hf.json`.
+
+"""
+
+
+def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """The page of these results, by type and side."""
+    tried = {kind: sides for kind, sides in found.items() if "attnport" in sides}
+    made = {kind: sides for kind, sides in tried.items() if all(side["made"] for side in sides.values())}
+    versions = sorted({word for sides in tried.values() for word in named_versions(sides["attnport"]["of"])})
+    text = INTRODUCTION.format(versions=", ".join(versions), bound="1e-3")
+    text += "".join(f"{line}\n" for line in [*counts(made, len(tried) - len(made)), "", *table(made)])
+    text += "\n## Why not\n" + "".join(f"{line}\n" for line in reasons(made))
+    missing = {kind: sides["attnport"]["reason"] for kind, sides in tried.items() if kind not in made}
+    if missing:
+        text += "\n## Could not be made\nNo tiny config was found, or the model takes none of the inputs tried.\n\n"
+        text += "".join(f"- `{kind}`: {brief(reason)}\n" for kind, reason in sorted(missing.items()))
+    return text
+
+
+def named_versions(of: str) -> Iterator[str]:
+    """`transformers 5.23.0` and `torch 2.13.0`, of what a result depends on."""
+    for name in ("transformers", "torch", "onnxruntime"):
+        if match := re.search(rf"\b{name} [\d.]+", of):
+            yield match[0]
+
+
+def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) -> list[str]:
+    """How many are right on each side, and what one gets right and the other does not."""
+    both = {kind: sides for kind, sides in made.items() if set(SIDES) <= set(sides)}
+    lost = sorted(kind for kind, sides in both.items() if sides["torch"]["right"] and not sides["attnport"]["right"])
+    right = sum(sides["attnport"]["right"] for sides in made.values())
+    fused = [sides["attnport"] for sides in made.values() if sides["attnport"].get("attentions")]
+    whole = sum(one["fused"] == one["attentions"] for one in fused)
+    lines = [
+        f"- {len(made) + missing} types were tried; {missing} could not be made. Of the {len(made)} others, attnport "
+        f"gets **{right}** right.",
+        f"- torch.onnx alone was measured on {len(both)} of them: it gets "
+        f"{sum(sides['torch']['right'] for sides in both.values())} right, attnport "
+        f"{sum(sides['attnport']['right'] for sides in both.values())}.",
+        f"- Of {len(fused)} types with attention, every attention is fused in {whole}.",
+    ]
+    said = f": {', '.join(f'`{kind}`' for kind in lost)}" if lost else ""
+    return [*lines, f"- Right with torch.onnx alone and not here: {len(lost)}{said}."]
+
+
+def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """A row for each type."""
+    yield "| type | torch.onnx alone | s | attnport | fused | s |"
+    yield "|-|-|-|-|-|-|"
+    for kind, sides in sorted(made.items()):
+        alone, ours = sides.get("torch"), sides["attnport"]
+        cells = [f"`{kind}`", *((cell(alone), f"{alone['seconds']:.0f}") if alone else ("", "")), cell(ours)]
+        fused = f"{ours['fused']}/{ours['attentions']}" if ours.get("attentions") is not None else ""
+        yield f"| {' | '.join([*cells, fused, format(ours['seconds'], '.0f')])} |"
+
+
+def cell(result: Mapping[str, Any]) -> str:
+    """right, exported or not, which is refused."""
+    return "right" if result["right"] else "**wrong**" if result["exported"] else "refused"
+
+
+def reasons(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """The reason of each type that attnport does not get right."""
+    for kind, sides in sorted(made.items()):
+        if not sides["attnport"]["right"]:
+            yield f"- `{kind}`: {brief(sides['attnport']['reason'])}"
+
+
+def brief(reason: str) -> str:
+    """A reason's beginning, without paths and with nothing that Markdown reads."""
+    text = re.sub(r"\S*/(?:tmp|site-packages)/\S*", "...", reason.split(" <- ")[0])
+    text = re.sub(r"hf:\S+: ", "", text).replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")")
+    return text if len(text) <= LONGEST else text[:LONGEST].rsplit(" ", 1)[0] + " ..."
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(json.loads(RESULTS.read_text("utf-8"))), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""docs/models.md is what its script makes of the results, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from scripts import ROOT, load
+
+make = load("docs/make_models.py")
+OF = "torch 2.13.0+cpu transformers 5.23.0 onnxruntime 1.31.1 abc"
+
+
+def result(*, right: bool = True, **changed: Any) -> dict[str, Any]:
+    known = {"made": True, "exported": True, "right": right, "reason": "" if right else "it is off", "seconds": 3.2}
+    return {**known, "of": OF, **changed}
+
+
+def test_the_page_is_made_of_the_results() -> None:
+    found = json.loads((ROOT / "benchmarks" / "sweep_hf.json").read_text("utf-8"))
+    assert (ROOT / "docs" / "models.md").read_text("utf-8") == make.page(found)
+
+
+def test_what_torch_gets_right_and_attnport_does_not_is_named() -> None:
+    found = {
+        "bert": {"torch": result(), "attnport": result(attentions=2, fused=2)},
+        "odd": {"torch": result(), "attnport": result(right=False)},
+        "hard": {"torch": result(right=False), "attnport": result(right=False, exported=False)},
+        "lost": {"attnport": result(right=False, made=False, exported=False, reason="no config")},
+    }
+    text = make.page(found)
+    assert "4 types were tried; 1 could not be made. Of the 3 others, attnport gets **1** right." in text
+    assert "Right with torch.onnx alone and not here: 1: `odd`." in text
+    assert "every attention is fused in 1." in text
+    assert "| `odd` | right | 3 | **wrong** |  | 3 |" in text
+    assert "| `hard` | **wrong** | 3 | refused |  | 3 |" in text
+    assert "- `odd`: it is off" in text
+    assert "- `lost`: no config" in text
+
+
+def test_a_reason_is_short_and_has_no_path_of_a_machine() -> None:
+    reason = f"SpecError: hf:/tmp/x/model: it is odd (/a/site-packages/b.py, line 3) <- {'cause ' * 99}"
+    assert make.brief(reason) == "SpecError: it is odd ... line 3)"
+    assert len(make.brief("word " * 99)) <= make.LONGEST + 4
