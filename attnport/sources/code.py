@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -12,7 +11,6 @@ from attnport.artifacts import Source
 from attnport.jsonfile import digest_file, digest_text
 from attnport.sources.file import is_file_name
 from attnport.sources.program import place_of
-from attnport.sources.relevant import relevant
 
 REMOTE = "the Python code that config.json names"
 
@@ -25,8 +23,8 @@ class Code:
         place: The absolute path of the factory's file or of the `hf:` folder, as the SPEC reaches it from here. Links
             are not followed, since code also reads the files beside it. For a package without such a file, its dotted
             name; for a hub id, the id.
-        digest: SHA-256 of what the factory depends on in the file (`relevant`), or of the folder's code; "" if there is
-            none.
+        digest: SHA-256 of the whole file, since importing it runs more of it than the factory needs, or of the folder's
+            code; "" if there is none.
         factory: The name in it that is called.
     """
 
@@ -82,8 +80,7 @@ def _of_hf(place: str) -> Code:
 def _code(place: str, factory: str) -> Code:
     try:
         path = Path(place)
-        digest = hashlib.sha256(relevant(path.read_bytes(), [factory])).hexdigest() if path.is_file() else ""
-        return Code(place, digest, factory)
+        return Code(place, digest_file(path) if path.is_file() else "", factory)
     except OSError:
         return Code(place, "", factory)
 

@@ -215,13 +215,23 @@ def test_a_file_that_changed_is_not_run_until_it_is_back(here: Path, mark: Path)
     source = open_folder(here / "out").source
     trust.require(source, given=True)
     file = mark.parent / "model.py"
-    file.write_text(f"{MODEL}changed = 1\n")
+    file.write_text(f"{MODEL}# changed\n")
     refused(call("check", here / "out"), f"the code of {file}:spec changed since export", "--trust-source")
     assert not mark.exists()
     trust.require(source, given=True)
     trust.require(source)
     file.write_text(MODEL)
     trust.require(source)
+
+
+def test_code_that_importing_runs_is_asked_about_wherever_it_stands(here: Path, mark: Path) -> None:
+    """The body of a class that nothing uses runs as well, and so does a default of a function."""
+    source = open_folder(here / "out").source
+    trust.require(source, given=True)
+    for added in ("class Unused:\n    print()\n", "def unused(at=print()): ...\n"):
+        (mark.parent / "model.py").write_text(f"{MODEL}\n{added}")
+        with pytest.raises(SpecError, match="changed since export"):
+            trust.require(source)
 
 
 def test_weights_and_other_code_are_still_compared_after_the_yes(here: Path) -> None:
@@ -278,7 +288,7 @@ def test_what_the_code_of_a_package_in_the_current_folder_says_is_recorded(
     monkeypatch.chdir(here)
     trust.require(source, given=True)
     trust.require(source)
-    (here / "another_of_theirs.py").write_text(f"{MODEL}changed = 1\n")
+    (here / "another_of_theirs.py").write_text(f"{MODEL}# changed\n")
     with pytest.raises(SpecError, match="changed since export"):
         trust.require(source)
 
@@ -294,7 +304,7 @@ def test_the_own_code_of_an_hf_folder_is_asked_about_where_the_manifest_has_it_r
         trust.require(source)
     trust.require(source, given=True)
     trust.require(source)
-    (folder / "modeling.py").write_text(f"{MODEL}changed = 1\n")
+    (folder / "modeling.py").write_text(f"{MODEL}# changed\n")
     with pytest.raises(SpecError, match="changed since export"):
         trust.require(source)
     with pytest.raises(SpecError, match="not exported by you"):
