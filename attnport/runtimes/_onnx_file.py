@@ -123,7 +123,10 @@ def _walk(nodes: Any) -> Iterator[Any]:
 
 
 def small_feeds(model: onnx.ModelProto, size: int = 2) -> dict[str, Any]:
-    """Feeds that any model takes: `size` for symbolic dims, zeros (a valid id in every table), True for booleans."""
+    """Feeds that any model takes: `size` for symbolic dims, zeros (a valid id in every table), True for booleans.
+
+    A first dim counts items, and is 2 at most.
+    """
     import numpy as np
     import onnx
 
@@ -133,7 +136,10 @@ def small_feeds(model: onnx.ModelProto, size: int = 2) -> dict[str, Any]:
         if value.name in weights:
             continue
         tensor = value.type.tensor_type
-        shape = [dim.dim_value if dim.HasField("dim_value") else size for dim in tensor.shape.dim]
+        shape = [
+            dim.dim_value if dim.HasField("dim_value") else size if axis else min(size, 2)
+            for axis, dim in enumerate(tensor.shape.dim)
+        ]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         feeds[value.name] = np.full(shape, dtype == np.bool_, dtype)
     return feeds

@@ -206,6 +206,17 @@ def misplaced(events: Iterable[Mapping[str, Any]], provider: str) -> list[str]:
     return nodes
 
 
+def _profiled_small(model: Path, provider: Provider) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
+    """A run at the smallest of a few sizes that the model takes: sound and images of two samples have no frame."""
+    graph = read_graph(model)
+    for size in (2, 64):
+        try:
+            return profiled(model, provider, small_feeds(graph, size))
+        except ArtifactError:
+            continue
+    return profiled(model, provider, small_feeds(graph, 1024))
+
+
 def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Provider) -> dict[str, Evidence]:
     """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
@@ -215,7 +226,7 @@ def evidence(model: Path, anchors: Mapping[str, tuple[str, ...]], provider: Prov
     Raises:
         ArtifactError, UnavailableError: see `profiled`.
     """
-    events, optimised = profiled(model, provider)
+    events, optimised = _profiled_small(model, provider)
     name = name_of(provider)
     nodes = {node.name: node for node in optimised.graph.node}
     kernels = {event["name"]: event for event in events}
