@@ -182,16 +182,25 @@ def _name(folder: Path) -> str:
 def _model(place: str, config: Any, head: Head | None, choices: Choices) -> Any:
     """The transformers model, with its weights."""
     kind = _kind(place, config, head is not None and head.embeds, choices)
-    try:
+
+    def read(attention: str | None) -> Any:
         with never_asking():
-            model, report = kind.from_pretrained(
+            return kind.from_pretrained(
                 place,
                 trust_remote_code=choices.trust_remote_code,
                 use_safetensors=True,  # never a pickle
                 dtype="float32",
-                attn_implementation=_attention(kind),
+                attn_implementation=attention,
                 output_loading_info=True,
             )
+
+    try:
+        try:
+            model, report = read(_attention(kind))
+        except ValueError as err:
+            if "attention implementation" not in str(err):
+                raise
+            model, report = read(None)  # a part of it, as a convolutional backbone, supports none
     except Exception as err:  # safetensors and transformers raise a dozen types of error for damaged or missing files
         raise SpecError(f"hf:{place}: its weights cannot be loaded: {first_line(err)}") from err
     _refuse_random(place, model, sorted(report["missing_keys"]), choices.task)

@@ -27,6 +27,8 @@ _LIMITS = (
     "n_ctx",
 )
 """What configs call the longest sequence."""
+_CODE_POINTS = 0x110000
+"""The ids of a model without a vocabulary, which reads letters: CANINE."""
 _UNLIMITED = 512
 """The longest sequence by default where nothing limits it: relative positions, or ALiBi."""
 
@@ -49,10 +51,11 @@ def text_contract(
         UsageError: a declared dim is unknown, or beyond the model's limit.
     """
     text = getattr(config, "text_config", config)
-    seen = see(module.named, text.vocab_size, getattr(text, "pad_token_id", None))
+    vocab = getattr(text, "vocab_size", None) or _CODE_POINTS
+    seen = see(module.named, vocab, getattr(text, "pad_token_id", None))
     longest = _longest(text, seen.positions)
     inputs = [
-        TensorSpec("input_ids", "int64", TOKENS, high=text.vocab_size),
+        TensorSpec("input_ids", "int64", TOKENS, high=vocab),
         TensorSpec("attention_mask", "int64", TOKENS, high=2),
     ]
     masks = [MaskSpec(("padding",), "attention_mask")]  # of the input alone; a bundle makes it from lengths
