@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attnport.artifacts import IN_MEMORY, ModelSpec, Source
 from attnport.errors import SpecError
 from attnport.sources.declare import declared_spec
+from attnport.sources.hf_exportable import settle
 from attnport.sources.load import sealed
 from attnport.sources.plain import plain_module
 from attnport.sources.program import program_spec
@@ -42,6 +43,7 @@ def kept_copy(module: nn.Module) -> nn.Module:
             "torch.nn.utils.parametrizations has the same ones that can.",
         ) from err
     made = made.cpu().eval()
+    settle(made)
     narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in (*made.parameters(), *made.buffers()))
     return made.float() if narrow else made
 
