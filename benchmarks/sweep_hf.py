@@ -20,6 +20,7 @@ import io
 import json
 import os
 import pkgutil
+import re
 import resource
 import shutil
 import signal
@@ -120,7 +121,7 @@ def preload() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")
     import onnxruntime
-    import onnxscript
+    import onnxscript  # noqa: F401
     import torch
     import transformers
 
@@ -134,7 +135,6 @@ def preload() -> None:
     torch.set_num_threads(1)
     onnxruntime.set_default_logger_severity(4)
     transformers.utils.logging.set_verbosity_error()
-    assert onnxscript
 
 
 def measured(side: str, kind: str, class_name: str, limit_s: int) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def told(err: BaseException) -> str:
         words.append(f"{type(cause).__name__}: {' '.join(str(cause).split())[:400]}")
     frames = [frame for frame in traceback.extract_tb(err.__traceback__) if "/attnport/" in frame.filename]
     words += [f"[{Path(frames[-1].filename).name}:{frames[-1].lineno}]"] if frames else []
-    return " <- ".join(words)
+    return re.sub(r"\x1b\[\d+m|/\S+/(?=[\w.-]+)", "", " <- ".join(words))  # no colours, no folders of this machine
 
 
 # --- the two sides ----------------------------------------------------------------------------------------------------

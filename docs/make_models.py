@@ -20,9 +20,11 @@ SIDES = ("torch", "attnport")
 INTRODUCTION = """\
 # Hugging Face models
 
-Every model type below was made tiny from its own config of {versions}, with random weights, and exported twice: by
-`attnport export hf:FOLDER` without a flag, and by `torch.onnx.export` alone, with the shapes by hand, at opset 23 and
-at its own, of which the better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
+Measured with {versions}, while the exporter was being worked on: each result of attnport is of the code of its day.
+
+Every model type below was made tiny from its own config, with random weights, and exported twice: by `attnport export
+hf:FOLDER` without a flag, and by `torch.onnx.export` alone, with the shapes by hand, at opset 23 and at its own, of
+which the better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
 itself at five sets of sizes (batch, sequence, padding), within {bound} of their RMS. **fused**: attentions that one
 kernel of ONNX Runtime covers, of those counted in the torch graph. A type that is not right has its first reason below
 the table.
@@ -99,8 +101,9 @@ def reasons(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str
 
 def brief(reason: str) -> str:
     """A reason's beginning, without paths and with nothing that Markdown reads."""
-    text = re.sub(r"\S*/(?:tmp|site-packages)/\S*", "...", reason.split(" <- ")[0])
-    text = re.sub(r"hf:\S+: ", "", text).replace("`", "'").replace("|", "/").replace("<", "(").replace(">", ")")
+    text = re.sub(r"hf:\S+: ", "", reason.split(" <- ")[0])
+    text = re.sub(r"\S*/(?:tmp|site-packages)/\S*", "...", text)
+    text = text.replace("`", "'").replace("|", "/").replace("<", "&lt;").replace(">", "&gt;")
     return text if len(text) <= LONGEST else text[:LONGEST].rsplit(" ", 1)[0] + " ..."
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attnport.artifacts import IN_MEMORY, ModelSpec, Source
 from attnport.errors import SpecError
 from attnport.sources.declare import declared_spec
+from attnport.sources.hf_exportable import settle
 from attnport.sources.load import sealed
 from attnport.sources.plain import in_float32, plain_module
 from attnport.sources.program import program_spec
@@ -39,7 +40,9 @@ def kept_copy(module: nn.Module) -> nn.Module:
             hint="Modules with weights that are computed in the forward, as by torch.nn.utils.weight_norm, cannot; "
             "torch.nn.utils.parametrizations has the same ones that can.",
         ) from err
-    return in_float32(made.cpu().eval())
+    made = made.cpu().eval()
+    settle(made)
+    return in_float32(made)
 
 
 def memory_spec(

@@ -1,0 +1,46 @@
+"""Experts of transformers run in float64, wherever they are in a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from attnport.sources.hf_exportable import settle
+from attnport.sources.memory import kept_copy
+
+transformers: Any = pytest.importorskip("transformers")
+
+
+class Around(nn.Module):
+    """A model of experts inside of a user's module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.MixtralConfig(
+            vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, num_local_experts=3, use_cache=False,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        self.inner = transformers.MixtralModel(config)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.inner(input_ids=ids).last_hidden_state
+
+
+def test_a_copy_with_experts_runs_in_float64_and_the_callers_module_stays_as_it_is() -> None:
+    module, ids = Around().eval(), torch.arange(10).view(2, 5)
+    before = module.inner.get_experts_implementation()
+    copied = kept_copy(module)
+    with torch.no_grad():
+        expected, got = module(ids), copied.double()(ids)
+    torch.testing.assert_close(got.float(), expected, rtol=1e-4, atol=1e-5)
+    assert module.inner.get_experts_implementation() == before
+
+
+def test_modules_without_experts_are_left() -> None:
+    settle(nn.Sequential(nn.Linear(2, 2)))
+    bert = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+    settle(transformers.BertModel(bert))
