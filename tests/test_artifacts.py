@@ -117,7 +117,9 @@ def test_an_edited_manifest_is_refused_with_the_place(path: tuple[str, ...], val
     assert raised.value.hint
 
 
-@pytest.mark.parametrize("key", sorted(json.loads(to_json(MANIFEST)).keys() - {"forms", "engines", "stages"}))
+@pytest.mark.parametrize(
+    "key", sorted(json.loads(to_json(MANIFEST)).keys() - {"forms", "engines", "prompts", "stages"})
+)
 def test_a_key_that_is_gone_is_named(key: str) -> None:
     edited = json.loads(to_json(MANIFEST))
     del edited[key]

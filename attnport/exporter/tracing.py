@@ -59,12 +59,12 @@ def traceable(module: Any) -> Iterator[None]:
     from torch.nn.modules import transformer
 
     with _PATCHED:
+        experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
+        before = [part.get_experts_implementation() for part in experts]
         fast, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
         torch.backends.mha.set_fastpath_enabled(False)
         transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         vars(_trace)["print"] = lambda *args, **kwargs: None
-        experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
-        before = [part.get_experts_implementation() for part in experts]
         try:
             for part in experts:
                 part.set_experts_implementation("grouped_mm")

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hf_folders
 import onnx
 import pytest
 import torch
@@ -43,6 +44,7 @@ WITH_COMMANDS = {
     "docs/embedding-cpp.md",
     "docs/embedding-python.md",
     "docs/gpu.md",
+    "docs/huggingface.md",
     "docs/latency.md",
     "docs/precision.md",
     "docs/report.md",
@@ -165,6 +167,17 @@ def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) 
         (tmp_path / name).symlink_to((readers / name).resolve())
     for line in shell_lines(page(f"docs/{guide}.md")):
         run(line, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_parts_of_models_are_exported_as_their_guide_says(tmp_path: Path) -> None:
+    for kind in ("bart", "clip"):
+        hf_folders.save(kind, tmp_path / "path" / "to" / kind)
+    for line in shell_lines(page("docs/huggingface.md")):
+        run(line, tmp_path)
+    for folder in ("encoder", "decoder", "images"):
+        assert (tmp_path / folder / "model.onnx").is_file(), folder
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from attnport.exporter.tracing import quiet, traceable
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    with warnings.catch_warnings(), quiet(), traceable(), torch.no_grad():
+def _plainly(module: nn.Module) -> Iterator[None]:
+    with warnings.catch_warnings(), quiet(), traceable(module), torch.no_grad():
         warnings.simplefilter("ignore")  # the older exporter warns that it is the older one
         yield
 
@@ -42,7 +42,7 @@ def scripted(module: nn.Module, contract: IOContract, opset: int, *, fixed: Coll
         spec.name: {axis: dim for axis, dim in enumerate(spec.dims) if isinstance(dim, str) and dim not in fixed}
         for spec in (*contract.inputs, *contract.outputs)
     }
-    with _plainly():
+    with _plainly(module):
         torch.onnx.export(
             module, (), buffer, kwargs=_sample(contract), opset_version=opset, dynamo=False, dynamic_axes=axes,
             input_names=[spec.name for spec in contract.inputs], output_names=[spec.name for spec in contract.outputs],
@@ -57,7 +57,7 @@ def exported(module: nn.Module, contract: IOContract, opset: int) -> ir.Model:
         spec.name: {axis: dims[dim] for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
         for spec in contract.inputs
     }
-    with _plainly():
+    with _plainly(module):
         program = torch.onnx.export(
             module, (), kwargs=_sample(contract), opset_version=opset, dynamo=True, dynamic_shapes=shapes,
             verbose=False, input_names=[spec.name for spec in contract.inputs],

@@ -61,12 +61,12 @@ def test_torch_is_as_it_was_after_two_threads_traced_at_once() -> None:
 
     def second() -> None:
         inside.wait()
-        with traceable():
+        with traceable(nn.Identity()):
             seen.append(transformer._detect_is_causal_mask)
 
     thread = threading.Thread(target=second)
     thread.start()
-    with traceable():
+    with traceable(nn.Identity()):
         first = transformer._detect_is_causal_mask
         inside.set()
         assert not first(torch.zeros(2, 2), None, 2)
@@ -83,7 +83,7 @@ def test_torch_is_as_it_was_after_two_threads_traced_at_once() -> None:
 def test_a_fast_path_that_was_off_stays_off() -> None:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with traceable():
+        with traceable(nn.Identity()):
             pass
         assert not torch.backends.mha.get_fastpath_enabled()
     finally:
