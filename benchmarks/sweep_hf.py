@@ -286,7 +286,7 @@ def tiny(kind: str, class_name: str) -> Iterator[tuple[Any, Path, dict[str, Any]
             made = tiny_hf.make(kind, class_name)
             tiny_hf.save(made, folder / "model")
             cls = getattr(transformers, class_name)
-            made.model = cls.from_pretrained(folder / "model", dtype="float32").eval()
+            made.model = cls.from_pretrained(folder / "model", dtype="float32", trust_remote_code=False).eval()
             if getattr(made.model.config, "use_cache", None):
                 made.model.config.use_cache = False
             tiny_hf.run(made.model, feeds_of(made, made.sizes[0]))

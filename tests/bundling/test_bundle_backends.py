@@ -103,7 +103,7 @@ def test_an_engine_that_ran_nowhere_is_graph_only_and_says_what_it_needs(wide: P
     assert (form.parity.verdict, form.parity.runtime, form.parity.graph) == ("PASS", "NOT_RUN", "PASS")
     assert form.requires == manifest.Requires("1.0.0.9", True, None, (86,))
     assert [[dataclasses.astuple(dim) for dim in one.dims] for one in form.profiles] == [
-        [("batch", 1, 2, 4), ("seq", 1, 4, 8)]
+        [("batch", 1, 2, 4, 1), ("seq", 1, 4, 8, 1)]
     ]
     assert form.dtypes == {"ids": "int64", "attention_mask": "int64", "hidden": "float16", "pooled": "float16"}
     assert form.fusion is None, "what was proved was proved of another file"

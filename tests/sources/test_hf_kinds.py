@@ -239,7 +239,7 @@ def by_transformers(kind: str, part: str, folder: Path, feeds: dict[str, Any]) -
     import torch
     import transformers
 
-    model = getattr(transformers, hf_folders.KINDS[kind][0]).from_pretrained(folder).eval()
+    model = getattr(transformers, hf_folders.KINDS[kind][0]).from_pretrained(folder, trust_remote_code=False).eval()
     tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
     with torch.no_grad():
         if part == "encoder":
