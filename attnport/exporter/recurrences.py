@@ -2,7 +2,7 @@
 
 Without kernels of their own, transformers runs state spaces (Mamba) and the gated delta rule (Qwen3-Next) in Python
 loops over the sequence or over chunks of it. A trace unrolls such a loop, which freezes the sequence. torch's `scan`
-becomes the `Scan` of ONNX (https://github.com/pytorch/pytorch/pull/156217), with a step for each position.
+becomes the `Scan` of ONNX (https://github.com/pytorch/pytorch/issues/151327), with a step for each position.
 """
 
 from __future__ import annotations

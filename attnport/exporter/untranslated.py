@@ -39,7 +39,7 @@ def slice_splits(program: torch.export.ExportedProgram) -> int:
     """Writes `split` and `chunk` of a dynamic size as slices, in place; returns how many there were.
 
     The exporter's own form is a sequence that its optimizer cannot fold
-    (https://github.com/microsoft/onnxscript/issues/2472).
+    (https://github.com/microsoft/onnxscript/pull/2434 is about the same of `chunk`).
     """
     import torch
 

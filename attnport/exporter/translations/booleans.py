@@ -1,6 +1,6 @@
 """Choosing between booleans: ONNX Runtime's CPU provider has no `Where` for them.
 
-https://github.com/microsoft/onnxruntime/issues/14751
+https://github.com/microsoft/onnxruntime/issues/24127
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What depends on the order of numbers: stable sorting, running maxima, ranks, places in a sorted row.
 
-None of them has a translation in torch 2.13 (https://github.com/pytorch/pytorch/issues/138313 lists what is missing).
+None of them has a translation in torch 2.13; one of stable sorting is proposed in
+https://github.com/microsoft/onnxscript/pull/3053.
 """
 
 from __future__ import annotations
