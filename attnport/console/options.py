@@ -24,7 +24,12 @@ _SOURCE_OPTIONS = (
         help='"x=float32[batch,seq,256]", "mask=int64[batch,seq]:padding", "ids=int64[batch,seq]:high=30522"; '
         '"past.0=float32[batch,heads,past,16]" of a tuple, list or dict; "use_cache=false" for a constant.',
     ),
-    click.option("--dim", "dims", multiple=True, help='Smallest, usual and largest size of a dim, "seq=1:128:512".'),
+    click.option(
+        "--dim",
+        "dims",
+        multiple=True,
+        help='Smallest, usual and largest size of a dim, "seq=1:128:512"; a fourth number is the step of its sizes.',
+    ),
     click.option("--outputs", multiple=True, metavar="NAME", help="An output to keep; several allowed; default: all."),
     click.option(
         "--task",
