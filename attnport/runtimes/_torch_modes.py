@@ -155,7 +155,9 @@ class Double(TorchDispatchMode):
             return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
 
         result = func(*tree_map(wide, args), **tree_map(wide, kwargs or {}))
-        if not types and isinstance(result, Tensor) and result.dtype in _NARROW:
+        # What a detached tensor is given back as has to share its memory.
+        detached = operator_name(func) == "detach"
+        if not types and not detached and isinstance(result, Tensor) and result.dtype in _NARROW:
             return result.double()  # a tensor created in the default dtype
         return result
 

@@ -140,12 +140,16 @@ class Trial:
 
 
 def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Ones for masks; ids that differ, since a mask over equal tokens may change nothing."""
+    """Ones for masks; ids that differ, since a mask over equal tokens may change nothing.
+
+    The first ids are left out where there are others: one is that of padding, which may have no position.
+    """
     import torch
 
     if spec.high is None or spec.name in MASKS:
         return example(spec, sizes)
-    return torch.randint(0, spec.high, spec.shape(sizes), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(min(2, spec.high - 1), spec.high, spec.shape(sizes), generator=generator)
 
 
 def choose(

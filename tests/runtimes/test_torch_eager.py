@@ -195,6 +195,22 @@ class CastsItself(nn.Module):
         return (weights.to(q.dtype) @ q + torch.zeros(1)).transpose(1, 2).flatten(2)
 
 
+class DetachesItsTable(CastsItself):
+    """With a table that is no buffer, as VideoMAE's positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.full((1,), 0.5)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        return super().forward(x, keep) + self.table.detach()
+
+
+def test_a_table_that_is_no_buffer_can_be_detached_in_float64() -> None:
+    y = run(DetachesItsTable(), contract=True, float64=True)
+    np.testing.assert_array_equal(y, run(CastsItself(), contract=True, float64=True) + 0.5)
+
+
 def test_float64_reaches_where_the_module_names_float32() -> None:
     y = run(CastsItself(), contract=True, float64=True)
     assert y.dtype == np.float64
