@@ -18,7 +18,7 @@ RUNS: dict[str, tuple[Runtime, str | None]] = {
     "onnx": ("onnxruntime", "CPUExecutionProvider"),
     "onnx_18": ("onnxruntime", "CPUExecutionProvider"),
 }
-"""By lowering target: the runtime that opens its forms or engines, and ONNX Runtime's execution provider.
+"""For each lowering target, the runtime that opens its forms or engines, and ONNX Runtime's execution provider.
 
 A target is named as its runtime; those that are not have a line here."""
 

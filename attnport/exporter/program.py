@@ -1,4 +1,4 @@
-"""Writes a module as the Python program that torch.export traced of it, for modules that have no file of their own.
+"""Writes a module that has no file of its own as the Python program that torch.export traced from it.
 
 The program is text that can be read, and needs torch alone; its weights are arrays beside it. Nothing is pickled. It
 computes in the type that it is given: what depends on the module's type is found by tracing the module in float64 too.

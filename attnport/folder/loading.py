@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import ModelSpec
@@ -13,37 +13,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def load(
-    text: str,
-    *,
-    inputs: Sequence[str] = (),
-    dims: Sequence[str] = (),
-    outputs: Sequence[str] = (),
-    trust_remote_code: bool = False,
-    task: str = "",
-    part: str = "",
-) -> ModelSpec:
-    """Loads the model that a SPEC names, the project's own ones included; as `attnport.sources.load`.
+def load(text: str, **options: Any) -> ModelSpec:
+    """Loads the model that a SPEC names, the project's own ones included.
 
-    Raises:
-        SpecError: there is no such thing, it is not a module, or it raised while loading.
-        UsageError: `inputs`, `dims`, `outputs`, `trust_remote_code`, `task` or `part` do not fit it.
-        MissingDependency: it needs a package that is not installed.
+    Args:
+        text: The SPEC.
+        options: As of `attnport.sources.load`, which raises what this does.
     """
     from attnport.models import base
     from attnport.sources import load as read
 
-    spec = read(
-        text,
-        inputs=inputs,
-        dims=dims,
-        outputs=outputs,
-        trust_remote_code=trust_remote_code,
-        task=task,
-        part=part,
-        own=base.get,
-    )
-    return with_outputs(spec, outputs)
+    return read(text, own=base.get, **options)
 
 
 def with_outputs(spec: ModelSpec, names: Collection[str]) -> ModelSpec:

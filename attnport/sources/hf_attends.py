@@ -1,5 +1,8 @@
 """What a transformers text model attends to, and how many positions it has, seen in a short run of it."""
 
+# torch leaves its mode classes untyped.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -92,11 +95,11 @@ def _is_causal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) 
     return all(torch.allclose(first[name][:, :-1], second[name][:, :-1], rtol=1e-5, atol=1e-6) for name in by_token)
 
 
-class _Tables(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Tables(TorchDispatchMode):
     """Finds tables that are read at consecutive places, the same for every item: those of positions."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

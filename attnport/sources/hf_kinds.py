@@ -109,7 +109,7 @@ def kind_of(place: str, model: Any, part: str) -> Kind:
 def kind_contract(
     place: str, kind: Kind, part: str, numbers: Numbers, text: Text, declared: Sequence[str], *, flexible: bool = True
 ) -> tuple[IOContract, bool]:
-    """The contract of a model, from its forward, its configs, and runs; `kind` then takes these inputs.
+    """Finds the contract of a model from its forward, its configs and runs of it; sets the inputs of `kind` to it.
 
     Args:
         declared: `--dim` declarations; those of images make an image's sides dynamic, or fix them.

@@ -109,7 +109,7 @@ def parse_dims(declared: Sequence[str]) -> dict[str, Dim]:
 def declarations(
     inputs: Sequence[str], dims: Sequence[str]
 ) -> tuple[tuple[TensorSpec, ...], tuple[MaskSpec, ...], dict[str, Dim]]:
-    """The tensors, masks and ranges that declarations say, without the constants. Nothing of torch is needed.
+    """The tensors, masks and ranges that are declared, without the constants. torch is not imported.
 
     Raises:
         UsageError: one cannot be read, or does not fit the others.

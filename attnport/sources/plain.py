@@ -19,7 +19,7 @@ HALF_HINT = (
 
 
 def plain_module(text: str, module: nn.Module) -> nn.Module:
-    """The module itself, out of `torch.compile` and data parallelism.
+    """The module inside the wrappers of `torch.compile` and data parallelism.
 
     Args:
         text: What the error calls it.
@@ -50,7 +50,7 @@ def half_of(module: nn.Module) -> str:
 
 
 def in_float32(module: nn.Module) -> nn.Module:
-    """The module, whose weights in half precision are put into float32 in place, which holds them exactly.
+    """Converts weights in half precision to float32 in place, and returns the module. No value changes.
 
     Inputs in half precision are then cast to the type of its weights.
     """
