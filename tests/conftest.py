@@ -19,6 +19,23 @@ from attnport.folder.workspace import change
 HERE = Path(__file__).parent
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "slow", "red", "blue")
 
+
+def _stay_on_own_processors() -> None:
+    """Gives each of the parallel runs of tests its own processors.
+
+    If the threads of two runs wait for the same processors, both runs take two to three times as long: OpenMP's threads
+    keep a processor busy while they wait. `tools/test_all.py` sets ATTNPORT_TEST_RUN to "number/runs".
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    given = f"{worker}/{os.environ['PYTEST_XDIST_WORKER_COUNT']}" if worker.isdecimal() else ""
+    number, _, runs = (os.environ.get("ATTNPORT_TEST_RUN") or given or "0/1").partition("/")
+    if hasattr(os, "sched_setaffinity"):
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, set(usable[int(number) :: int(runs)]) or set(usable))
+
+
+_stay_on_own_processors()  # before a library counts the processors
+
 # What `attnport.folder.trust` records lies in a folder of this run's own; set before any file of tests copies the
 # environment for its child processes.
 _STATE = tempfile.TemporaryDirectory(prefix="attnport-tests-state-")

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import queue
 import subprocess
 import sys
 import tempfile
@@ -84,8 +86,8 @@ def count(report: Path) -> Counts:
     return total
 
 
-def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str]) -> tuple[Counts, str]:
-    """Runs pytest on one file. Returns the counts and what it printed."""
+def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str], place: str = "0/1") -> tuple[Counts, str]:
+    """Runs pytest on one file, as run number/runs of those that run at once. Returns the counts and what it printed."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         began = time.monotonic()
@@ -94,6 +96,7 @@ def run_file(root: Path, file: str, limit_s: float, arguments: Sequence[str]) ->
             done = subprocess.run(
                 command, cwd=root, timeout=limit_s, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace",
+                env={**os.environ, "ATTNPORT_TEST_RUN": place},  # tests/conftest.py gives each its own processors
             )  # fmt: skip
         except subprocess.TimeoutExpired as err:
             printed = err.stdout.decode(errors="replace") if isinstance(err.stdout, bytes) else err.stdout or ""
@@ -112,6 +115,9 @@ def run(
     """Runs the files that have not passed in this state of the tree, `jobs` at a time. Returns the counts of all."""
     done = root / ".cache" / "test-all" / hashlib.sha256((tree_state(root) + repr(arguments)).encode()).hexdigest()[:16]
     done.mkdir(parents=True, exist_ok=True)
+    places: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for place in range(jobs):
+        places.put(f"{place}/{jobs}")
 
     def run_one(numbered: tuple[int, str]) -> Counts:
         number, file = numbered
@@ -120,7 +126,9 @@ def run(
             counts, how, output = Counts(**json.loads(stamp.read_text())), "done before", ""
         else:
             print(f"[{number}/{len(files)}] {file}", flush=True)
-            (counts, output), how = run_file(root, file, limit_s, arguments), "done"
+            place = places.get()
+            (counts, output), how = run_file(root, file, limit_s, arguments, place), "done"
+            places.put(place)
             if not counts.failed:
                 draft = stamp.with_suffix(".new")
                 draft.write_text(json.dumps(asdict(counts)))
