@@ -83,6 +83,7 @@ KINDS = {
     "bert_qa": ("BertForQuestionAnswering", "BertConfig", TEXT),
     "bert_tokens": ("BertForTokenClassification", "BertConfig", TEXT),
     "bert_mask": ("BertForMaskedLM", "BertConfig", TEXT),
+    "bert_choices": ("BertForMultipleChoice", "BertConfig", TEXT),
     "bert_next": ("BertForNextSentencePrediction", "BertConfig", TEXT),
     "layoutlm": ("LayoutLMModel", "LayoutLMConfig", {**TEXT, "max_2d_position_embeddings": 50}),
     "swin": (

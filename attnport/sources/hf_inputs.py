@@ -79,6 +79,7 @@ _WITH_TEXT = (
 _OF_THEIR_OWN = {"pixel_values": "images", "input_features": "audios", "input_values": "audios"}
 """The batch of what stands beside texts in models that compare every one with every text."""
 SMALL = 8
+_SMALL_DIMS = {"batch": 2, "choices": 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Trial:
 
     def feeds(self, inputs: Inputs, **sizes: int) -> dict[str, torch.Tensor]:
         """Example tensors, of small sizes for the dims that are not in `sizes`."""
-        every = {dim: self.usual.get(dim, 2 if dim == "batch" else SMALL) for dim in inputs.dims} | sizes
+        every = {dim: self.usual.get(dim, _SMALL_DIMS.get(dim, SMALL)) for dim in inputs.dims} | sizes
         return {spec.name: _example(spec, every) for spec in inputs.tensors}
 
     def outputs(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
@@ -214,7 +215,7 @@ def _masked(inputs: Inputs, accepted: Sequence[str], numbers: Numbers) -> Inputs
         subject = next((spec for each in subjects for spec in inputs.tensors if spec.name == each), None)
         if name not in accepted or subject is None:
             continue
-        positions = next((dim for dim in subject.dims[1:] if isinstance(dim, str)), None)
+        positions = next((dim for dim in subject.dims[1:] if isinstance(dim, str) and dim != "choices"), None)
         if positions is None or (subject.name in ("input_values", "input_features") and not numbers.takes_audio_mask):
             continue
         lead = subject.dims[: subject.dims.index(positions)] if subject.name == "input_ids" else subject.dims[:1]

@@ -65,6 +65,12 @@ LOGITS = {"logits": ("batch", "decoder_seq", 60)}
          {"last_hidden_state": ("batch", "seq", 16)}),
         ("bert_qa", "", [*TOKENS, "token_type_ids=int64[batch,seq]"],
          {"start_logits": ("batch", "seq"), "end_logits": ("batch", "seq")}),
+        (
+            "bert_choices",
+            "",
+            [f"{name}=int64[batch,choices,seq]" for name in ("input_ids", "attention_mask", "token_type_ids")],
+            {"logits": ("batch", "choices")},
+        ),
     ],
 )  # fmt: skip
 def test_the_contract_follows_from_the_forward_and_the_config(
@@ -117,6 +123,7 @@ def test_a_model_that_generates_says_that_it_is_one_pass(folders: Path) -> None:
         ("bert_qa", "question-answering", ["start_logits", "end_logits"]),
         ("bert_mask", "fill-mask", ["logits"]),
         ("bert_next", "next-sentence-prediction", ["logits"]),
+        ("bert_choices", "multiple-choice", ["logits"]),
         ("bert_classes", "feature-extraction", ["last_hidden_state"]),
         ("bert_classes", "AutoModelForSequenceClassification", ["logits"]),
         ("gpt2", "text-generation", ["logits"]),
@@ -182,6 +189,7 @@ EXPORTED = [
             ("bert_tokens", "", []),
             ("bert_mask", "", []),
             ("bert_next", "", []),
+            ("bert_choices", "", []),
             ("bert_classes", "", []),
         ]
     ),
