@@ -19,6 +19,7 @@ from attnport.exporter.counting import count_attentions
 from attnport.exporter.guards import Guard
 from attnport.exporter.naming import name_dims, name_outputs, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
+from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 23
-_LARGE = (131, 137, 139, 149, 151, 157, 163, 167, 173, 179)
+_LARGE = (521, 523, 541, 547, 557, 563, 569, 571, 577, 587)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _exported(
     )
     if narrow is not None:
         feeds = {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
-    with quiet(), torch.no_grad():
+    with quiet(), exact_rules(), torch.no_grad():
         program, guards = trace(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)

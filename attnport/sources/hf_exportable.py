@@ -1,7 +1,9 @@
-"""Chooses, among the ways in which transformers computes a thing, one that runs in every precision."""
+"""Chooses, among the ways in which transformers computes a thing, one that can be traced and runs in every precision."""
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,13 +11,30 @@ if TYPE_CHECKING:
 
 
 def settle(model: nn.Module) -> None:
-    """Has the experts of transformers models computed one after the other, in place, wherever they are in a module.
+    """Changes transformers' models, in place, wherever they are in a module; their numbers stay the same.
 
-    By default transformers 5 computes them with torch's `grouped_mm`, which refuses float64 and so the reference. A
-    trace cannot follow the loop over the experts that were chosen; the exporter computes them as `grouped_mm` for as
-    long as it traces (https://github.com/huggingface/transformers/pull/42697).
+    - Experts are computed one after the other. By default transformers 5 computes them with torch's `grouped_mm`, which
+      refuses float64 and so the reference. A trace cannot follow the loop over the experts that were chosen; the
+      exporter computes them as `grouped_mm` for as long as it traces
+      (https://github.com/huggingface/transformers/pull/42697).
+    - Tensors are not kept from one run to the next. One that a trace made, or a run in float64, has no meaning in
+      another run.
     """
     for part in model.modules():
         part_of_transformers: Any = part
         if getattr(part, "_can_set_experts_implementation", bool)():
             part_of_transformers.set_experts_implementation("eager")
+    for name in {type(part).__module__ for part in model.modules()}:
+        if name.startswith("transformers.models."):
+            _remove_caches(sys.modules[name])
+
+
+def _remove_caches(file: Any) -> None:
+    """Replaces functions and methods of a file that keep their results by the same ones without a cache."""
+    classes = [value for value in vars(file).values() if isinstance(value, type) and value.__module__ == file.__name__]
+    for scope in (file, *classes):
+        for name, function in list(vars(scope).items()):
+            # `compile_compatible_method_lru_cache` hides its cache in a closure.
+            held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+            if any(isinstance(each, functools._lru_cache_wrapper) for each in (function, *held)):
+                setattr(scope, name, function.__wrapped__)

@@ -128,9 +128,7 @@ def kind_contract(
     numbers.further |= {"vocab": text.vocab, "types": text.types, "decoder_vocab": text.decoder_vocab}
     accepted = _parameters(_called(kind, part))
     image = numbers.image_size
-    start = dict(zip(_IMAGE, image or (), strict=False)) | {
-        side: dim.opt for side, dim in wanted.items() if side in _IMAGE
-    }
+    sides = {side: dim.opt for side, dim in wanted.items() if side in _IMAGE}
     given: dict[str, Sequence[str]] = {}
     if part == "decoder":
         accepted = ["encoder_hidden_states", *accepted]
@@ -147,7 +145,7 @@ def kind_contract(
                  for each in ("input_ids", "token_type_ids")}  # fmt: skip
     main = "decoder_input_ids" if part == "decoder" else _MAIN.get(part) or _main(model)
     main = main if main in accepted or part == "decoder" else next((each for each in FORMS if each in accepted), main)
-    trial, inputs = _started(name, kind, accepted, main, numbers, given, start)
+    trial, inputs = _started(name, kind, accepted, main, numbers, given, image, sides)
     inputs, freed = _images(inputs, trial, wanted, image, flexible=flexible and numbers.convolves_images)
     dims = tuple(
         dim
@@ -180,14 +178,14 @@ def _started(
     main: str,
     numbers: Numbers,
     given: Mapping[str, Sequence[str]],
-    start: Mapping[str, int],
+    image: tuple[int, int] | None,
+    declared: Mapping[str, int],
 ) -> tuple[Trial, Inputs]:
-    """The inputs, and a trial with sizes at which the model runs."""
-    sides = (
-        [dict(start)] if len(start) == 2 else [{**dict.fromkeys(_IMAGE, side), **start} for side in (224, 64, 32, 512)]
-    )
+    """The inputs, and a trial with sizes at which the model runs: the declared sides of images, or else `image`."""
+    # What a config calls the size of images may be that of something else.
+    pairs = [*((image,) if image else ()), *((side, side) for side in (224, 64, 32, 512))]
     problem: SpecError | None = None
-    for side in sides:
+    for side in ({**dict(zip(_IMAGE, pair, strict=True)), **declared} for pair in pairs):
         trial = Trial(kind.named, {"samples": 50 * numbers.samples_per_frame, "frames": 256, **side})
         try:
             return trial, choose(name, accepted, main, numbers, trial, given)

@@ -77,8 +77,10 @@ def _usual_inputs(model_type: str) -> tuple[str, ...]:
     transformers = require("transformers")
     named = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES.get(model_type)
     name = next((each for each in (named if isinstance(named, tuple | list) else (named,)) if each), "")
-    kind = getattr(transformers, name, None) or transformers.PreTrainedTokenizerBase
-    return tuple(getattr(kind, "model_input_names", transformers.PreTrainedTokenizerBase.model_input_names))
+    try:
+        return tuple(getattr(transformers, name).model_input_names)
+    except (AttributeError, ImportError):  # there is no such class, or a package that it needs is not installed
+        return tuple(transformers.PreTrainedTokenizerBase.model_input_names)
 
 
 def _lower(backend: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from attnport.errors import ExportError, first_line
 from attnport.exporter.naming import SCOPES
 from attnport.exporter.passes.cleanup import inline_functions
+from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.indexing import index_by_grid
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
@@ -36,7 +37,8 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     for _ in range(ROUNDS):
         constants = settle_sizes(model)
-        optimizer.optimize_ir(model, num_iterations=1, onnx_shape_inference=False)
+        with exact_rules():
+            optimizer.optimize_ir(model, num_iterations=1, onnx_shape_inference=False)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         if not constants:
             break
