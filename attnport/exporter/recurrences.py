@@ -24,6 +24,7 @@ def scanned() -> Iterator[None]:
         "torch_chunk_gated_delta_rule": gated_delta_rule,
         "RecurrentGemmaRglru._rnn_scan": linear_recurrence,
         "rwkv_linear_attention": weighted_past,
+        "MiniMaxLightningAttention.forward": lightning_attention,
     }
     models = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
     before: list[tuple[Any, str, Any]] = []
@@ -171,6 +172,35 @@ def weighted_past(
     last, found = _scan(step, start, (key.movedim(1, 0).float(), value.movedim(1, 0)))
     kept = list(last) if return_state or state is not None else state
     return found.movedim(0, 1).to(key.dtype), kept
+
+
+def lightning_attention(
+    self: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: Any,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Any = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """MiniMax's `h = exp(-slope) h + k v`, `y = q h`, of `[B,S,E]` (https://arxiv.org/abs/2401.04658)."""
+    import torch
+
+    batch, length = hidden_states.shape[:2]
+    qkv = self.act_fn(self.qkv_proj(hidden_states))
+    qkv = sys.modules[type(self).__module__].apply_mask_to_padding_states(qkv, attention_mask)
+    qkv_SBHD = qkv.reshape(batch, length, self.num_attention_heads, -1).movedim(1, 0)
+    q, k, v = qkv_SBHD.split(self.head_dim, dim=-1)
+    decay = torch.exp(-self.slope_rate)[None].expand(length, -1, -1, -1)
+
+    def step(state: torch.Tensor, at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        q_BHD, k_BHD, v_BHD, decay_H11 = at
+        following = decay_H11 * state + k_BHD[..., None] * v_BHD[..., None, :]
+        return following, (q_BHD[..., None] * following).sum(-2)
+
+    start = torch.zeros_like(k[0][..., None] * v[0][..., None, :])
+    last, found = _scan(step, start, (q, k, v, decay))
+    joined = self.norm(found.movedim(0, 1).reshape(batch, length, -1))
+    return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * joined), last
 
 
 def _scan(step: Callable[..., Any], start: Any, over: tuple[torch.Tensor, ...]) -> Any:

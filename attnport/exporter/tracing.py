@@ -27,7 +27,7 @@ _PATCHED = threading.RLock()
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keeps torch's exporter from printing progress, and warnings about its own code."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch.fx")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch.fx")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Chooses, among the ways in which transformers computes a thing, one that can be traced and runs in every precision."""
+"""Chooses, where transformers computes a thing in several ways, one that can be traced and runs in every precision."""
 
 from __future__ import annotations
 

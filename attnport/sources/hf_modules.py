@@ -28,11 +28,11 @@ def tensors_of(output: Any, own_pooler: bool = False) -> dict[str, torch.Tensor]
         own_pooler: The model has a pooler with weights. Its output is left out if there is a last hidden state: its
             head has random weights unless the checkpoint was trained with it.
     """
+    usual = [name for name in output if not _LEFT_OUT.fullmatch(name)]
     named: dict[str, torch.Tensor] = {}
-    for name, value in output.items():
-        if _LEFT_OUT.fullmatch(name) or isinstance(value, dict):
-            continue
-        named |= flat_outputs({name: value}) if isinstance(value, torch.Tensor | tuple | list) else {}
+    # A model such as MaskFormer without its head has nothing but the last hidden states of its parts.
+    for name in usual or [name for name in output if name.endswith("last_hidden_state")]:
+        named |= flat_outputs({name: output[name]}) if isinstance(output[name], torch.Tensor | tuple | list) else {}
     if "last_hidden_state" in named and own_pooler:
         named.pop("pooler_output", None)
     return named
