@@ -61,11 +61,13 @@ def example_sizes(io_contract: IOContract) -> dict[str, int]:
 def traced_sizes(io_contract: IOContract) -> dict[str, int]:
     """Sizes to trace at: large and odd ones, of which no part that the code computes is 0 or 1 (torch would freeze it).
 
-    Halves, patches and windows of a small size are: 11 pixels have one patch of 8. A trace computes nothing, so that
-    large sizes cost no time. The largest size of a dim may be special, such as that of a whole table.
+    Halves, patches and windows of a small size are: 11 pixels have one patch of 8, and 137 positions one chunk of 256.
+    A trace computes nothing, so that large sizes cost no time. The largest size of a dim may be special, such as that
+    of a whole table.
     """
     sizes: dict[str, int] = {}
-    for dim, wanted in zip(io_contract.dims, itertools.chain(_LARGE, itertools.count(_LARGE[-1] + 2, 2)), strict=False):
+    for dim, large in zip(io_contract.dims, itertools.chain(_LARGE, itertools.count(_LARGE[-1] + 2, 2)), strict=False):
+        wanted = large if dim.opt < large else large + dim.opt  # a second of sound has 16000 samples
         size = max(dim.at_least(min(wanted, dim.max - dim.step)), min(2, dim.max))
         while size in sizes.values() and size - dim.step >= max(dim.min, 2):
             size -= dim.step
