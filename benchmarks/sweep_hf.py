@@ -1,17 +1,19 @@
 """Every model type of the installed transformers through `attnport export` and through torch.onnx alone.
 
-    python benchmarks/sweep_hf.py [TYPE ...] [--side attnport|torch] [--again wrong|all] [--limit-s 180]
+    python benchmarks/sweep_hf.py [TYPE ...] [--side attnport|torch] [--again wrong|older|all] [--jobs 2]
 
 A type is made tiny, with random weights (`tiny_hf.py`), and saved as a folder. Each side makes a graph of it, which
 ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. Each side of
-each type has a process of its own, with a limit of memory and time. Results are kept in `sweep_hf.json` by the
-versions and code that they depend on: what is there is not measured again. `docs/make_models.py` makes the page of it.
+each type has a process of its own, with one processor and a limit of memory and time. Results are kept in
+`sweep_hf.json` with the versions of the packages and a digest of the code: what was measured with these versions is
+not measured again, unless `--again` says so. `docs/make_models.py` makes the page of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib
@@ -53,11 +55,14 @@ def main() -> None:
     parser.add_argument("types", nargs="*", help="types; without any, all of them, the usual ones first")
     parser.add_argument("--side", choices=SIDES, action="append", help="one side alone")
     parser.add_argument(
-        "--again", choices=("wrong", "all"), help="measure again what is known: what is not right, or all"
+        "--again",
+        choices=("wrong", "older", "all"),
+        help="measure again what is known: what is not right, what was measured with other code, or all",
     )
     parser.add_argument("--usual", action="store_true", help="only the usual types")
     parser.add_argument("--to", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--limit-s", type=int, default=180)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="types at a time")
     given = parser.parse_args()
     preload()
     for side in SIDES:
@@ -65,17 +70,46 @@ def main() -> None:
     import tiny_hf
 
     known = tiny_hf.types()
-    wanted = given.types or [*(kind for kind in USUAL if kind in known), *(() if given.usual else known)]
-    for kind in dict.fromkeys(wanted):
+    named = given.types or [*(kind for kind in USUAL if kind in known), *(() if given.usual else known)]
+    wanted = {kind: known[kind] for kind in named}
+    processors = sorted(os.sched_getaffinity(0))
+    workers = []
+    for number in range(given.jobs):
+        if worker := os.fork():
+            workers.append(worker)
+            continue
+        # Threads of two runs that wait for the same processors make both of them twice as slow.
+        os.sched_setaffinity(0, set(processors[number :: given.jobs]) or set(processors))
+        measure(dict(list(wanted.items())[number :: given.jobs]), given)
+        os._exit(0)
+    for worker in workers:
+        os.waitpid(worker, 0)
+
+
+def measure(wanted: Mapping[str, str], given: argparse.Namespace) -> None:
+    """Measures the types of one worker."""
+    for kind, class_name in wanted.items():
         for side in given.side or SIDES:
-            found = read(given.to)
-            if not due(found.get(kind, {}).get(side), digest(side), given.again or ("all" if given.types else None)):
+            known = read(given.to).get(kind, {}).get(side)
+            if not due(known, digest(side), given.again or ("all" if given.types else None)):
                 continue
-            result = measured(side, kind, known[kind], given.limit_s)
-            found = read(given.to)  # another run may have written meanwhile
-            found.setdefault(kind, {})[side] = {**result, "of": digest(side)}
-            write(given.to, found)
+            result = measured(side, kind, class_name, given.limit_s)
+            with locked(given.to.parent):  # the other workers write too
+                found = read(given.to)
+                found.setdefault(kind, {})[side] = {**result, "of": digest(side)}
+                write(given.to, found)
             print(line(kind, side, result), flush=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes that lock this folder waiting."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def line(kind: str, side: str, result: Mapping[str, Any]) -> str:
@@ -86,10 +120,12 @@ def line(kind: str, side: str, result: Mapping[str, Any]) -> str:
 
 
 def due(result: Mapping[str, Any] | None, of: str, again: str | None) -> bool:
-    """Whether a side is to be measured: it is not known, or known of other versions or code, or asked for again."""
-    if result is None or again == "all":
+    """Whether a side is to be measured: it is not known, or known of other versions, or asked for again."""
+    if result is None or again == "all" or (again == "wrong" and not result["right"]):
         return True
-    return not result["right"] if again == "wrong" else result["of"] != of
+    if again == "older":
+        return bool(result["of"] != of)
+    return bool(result["of"].rpartition(" ")[0] != of.rpartition(" ")[0])  # the last word is that of the code
 
 
 @functools.cache  # the code that was imported, also if files change meanwhile

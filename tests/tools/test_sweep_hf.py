@@ -77,14 +77,16 @@ def test_rows_of_padding_are_not_compared_and_others_are(sweep: ModuleType) -> N
     assert "off by" in sweep.differs([got], expected, mask)
 
 
-def test_what_is_known_is_only_measured_again_if_its_code_changed_or_it_is_asked_for(sweep: ModuleType) -> None:
+def test_what_is_known_is_only_measured_again_if_versions_changed_or_it_is_asked_for(sweep: ModuleType) -> None:
     right, wrong = {"right": True, "of": "torch 2 a"}, {"right": False, "of": "torch 2 a"}
     assert sweep.due(None, "torch 2 a", None)
     assert not sweep.due(right, "torch 2 a", None)
-    assert not sweep.due(wrong, "torch 2 a", None)
-    assert sweep.due(right, "torch 2 b", None)
+    assert not sweep.due(wrong, "torch 2 b", None)  # other code alone
+    assert sweep.due(right, "torch 3 a", None)
     assert sweep.due(wrong, "torch 2 a", "wrong")
     assert not sweep.due(right, "torch 2 b", "wrong")
+    assert sweep.due(right, "torch 2 b", "older")
+    assert not sweep.due(right, "torch 2 a", "older")
     assert sweep.due(right, "torch 2 a", "all")
 
 
