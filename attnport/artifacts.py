@@ -138,7 +138,8 @@ class ModelSpec:
             what the torch graph says of them; declared ones it only checks.
         prompts: What belongs before a text.
         notes: What a user should know of how the module is taken, a sentence each.
-        narrower: `--dim` declarations that fix dims, for a module whose graph turns out to be wrong for other sizes.
+        fixable: Dims of one size each, that may be fixed to it if the graph turns out to be wrong for other sizes: the
+            code is not the user's, who could change it.
     """
 
     name: str
@@ -149,7 +150,7 @@ class ModelSpec:
     observed: bool = False
     prompts: Prompts = NO_PROMPTS
     notes: tuple[str, ...] = ()
-    narrower: tuple[str, ...] = ()
+    fixable: tuple[Dim, ...] = ()
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attnport_bundle.errors import AttnportError as AttnportError
 from attnport_bundle.errors import BundleError as BundleError
 from attnport_bundle.errors import FeedError as FeedError
@@ -35,7 +37,15 @@ class ArtifactError(UsageError):
 
 
 class ExportError(UsageError):
-    """The module cannot be exported, or a dimension froze during the export."""
+    """The module cannot be exported, or a dimension froze during the export.
+
+    Args:
+        dims: The dims that froze, where that is known.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", dims: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.dims = tuple(dims)
 
 
 class EngineBuildError(UsageError):

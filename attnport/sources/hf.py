@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import IOContract, ModelSpec, Prompts, Source
+from attnport.dims import Dim
 from attnport.errors import SpecError, first_line
 from attnport.optional import require
 from attnport.sources.choices import Choices
@@ -21,12 +22,13 @@ from attnport.sources.hf_files import (
     never_asking,
     refuse_code,
 )
-from attnport.sources.hf_kinds import image_sides, is_plain_text, kind_contract, kind_of, text_of
+from attnport.sources.hf_kinds import is_plain_text, kind_contract, kind_of, text_of
 from attnport.sources.hf_modules import TextModel, with_inputs
 from attnport.sources.hf_numbers import Numbers, read_processor
 from attnport.sources.hf_tasks import auto_name, check_task, class_of
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
+from attnport.sources.parsing import parse_dims
 from attnport.sources.sentence import Head, read_head, read_lower, read_prompts
 
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
@@ -95,6 +97,7 @@ def load_hf(place: str, dims: Sequence[str], choices: Choices) -> ModelSpec:
         observed=True,
         prompts=read_prompts(folder) if own else Prompts(),
         notes=_notes(loaded, tokenizer, choices),
+        fixable=_fixable(contract, dims),
     )
 
 
@@ -111,7 +114,7 @@ def _of_kind(
     """The ModelSpec of a model that is no plain text model, or of a part of one."""
     text = text_of(config, types="token_type_ids" in tokenizer.makes)
     kind = kind_of(place, loaded, choices.part)
-    contract, freed = kind_contract(place, kind, choices.part, numbers, text, dims)
+    contract = kind_contract(place, kind, choices.part, numbers, text, dims)
     names = [spec.name for spec in contract.inputs]
     ready: list[Any] = [kind.eval()]
 
@@ -122,7 +125,6 @@ def _of_kind(
         made.constants, made.least = kind.constants, kind.least
         return with_inputs(made, names).eval()
 
-    sides = image_sides(contract, numbers) if freed else {}
     reads = any(spec.name in ("input_ids", "decoder_input_ids") for spec in contract.inputs)
     return ModelSpec(
         name,
@@ -132,8 +134,15 @@ def _of_kind(
         tokenizer.file if reads else None,
         observed=True,
         notes=_notes(loaded, tokenizer, choices),
-        narrower=tuple(f"{side}={size}:{size}:{size}" for side, size in sides.items()),
+        fixable=_fixable(contract, dims),
     )
+
+
+def _fixable(contract: IOContract, declared: Sequence[str]) -> tuple[Dim, ...]:
+    """The dims that nobody declared, each at its usual size; a batch at one item."""
+    sizes = {dim.name: dim.at_least(1 if dim.name == "batch" else dim.opt) for dim in contract.dims}
+    known = parse_dims(declared)
+    return tuple(Dim(name, size, size, size) for name, size in sizes.items() if name not in known)
 
 
 def _notes(model: Any, tokenizer: TokenizerOf, choices: Choices) -> tuple[str, ...]:

@@ -108,15 +108,12 @@ def kind_of(place: str, model: Any, part: str) -> Kind:
 
 def kind_contract(
     place: str, kind: Kind, part: str, numbers: Numbers, text: Text, declared: Sequence[str], *, flexible: bool = True
-) -> tuple[IOContract, bool]:
+) -> IOContract:
     """Finds the contract of a model from its forward, its configs and runs of it; sets the inputs of `kind` to it.
 
     Args:
         declared: `--dim` declarations; those of images make an image's sides dynamic, or fix them.
         flexible: Let an image's sides be dynamic where the model takes other sizes than that of its config.
-
-    Returns:
-        The contract, and whether the sides of images are dynamic without having been declared.
 
     Raises:
         SpecError: it does not run on inputs as its forward and its configs suggest.
@@ -168,7 +165,7 @@ def kind_contract(
             raise
         return kind_contract(place, kind, part, numbers, text, declared, flexible=False)
     with_inputs(kind, [spec.name for spec in inputs.tensors])
-    return IOContract(inputs.tensors, outputs, dims, inputs.masks, positions="absolute"), freed
+    return IOContract(inputs.tensors, outputs, dims, inputs.masks, positions="absolute")
 
 
 def _started(
@@ -236,17 +233,10 @@ def _runs(trial: Trial, inputs: Inputs, dim: str, size: int) -> bool:
     return trial.runs(inputs, **{"batch": 1, dim: size})
 
 
-def image_sides(contract: IOContract, numbers: Numbers) -> dict[str, int]:
-    """The usual sides of images that are dynamic in a contract."""
-    image = numbers.image_size or (0, 0)
-    dims = {dim.name: dim for dim in contract.dims}
-    return {side: size or dims[side].opt for side, size in zip(_IMAGE, image, strict=True) if side in dims}
-
-
 def _encoded(place: str, model: Any, numbers: Numbers, text: Text) -> str:
     """The form of what the encoder gives."""
     encoder = kind_of(place, model, "encoder")
-    contract, _ = kind_contract(place, encoder, "encoder", numbers, text, (), flexible=False)
+    contract = kind_contract(place, encoder, "encoder", numbers, text, (), flexible=False)
     hidden = next(spec for spec in contract.outputs if spec.name == "last_hidden_state")
     length = hidden.dims[1] if isinstance(hidden.dims[1], int) else "seq"
     return f"float32[batch,{length},{hidden.dims[-1]}]"

@@ -111,8 +111,6 @@ def exported(
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Manifest, ModelSpec]:
     """As `export`; also returns the model. A module in memory is only known to other verbs while somebody holds it."""
-    from attnport.verbs._given import listed
-
     began_s = time.monotonic()
     given.check_declarations()
     refuse_stranger(folder)
@@ -131,15 +129,7 @@ def exported(
     earlier = open_if_there(folder)
     if earlier is None or force or not fresh(folder, earlier, STAGE, digest):
         make = partial(_made, folder, digest, with_weights, progress, began_s, tell)
-        try:
-            earlier = make(spec)
-        except ExportError as err:
-            if not spec.narrower:
-                raise
-            whole = replace(given, dims=(*listed(given.dims), *spec.narrower)).spec(progress)
-            earlier = make(whole)
-            fixed = " and ".join(text.partition("=")[0] for text in spec.narrower)
-            tell(f"{fixed} are fixed, since the graph is not right at other sizes: {err.message}")
+        earlier, whole = _made_or_fixed(make, given, spec, progress, tell)
     if earlier.source.in_memory:
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
@@ -149,6 +139,34 @@ def exported(
     if hidden:
         tell(f"outputs that are attention weights were left out (--with-weights keeps them): {', '.join(hidden)}")
     return earlier, whole
+
+
+def _made_or_fixed(
+    make: Callable[[ModelSpec], Manifest],
+    given: Given,
+    spec: ModelSpec,
+    progress: Callable[[str], None],
+    tell: Callable[[str], None],
+) -> tuple[Manifest, ModelSpec]:
+    """The export of a model; where dims froze that its user can do nothing about, the export with these dims fixed."""
+    from attnport.verbs._given import listed
+
+    try:
+        return make(spec), spec
+    except ExportError as err:
+        # What froze is not always known. An item by itself is the last thing to give up.
+        fixed = [dim for dim in spec.fixable if (dim.name in err.dims if err.dims else dim.name != "batch")]
+        if not fixed:
+            raise
+        narrow = replace(given, dims=(*listed(given.dims), *map(str, fixed)))
+        progress("tracing the module with " + ", ".join(f"{dim.name}={dim.opt}" for dim in fixed))
+        try:
+            made = _made_or_fixed(make, narrow, narrow.spec(progress), progress, tell)
+        except UsageError:
+            raise err from None  # of the errors, the first is the one that says what froze
+        sizes = ", ".join(f"{dim.name} to {dim.opt}" for dim in fixed)
+        tell(f"the graph is right at one size alone, and fixed {sizes} (--dim chooses another): {err.message}")
+        return made
 
 
 def _made(
@@ -324,7 +342,9 @@ def _check_dims(
             problem = got if isinstance(got, str) else _problem(case, measure_all(got, expected, case, io), by)
             if problem:
                 raise ExportError(
-                    f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.", hint=_remedy(varied)
+                    f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.",
+                    hint=_remedy(varied),
+                    dims=_varied_dims(varied),
                 )
 
 
@@ -352,12 +372,18 @@ def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, np.ndarray
 def _what_froze(io: IOContract, varied: str | Guard | None) -> str:
     if varied is None:
         return "the exported graph is not the module"
-    dims = [varied] if isinstance(varied, str) else list(varied.sizes)
-    places = [f"{name!r} of input {', '.join(repr(s.name) for s in io.inputs if name in s.dims)}" for name in dims]
+    places = [
+        f"{name!r} of input {', '.join(repr(spec.name) for spec in io.inputs if name in spec.dims)}"
+        for name in _varied_dims(varied)
+    ]
     froze = f"dim {' and '.join(places)} froze"
     if isinstance(varied, str):
         return froze
     return f"{froze}: the graph is that of {varied.text}, which the module's code decides{varied.place}"
+
+
+def _varied_dims(varied: str | Guard | None) -> list[str]:
+    return [] if varied is None else [varied] if isinstance(varied, str) else list(varied.sizes)
 
 
 def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
