@@ -36,6 +36,7 @@ class KnownSizes:
         self.given = {
             str(dim.value) for value in model.graph.inputs for dim in value.shape or () if hasattr(dim, "value")
         }
+        self.taken = set(self.given)
         self.names: dict[Size, str] = {self.symbol(name): name for name in self.given if not name.isidentifier()}
         self.meaning: dict[str, Size] = {}
         self.fresh = (f"unknown{number}" for number in itertools.count())

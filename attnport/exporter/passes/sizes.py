@@ -100,6 +100,8 @@ class Inference(KnownSizes):
         import onnx_ir as ir
 
         constants = 0
+        # An earlier run of this pass, or another exporter, has given names of its own.
+        self.taken |= {symbol.name for sizes in self.sizes.values() for size in sizes for symbol in size.free_symbols}
         for value, sizes in self.sizes.items():
             if not value.is_graph_input() and value.const_value is None:
                 meant: list[Size] = [self.meaning.get(str(size), size) for size in sizes]
@@ -120,6 +122,6 @@ class Inference(KnownSizes):
         if size.is_Symbol and self.has_name(size) and size.name not in self.meaning:
             return str(size.name)
         if size not in self.names:
-            taken = self.given | set(self.names.values()) | self.meaning.keys()
+            taken = self.taken | set(self.names.values()) | self.meaning.keys()
             self.names[size] = next(name for number in itertools.count() if (name := f"size{number}") not in taken)
         return self.names[size]
