@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
+from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.guards import Guard
 from attnport.exporter.naming import name_dims, name_outputs, strip
@@ -167,6 +168,7 @@ def _exported(
         program, guards = trace(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
+        split_complex(program)
         to_rank_4(program)
         share_heads(program)
         widen_masks(program)
