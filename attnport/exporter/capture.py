@@ -21,6 +21,7 @@ from attnport.exporter.guards import Guard
 from attnport.exporter.naming import name_dims, name_outputs, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.passes.exact_rules import exact_rules
+from attnport.exporter.passes.pools import name_padded_axes
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
@@ -117,6 +118,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
         )
     _free_names(model)
     write_out_rotary(model)
+    name_padded_axes(model)
     sized = dataclasses.replace(contract, outputs=outputs)
     name_dims(model, sized)
     settle_sizes(model)
