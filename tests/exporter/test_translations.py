@@ -131,9 +131,9 @@ def test_group_normalisation_is_accurate_far_from_zero(tmp_path: Path, affine: b
         with torch.no_grad():
             module.weight.copy_(torch.randn(4, generator=generator))
             module.bias.copy_(torch.randn(4, generator=generator))
-    axes = {axis: torch.export.Dim.AUTO for axis in (0, 2, 3)}
+    axes = dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO)
     with torch.no_grad(), quiet():
-        program = torch.export.export(module, (torch.zeros(2, 4, 5, 8),), dynamic_shapes=((axes),), strict=False)
+        program = torch.export.export(module, (torch.zeros(2, 4, 5, 8),), dynamic_shapes=(axes,), strict=False)
         torch.onnx.export(program, (), str(path), opset_version=23, custom_translation_table=tables(), verbose=False)
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     for shape in ((2, 4, 5, 8), (3, 4, 9, 1)):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def name_padded_axes(model: ir.Model) -> int:
-    """Has each constant `Pad` before a `MaxPool` name the axes that it pads, in place; returns how many were changed."""
+    """Has each constant `Pad` before a `MaxPool` name the axes that it pads, in place; returns how many do so now."""
     import numpy as np
     import onnx_ir as ir
 

@@ -20,7 +20,7 @@ def table() -> dict[Any, Translation]:
 
 
 def group_norm(
-    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05, cudnn_enabled: bool = True
+    self: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05, cudnn_enabled: bool = True
 ) -> Any:
     """Each group as one channel of an instance normalisation, `[N,G,-1]`; then the weights of the channels `[N,C,...]`.
 
@@ -29,10 +29,10 @@ def group_norm(
     from onnxscript import opset18
 
     op: Any = opset18  # its types know no constants
-    groups = op.Reshape(input, op.Constant(value_ints=[0, num_groups, -1]))
-    ones, zeros = (op.CastLike(op.Constant(value_floats=[value] * num_groups), input) for value in (1.0, 0.0))
-    result = op.Reshape(op.InstanceNormalization(groups, ones, zeros, epsilon=eps), op.Shape(input))
-    by_channel = op.Constant(value_ints=[-1, *[1] * (len(input.shape) - 2)])
+    groups = op.Reshape(self, op.Constant(value_ints=[0, num_groups, -1]))
+    ones, zeros = (op.CastLike(op.Constant(value_floats=[value] * num_groups), self) for value in (1.0, 0.0))
+    result = op.Reshape(op.InstanceNormalization(groups, ones, zeros, epsilon=eps), op.Shape(self))
+    by_channel = op.Constant(value_ints=[-1, *[1] * (len(self.shape) - 2)])
     if weight is not None:
         result = op.Mul(result, op.Reshape(weight, by_channel))
     return result if bias is None else op.Add(result, op.Reshape(bias, by_channel))
