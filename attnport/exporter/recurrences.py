@@ -25,6 +25,13 @@ def scanned() -> Iterator[None]:
         "RecurrentGemmaRglru._rnn_scan": linear_recurrence,
         "rwkv_linear_attention": weighted_past,
     }
+    with replaced(written):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(written: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Replaces functions and methods, by name, in all models of transformers that are loaded; restores them."""
     models = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
     before: list[tuple[Any, str, Any]] = []
     for model in models:

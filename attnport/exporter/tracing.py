@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError, first_line
+from attnport.exporter.experts import all_experts
 from attnport.exporter.guards import Guard, constants, guards, located, place_of
 from attnport.exporter.recurrences import scanned
 
@@ -48,7 +49,7 @@ def traceable(module: Any) -> Iterator[None]:
       branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - The loop of transformers' experts is over those that were chosen, which a trace cannot know; `grouped_mm` computes
-      the same.
+      the same, or a loop over all of them (see `experts`).
     - Recurrences of transformers' models are scans (see `recurrences`).
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
@@ -75,7 +76,7 @@ def traceable(module: Any) -> Iterator[None]:
         try:
             for part in experts:
                 part.set_experts_implementation("grouped_mm")
-            with scanned():
+            with scanned(), all_experts():
                 yield
         finally:
             for part, chosen in zip(experts, before, strict=True):
