@@ -65,7 +65,7 @@ def traceable(module: Any) -> Iterator[None]:
     with _PATCHED:
         experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
         before = [part.get_experts_implementation() for part in experts]
-        cast = nn.Module._apply
+        cast: Callable[..., Any] = nn.Module._apply
         fast, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
         torch.backends.mha.set_fastpath_enabled(False)
         transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True

@@ -26,7 +26,7 @@ def name_padded_axes(model: ir.Model) -> int:
             continue
         if len(pad.inputs) > 3 and pad.inputs[3] is not None:
             continue
-        known = ir.convenience.get_const_tensor(pad.inputs[1])
+        known = ir.convenience.get_const_tensor(pad.inputs[1]) if pad.inputs[1] is not None else None
         if known is None:
             continue
         begin_end = known.numpy().reshape(2, -1)
