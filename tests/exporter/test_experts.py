@@ -97,3 +97,18 @@ def test_each_row_goes_to_the_experts_that_it_chose(name: str) -> None:
         with torch.no_grad():
             expected = module(x).numpy()
         np.testing.assert_allclose(run({"x": x.numpy()})[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_of_rows_that_are_not_equal_have_names_of_their_own() -> None:
+    make, choice = CASES["switch_transformers"]
+    contract = IOContract(
+        (TensorSpec("x", "float32", ("rows", 8)),), (TensorSpec("y", "float32", ("rows", 8)),), (Dim("rows", 1, 5, 64),)
+    )
+    graph = capture(Routed(make(), choice).eval(), contract).model.graph
+    found = [node.outputs[0] for node in graph if node.op_type == "NonZero"]
+    chosen = [value.consumers()[0].outputs[0] for value in found]
+    names = [str(value.shape[1]) for value in found if value.shape is not None]
+    assert len(found) == len(names) == len(set(names)) == 4
+    for at, value in enumerate(chosen):
+        assert value.shape is not None
+        assert str(value.shape[0]) not in (*names[:at], *names[at + 1 :])

@@ -120,6 +120,8 @@ class Inference(KnownSizes):
         if size.is_Symbol and self.has_name(size) and size.name not in self.meaning:
             return str(size.name)
         if size not in self.names:
-            taken = self.given | set(self.names.values()) | self.meaning.keys()
+            # Not a name that the graph has for another size: ONNX Runtime reuses memory by them.
+            own = {str(one.name) for sizes in self.sizes.values() for one in sizes if one.is_Symbol}
+            taken = own | self.given | set(self.names.values()) | self.meaning.keys()
             self.names[size] = next(name for number in itertools.count() if (name := f"size{number}") not in taken)
         return self.names[size]
