@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
+from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.guards import Guard
 from attnport.exporter.naming import name_dims, name_outputs, strip
 from attnport.exporter.output_sizes import traced_outputs, unknown_sizes
 from attnport.exporter.passes.exact_rules import exact_rules
+from attnport.exporter.passes.pools import name_padded_axes
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
 from attnport.exporter.sdpa_rank import share_heads, to_rank_4, widen_masks
@@ -118,6 +120,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
         )
     _free_names(model)
     write_out_rotary(model)
+    name_padded_axes(model)
     sized = dataclasses.replace(contract, outputs=outputs)
     name_dims(model, sized)
     settle_sizes(model)
@@ -169,6 +172,7 @@ def _exported(
         program, guards = trace(module, contract, feeds)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
+        split_complex(program)
         to_rank_4(program)
         share_heads(program)
         widen_masks(program)

@@ -26,6 +26,13 @@ def scanned() -> Iterator[None]:
         "rwkv_linear_attention": weighted_past,
         "MiniMaxLightningAttention.forward": lightning_attention,
     }
+    with replaced(written):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(written: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Replaces functions and methods, by name, in all models of transformers that are loaded; restores them."""
     models = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
     before: list[tuple[Any, str, Any]] = []
     for model in models:

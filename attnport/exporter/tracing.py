@@ -9,11 +9,12 @@ import re
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError, first_line
+from attnport.exporter.experts import all_experts
 from attnport.exporter.guards import Guard, constants, guards, located, place_of
 from attnport.exporter.recurrences import scanned
 
@@ -48,34 +49,53 @@ def traceable(module: Any) -> Iterator[None]:
       branch on a tensor's elements. A mask is treated as causal only if the caller says so; the numbers are the same.
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - The loop of transformers' experts is over those that were chosen, which a trace cannot know; `grouped_mm` computes
-      the same.
+      the same, or a loop over all of them (see `experts`).
     - Recurrences of transformers' models are scans (see `recurrences`).
+    - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
+      nothing.
     - torch.export prints the whole graph so far when it fails.
 
     Other threads that run such modules meanwhile get the same numbers, only more slowly.
     """
     import torch
+    from torch import nn
     from torch.export import _trace
     from torch.nn.modules import transformer
 
     with _PATCHED:
         experts = [part for part in module.modules() if getattr(part, "_can_set_experts_implementation", bool)()]
         before = [part.get_experts_implementation() for part in experts]
+        cast: Callable[..., Any] = nn.Module._apply
         fast, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
         torch.backends.mha.set_fastpath_enabled(False)
         transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        nn.Module._apply = lambda part, to, *args, **kwargs: (  # type: ignore[method-assign]
+            part if _keeps(to, part) else cast(part, to, *args, **kwargs)
+        )
         vars(_trace)["print"] = lambda *args, **kwargs: None
         try:
             for part in experts:
                 part.set_experts_implementation("grouped_mm")
-            with scanned():
+            with scanned(), all_experts():
                 yield
         finally:
             for part, chosen in zip(experts, before, strict=True):
                 part.set_experts_implementation(chosen)
             del vars(_trace)["print"]
+            nn.Module._apply = cast  # type: ignore[method-assign]
             transformer._detect_is_causal_mask = detect
             torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _keeps(to: Callable[[torch.Tensor], torch.Tensor], module: torch.nn.Module) -> bool:
+    """Whether a cast leaves each tensor of a module as it is, found out with empty ones that no trace sees."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        kinds = {(tensor.dtype, tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+        samples = [torch.empty(0, dtype=dtype, device=device) for dtype, device in kinds]
+        return all(to(sample) is sample for sample in samples)
 
 
 def trace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from attnport.parity.probes import Probes
 from attnport.parity.searching import Budget
 from attnport.processes.isolated import Limits
 from attnport.runtimes import base
+from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Opening
 
 if TYPE_CHECKING:
@@ -124,7 +124,6 @@ class Ground:
 
 
 def _cast(module: nn.Module, plan: str) -> nn.Module:
-    """A copy in half precision: a maker may hand out one module several times."""
     import torch
 
-    return copy.deepcopy(module).to(getattr(torch, _CASTS[plan]))
+    return cast(module, getattr(torch, _CASTS[plan]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import Capabilities
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
+from attnport.runtimes._torch_cast import cast
 from attnport_bundle.cuda import load_driver
 
 if TYPE_CHECKING:
@@ -156,12 +157,10 @@ def on(device: TorchDevice, module: torch.nn.Module, dtype: torch.dtype) -> torc
     Raises:
         MemoryError: the device has too little memory.
     """
-    import copy
-
     import torch
 
     try:
-        moved: torch.nn.Module = device.put(copy.deepcopy(module).to(dtype))
+        moved: torch.nn.Module = device.put(cast(module, dtype))
     except torch.OutOfMemoryError as err:
         raise MemoryError(f"{device.name} has not enough memory for the weights in {dtype}: {first_line(err)}") from err
     return moved

@@ -31,7 +31,10 @@ HIDDEN = -9e3
 SOFTMAXES = {"softmax", "_softmax", "_safe_softmax", "special_softmax"}
 # Operators whose attention no mode can reach. They are refused, as the contract would silently not be followed.
 OPAQUE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention"}
-_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+_WIDE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
 
 
 class _NoFastPath(TorchFunctionMode):
@@ -152,13 +155,13 @@ class Double(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
-            return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+            return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
         result = func(*tree_map(wide, args), **tree_map(wide, kwargs or {}))
         # What a detached tensor is given back as has to share its memory.
         detached = operator_name(func) == "detach"
-        if not types and not detached and isinstance(result, Tensor) and result.dtype in _NARROW:
-            return result.double()  # a tensor created in the default dtype
+        if not types and not detached and isinstance(result, Tensor) and result.dtype in _WIDE:
+            return result.to(_WIDE[result.dtype])  # a tensor created in the default dtype
         return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from attnport.artifacts import Capabilities, IOContract, Ran, Session
 from attnport.errors import AttnportError, UnavailableError, UsageError, first_line
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused, usual_feeds
+from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class _CompiledSession(CheckedSession):
         super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__} inductor", precision))
         self._dtype = dtype
         if dtype != torch.float32:
-            # A copy, as the cast works in place and `make` may return the same module again.
-            module = copy.deepcopy(module).to(dtype)
+            module = cast(module, dtype)
         self._threads = opening.threads or physical_cores()
         self._call: CompiledCall | None = CompiledCall(module, opening.contract)
         run_once(self, opening.io)

@@ -10,6 +10,7 @@ from attnport.artifacts import AUTO, PLANS, Capabilities, IOContract, ModelSpec,
 from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes._torch_cast import cast
 from attnport.runtimes._torch_nudge import draw, nudge_parameters, nudged
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 from attnport_bundle.feeds import check_feeds
@@ -51,8 +52,7 @@ class TorchEager(Runtime):
 
         module, dtype = module_of(self.name, opening)
         if dtype != torch.float32:
-            # A copy, as the cast works in place and `make` may return the same module again.
-            module = copy.deepcopy(module).to(dtype)
+            module = cast(module, dtype)
         elif opening.plan == AUTO:
             from attnport.runtimes._torch_range import round_parameters
 

@@ -80,6 +80,12 @@ KINDS: dict[str, Kind] = {
         (("model.layers.0.self_attn", "causal+window+padding"), ("model.layers.1.self_attn", "causal+padding")),
         only="eager",
     ),
+    "llama4_text": Kind(  # its rotary positions are complex numbers
+        "Llama4TextModel", "Llama4TextConfig",
+        {**GROUPED, "intermediate_size_mlp": 24, "num_local_experts": 2, "layer_types": ["full_attention"] * 2},
+        layers("model.layers.{}.self_attn", "causal+padding"),
+        only="sdpa",
+    ),
     "bloom": Kind(
         "BloomModel", "BloomConfig",
         {"vocab_size": 60, "hidden_size": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2,

@@ -216,3 +216,20 @@ def test_a_weight_may_be_called_as_an_output_is() -> None:
     model = capture(Named().eval(), PLAIN).model
     assert [value.name for value in model.graph.outputs] == ["y"]
     assert "y" not in model.graph.initializers
+
+
+def test_a_module_that_casts_a_part_to_what_it_already_is_is_traced() -> None:
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(E, E)
+
+        def forward(self, x: Any) -> Any:
+            self.router = self.router.to(x.dtype)
+            return self.router.float()(x)
+
+    before = nn.Module._apply
+    found = capture(Casts().eval(), PLAIN).model
+    assert {"MatMul", "Gemm"} & {node.op_type for node in found.graph}
+    assert nn.Module._apply is before
+    assert nn.Linear(2, 2).to(torch.float64).weight.dtype == torch.float64

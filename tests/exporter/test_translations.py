@@ -119,3 +119,27 @@ def test_an_operator_computes_what_torch_computes_at_sizes_that_were_not_traced(
             np.testing.assert_allclose(
                 np.asarray(one), other.numpy(), rtol=1e-5, err_msg=f"{name} at {rows}, {columns}"
             )
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_normalisation_is_accurate_far_from_zero(tmp_path: Path, affine: bool) -> None:
+    import onnxruntime as ort
+
+    generator = torch.Generator().manual_seed(4)
+    module, path = torch.nn.GroupNorm(2, 4, affine=affine), tmp_path / "model.onnx"
+    if affine:
+        with torch.no_grad():
+            module.weight.copy_(torch.randn(4, generator=generator))
+            module.bias.copy_(torch.randn(4, generator=generator))
+    axes = dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO)
+    with torch.no_grad(), quiet():
+        program = torch.export.export(module, (torch.zeros(2, 4, 5, 8),), dynamic_shapes=(axes,), strict=False)
+        torch.onnx.export(program, (), str(path), opset_version=23, custom_translation_table=tables(), verbose=False)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for shape in ((2, 4, 5, 8), (3, 4, 9, 1)):
+        x = torch.randn(shape, generator=generator) * 0.01 + 3
+        got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+        wanted = torch.nn.functional.group_norm(
+            x.double(), 2, *(one.double() if one is not None else None for one in (module.weight, module.bias))
+        )
+        np.testing.assert_allclose(np.asarray(got), wanted.detach().numpy(), atol=3e-4)
