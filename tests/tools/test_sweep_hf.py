@@ -33,6 +33,7 @@ def sweep() -> ModuleType:
 def tiny() -> ModuleType:
     pytest.importorskip("transformers")
     load("tiny_configs")
+    load("tiny_inputs")
     return load("tiny_hf")
 
 
