@@ -29,6 +29,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX", "num_attention_heads": 4},
     "chameleon": {"vocabulary_map": {"<image>": 140, "IMGIMGAAZ": 141, "IMGIMGABZ": 142}},
     "emu3": {"vocabulary_map": {"<image>": 140, "<|visual token 000000|>": 141, "<|visual token 000001|>": 142}},
+    "align": {"projection_dim": 80, "vision_config": {"hidden_dim": 320}},
+    "efficientnet": {"hidden_dim": 320},
     "autoformer": {"num_time_features": 1},
     "informer": {"num_time_features": 1},
     "time_series_transformer": {"num_time_features": 1},
@@ -43,6 +45,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": _INDEXER,
     "musicgen": {"decoder": {"num_codebooks": 1}},  # more of them are rows of a batch
     "musicgen_melody": {"decoder": {"num_codebooks": 1}},
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {"mrope_section": [3, 3, 2]}}},
+    "lw_detr": {"backbone_config": {"image_size": 64}},
+    "instructblipvideo": {"video_token_index": 140},
     "granite4_vision": {"deepstack_layer_map": [[0, 0]], "spatial_target_layers": [1], "downsample_rate": "1/2"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "shieldgemma2": {"yes_token_index": 20, "no_token_index": 30},
@@ -77,7 +82,7 @@ _HEADS = re.compile(r"(^|_)(num_attention_heads|num_heads|n_heads?|attention_hea
 _KV_HEADS = re.compile(r"(num_key_value_heads|num_kv_heads|n_kv_heads|num_key_value_groups)$")
 _HIDDEN = re.compile(
     r"^((\w+_)?hidden_size|d_model|dim|n_embd|embed_dim|embedding_size|out_hidden_size|(\w+_)?projection_dim"
-    r"|hidden_size_global|embedding_dim|hidden_dim|emb_dim|output_channels|word_embed_proj_dim|adapter_in_dim|adapter_input_size|encoder_hidden_dim|decoder_hidden_dim|feature_size|output_dim)$"
+    r"|hidden_size_global|embedding_dim|hidden_dim|emb_dim|output_channels|word_embed_proj_dim|adapter_in_dim|adapter_out_dim|adapter_input_size|encoder_hidden_dim|decoder_hidden_dim|feature_size|output_dim)$"
 )
 _WIDE = re.compile(r"((^|_)intermediate_size|ffn_dim|ffn_hidden_size|d_ff|d_inner|n_inner|ffn_size|mlp_dim)$")
 _EXPERTS = re.compile(r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts)$")

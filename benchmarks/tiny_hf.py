@@ -95,6 +95,8 @@ def without_cache(config: Any) -> None:
 def randomise(model: torch.nn.Module) -> None:
     """Weights of which every one counts: no zeros, ones or tiny scales, under which wrong numbers look right."""
     generator = torch.Generator().manual_seed(1)
+    batch_norms = (one for one in model.modules() if isinstance(one, torch.nn.modules.batchnorm._BatchNorm))
+    scales = {id(one.weight) for one in batch_norms if one.weight is not None}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if not weight.is_floating_point() or weight.ndim == 0 or weight.numel() == 0:
@@ -104,7 +106,7 @@ def randomise(model: torch.nn.Module) -> None:
                 weight.copy_(0.05 * noise)
             spread = float(weight.std()) if weight.numel() > 1 else 0.0
             if spread == 0 and weight.ndim == 1:
-                middle = float(weight.flatten()[0])  # a tiny one is a scale of a layer
+                middle = float(weight.flatten()[0]) or float(id(weight) in scales)  # a tiny one is a scale of a layer
                 weight.copy_(0.1 * noise + (middle if abs(middle) > 0.01 or middle == 0 else 0.5))
             elif weight.ndim >= 2:
                 fan_in = weight[0].numel() if "embed" not in name else 4

@@ -30,8 +30,7 @@ class Input:
     dims: tuple[str | int, ...]
     kind: str
     value: tuple[int, ...] = ()
-    """Of a constant: its last row, the same in every row. Of ids: a token, and how many of it come first.
-    Of a mask: not empty if it is of truth values."""
+    """Of a constant: its last row, the same in every row. Of ids: a token, and how many of it come first."""
 
     def tensor(self, sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
         """Values at these sizes; a mask has padding at the end of each row but the first."""
@@ -61,7 +60,7 @@ class Input:
         if self.kind == "mask":
             length = shape[-1]
             kept = torch.tensor([max(1, length - (row * 2) % max(1, length - 1)) for row in range(shape[0])])
-            return (torch.arange(length)[None, :] < kept[:, None]).to(torch.bool if self.value else torch.int64)
+            return (torch.arange(length)[None, :] < kept[:, None]).long()
         return torch.randn(shape, generator=generator)
 
 
@@ -152,6 +151,8 @@ def _patches(config: Any, signature: Collection[str], words: list[Input]) -> Ite
         for width in (area, area * _number(config, "temporal_patch_size", default=2)):
             yield (Input(name, (16, width), "float"), *places)
         yield (Input(name, (16, 3, side, side), "float"), *places)
+        merged = side * _number(config, "spatial_merge_size", default=2)
+        yield (Input(name, (16, merged, merged, 3), "float"), *places)
     if "spatial_shapes" in signature:
         mask = Input("pixel_attention_mask", ("batch", 16), "constant", (1,))
         shapes = Input("spatial_shapes", ("batch", 2), "constant", (4, 4))
@@ -168,16 +169,17 @@ def _patches(config: Any, signature: Collection[str], words: list[Input]) -> Ite
 def _among_words(config: Any, signature: Collection[str], pictures: list[Input]) -> Iterator[tuple[Input, ...]]:
     """Words after as many tokens of a picture as its queries are."""
     count = _number(config, "num_query_tokens", "latent_query_num", default=0)
-    token = _number(config, "image_token_index", "image_token_id", default=140)
+    token = _number(config, "image_token_index", "video_token_index", "image_token_id", default=140)
     if not count or "input_ids" not in signature:
         return
-    words = [Input("input_ids", ("batch", count + 7), "ids", (token, count))]
-    words.append(Input("attention_mask", ("batch", count + 7), "constant", (1,)))
-    if "image_embeds_position_mask" in signature:
-        words.append(Input("image_embeds_position_mask", ("batch", count + 7), "constant", (1,) * count + (0,) * 7))
-    if "qformer_input_ids" in signature:
-        words.append(Input("qformer_input_ids", ("batch", "seq"), "ids"))
     for picture in pictures:
+        many = count * (int(picture.dims[1]) if len(picture.dims) == 5 else 1)
+        words = [Input("input_ids", ("batch", many + 7), "ids", (token, many))]
+        words.append(Input("attention_mask", ("batch", many + 7), "constant", (1,)))
+        if "image_embeds_position_mask" in signature:
+            words.append(Input("image_embeds_position_mask", ("batch", many + 7), "constant", (1,) * many + (0,) * 7))
+        if "qformer_input_ids" in signature:
+            words.append(Input("qformer_input_ids", ("batch", "seq"), "ids"))
         yield (picture, *words)
 
 
@@ -209,7 +211,7 @@ def _series(config: Any, signature: Collection[str]) -> Iterator[tuple[Input, ..
 def _sounds_and_more(config: Any, signature: Collection[str], words: list[Input]) -> Iterator[tuple[Input, ...]]:
     """Sounds with their masks, with words, and in two forms."""
     for sound, mask_name in (("input_features", "input_features_mask"), ("audio_mel", "audio_mel_mask")):
-        bins = _number(config, "num_mel_bins", "input_size", "input_feat_size", default=128)
+        bins = _number(config, "input_size", "num_mel_bins", "input_feat_size", default=128)
         if sound in signature and mask_name in signature:
             for dims in (
                 ("batch", "frames", bins),
@@ -218,8 +220,10 @@ def _sounds_and_more(config: Any, signature: Collection[str], words: list[Input]
                 ("batch", bins, 3000),
             ):
                 length = next(one for one in dims[1:] if one != bins)
-                kind = (1,) if sound == "audio_mel" else ()
-                yield (Input(sound, dims, "float"), Input(mask_name, ("batch", length), "mask", kind))
+                mask = Input(mask_name, ("batch", length), "mask")
+                if sound == "audio_mel":  # true where there is none
+                    mask = Input(mask_name, ("batch", length), "constant", (False,))
+                yield (Input(sound, dims, "float"), mask)
     if "is_longer" in signature:
         bins, frames = _number(config, "num_mel_bins", default=64), _number(config, "spec_size", default=256) * 4
         mixed = [Input("is_longer", ("batch", 1), "constant", (0,))]
@@ -252,6 +256,8 @@ def _with_companions(
     if "visual_feats" in signature:
         seen = Input("visual_feats", ("batch", 4, _number(config, "visual_feat_dim", default=64)), "float")
         yield (*words, seen, Input("visual_pos", ("batch", 4, _number(config, "visual_pos_dim", default=4)), "float"))
+    if isinstance(codes := getattr(config, "num_codebooks", None), int) and words:
+        yield (Input("input_ids", ("batch", "seq", codes + 1), "ids"), *words[1:])
     if "query_embeds" in signature:
         yield (
             Input("query_embeds", ("batch", "target", _number(config, "hidden_size", default=64)), "float"),
