@@ -46,10 +46,18 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "musicgen": {"decoder": {"num_codebooks": 1}},  # more of them are rows of a batch
     "musicgen_melody": {"decoder": {"num_codebooks": 1}},
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {"mrope_section": [3, 3, 2]}}},
-    "lw_detr": {"backbone_config": {"image_size": 64}},
+    "paddleocr_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}}},
+    "vits": {"noise_scale": 0.0, "noise_scale_duration": 0.0, "upsample_initial_channel": 64},
+    "lw_detr": {"backbone_config": {"image_size": 64}, "projector_scale_factors": [1.0]},
     "instructblipvideo": {"video_token_index": 140},
     "granite4_vision": {"deepstack_layer_map": [[0, 0]], "spatial_target_layers": [1], "downsample_rate": "1/2"},
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "tvp": {"visual_prompt_size": 8, "num_frames": 2},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
     "shieldgemma2": {"yes_token_index": 20, "no_token_index": 30},
     "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
     "sam2": {
@@ -109,7 +117,7 @@ _RESNET = {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1],
     "layer_type": "basic",
 }  # fmt: skip
-_PICTURE = re.compile(r"^(image_size|img_size|input_size|crop_size|pretrain_image_size)$")
+_PICTURE = re.compile(r"^(image_size|img_size|input_size|crop_size|pretrain_image_size|max_img_size)$")
 _PER_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_types", "indexer_types")
 
 

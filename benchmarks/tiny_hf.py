@@ -105,8 +105,10 @@ def randomise(model: torch.nn.Module) -> None:
             if not torch.isfinite(weight).all():
                 weight.copy_(0.05 * noise)
             spread = float(weight.std()) if weight.numel() > 1 else 0.0
-            if spread == 0 and weight.ndim == 1:
-                middle = float(weight.flatten()[0]) or float(id(weight) in scales)  # a tiny one is a scale of a layer
+            if id(weight) in scales:  # some types begin with zeros here
+                weight.copy_(1 + 0.1 * noise)
+            elif spread == 0 and weight.ndim == 1:
+                middle = float(weight.flatten()[0])  # a tiny one is a scale of a layer
                 weight.copy_(0.1 * noise + (middle if abs(middle) > 0.01 or middle == 0 else 0.5))
             elif weight.ndim >= 2:
                 fan_in = weight[0].numel() if "embed" not in name else 4
@@ -131,7 +133,7 @@ def settle_norms(model: torch.nn.Module, inputs: Sequence[Input]) -> None:
         for one in norms:
             one.train()
             one.momentum = 1.0
-        run(model, feeds(inputs, SIZES[3]))
+        run(model, feeds(inputs, {**SIZES[3], "batch": 16}))
     except Exception:  # a single value for each channel has no statistics; or these inputs do not fit
         for one, (_, buffers) in zip(norms, before, strict=True):
             for name, value in buffers.items():

@@ -95,6 +95,8 @@ def recipes(model: Any, preset: Preset) -> Iterator[tuple[Input, ...]]:
             yield (*text, sound)
     yield from _others(model, main, signature, needed)
     yield from _with_companions(model.config, signature, text, pictures)
+    if "input_ids" in signature:  # of a text model that calls its main input otherwise
+        yield tuple(text)
 
 
 _SOUND = ("input_features", "input_values", "audio_values", "input_spectrogram")
@@ -127,9 +129,11 @@ def _others(model: Any, main: str, signature: Collection[str], needed: list[str]
     if "inputs" in signature:
         yield (Input("inputs", ("batch", "seq"), "ids"),)
         yield (Input("inputs", ("batch", "seq", int(getattr(config, "d_model", 64))), "float"),)
-    for name in ("inputs_embeds", "hidden_states"):
+    for name in ("inputs_embeds", "hidden_states", "latents"):
         if main == name or name in needed:
-            yield (Input(name, ("batch", "seq", int(getattr(config, "hidden_size", 64))), "float"),)
+            width = int(getattr(config, "hidden_size", 64))
+            yield (Input(name, ("batch", "seq", width), "float"),)
+            yield (Input(name, ("batch", width, "seq"), "float"),)
 
 
 def _number(config: Any, *names: str, default: int) -> int:
@@ -160,6 +164,9 @@ def _patches(config: Any, signature: Collection[str], words: list[Input]) -> Ite
     if "pixel_position_ids" in signature:
         places = [Input("pixel_position_ids", ("batch", 9, 2), "places")]
         yield (Input("pixel_values", ("batch", 9, area), "float"), *places)
+    if "target_sizes" in signature and name == "pixel_values":
+        row = Input(name, (1, 3, side, 16 * side), "float")
+        yield (row, Input("target_sizes", (1, 2), "constant", (4, 4)))
     if "flattened_patches" in signature:
         target = [Input("decoder_input_ids", ("batch", "target"), "ids")]
         yield (Input("flattened_patches", ("batch", 16, 2 + area), "patches"), *target)
@@ -315,7 +322,7 @@ def _sounds(model: Any, name: str) -> Iterator[Input]:
     for length in lengths:
         yield Input(name, ("batch", length, bins), "float")
         yield Input(name, ("batch", bins, length), "float")
-    lengths = ("samples", 16000)
+    lengths = ("samples", 16000, 3840)
     for length in lengths:
         yield Input(name, ("batch", length), "float")
         yield Input(name, ("batch", 1, length), "float")
