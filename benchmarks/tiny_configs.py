@@ -112,7 +112,7 @@ _FILLED = {
     "sliding_window": 8, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "prediction_length": 8, "context_length": 16,
 }  # fmt: skip
-_SHARES = {"width_coefficient": 0.25, "depth_coefficient": 0.5}
+_SHARES = {"width_coefficient": 0.25, "depth_multiplier": 0.25, "depth_coefficient": 0.5}
 _RESNET = {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1],
     "layer_type": "basic",

@@ -107,7 +107,6 @@ def test_results_are_read_as_they_were_written(sweep: ModuleType, tmp_path: Path
         ("layoutlmv3", ["input_ids", "attention_mask", "bbox", "pixel_values"]),
         ("mobilenet_v1", ["pixel_values"]),  # signals die without statistics of its batch norms
         ("detr", ["pixel_values"]),  # its default backbone is of another package
-        ("depth_anything", ["pixel_values"]),  # stages that a backbone gives
     ],
 )
 def test_a_type_is_made_tiny_and_takes_its_inputs(tiny: ModuleType, kind: str, inputs: list[str]) -> None:
@@ -128,8 +127,14 @@ def test_sections_of_rotary_positions_are_those_of_a_small_head(tiny: ModuleType
     assert sum(config.text_config.rope_parameters["mrope_section"]) == 8
 
 
+def test_a_backbone_has_as_many_layers_as_it_gives(tiny: ModuleType) -> None:
+    backbone = tiny.tiny_config("depth_anything", tiny.PRESETS[0]).backbone_config
+    assert backbone.num_hidden_layers == 4
+    assert list(backbone.out_indices) == [1, 2, 3, 4]
+
+
 def test_a_window_is_shorter_than_the_sequences(tiny: ModuleType) -> None:
-    assert tiny.tiny_config("longformer", tiny.PRESETS[0]).attention_window == [8, 8]
+    assert tiny.tiny_config("longformer", tiny.PRESETS[0]).attention_window == 8
 
 
 def test_layers_of_every_kind_are_kept(tiny: ModuleType) -> None:
