@@ -131,9 +131,9 @@ def due(result: Mapping[str, Any] | None, of: str, again: str | None) -> bool:
 @functools.cache  # the code that was imported, also if files change meanwhile
 def digest(side: str) -> str:
     """What a result depends on, as text: versions, and the digest of the code."""
-    files = [HERE / "tiny_configs.py", HERE / "tiny_hf.py", HERE / "sweep_hf.py"]
+    files = [HERE / f"{name}.py" for name in ("tiny_configs", "tiny_hf", "tiny_inputs", "sweep_hf")]
     if side == "attnport":
-        files = sorted((ROOT / "attnport").rglob("*.py")) + sorted((ROOT / "attnport_bundle").rglob("*.py")) + files[:2]
+        files = sorted((ROOT / "attnport").rglob("*.py")) + sorted((ROOT / "attnport_bundle").rglob("*.py")) + files[:3]
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return " ".join([f"{name} {importlib.metadata.version(name)}" for name in PACKAGES] + [code])
 

@@ -6,19 +6,69 @@ Presets shrink less and less. What no rule can know is in `EXCEPTIONS`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 VOCABULARY, FIRST_SPECIAL, ORDINARY = 160, 140, (10, 130)
 """Ids from 10 to 130 are words; the special ones of a config come after."""
 
+_ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+_INDEXER = {
+    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+}  # fmt: skip
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},  # sparse attention needs long sequences and random numbers
     "bigbird_pegasus": {"attention_type": "original_full"},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "local"], "is_decoder": True},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8}},  # its default lacks a field that the model reads
+    "xmod": {"default_language": "en_XX", "num_attention_heads": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 140, "IMGIMGAAZ": 141, "IMGIMGABZ": 142}},
+    "emu3": {"vocabulary_map": {"<image>": 140, "<|visual token 000000|>": 141, "<|visual token 000001|>": 142}},
+    "align": {"projection_dim": 80, "vision_config": {"hidden_dim": 320}},
+    "efficientnet": {"hidden_dim": 320},
+    "autoformer": {"num_time_features": 1},
+    "informer": {"num_time_features": 1},
+    "time_series_transformer": {"num_time_features": 1},
+    "cohere_compass": {"text_config": {"rope_parameters": _ROPE}},
+    "cohere_compass_text": {"rope_parameters": _ROPE},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4}},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "qwen4_exp": {"text_config": _INDEXER},
+    "qwen4_exp_text": _INDEXER,
+    "musicgen": {"decoder": {"num_codebooks": 1}},  # more of them are rows of a batch
+    "musicgen_melody": {"decoder": {"num_codebooks": 1}},
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {"mrope_section": [3, 3, 2]}}},
+    "paddleocr_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}}},
+    "vits": {"noise_scale": 0.0, "noise_scale_duration": 0.0, "upsample_initial_channel": 64},
+    "lw_detr": {"backbone_config": {"image_size": 64}, "projector_scale_factors": [1.0]},
+    "instructblipvideo": {"video_token_index": 140},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]], "spatial_target_layers": [1], "downsample_rate": "1/2"},
+    "tvp": {"visual_prompt_size": 8, "num_frames": 2},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
+    "shieldgemma2": {"yes_token_index": 20, "no_token_index": 30},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "sam2": {
+        "vision_config": {
+            "backbone_config": {"hidden_size": 96, "image_size": [64, 64]},
+            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        },
+        "prompt_encoder_config": {"image_size": 64},
+    },
+    "blip-2": {"image_token_index": 140},
+    "instructblip": {"image_token_index": 140},
     "dpr": {"projection_dim": 0},
     "esm": {
         "vocab_size": 160,
@@ -40,7 +90,7 @@ _HEADS = re.compile(r"(^|_)(num_attention_heads|num_heads|n_heads?|attention_hea
 _KV_HEADS = re.compile(r"(num_key_value_heads|num_kv_heads|n_kv_heads|num_key_value_groups)$")
 _HIDDEN = re.compile(
     r"^((\w+_)?hidden_size|d_model|dim|n_embd|embed_dim|embedding_size|out_hidden_size|(\w+_)?projection_dim"
-    r"|hidden_dim|emb_dim|word_embed_proj_dim|encoder_hidden_dim|decoder_hidden_dim|feature_size|output_dim)$"
+    r"|hidden_size_global|embedding_dim|hidden_dim|emb_dim|output_channels|word_embed_proj_dim|adapter_in_dim|adapter_out_dim|adapter_input_size|encoder_hidden_dim|decoder_hidden_dim|feature_size|output_dim)$"
 )
 _WIDE = re.compile(r"((^|_)intermediate_size|ffn_dim|ffn_hidden_size|d_ff|d_inner|n_inner|ffn_size|mlp_dim)$")
 _EXPERTS = re.compile(r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts)$")
@@ -48,14 +98,26 @@ _CHOSEN = re.compile(r"(num_experts_per_tok|num_experts_per_token|moe_topk|top_k
 _EXACT = {
     "head_dim": 16, "attention_head_dim": 16, "d_kv": 16, "d_head": 16, "kv_channels": 16, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_head_dim": 32, "kv_lora_rank": 32, "q_lora_rank": 32, "n_group": 1,
-    "rotary_dim": 8, "d_latents": 64, "num_latents": 8,
-    "topk_group": 1, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "sliding_window": 8, "num_mel_bins": 16, "max_source_positions": 32,
-    "num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 16, "first_k_dense_replace": 1,
-    "n_shared_experts": 1, "hidden_size_per_layer_input": 16, "global_head_dim": 16, "attention_chunk_size": 8,
-    "index_topk": 8, "index_head_dim": 16, "index_n_heads": 4, "swa_head_dim": 16, "num_kv_shared_layers": 0,
+    "num_expert_group": 1, "rotary_dim": 8, "d_latents": 64, "num_latents": 8, "topk_group": 1,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "sliding_window": 8, "num_mel_bins": 16, "max_source_positions": 32, "num_conv_pos_embedding_groups": 4,
+    "num_conv_pos_embeddings": 16, "first_k_dense_replace": 1, "n_shared_experts": 1,
+    "hidden_size_per_layer_input": 16, "global_head_dim": 16, "attention_chunk_size": 8, "index_topk": 8,
+    "index_kpool": 4, "upsample_groups": 64, "num_pos_feats": 32, "num_queries": 8, "num_query_tokens": 8,
+    "latent_query_num": 8, "index_head_dim": 16, "index_n_heads": 4, "swa_head_dim": 16, "num_kv_shared_layers": 0,
+    "num_filters": 4, "base_channels": 32, "coordinate_size": 12, "shape_size": 8, "attention_window": 8,
 }  # fmt: skip
-_PICTURE = re.compile(r"^(image_size|img_size|input_size|crop_size|pretrain_image_size)$")
+_FILLED = {
+    "num_key_value_heads": 2, "head_dim": 16, "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1,
+    "sliding_window": 8, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "prediction_length": 8, "context_length": 16,
+}  # fmt: skip
+_SHARES = {"width_coefficient": 0.25, "depth_multiplier": 0.25, "depth_coefficient": 0.5}
+_RESNET = {
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}  # fmt: skip
+_PICTURE = re.compile(r"^(image_size|img_size|input_size|crop_size|pretrain_image_size|max_img_size)$")
 _PER_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_types", "indexer_types")
 
 
@@ -67,14 +129,17 @@ class Preset:
     lists: bool
     picture: int
     heads: bool = True
+    filled: bool = False
+    """Whether numbers that the config leaves open are given: the defaults of some types make no model."""
 
 
 PRESETS = tuple(
-    Preset(widths, lists, picture, heads)
+    Preset(widths, lists, picture, heads, filled)
     for picture in (32, 64, 224, 0)
     for widths, lists, heads in (
         (True, True, True), (True, False, True), (True, False, False), (False, True, False), (False, False, False)
     )
+    for filled in (False, True)
 )  # fmt: skip
 
 
@@ -86,8 +151,8 @@ def tiny_config(kind: str, preset: Preset) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         values = cls().to_dict()
-    shrunk = shrink(values, preset)
-    shrunk.update(EXCEPTIONS.get(kind, {}))
+    shrunk = shrink(values, preset, cls)
+    _merge(shrunk, EXCEPTIONS.get(kind, {}))
     for key in (
         "out_features",
         "out_indices",
@@ -102,27 +167,79 @@ def tiny_config(kind: str, preset: Preset) -> Any:
     return cls(**shrunk)
 
 
-def shrink(values: Mapping[str, Any], preset: Preset, vocabulary: int = VOCABULARY) -> dict[str, Any]:
-    """A config's fields, smaller, and those of every config inside it."""
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _worked_out(key: str, cls: Any) -> bool:
+    """Whether a config works a field out from others: it is no parameter, and no other name of one."""
+    if cls is None or key == "model_type" or key in getattr(cls, "attribute_map", {}):
+        return False
+    return key not in inspect.signature(cls).parameters
+
+
+def _class_within(cls: Any, key: str, values: Mapping[str, Any]) -> Any:
+    """The class of a config inside another one; None if it is not known."""
+    import transformers
+
+    found = getattr(cls, "sub_configs", {}).get(key)
+    if isinstance(found, type) and found.__name__ != "AutoConfig":
+        return found
+    try:
+        return transformers.CONFIG_MAPPING[str(values.get("model_type"))]
+    except KeyError:
+        return None
+
+
+def shrink(values: Mapping[str, Any], preset: Preset, cls: Any = None, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """A config's fields, smaller, and those of every config inside it; `cls` is the config's class if it is known."""
     kept = _kept_layers(values)
     special = itertools.count(FIRST_SPECIAL)
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and key not in ("id2label", "label2id"):
-            found[key] = _rope(value) if "rope" in key else shrink(value, preset, vocabulary)
+        if _worked_out(key, cls):
+            continue
+        if isinstance(value, Mapping) and all(isinstance(one, str) for one in value) and "2" not in key:
+            if value.get("model_type") == "timm_backbone":  # of another package; its users' pictures are the same
+                value = _RESNET | {"out_features": [f"stage{at}" for at in value.get("out_indices") or (4,) if at]}
+            within = _class_within(cls, key, value)
+            found[key] = _rope(value, cls) if "rope" in key else shrink(value, preset, within, vocabulary)
+        elif value is None and preset.filled and key in _FILLED:
+            found[key] = _FILLED[key]
         elif isinstance(value, list):
-            found[key] = _list(key, value, kept, preset)
+            found[key] = _list(key, value, values, kept, preset)
+        elif key in _SHARES and preset.widths and isinstance(value, float):
+            found[key] = min(value, _SHARES[key])
         elif isinstance(value, bool) or not isinstance(value, int):
             found[key] = value
         elif re.search(r"_token_(id|index)$|_(index|id)$", key) and value >= VOCABULARY:
             found[key] = min(next(special), VOCABULARY - 1)
         else:
-            found[key] = _number(key, value, values, kept, preset)
+            found[key] = _number(key, value, values, kept, preset, vocabulary)
     if "vocab_size" in found and found["vocab_size"] is None:
         found["vocab_size"] = vocabulary
     if preset.widths:
         _settle_heads(found)
+    _settle_stages(values, found)
     return found
+
+
+def _settle_stages(values: Mapping[str, Any], found: dict[str, Any]) -> None:
+    """What a backbone gives: of staged ones the same stages; of plain ones as many layers as were given, in order."""
+    given = values.get("out_features")
+    for name in ("out_features", "out_indices", "stage_names"):
+        found.pop(name, None)
+    if not isinstance(given, list):
+        return
+    if any(isinstance(values.get(name), list) for name in ("depths", "layer_depths")):
+        found["out_features"] = given
+    elif "num_hidden_layers" in found:
+        found["num_hidden_layers"] = max(2, len(given))
+        found["out_indices"] = list(range(1, len(given) + 1)) if len(given) > 1 else [2]
 
 
 def _settle_heads(found: dict[str, Any]) -> None:
@@ -159,15 +276,17 @@ def _kept_layers(values: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(at) if len(at) > 1 else (0, min(1, count - 1)) if count > 1 else (0,)
 
 
-def _number(key: str, value: int, values: Mapping[str, Any], kept: Sequence[int], preset: Preset) -> int:
-    if "vocab_size" in key:
-        return min(value, VOCABULARY)
+def _number(
+    key: str, value: int, values: Mapping[str, Any], kept: Sequence[int], preset: Preset, vocabulary: int
+) -> int:
+    if key == "vocab_size":
+        return vocabulary
+    if "vocab_size" in key or key.endswith("_vocab"):
+        return min(value, vocabulary)
     if _LAYERS.search(key):
         return min(value, len(kept) if key == "num_hidden_layers" else 2)
-    if _EXPERTS.search(key):
-        return min(value, 4)
-    if _CHOSEN.search(key):
-        return min(value, 2)
+    if _EXPERTS.search(key) or _CHOSEN.search(key):
+        return min(value, 4 if _EXPERTS.search(key) else 2)
     if _PICTURE.match(key) and preset.picture:
         return min(value, preset.picture)
     if key == "patch_size" and preset.picture == 32:
@@ -177,33 +296,45 @@ def _number(key: str, value: int, values: Mapping[str, Any], kept: Sequence[int]
         return min(value, 4) if value == whole else min(value, 2)
     if preset.heads and _HEADS.search(key):
         return 4 if value >= 4 else value
-    if preset.widths and key in _EXACT:
-        return min(value, _EXACT[key])
-    if preset.widths and _WIDE.search(key):
-        return min(value, 96)
-    if preset.widths and _HIDDEN.match(key):
-        return min(value, 64)
+    if preset.widths and (key in _EXACT or _WIDE.search(key) or _HIDDEN.match(key)):
+        return min(value, _EXACT.get(key, 96 if _WIDE.search(key) else 64))
     return value
 
 
-def _list(key: str, value: list[Any], kept: Sequence[int], preset: Preset) -> list[Any]:
+def _list(key: str, value: list[Any], values: Mapping[str, Any], kept: Sequence[int], preset: Preset) -> list[Any]:
     if _PICTURE.match(key) and preset.picture:
         return [min(int(size), preset.picture) for size in value]
+    if key.endswith(("feature_layer", "feature_layers")):
+        return [-1 - at for at in range(len(value))]
     if key in _PER_LAYER or (key.endswith(("_layers", "layer_types")) and len(value) > 8):
         return [value[at] for at in kept if at < len(value)]
+    if len(value) == values.get("num_hidden_layers") and len(value) > 4:  # something of every layer
+        one_each = [value[at] for at in kept]
+        return [_number(key, one, values, kept, preset, 0) if type(one) is int else one for one in one_each]
     numbers = bool(value) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
     if numbers and key in ("depths", "layer_depths", "stage_depths", "num_blocks_per_stage"):
         return [min(one, 1) for one in value]
     if numbers and preset.lists and re.search(r"(hidden_sizes|embed_dims?|channels|conv_dim|widths?)$", key):
-        share = max(1, min(value) // 16) if min(value) >= 16 else 1
-        return [max(4, one // share) for one in value]
+        least = min((one for one in value if one > 4), default=1)
+        share = max(1, least // 16)
+        return [one if one <= 4 else max(4, one // share) for one in value]  # up to 4 are those of pictures
     return list(value)
 
 
-def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of rotary positions; their sections are of a head of 16."""
-    found = dict(value)
+def _rope(value: Mapping[str, Any], cls: Any) -> dict[str, Any]:
+    """Parameters of rotary positions; their sections are of a head of 16, also where only code has a default."""
+    found = {key: _rope(one, None) if isinstance(one, Mapping) else one for key, one in value.items()}
     section = found.get("mrope_section")
-    if isinstance(section, list) and sum(section) > 8:
-        found["mrope_section"] = [4, 2, 2] if len(section) == 3 else [8 // len(section)] * len(section)
-    return {key: _rope(one) if isinstance(one, Mapping) else one for key, one in found.items()}
+    if section is None and "rope_theta" in found and "mrope_section" in _of_rope(cls):
+        section = [16, 24, 24]
+    if isinstance(section, list):
+        half = int(16 * (found.get("partial_rotary_factor") or 1)) // 2
+        if sum(section) > half:  # the same shares, of fewer numbers
+            rest = [round(one * half / sum(section)) for one in section[1:]]
+            rest = rest if sum(rest) < half else [0 for _ in rest]
+            found["mrope_section"] = [half - sum(rest), *rest]
+    return found
+
+
+def _of_rope(cls: Any) -> Collection[str]:
+    return getattr(cls, "ignore_keys_at_rope_validation", None) or ()

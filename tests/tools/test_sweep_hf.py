@@ -33,6 +33,7 @@ def sweep() -> ModuleType:
 def tiny() -> ModuleType:
     pytest.importorskip("transformers")
     load("tiny_configs")
+    load("tiny_inputs")
     return load("tiny_hf")
 
 
@@ -103,6 +104,11 @@ def test_results_are_read_as_they_were_written(sweep: ModuleType, tmp_path: Path
         ("bert", ["input_ids", "attention_mask"]),
         ("t5", ["input_ids", "attention_mask", "decoder_input_ids"]),
         ("clip", ["input_ids", "attention_mask", "pixel_values"]),
+        ("deepseek_v2", ["input_ids", "attention_mask"]),  # its defaults leave the number of experts open
+        ("zamba2", ["input_ids", "attention_mask"]),  # widths that its config works out from others
+        ("layoutlmv3", ["input_ids", "attention_mask", "bbox", "pixel_values"]),
+        ("mobilenet_v1", ["pixel_values"]),  # signals die without statistics of its batch norms
+        ("detr", ["pixel_values"]),  # its default backbone is of another package
     ],
 )
 def test_a_type_is_made_tiny_and_takes_its_inputs(tiny: ModuleType, kind: str, inputs: list[str]) -> None:
@@ -116,6 +122,21 @@ def test_a_type_is_made_tiny_and_takes_its_inputs(tiny: ModuleType, kind: str, i
         assert weight.ndim == 0 or float(weight.detach().abs().max()) > 0, f"{name} is zero: wrong numbers look right"
     few, many = (tiny.run(made.model, tiny.feeds(made.inputs, made.sizes[0], seed)) for seed in (0, 1))
     assert not torch.allclose(few[0], many[0], rtol=0.01), "its output does not depend on its inputs"
+
+
+def test_sections_of_rotary_positions_are_those_of_a_small_head(tiny: ModuleType) -> None:
+    config = tiny.tiny_config("qwen2_vl", tiny.PRESETS[0])
+    assert sum(config.text_config.rope_parameters["mrope_section"]) == 8
+
+
+def test_a_backbone_has_as_many_layers_as_it_gives(tiny: ModuleType) -> None:
+    backbone = tiny.tiny_config("depth_anything", tiny.PRESETS[0]).backbone_config
+    assert backbone.num_hidden_layers == 4
+    assert list(backbone.out_indices) == [1, 2, 3, 4]
+
+
+def test_a_window_is_shorter_than_the_sequences(tiny: ModuleType) -> None:
+    assert tiny.tiny_config("longformer", tiny.PRESETS[0]).attention_window == 8
 
 
 def test_layers_of_every_kind_are_kept(tiny: ModuleType) -> None:
