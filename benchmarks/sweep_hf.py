@@ -294,6 +294,7 @@ def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
             manifest = export(f"hf:{folder / 'model'}", out)
             result["exported"] = True
             result["inputs"] = [str(one) for one in manifest.io.inputs]
+            result["fixed"] = [f"{dim.name}={dim.max}" for dim in manifest.io.dims if dim.min == dim.max]
             report = fuse(out, targets=["ort_cpu"])
             table = report.targets["ort_cpu"]
             result.update(attentions=table.attentions, fused=table.fused)
@@ -353,7 +354,7 @@ def of_contract(contract: Any, made: Any, sizes: Mapping[str, int]) -> dict[str,
         spec = by_name.get(name)
         if spec is not None and len(spec.dims) == value.ndim:
             bound.update({dim: size for dim, size in zip(spec.dims, value.shape, strict=True) if isinstance(dim, str)})
-    bound.update({dim.name: min(bound[dim.name], dim.max) for dim in contract.dims})
+    bound.update({dim.name: min(max(bound[dim.name], dim.min), dim.max) for dim in contract.dims})
     found: dict[str, Any] = {}
     for spec in contract.inputs:
         shape = spec.shape(bound)
@@ -392,7 +393,8 @@ def wrong(path: Path, model: Any, feeds: Sequence[Mapping[str, Any]], names: Seq
     for values in feeds:
         at = ", ".join(f"{name} {list(value.shape)}" for name, value in values.items())
         with torch.no_grad():
-            expected = tiny_hf.named_tensors(model(**values))
+            named = tiny_hf.named_tensors(model(**values))
+        expected = {name.replace(".", "_"): tensor for name, tensor in named.items()}  # as an artifact names them
         for name in names or ():
             if name not in expected:
                 return f"the module has no output {name!r}; it has {', '.join(expected)}"

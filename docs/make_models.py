@@ -26,8 +26,9 @@ Every model type below was made tiny from its own config, with random weights, a
 hf:FOLDER` without a flag, and by `torch.onnx.export` alone, with the shapes by hand, at opset 23 and at its own, of
 which the better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
 itself at five sets of sizes (batch, sequence, padding), within {bound} of their RMS. **fused**: attentions that one
-kernel of ONNX Runtime covers, of those counted in the torch graph. A type that is not right has its first reason below
-the table.
+kernel of ONNX Runtime covers, of those counted in the torch graph. A dim behind "right", such as `seq=128`, has this
+one size, as the type's code makes a constant of it; `export` says so, and `--dim` chooses another. A type that is not
+right has its first reason below the table.
 
 `python benchmarks/sweep_hf.py` measures what is not known yet, `python docs/make_models.py` makes this page of
 `benchmarks/sweep_hf.json`.
@@ -88,8 +89,10 @@ def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
 
 
 def cell(result: Mapping[str, Any]) -> str:
-    """right, exported or not, which is refused."""
-    return "right" if result["right"] else "**wrong**" if result["exported"] else "refused"
+    """right, with the dims of one size alone; exported and wrong; or refused."""
+    if result["right"]:
+        return ", ".join(["right", *result.get("fixed", ())])
+    return "**wrong**" if result["exported"] else "refused"
 
 
 def reasons(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:

@@ -86,6 +86,24 @@ KINDS = {
     "bert_choices": ("BertForMultipleChoice", "BertConfig", TEXT),
     "bert_next": ("BertForNextSentencePrediction", "BertConfig", TEXT),
     "layoutlm": ("LayoutLMModel", "LayoutLMConfig", {**TEXT, "max_2d_position_embeddings": 50}),
+    "pixtral": (
+        "PixtralVisionModel",
+        "PixtralVisionConfig",
+        {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
+         "image_size": 8, "patch_size": 4},
+    ),
+    "speech_to_text": (
+        "Speech2TextModel",
+        "Speech2TextConfig",
+        {**BETWEEN, "max_source_positions": 40, "max_target_positions": 20, "input_feat_per_channel": 8,
+         "conv_channels": 16},
+    ),
+    # Its size of images is too small for the model, which is found out by trying.
+    "mobilevitv2": (
+        "MobileViTV2Model",
+        "MobileViTV2Config",
+        {"image_size": 32, "base_attn_unit_dims": [16, 16, 16], "n_attn_blocks": [1, 1, 1], "width_multiplier": 0.25},
+    ),
     "swin": (
         "SwinModel",
         "SwinConfig",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from running import on_ort
 from spellings import CASES
 from spellings.case import E, X, Y, contract
 from torch import nn
@@ -216,6 +219,21 @@ def test_a_weight_may_be_called_as_an_output_is() -> None:
     model = capture(Named().eval(), PLAIN).model
     assert [value.name for value in model.graph.outputs] == ["y"]
     assert "y" not in model.graph.initializers
+
+
+class Normalised(nn.Module):
+    """RMS normalisation with an epsilon that onnxscript's rules take for zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-8) * 1.000005
+
+
+def test_numbers_near_zero_and_one_stay() -> None:
+    x = torch.cat([torch.zeros(1, 5, 4), torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(0))])
+    spec = TensorSpec("x", "float32", ("batch", "seq", 4))
+    contract = IOContract((spec,), (dataclasses.replace(spec, name="y"),), (Dim("batch", 1, 2, 4), Dim("seq", 1, 5, 9)))
+    got = on_ort(capture(Normalised().eval(), contract).model)({"x": x.numpy()})[0]
+    np.testing.assert_allclose(got, Normalised()(x).numpy(), rtol=1e-6)
 
 
 def test_a_module_that_casts_a_part_to_what_it_already_is_is_traced() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
-from attnport.exporter import storage
+from attnport.exporter import guards, storage
 from attnport.exporter.capture import Capture, capture
 from attnport.verbs import export
 
@@ -34,6 +35,16 @@ def padded(m: Any, x: Any) -> Any:
     rest = (4 - x.shape[1] % 4) % 4
     blocks = nn.functional.pad(x, (0, 0, 0, rest)).view(x.shape[0], -1, 4, 16)
     return (blocks + blocks.mean(2, keepdim=True)).flatten(1, 2)[:, : x.shape[1]]
+
+
+def in_chunks(m: Any, x: Any) -> Any:
+    """In chunks of 256, each with the means of those before it, as Mamba 2 has it: one chunk is a special case."""
+    rest = (256 - x.shape[1] % 256) % 256
+    chunks = nn.functional.pad(x, (0, 0, 0, rest)).reshape(x.shape[0], -1, 256, 16)
+    means = nn.functional.pad(chunks.mean(2), (0, 0, 1, 0))
+    several = means[:, :, None].expand(-1, -1, means.shape[1], -1)
+    before = torch.ones(means.shape[1], means.shape[1]).triu()
+    return (chunks + (several * before[None, :, :, None]).sum(1)[:, :-1, None]).flatten(1, 2)[:, : x.shape[1]]
 
 
 def short_and_long(m: Any, x: Any) -> Any:
@@ -58,7 +69,7 @@ def check(body: Any, tmp_path: Path) -> Capture:
     return captured
 
 
-@pytest.mark.parametrize("body", [padded, the_same_either_way, lambda m, x: x + m.table[:, : x.shape[1]]])
+@pytest.mark.parametrize("body", [padded, in_chunks, the_same_either_way, lambda m, x: x + m.table[:, : x.shape[1]]])
 def test_a_graph_that_is_right_where_its_guards_are_false_is_taken(body: Any, tmp_path: Path) -> None:
     check(body, tmp_path)
 
@@ -89,6 +100,24 @@ def test_what_cannot_be_traced_is_named_with_its_line_and_what_to_write(body: An
     with pytest.raises(ExportError, match=r"test_guards.py, line \d+: ") as caught:
         capture(Of(body).eval(), IO)
     assert hint in str(caught.value.hint)
+
+
+def test_a_guard_is_computed_as_sympy_has_it() -> None:
+    import sympy  # type: ignore[import-untyped]  # it has no types
+    from torch.utils._sympy import functions
+
+    a, b = (sympy.Symbol(name, integer=True, positive=True) for name in "ab")
+    padding = functions.Mod(8 - functions.Mod(a, 8), 8)
+    for condition in (
+        sympy.Ne(functions.FloorDiv(a + padding, 8), 1),
+        sympy.Eq(functions.Mod(a, b), 0),
+        sympy.Min(a, b) < sympy.Max(3, b) / 2,
+        functions.CeilToInt(functions.IntTrueDiv(a, 3)) > functions.FloorToInt(functions.ToFloat(b)),
+        functions.RoundToInt(functions.IntTrueDiv(a, b)) > 2,  # which is not among those that are written as Python
+    ):
+        holds = guards._as_function(condition, [a, b])
+        for sizes in itertools.product(range(1, 20), range(1, 9)):
+            assert holds(*sizes) == bool(condition.subs(dict(zip((a, b), sizes, strict=True)))), (condition, sizes)
 
 
 def test_sizes_that_violate_a_guard_are_the_smallest_and_the_smallest_without_a_one() -> None:

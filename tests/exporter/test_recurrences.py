@@ -15,8 +15,10 @@ from attnport.dims import Dim, TensorSpec
 from attnport.exporter.capture import capture
 from attnport.exporter.recurrences import scanned
 
+transformers: Any = pytest.importorskip("transformers")
 modeling_mamba: Any = pytest.importorskip("transformers.models.mamba.modeling_mamba")
 modeling_recurrent_gemma: Any = pytest.importorskip("transformers.models.recurrent_gemma.modeling_recurrent_gemma")
+modeling_minimax: Any = pytest.importorskip("transformers.models.minimax.modeling_minimax")
 modeling_rwkv: Any = pytest.importorskip("transformers.models.rwkv.modeling_rwkv")
 modeling_qwen3_next: Any = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
 
@@ -66,6 +68,21 @@ class WeightedPast(nn.Module):
         return found
 
 
+class Lightning(nn.Module):
+    """MiniMax's attention, in blocks of 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.MiniMaxConfig(
+            hidden_size=4, num_attention_heads=2, num_key_value_heads=2, head_dim=4, num_hidden_layers=2, block_size=16
+        )
+        torch.manual_seed(0)
+        self.inner = modeling_minimax.MiniMaxLightningAttention(config, 0)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x, None, torch.ones(x.shape[:2], dtype=torch.int64))[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "output"),
     [
@@ -73,6 +90,7 @@ class WeightedPast(nn.Module):
         (DeltaRule, ("seq", 4, 4)),
         (LinearRecurrence, ("seq", 4)),
         (WeightedPast, ("seq", 4)),
+        (Lightning, ("seq", 4)),
     ],
 )
 def test_a_loop_over_the_sequence_is_a_scan(kind: type[nn.Module], output: tuple[Any, ...]) -> None:
@@ -83,7 +101,9 @@ def test_a_loop_over_the_sequence_is_a_scan(kind: type[nn.Module], output: tuple
     run = on_ort(capture(module, contract).model)
     for batch, length in ((2, 5), (1, 1), (3, 70)):  # beyond a chunk, which is of 64
         x = torch.randn(batch, length, 4, generator=torch.Generator().manual_seed(length))
-        np.testing.assert_allclose(run({"x": x.numpy()})[0], module(x).numpy(), rtol=1e-3, atol=1e-5)
+        with torch.no_grad():
+            expected = module(x).numpy()
+        np.testing.assert_allclose(run({"x": x.numpy()})[0], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_loops_are_as_before_after_a_trace() -> None:

@@ -1,4 +1,4 @@
-"""Experts of transformers run in float64, wherever they are in a module."""
+"""Models of transformers that run in every precision, and are traced, wherever they are in a module."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ def test_modules_without_experts_are_left() -> None:
     settle(nn.Sequential(nn.Linear(2, 2)))
     bert = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
     settle(transformers.BertModel(bert))
+
+
+def test_tensors_are_not_kept_from_one_run_to_the_next() -> None:
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4
+    )
+    torch.manual_seed(0)
+    model = transformers.DINOv3ViTModel(config).eval()
+    settle(model)
+    pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(pixel_values=pixels).last_hidden_state
+    with torch.no_grad():  # which refuses a tensor that was made in inference mode
+        got = model(pixel_values=pixels).last_hidden_state
+    torch.testing.assert_close(got, expected)

@@ -65,6 +65,8 @@ LOGITS = {"logits": ("batch", "decoder_seq", 60)}
          {"last_hidden_state": ("batch", "seq", 16)}),
         ("bert_qa", "", [*TOKENS, "token_type_ids=int64[batch,seq]"],
          {"start_logits": ("batch", "seq"), "end_logits": ("batch", "seq")}),
+        ("mobilevitv2", "", ["pixel_values=float32[batch,3,height,width]"],
+         {"last_hidden_state": ("batch", 128, "(height-1)//32+1", "(width-1)//32+1"), "pooler_output": ("batch", 128)}),
         (
             "bert_choices",
             "",
@@ -137,6 +139,19 @@ def test_a_task_chooses_the_head(kind: str, task: str, outputs: list[str], folde
     assert spec.source.task == task
 
 
+def test_a_tokenizer_class_whose_package_is_missing_makes_the_usual_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    from attnport.sources.hf_tokenizer import _usual_inputs
+
+    class Missing(type):
+        def __getattribute__(cls, name: str) -> Any:
+            raise ImportError(f"{name} needs SentencePiece")
+
+    monkeypatch.setattr(transformers, "PLBartTokenizer", Missing("PLBartTokenizer", (), {}))
+    assert _usual_inputs("plbart") == ("input_ids", "token_type_ids", "attention_mask")
+
+
 def test_a_head_without_weights_is_refused_by_name(folders: Path) -> None:
     with pytest.raises(SpecError, match=r"lack classifier\.bias and 1 more, which BertForSequenceClass") as caught:
         load(f"hf:{made('bert', folders)}", task="text-classification")
@@ -171,6 +186,7 @@ EXPORTED = [
             ("captions", "encoder", []),
             ("whisper", "", []),
             ("whisper", "decoder", []),
+            ("speech_to_text", "", []),
             ("wav2vec2", "", ["samples=60:200:600"]),
             ("ast", "", []),
             ("vit", "", []),

@@ -100,7 +100,7 @@ class Inference(KnownSizes):
         import onnx_ir as ir
 
         constants = 0
-        # An earlier run of this pass, or another exporter, has given names of its own. ONNX Runtime reuses memory by them.
+        # Earlier runs of this pass and other exporters gave names of their own; ONNX Runtime reuses memory by names.
         self.taken |= {symbol.name for sizes in self.sizes.values() for size in sizes for symbol in size.free_symbols}
         for value, sizes in self.sizes.items():
             if not value.is_graph_input() and value.const_value is None:
