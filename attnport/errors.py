@@ -9,8 +9,6 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attnport_bundle.errors import AttnportError as AttnportError
 from attnport_bundle.errors import BundleError as BundleError
 from attnport_bundle.errors import FeedError as FeedError
@@ -43,9 +41,9 @@ class ExportError(UsageError):
         dims: The dims that froze, where that is known.
     """
 
-    def __init__(self, message: str, *, hint: str = "", dims: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, *, hint: str = "", dims: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint=hint)
-        self.dims = tuple(dims)
+        self.dims = dims
 
 
 class EngineBuildError(UsageError):

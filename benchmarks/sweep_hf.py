@@ -31,7 +31,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
+from sweep_judge import wrong  # noqa: E402  # it lies beside this file
+
 RESULTS = HERE / "sweep_hf.json"
-BOUND = 1e-3
-"""The largest error that is right: RMS of the error, of the RMS of the module's output."""
 MEMORY_BYTES = 10 << 30
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
@@ -131,9 +131,9 @@ def due(result: Mapping[str, Any] | None, of: str, again: str | None) -> bool:
 @functools.cache  # the code that was imported, also if files change meanwhile
 def digest(side: str) -> str:
     """What a result depends on, as text: versions, and the digest of the code."""
-    files = [HERE / f"{name}.py" for name in ("tiny_configs", "tiny_hf", "tiny_inputs", "sweep_hf")]
+    files = [HERE / f"{name}.py" for name in ("tiny_configs", "tiny_hf", "tiny_inputs", "sweep_judge", "sweep_hf")]
     if side == "attnport":
-        files = sorted((ROOT / "attnport").rglob("*.py")) + sorted((ROOT / "attnport_bundle").rglob("*.py")) + files[:3]
+        files = sorted((ROOT / "attnport").rglob("*.py")) + sorted((ROOT / "attnport_bundle").rglob("*.py")) + files[:4]
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return " ".join([f"{name} {importlib.metadata.version(name)}" for name in PACKAGES] + [code])
 
@@ -367,71 +367,6 @@ def of_contract(contract: Any, made: Any, sizes: Mapping[str, int]) -> dict[str,
         value = tiny_hf.Input(spec.name, tuple(shape), kind).tensor(bound, torch.Generator().manual_seed(7))
         found[spec.name] = torch.ones(shape, dtype=torch.bool) if spec.dtype == "bool" else value
     return found
-
-
-# --- the judge --------------------------------------------------------------------------------------------------------
-
-
-def wrong(path: Path, model: Any, feeds: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> str:
-    """What is wrong with a graph at the first of the sizes at which something is; "" if nothing is.
-
-    Args:
-        names: The module's outputs that the graph has, in order; None = all of them.
-    """
-    import onnxruntime as ort
-    import tiny_hf
-    import torch
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as err:  # ONNX Runtime's errors have no common type
-        return f"ONNX Runtime does not open it: {' '.join(str(err).split())[:300]}"
-    taken = {value.name for value in session.get_inputs()}
-    for values in feeds:
-        at = ", ".join(f"{name} {list(value.shape)}" for name, value in values.items())
-        with torch.no_grad():
-            named = tiny_hf.named_tensors(model(**values))
-        expected = {name.replace(".", "_"): tensor for name, tensor in named.items()}  # as an artifact names them
-        for name in names or ():
-            if name not in expected:
-                return f"the module has no output {name!r}; it has {', '.join(expected)}"
-        wanted = {name: expected[name] for name in names} if names is not None else expected
-        try:
-            got = session.run(None, {name: value.numpy() for name, value in values.items() if name in taken})
-        except Exception as err:
-            return f"at {at} ONNX Runtime raised {' '.join(str(err).split())[:300]}"
-        if problem := differs(got, wanted, values.get("attention_mask")):
-            return f"at {at}: {problem}"
-    return ""
-
-
-def differs(got: Sequence[Any], expected: Mapping[str, Any], mask: Any = None) -> str:
-    """How floating-point outputs differ from the module's; rows of padding are not compared. "" if they do not."""
-    import numpy as np
-
-    floats = [np.asarray(value) for value in got if value is not None and np.asarray(value).dtype.kind == "f"]
-    if len(floats) != len(expected):
-        return f"{len(floats)} outputs; expected {len(expected)}: {', '.join(expected)}"
-    for one, (name, tensor) in zip(floats, expected.items(), strict=True):
-        other = tensor.detach().double().numpy()
-        if one.shape != other.shape:
-            return f"{name} has shape {one.shape}; expected {other.shape}"
-        found = one.astype(np.float64)
-        if mask is not None and other.ndim >= 2 and other.shape[:2] == tuple(mask.shape):
-            found, other = found[mask.bool().numpy()], other[mask.bool().numpy()]
-        finite = np.isfinite(other)
-        if not np.array_equal(np.isfinite(found), finite):
-            return f"{name} is finite elsewhere"
-        if not finite.any():
-            continue
-        error = float(np.sqrt(np.mean((found[finite] - other[finite]) ** 2)))
-        size = float(np.sqrt(np.mean(other[finite] ** 2)))
-        if not error <= BOUND * max(size, 1e-3):
-            return f"{name} is off by {error:.2e} RMS of {size:.2e}"
-    return ""
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from attnport.errors import ExportError
 from attnport.exporter import guards, storage
 from attnport.exporter.capture import Capture, capture
 from attnport.verbs import export
+from attnport.verbs._tried_sizes import check_dims
 
 X, Y = (TensorSpec(name, "float32", ("batch", "seq", 16)) for name in "xy")
 IO = IOContract((X,), (Y,), (Dim("batch", 1, 8, 64), Dim("seq", 1, 128, 512)), positions="none")
@@ -65,7 +66,7 @@ def check(body: Any, tmp_path: Path) -> Capture:
     storage.save_exported(captured.model, tmp_path / "model.onnx", "weights.bin")
     spec = ModelSpec("of", Source("of"), IO, lambda: Of(body).eval())
     with export._sessions(spec) as (reference, eager):
-        export._check_dims(IO, captured.guards, tmp_path / "model.onnx", reference, eager, lambda message: None)
+        check_dims(IO, captured.guards, tmp_path / "model.onnx", reference, eager, lambda message: None)
     return captured
 
 

@@ -218,40 +218,6 @@ def test_float64_reaches_where_the_module_names_float32() -> None:
     assert np.abs(run(CastsItself(), contract=True) - expected()).max() > 1e-9
 
 
-class Turns(nn.Module):
-    """Turns pairs of numbers by complex ones: a buffer, and some made in the type that the module names."""
-
-    turns: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        angles = torch.linspace(0, 3, E // 2)
-        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
-
-    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        z = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-        factor = torch.full((1,), 0.1j, dtype=torch.complex64) * (x[..., :1] / 3).to(torch.complex64)
-        return torch.view_as_real(z * self.turns * factor).flatten(2).type_as(x)
-
-
-def turned() -> np.ndarray:
-    x, turns = feeds()["x"].astype(np.float64), Turns().turns.numpy().astype(np.complex128)
-    z = (x[..., ::2] + 1j * x[..., 1::2]) * turns * 0.1j * x[..., :1] / 3
-    return np.stack([z.real, z.imag], axis=-1).reshape(x.shape)
-
-
-def test_complex_numbers_are_those_of_float64_in_the_reference() -> None:
-    y = run(Turns(), contract=True, float64=True)
-    assert y.dtype == np.float64
-    assert np.abs(y - turned()).max() < 1e-14
-
-
-@pytest.mark.parametrize(("plan", "eps"), [("fp16", 2**-11), ("bf16", 2**-8)])
-def test_complex_weights_keep_both_parts_in_half_precision(plan: str, eps: float) -> None:
-    y = run(Turns(), contract=True, plan=plan).astype(np.float64)
-    assert np.abs(y - turned()).max() < 8 * eps * np.abs(turned()).max()
-
-
 @pytest.mark.parametrize(("plan", "eps"), [("fp16_islands", 2**-11), ("bf16_islands", 2**-8)])
 @pytest.mark.parametrize("module", [Sdpa(SDPAS["bool"]), *map(ByHand, SOFTMAXES.values())])
 def test_islands_round_attention(module: nn.Module, plan: str, eps: float) -> None:

@@ -16,7 +16,8 @@ from attnport.exporter import capture as capturing
 from attnport.folder.refusals import refuse_stranger
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import digest_file
-from attnport.verbs.export import export, size_cases
+from attnport.verbs._tried_sizes import size_cases
+from attnport.verbs.export import export
 
 FROZEN = {
     "a loop": ("return x + sum(at for at in range(x.shape[1]))", "A Python loop over a size is unrolled"),

@@ -20,9 +20,10 @@ from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec, open_folder
 from attnport.sources.output_sizes import fit
 from attnport.sources.parsing import parse_dim
+from attnport.verbs._tried_sizes import size_cases
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
-from attnport.verbs.export import export, size_cases
+from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport_bundle import load as open_bundle
 from attnport_bundle.errors import FeedError

@@ -38,7 +38,7 @@ class Tried:
         self.declared.append(list(spec.notes))
         frozen = [name for name in sorted(self.freezing) if not any(text.startswith(name) for text in spec.notes)]
         if frozen:
-            raise ExportError(f"{frozen[0]} froze", dims=frozen[:1] if self.known else ())
+            raise ExportError(f"{frozen[0]} froze", dims=tuple(frozen[:1]) if self.known else ())
         return "made"
 
     def run(self) -> Any:

@@ -1,0 +1,163 @@
+"""Tries an exported graph at sizes that were not traced, and says which dim froze where it is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnport.artifacts import IOContract, Session
+from attnport.cases.inputs import Case, full_case
+from attnport.cases.sizes import largest
+from attnport.errors import AttnportError, ExportError, UsageError
+from attnport.parity.bound import Errors, Yardstick, judge, measure_all, within_rounding
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening
+from attnport_bundle.feeds import check_feeds
+
+if TYPE_CHECKING:
+    from attnport.exporter.guards import Guard
+
+_CHECKERS = ("ort_cpu", "onnx_reference")
+_CONTRADICTED = "Declare what is right at every size, such as past+seq, or narrow the range with --dim."
+
+
+def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str | Guard | None, Case]]:
+    """The sizes at which an export is checked, each with the dim that it varies or the guard that is false there.
+
+    These are the sizes of `guards`, a base of primes, other primes, and for each dim its smallest and its largest size.
+    With the largest size of a dim, the others are small, as all largest sizes together would take too long.
+    """
+    from attnport.exporter.capture import example_sizes
+
+    start = example_sizes(io)
+    primes = {dim.name: dim.at_least(prime) for dim, prime in zip(io.dims, _primes(), strict=False)}
+    small = {dim.name: dim.at_least(2) for dim in io.dims}
+    # Guards come first, as they name the line of code.
+    plans: list[tuple[str | Guard | None, Mapping[str, int]]] = [(guard, {**start, **guard.sizes}) for guard in guards]
+    plans.append((None, start))
+    plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
+    # These change several dims, so they come after those that change only one and therefore name the right dim.
+    plans += [(dim.name, {**small, dim.name: largest(dim)}) for dim in io.dims]
+    plans.append((None, primes))  # last, as it does not show which dim froze
+    unique: dict[tuple[tuple[str, int], ...], tuple[str | Guard | None, Mapping[str, int]]] = {}
+    for tried, sizes in plans:
+        unique.setdefault(tuple(sizes.items()), (tried, sizes))
+    return [(tried, full_case(io, sizes)) for tried, sizes in unique.values()]
+
+
+def _primes() -> Iterator[int]:
+    yield from (2, 13, 17, 19, 23, 29, 31, 37)
+    yield from itertools.count(41, 2)  # a model of more dims is content with odd numbers
+
+
+def check_dims(
+    io: IOContract,
+    guards: Sequence[Guard],
+    model: Path,
+    reference: Session,
+    eager: Session,
+    progress: Callable[[str], None],
+) -> None:
+    """Runs the exported graph at every size of `size_cases` against the module.
+
+    What rounding might explain is not refused here: `check` judges it.
+
+    Raises:
+        ExportError: the graph fails or differs (the message names the dim and the inputs that have it), or an output
+            has another shape than the contract says.
+    """
+    try:
+        tried = size_cases(io, guards)
+    except UsageError as err:
+        raise ExportError(err.message, hint=_CONTRADICTED) from err
+    checker, session = _checker(io, model, tried[0][1])
+    with contextlib.closing(session):
+        for number, (varied, case) in enumerate(tried, start=1):
+            progress(f"checking sizes {number}/{len(tried)}: {case.name}")
+            got, expected = _outputs(session, case), reference.run(case.feeds)
+            _check_contract(io, case, expected)
+            by = Yardstick("fp32", {case.name: measure_all(eager.run(case.feeds), expected, case, io)})
+            problem = got if isinstance(got, str) else _problem(case, measure_all(got, expected, case, io), by)
+            if problem:
+                raise ExportError(
+                    f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.",
+                    hint=_remedy(varied),
+                    dims=_varied_dims(varied),
+                )
+
+
+def _remedy(varied: str | Guard | None) -> str:
+    if varied is None:
+        return ""
+    if isinstance(varied, str):
+        return "Look for sizes that the code turns into Python numbers or constants."
+    return "Write it without a Python branch on a size, or leave those sizes out with --dim."
+
+
+def _check_contract(io: IOContract, case: Case, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Raises ExportError where the module gives an output of another shape than the contract says."""
+    sizes = check_feeds(io, case.feeds)
+    for spec in io.outputs:
+        stated, shape = spec.shape(sizes), outputs[spec.name].shape
+        if shape != stated:
+            raise ExportError(
+                f"output {spec.name!r}: at {case.name} the module gives shape {list(shape)}; the contract {spec} says "
+                f"{list(stated)}.",
+                hint=_CONTRADICTED,
+            )
+
+
+def _what_froze(io: IOContract, varied: str | Guard | None) -> str:
+    if varied is None:
+        return "the exported graph is not the module"
+    places = [
+        f"{name!r} of input {', '.join(repr(spec.name) for spec in io.inputs if name in spec.dims)}"
+        for name in _varied_dims(varied)
+    ]
+    froze = f"dim {' and '.join(places)} froze"
+    if isinstance(varied, str):
+        return froze
+    return f"{froze}: the graph is that of {varied.text}, which the module's code decides{varied.place}"
+
+
+def _varied_dims(varied: str | Guard | None) -> tuple[str, ...]:
+    return () if varied is None else (varied,) if isinstance(varied, str) else tuple(varied.sizes)
+
+
+def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
+    """The first runtime that runs the exported graph; ONNX Runtime refuses some masks that the standard broadcasts."""
+    problems = []
+    for name in _CHECKERS:
+        runtime = base.get(name)
+        if not runtime.probe().available:
+            continue
+        try:
+            session = runtime.open(Opening(io, model=model))
+        except AttnportError as err:
+            problems.append(f"{name}: {err.message}")
+            continue
+        got = _outputs(session, case)
+        if not isinstance(got, str):
+            return name, session
+        problems.append(f"{name}: {got}")
+        session.close()
+    raise ExportError(f"the exported graph runs nowhere, at {case.name}: {'; '.join(problems)}")
+
+
+def _outputs(session: Session, case: Case) -> dict[str, np.ndarray[Any, Any]] | str:
+    """The outputs of a case, or why there are none."""
+    try:
+        return session.run(case.feeds)
+    except AttnportError as err:
+        return err.message
+
+
+def _problem(case: Case, errors: Mapping[str, Errors], by: Yardstick) -> str:
+    results = [judge(case.name, output, error, by) for output, error in errors.items()]
+    wrong = [result for result in results if result.verdict == "FAIL" and not within_rounding(result)]
+    return "; ".join(f"{result.output}: {result.reason}" for result in wrong)

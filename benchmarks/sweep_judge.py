@@ -1,0 +1,72 @@
+"""Whether a graph gives the numbers of a transformers module, for `sweep_hf.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BOUND = 1e-3
+"""The largest error that is right: RMS of the error, of the RMS of the module's output."""
+
+
+def wrong(path: Path, model: Any, feeds: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> str:
+    """What is wrong with a graph at the first of the sizes at which something is; "" if nothing is.
+
+    Args:
+        names: The module's outputs that the graph has, in order; None = all of them.
+    """
+    import onnxruntime as ort
+    import tiny_hf
+    import torch
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as err:  # ONNX Runtime's errors have no common type
+        return f"ONNX Runtime does not open it: {' '.join(str(err).split())[:300]}"
+    taken = {value.name for value in session.get_inputs()}
+    for values in feeds:
+        at = ", ".join(f"{name} {list(value.shape)}" for name, value in values.items())
+        with torch.no_grad():
+            named = tiny_hf.named_tensors(model(**values))
+        expected = {name.replace(".", "_"): tensor for name, tensor in named.items()}  # as an artifact names them
+        for name in names or ():
+            if name not in expected:
+                return f"the module has no output {name!r}; it has {', '.join(expected)}"
+        wanted = {name: expected[name] for name in names} if names is not None else expected
+        try:
+            got = session.run(None, {name: value.numpy() for name, value in values.items() if name in taken})
+        except Exception as err:
+            return f"at {at} ONNX Runtime raised {' '.join(str(err).split())[:300]}"
+        if problem := differs(got, wanted, values.get("attention_mask")):
+            return f"at {at}: {problem}"
+    return ""
+
+
+def differs(got: Sequence[Any], expected: Mapping[str, Any], mask: Any = None) -> str:
+    """How floating-point outputs differ from the module's; rows of padding are not compared. "" if they do not."""
+    import numpy as np
+
+    floats = [np.asarray(value) for value in got if value is not None and np.asarray(value).dtype.kind == "f"]
+    if len(floats) != len(expected):
+        return f"{len(floats)} outputs; expected {len(expected)}: {', '.join(expected)}"
+    for one, (name, tensor) in zip(floats, expected.items(), strict=True):
+        other = tensor.detach().double().numpy()
+        if one.shape != other.shape:
+            return f"{name} has shape {one.shape}; expected {other.shape}"
+        found = one.astype(np.float64)
+        if mask is not None and other.ndim >= 2 and other.shape[:2] == tuple(mask.shape):
+            found, other = found[mask.bool().numpy()], other[mask.bool().numpy()]
+        finite = np.isfinite(other)
+        if not np.array_equal(np.isfinite(found), finite):
+            return f"{name} is finite elsewhere"
+        if not finite.any():
+            continue
+        error = float(np.sqrt(np.mean((found[finite] - other[finite]) ** 2)))
+        size = float(np.sqrt(np.mean(other[finite] ** 2)))
+        if not error <= BOUND * max(size, 1e-3):
+            return f"{name} is off by {error:.2e} RMS of {size:.2e}"
+    return ""
