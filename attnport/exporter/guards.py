@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,34 +135,20 @@ def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) ->
         with_few = True
 
 
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("FloorDiv", "CleanDiv"), operator.floordiv),
-    **dict.fromkeys(("Mod", "PythonMod"), operator.mod),
-    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv"), operator.truediv),
-    **dict.fromkeys(("PowByNatural", "FloatPow"), operator.pow),
-    "ToFloat": float,
-    "FloorToInt": math.floor,
-    "CeilToInt": math.ceil,
-    "TruncToInt": math.trunc,
-    "Max": max,
-    "Min": min,
-}
-"""torch's own functions of sizes, as Python computes them."""
-
-
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:
     """A condition as a function of the sizes `used`. sympy's own substitution takes a thousand times as long."""
     import sympy
+    import torch
+    from torch.utils._sympy.printers import PythonPrinter
 
-    compiled = sympy.lambdify(used, condition, modules=[_ARITHMETIC, "math"])
+    # sympy's own printer takes torch's remainder for its own, and puts no brackets around a difference in it.
+    compiled = sympy.lambdify(used, condition, modules=[{"torch": torch, "math": math}], printer=PythonPrinter)
 
     def holds(*sizes: int) -> bool:
         try:
             return bool(compiled(*sizes))
         except (ZeroDivisionError, ValueError, TypeError):
             return False
-        except NameError:  # a function of torch that is not listed above
-            return bool(condition.subs(dict(zip(used, sizes, strict=True))) != sympy.false)
 
     return holds
 

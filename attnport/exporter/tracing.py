@@ -138,7 +138,7 @@ def trace(
                 f"dim {name!r} of input {', '.join(inputs)} froze at the traced size: "
                 f"the module's code turns it into the constant {size}{place}"
             )
-        raise ExportError(f"{'; '.join(problems)}.", hint=_advice(problems[0]) or _USUAL_ADVICE)
+        raise ExportError(f"{'; '.join(problems)}.", hint=_advice(problems[0]) or _USUAL_ADVICE, dims=tuple(frozen))
     return program, guards(program, contract)
 
 

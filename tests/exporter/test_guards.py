@@ -114,7 +114,7 @@ def test_a_guard_is_computed_as_sympy_has_it() -> None:
         sympy.Eq(functions.Mod(a, b), 0),
         sympy.Min(a, b) < sympy.Max(3, b) / 2,
         functions.CeilToInt(functions.IntTrueDiv(a, 3)) > functions.FloorToInt(functions.ToFloat(b)),
-        functions.RoundToInt(functions.IntTrueDiv(a, b)) > 2,  # which is not among those that are written as Python
+        functions.RoundToInt(functions.IntTrueDiv(a, b)) > 2,
     ):
         holds = guards._as_function(condition, [a, b])
         for sizes in itertools.product(range(1, 20), range(1, 9)):

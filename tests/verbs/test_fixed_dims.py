@@ -28,9 +28,9 @@ class Tried:
         self.freezing, self.known, self.told = freezing, known, list[str]()
         self.declared: list[list[str]] = []
         self.spec = dataclasses.replace(load(f"{tiny_model.__file__}:spec"), fixable=FIXABLE)
-        monkeypatch.setattr(Given, "spec", self.narrowed)
+        monkeypatch.setattr(Given, "spec", lambda given, progress: self.narrowed(given))
 
-    def narrowed(self, given: Given, progress: Any = None) -> ModelSpec:
+    def narrowed(self, given: Given) -> ModelSpec:
         left = tuple(dim for dim in FIXABLE if str(dim) not in given.dims)
         return dataclasses.replace(self.spec, fixable=left, notes=tuple(map(str, given.dims)))
 
