@@ -65,8 +65,6 @@ LOGITS = {"logits": ("batch", "decoder_seq", 60)}
          {"last_hidden_state": ("batch", "seq", 16)}),
         ("bert_qa", "", [*TOKENS, "token_type_ids=int64[batch,seq]"],
          {"start_logits": ("batch", "seq"), "end_logits": ("batch", "seq")}),
-        ("mobilevitv2", "", ["pixel_values=float32[batch,3,height,width]"],
-         {"last_hidden_state": ("batch", 128, "(height-1)//32+1", "(width-1)//32+1"), "pooler_output": ("batch", 128)}),
         (
             "bert_choices",
             "",
@@ -91,6 +89,11 @@ def test_ranges_are_what_the_tables_allow(folders: Path) -> None:
     assert samples.min == 40  # the positional convolution needs a frame
     with pytest.raises(UsageError, match="--dim decoder_seq=1:8:41: the model does not run at decoder_seq=41"):
         load(f"hf:{made('bart', folders)}", dims=["decoder_seq=1:8:41"])
+
+
+def test_a_size_of_images_that_the_config_has_and_the_model_does_not_take_is_not_taken(folders: Path) -> None:
+    io = load(f"hf:{made('mobilevitv2', folders)}").io
+    assert (io.dim("height").min, io.dim("height").opt) == (33, 224)
 
 
 def test_the_sides_of_images_are_declared_free_and_fixed(folders: Path) -> None:
@@ -149,7 +152,7 @@ def test_a_tokenizer_class_whose_package_is_missing_makes_the_usual_inputs(monke
             raise ImportError(f"{name} needs SentencePiece")
 
     monkeypatch.setattr(transformers, "PLBartTokenizer", Missing("PLBartTokenizer", (), {}))
-    assert _usual_inputs("plbart") == ("input_ids", "token_type_ids", "attention_mask")
+    assert _usual_inputs("plbart") == ("input_ids", "attention_mask")
 
 
 def test_a_head_without_weights_is_refused_by_name(folders: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import hf_folders
+import numpy as np
 import pytest
 import tiny_model
 
@@ -74,12 +75,21 @@ def test_what_no_size_mends_is_refused_with_the_first_problem(monkeypatch: pytes
 
 @pytest.mark.slow
 def test_a_loop_over_the_images_of_a_batch_is_exported_for_one_image(tmp_path: Path) -> None:
+    import onnxruntime
+    import torch
+    import transformers
+
     told: list[str] = []
     folder = hf_folders.save("pixtral", tmp_path / "pixtral")
     manifest = attnport.export(f"hf:{folder}", tmp_path / "out", tell=told.append).manifest
     assert [str(dim) for dim in manifest.io.dims] == ["batch=1:1:1"]
     assert "fixed batch to 1" in told[0]
     assert "image_sizes = [(height, width)] * batch_size" in told[0]
-    assert attnport.open(tmp_path / "out").check(runtimes=["ort_cpu"]).verdict == "PASS"
+    model = transformers.PixtralVisionModel.from_pretrained(folder, trust_remote_code=False).eval()
+    pixels = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        expected = model(pixel_values=pixels).last_hidden_state.numpy()
+    np.testing.assert_allclose(session.run(None, {"pixel_values": pixels.numpy()})[0], expected, rtol=1e-3, atol=1e-5)
     with pytest.raises(ExportError, match="dim 'batch' of input 'pixel_values'"):
         attnport.export(f"hf:{folder}", tmp_path / "declared", dims=["batch=1:2:4"])
