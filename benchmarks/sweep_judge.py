@@ -41,13 +41,18 @@ def wrong(path: Path, model: Any, feeds: Sequence[Mapping[str, Any]], names: Seq
             got = session.run(None, {name: value.numpy() for name, value in values.items() if name in taken})
         except Exception as err:
             return f"at {at} ONNX Runtime raised {' '.join(str(err).split())[:300]}"
-        if problem := differs(got, wanted, values.get("attention_mask")):
+        masks = [values[name] for name in ("decoder_attention_mask", "attention_mask") if name in values]
+        if problem := differs(got, wanted, masks):
             return f"at {at}: {problem}"
     return ""
 
 
-def differs(got: Sequence[Any], expected: Mapping[str, Any], mask: Any = None) -> str:
-    """How floating-point outputs differ from the module's; rows of padding are not compared. "" if they do not."""
+def differs(got: Sequence[Any], expected: Mapping[str, Any], masks: Sequence[Any] = ()) -> str:
+    """How floating-point outputs differ from the module's; "" if they do not.
+
+    Args:
+        masks: Padding masks. Rows that the first mask of an output's shape hides are not compared.
+    """
     import numpy as np
 
     floats = [np.asarray(value) for value in got if value is not None and np.asarray(value).dtype.kind == "f"]
@@ -58,7 +63,8 @@ def differs(got: Sequence[Any], expected: Mapping[str, Any], mask: Any = None) -
         if one.shape != other.shape:
             return f"{name} has shape {one.shape}; expected {other.shape}"
         found = one.astype(np.float64)
-        if mask is not None and other.ndim >= 2 and other.shape[:2] == tuple(mask.shape):
+        mask = next((mask for mask in masks if other.shape[:2] == tuple(mask.shape)), None)
+        if mask is not None:
             found, other = found[mask.bool().numpy()], other[mask.bool().numpy()]
         finite = np.isfinite(other)
         if not np.array_equal(np.isfinite(found), finite):

@@ -82,9 +82,9 @@ def test_rows_of_padding_are_not_compared_and_others_are(judge: ModuleType) -> N
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     got = expected["last_hidden_state"].numpy().copy()
     got[1, 2] += 1
-    assert judge.differs([got], expected, mask) == ""
+    assert judge.differs([got], expected, [mask]) == ""
     got[1, 1] += 1
-    assert "off by" in judge.differs([got], expected, mask)
+    assert "off by" in judge.differs([got], expected, [mask])
 
 
 def test_what_is_known_is_only_measured_again_if_versions_changed_or_it_is_asked_for(sweep: ModuleType) -> None:
