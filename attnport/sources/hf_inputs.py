@@ -53,8 +53,8 @@ FORMS: dict[str, tuple[str, ...]] = {
     "visual_feats": ("float32[batch,visual,{visual_feat_dim}]",),
     "visual_pos": ("float32[batch,visual,{visual_pos_dim}]",),
     "visual_embeds": ("float32[batch,visual,{visual_embedding_dim}]",),
-    # Perceiver, without a preprocessor and with one for text.
-    "inputs": ("float32[batch,seq,{d_model}]", "int64[batch,seq]:high={vocab}"),
+    # Perceiver, without a preprocessor and with one for text; an encoder of speech before any decoder.
+    "inputs": ("float32[batch,seq,{d_model}]", "int64[batch,seq]:high={vocab}", "float32[batch,samples]"),
     "past_values": ("float32[batch,{context_length},{num_input_channels}]", "float32[batch,{context_length}]"),
     "encoder_hidden_states": (),
     "decoder_input_ids": ("int64[batch,decoder_seq]:high={decoder_vocab}",),

@@ -51,7 +51,7 @@ def text_contract(
         UsageError: a declared dim is unknown, or beyond the model's limit.
     """
     text = getattr(config, "text_config", config)
-    vocab = getattr(text, "vocab_size", None) or _CODE_POINTS
+    vocab = getattr(text, "vocab_size", None) or _words(module.model) or _CODE_POINTS
     seen = see(module.named, vocab, getattr(text, "pad_token_id", None))
     longest = _longest(text, seen.positions)
     inputs = [
@@ -71,6 +71,14 @@ def text_contract(
         ranges = (ranges[0], Dim("seq", 1, 128, _UNLIMITED))
     masks += [MaskSpec(("causal",))] if seen.causal else []
     return tuple(inputs), ranges, (*masks, *windows(seen, ranges[1].max))
+
+
+def _words(model: Any) -> int:
+    """The rows of a model's table of words, for one whose config has no vocabulary itself; 0 if there is no table."""
+    try:
+        return int(getattr(model.get_input_embeddings(), "num_embeddings", 0))
+    except (NotImplementedError, AttributeError):
+        return 0
 
 
 def _types(config: Any, module: TextModel, tokenizer: TokenizerOf) -> int:

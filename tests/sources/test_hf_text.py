@@ -232,3 +232,19 @@ def test_grouped_heads_of_transformers_load_in_openvino(tmp_path: Path) -> None:
     assert len(lowered.anchors) == 2
     ir.save(lowered.model, tmp_path / "model.onnx")
     openvino.Core().compile_model(tmp_path / "model.onnx", "CPU")
+
+
+def test_the_table_of_words_tells_the_vocabulary_that_a_config_does_not() -> None:
+    from torch import nn
+
+    from attnport.sources.hf_text import _words
+
+    class Inside(nn.Module):
+        def get_input_embeddings(self) -> nn.Module:
+            return nn.Embedding(7, 2)
+
+    class Without(nn.Module):
+        def get_input_embeddings(self) -> nn.Module:
+            raise NotImplementedError
+
+    assert [_words(Inside()), _words(Without()), _words(nn.Linear(1, 1))] == [7, 0, 0]
