@@ -28,7 +28,9 @@ def table() -> dict[Any, Translation]:
 
 def erfinv(self: Any) -> Any:
     """The number of which `erf` is `self`, from -1 to 1; both ends are infinite."""
-    from onnxscript import opset18 as op
+    from onnxscript import opset18
+
+    op: Any = opset18
 
     def number(value: float) -> Any:
         return op.CastLike(op.Constant(value_float=value), self)
