@@ -63,6 +63,18 @@ class Input:
             return (torch.arange(length)[None, :] < kept[:, None]).long()
         return torch.randn(shape, generator=generator)
 
+    def declared(self) -> str:
+        """The input as `--input` declares it; a constant with its values, if its shape has no dims."""
+        if self.kind == "constant" and all(isinstance(dim, int) for dim in self.dims):
+            return f"{self.name}={self.tensor({}, torch.Generator()).tolist()}"
+        shape = f"[{','.join(map(str, self.dims))}]"
+        if self.kind in ("float", "patches"):
+            return f"{self.name}=float32{shape}"
+        if self.kind == "mask" and len(self.dims) == 2:
+            return f"{self.name}=int64{shape}:padding"
+        high = {"ids": ORDINARY[1], "mask": 2, "constant": max(self.value, default=0) + 1, "boxes": 1000}
+        return f"{self.name}=int64{shape}:high={high.get(self.kind, 1)}"
+
 
 def feeds(inputs: Sequence[Input], sizes: Sizes, seed: int = 0) -> dict[str, torch.Tensor]:
     """Tensors for every input at these sizes; the same each time."""
@@ -326,6 +338,7 @@ def _sounds(model: Any, name: str) -> Iterator[Input]:
     for length in lengths:
         yield Input(name, ("batch", length), "float")
         yield Input(name, ("batch", 1, length), "float")
+    yield Input(name, ("batch", "frames", 128), "float")
     yield Input(name, ("batch", 1, 64, bins), "float")
     yield Input(name, ("batch", 1, 1024, 128), "float")
     yield Input(name, ("batch", "seq"), "ids")

@@ -27,7 +27,8 @@ hf:FOLDER` without a flag, and by `torch.onnx.export` alone, with the shapes by 
 which the better counts. **right**: ONNX Runtime on CPU gives the numbers of the transformers module
 itself at five sets of sizes (batch, sequence, padding), within {bound} of their RMS. **fused**: attentions that one
 kernel of ONNX Runtime covers, of those counted in the torch graph. A dim behind "right", such as `seq=128`, has this
-one size, as the type's code makes a constant of it; `export` says so, and `--dim` chooses another. A type that is not
+one size, as the type's code makes a constant of it; `export` says so, and `--dim` chooses another. With `--input`
+behind "right", no inputs are found, and they were declared by hand, as they are for torch.onnx. A type that is not
 right has its first reason below the table.
 
 `python benchmarks/sweep_hf.py` measures what is not known yet, `python docs/make_models.py` makes this page of
@@ -91,7 +92,7 @@ def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
 def cell(result: Mapping[str, Any]) -> str:
     """right, with the dims of one size alone; exported and wrong; or refused."""
     if result["right"]:
-        return ", ".join(["right", *result.get("fixed", ())])
+        return ", ".join(["right", *(["`--input`"] if result.get("declared") else []), *result.get("fixed", ())])
     return "**wrong**" if result["exported"] else "refused"
 
 

@@ -134,6 +134,19 @@ KINDS = {
         {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
          "patch_size": 4, "max_length": 20, "num_mel_bins": 8, "frequency_stride": 4, "time_stride": 4},
     ),
+    "granite_speech5": (
+        "GraniteSpeech5Encoder",
+        "GraniteSpeech5EncoderConfig",
+        {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
+         "num_key_value_heads": 2, "intermediate_size": 24, "num_mel_bins": 4, "subsample_layers": [],
+         "context_size": 8, "conv_kernel_size": 3, "max_position_embeddings": 512},
+    ),
+    "efficientloftr": (
+        "EfficientLoFTRModel",
+        "EfficientLoFTRConfig",
+        {"stage_num_blocks": [1, 1, 1, 1], "out_features": [16, 16, 32, 64], "hidden_size": 64,
+         "num_attention_layers": 1, "num_attention_heads": 8},
+    ),
     "clip": (
         "CLIPModel",
         "CLIPConfig",
@@ -159,6 +172,18 @@ KINDS = {
                      "n_positions": 40, "add_cross_attention": True, "is_decoder": True, "bos_token_id": 1,
                      "eos_token_id": 2}},
     ),
+    "dia": (
+        "DiaModel",
+        "DiaConfig",
+        {
+            "encoder_config": {**TEXT, "num_key_value_heads": 2, "head_dim": 8},
+            "decoder_config": {
+                **TEXT, "num_key_value_heads": 2, "head_dim": 8, "cross_hidden_size": 16,
+                "cross_num_attention_heads": 2, "cross_num_key_value_heads": 2, "cross_head_dim": 8, "num_channels": 3,
+            },
+            "delay_pattern": [0, 1, 2], "pad_token_id": 57, "eos_token_id": 56, "bos_token_id": 58,
+        },
+    ),
     "whisper": (
         "WhisperModel",
         "WhisperConfig",
@@ -166,6 +191,19 @@ KINDS = {
          "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "num_mel_bins": 8,
          "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": 1,
          "eos_token_id": 2, "decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None},
+    ),
+    "decision-transformer": (
+        "DecisionTransformerModel",
+        "DecisionTransformerConfig",
+        {"state_dim": 17, "act_dim": 4, "hidden_size": 16, "n_layer": 1, "n_head": 2, "n_positions": 96,
+         "max_ep_len": 1000, "vocab_size": 1},
+    ),
+    # It attends within windows of 112 pixels, and to a whole picture.
+    "vision-tower": (
+        "Qwen2_5_VisionTransformerPretrainedModel",
+        "Qwen2_5_VLVisionConfig",
+        {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 12,
+         "fullatt_block_indexes": [1]},
     ),
 }  # fmt: skip
 

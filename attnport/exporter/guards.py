@@ -89,6 +89,16 @@ def constants(program: torch.export.ExportedProgram, contract: IOContract) -> di
     return frozen
 
 
+def pinned(program: torch.export.ExportedProgram) -> bool:
+    """Whether the graph needs a size that the code computes to be one number, as after `int(x.shape[1] / 64)`."""
+    import sympy  # type: ignore[import-untyped]  # it has no types
+
+    return any(  # what equals 0 is the remainder of a size
+        isinstance(guard.expr, sympy.Eq) and any(side.is_number and side > 1 for side in guard.expr.args)
+        for guard in getattr(_environment(program), "guards", ())
+    )
+
+
 def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
     """The guards that some sizes of the contract violate, one for each set of such sizes."""
     import torch
@@ -111,7 +121,7 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
 
 
 def _name(dim: Dim) -> Any:
-    import sympy  # type: ignore[import-untyped]  # it has no types
+    import sympy
 
     return sympy.Symbol(dim.name, integer=True, positive=True)
 

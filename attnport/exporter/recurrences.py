@@ -22,6 +22,7 @@ def scanned() -> Iterator[None]:
     written: dict[str, Callable[..., Any]] = {
         "mamba_selective_scan": selective_scan,
         "torch_chunk_gated_delta_rule": gated_delta_rule,
+        "chunk_kimi_delta_attention": gated_delta_rule,
         "RecurrentGemmaRglru._rnn_scan": linear_recurrence,
         "rwkv_linear_attention": weighted_past,
         "MiniMaxLightningAttention.forward": lightning_attention,
@@ -100,7 +101,11 @@ def gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`h = exp(g) h + k (v - k h) beta`, `y = q h`, of `[B,S,H,D]` (https://arxiv.org/abs/2412.06464)."""
+    """`h = exp(g) h + k (v - k h) beta`, `y = q h`, of `[B,S,H,D]` (https://arxiv.org/abs/2412.06464).
+
+    The gate has one number for each head, or, as Kimi's, one for each of the head's key dims
+    (https://arxiv.org/abs/2510.26692).
+    """
     import torch
 
     dtype, several = query.dtype, value.shape[2] // key.shape[2]
@@ -112,8 +117,8 @@ def gated_delta_rule(
     q = q * q.shape[-1] ** -0.5
 
     def step(state: torch.Tensor, at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        q_BHD, k_BHD, v_BHD, decay_BH, rate_BH = at
-        kept = state * decay_BH[..., None, None]
+        q_BHD, k_BHD, v_BHD, decay_BHD, rate_BH = at
+        kept = state * decay_BHD[..., None]
         change = (v_BHD - (kept * k_BHD[..., None]).sum(-2)) * rate_BH[..., None]
         following = kept + k_BHD[..., None] * change[..., None, :]
         return following, (following * q_BHD[..., None]).sum(-2)
@@ -121,7 +126,8 @@ def gated_delta_rule(
     start = initial_state
     if start is None:
         start = torch.zeros_like(k[0][..., None] * v[0][..., None, :])
-    last, found = _scan(step, start.to(torch.float32), (q, k, v, gate.exp(), rate))
+    decay = gate.exp() if gate.ndim == k.ndim else gate.exp()[..., None]
+    last, found = _scan(step, start.to(torch.float32), (q, k, v, decay, rate))
     return found.movedim(0, 1).to(dtype), last if output_final_state else None
 
 

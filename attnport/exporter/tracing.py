@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError, first_line
 from attnport.exporter.experts import all_experts
-from attnport.exporter.guards import Guard, constants, guards, located, place_of
+from attnport.exporter.guards import Guard, constants, guards, located, pinned, place_of
 from attnport.exporter.recurrences import scanned
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def trace(
             hint=_advice(text) or "Run with --traceback for torch's full message.",
         ) from err
     frozen = constants(program, contract)
-    if frozen and (read := _read(module, contract, feeds)) is not None:
+    if (frozen or pinned(program)) and (read := _read(module, contract, feeds)) is not None:
         return read, guards(read, contract)
     if frozen:
         problems = []
@@ -153,7 +153,7 @@ def _read(
         program = _exported(module, contract, feeds, chosen=True, strict=True)
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
-    return None if constants(program, contract) else program
+    return None if constants(program, contract) or pinned(program) else program
 
 
 def _exported(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 from attnport.artifacts import IOContract, ModelSpec, Prompts, Source
 from attnport.dims import Dim
-from attnport.errors import SpecError, first_line
+from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
 from attnport.sources.choices import Choices
-from attnport.sources.declare import observe_outputs
+from attnport.sources.declare import declared_spec, observe_outputs
 from attnport.sources.hf_exportable import settle
 from attnport.sources.hf_files import (
     auto_class,
@@ -29,26 +30,37 @@ from attnport.sources.hf_tasks import auto_name, check_task, class_of
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
 from attnport.sources.parsing import parse_dims
-from attnport.sources.sentence import Head, read_head, read_lower, read_prompts
+from attnport.sources.sentence import Head, own_folder, read_head, read_lower, read_prompts
 
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
 
-def load_hf(place: str, dims: Sequence[str], choices: Choices) -> ModelSpec:
+def load_hf(
+    place: str, dims: Sequence[str], choices: Choices, declared: Sequence[str] = (), outputs: Sequence[str] = ()
+) -> ModelSpec:
     """The ModelSpec of a transformers model: its inputs from the forward's signature, its limits from the config.
 
     Args:
         place: A folder with `config.json`, or a hub id.
         dims: `--dim` declarations that narrow the model's own ranges.
         choices: The head and the part to take, and whether code of the model's own may run.
+        declared: `--input` declarations in place of the inputs that would be found; the model is then taken as any
+            module is, with all of its outputs.
+        outputs: The outputs of such a model that are wanted; none = all.
 
     Raises:
-        UsageError: there is no such head or part; the message lists those that there are.
+        UsageError: there is no such head or part; the message lists those that there are; or a part has declared
+            inputs.
         SpecError: the model does not exist, its files are damaged or outside the folder, it needs code of its own, or
             its kind is not supported.
         MissingDependency: transformers is not installed.
     """
     check_task(choices.task)
+    if declared and choices.part:
+        raise UsageError(
+            f"hf:{place}: --input does not apply to --part {choices.part}, whose inputs are found.",
+            hint="Leave out one of them.",
+        )
     if not place:
         raise SpecError("hf: got no folder after the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
     transformers = require("transformers")
@@ -66,13 +78,16 @@ def load_hf(place: str, dims: Sequence[str], choices: Choices) -> ModelSpec:
         check_links(folder)
     values, config = _config(place, choices.trust_remote_code)
     check_weights(place, values)
-    own = folder.is_dir() and not choices.task and not choices.part
-    head = read_head(folder, config) if own else None
+    whole = not choices.task and not choices.part and not declared
+    beside = own_folder(place)
+    head = read_head(beside, config) if whole else None
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
     if choices.part:
         name = f"{name}.{choices.part}"
     loaded = _model(place, config, head, choices)
-    tokenizer = read_tokenizer(place, config, lower=folder.is_dir() and read_lower(folder))
+    tokenizer = read_tokenizer(place, config, lower=read_lower(beside))
+    if declared:
+        return _as_declared(name, place, config, loaded, tokenizer, declared, dims, outputs, choices)
     numbers = Numbers(config, read_processor(place), {})
     if choices.part or not is_plain_text(loaded, numbers):
         if head is not None:
@@ -95,7 +110,7 @@ def load_hf(place: str, dims: Sequence[str], choices: Choices) -> ModelSpec:
         lambda: ready.pop() if ready else make(),
         tokenizer.file,
         observed=True,
-        prompts=read_prompts(folder) if own else Prompts(),
+        prompts=read_prompts(beside) if whole else Prompts(),
         notes=_notes(loaded, tokenizer, choices),
         fixable=_fixable(contract, dims),
     )
@@ -135,6 +150,33 @@ def _of_kind(
         observed=True,
         notes=_notes(loaded, tokenizer, choices),
         fixable=_fixable(contract, dims),
+    )
+
+
+def _as_declared(
+    name: str,
+    place: str,
+    config: Any,
+    loaded: Any,
+    tokenizer: TokenizerOf,
+    inputs: Sequence[str],
+    dims: Sequence[str],
+    outputs: Sequence[str],
+    choices: Choices,
+) -> ModelSpec:
+    """The ModelSpec of a model that is taken as a plain module, with the inputs that the user declared."""
+    ready = [loaded]
+
+    def make() -> Any:
+        return ready.pop() if ready else _model(place, config, None, choices)
+
+    spec = declared_spec(name, f"hf:{place}", loaded, make, inputs, dims, outputs)
+    reads = any(each.name in ("input_ids", "decoder_input_ids") for each in spec.io.inputs)
+    return dataclasses.replace(
+        spec,
+        tokenizer=tokenizer.file if reads else None,
+        notes=(*spec.notes, *_notes(loaded, tokenizer, choices)),
+        fixable=_fixable(spec.io, dims),
     )
 
 

@@ -35,7 +35,9 @@ FORMS: dict[str, tuple[str, ...]] = {
     "pixel_values": (
         "float32[batch,{num_channels|in_channels|in_chans|image_channels=3},height,width]",
         "float32[batch,{num_frames|frames_per_clip|tubelet_frames},{num_channels|in_channels|in_chans=3},height,width]",
+        "float32[batch,2,{num_channels|in_channels|in_chans=3},height,width]",  # pairs of images, to be matched
     ),
+    "task_inputs": ("int64[batch,{task_seq_len}]:high={text_encoder_vocab_size}",),
     "pixel_values_videos": ("float32[batch,{frames_per_clip|num_frames},{in_chans|num_channels=3},height,width]",),
     "input_values": (
         "float32[batch,samples]",
@@ -44,10 +46,12 @@ FORMS: dict[str, tuple[str, ...]] = {
     ),
     "input_features": (
         "float32[batch,{num_mel_bins|num_mel_features},{whisper_frames}]",
-        "float32[batch,frames,{feature_projection_input_dim|speech2text_bins|num_mel_bins|input_feat_dim|input_dim}]",
+        # Configs of Gemma's towers have no number of bins; their processors make 128.
+        "float32[batch,frames,{feature_projection_input_dim|speech2text_bins|num_mel_bins|input_feat_dim|input_dim=128}]",
         "float32[batch,{num_mel_bins|num_mel_features},frames]",
         "float32[batch,{patch_embed_input_channels},{clap_frames},{num_mel_bins}]",
         "float32[batch,4,{clap_frames},{num_mel_bins}]",
+        "float32[batch,frames,{first_width}]",  # of bins with their differences, several frames in one
     ),
     "is_longer": ("bool[batch,1]",),
     "visual_feats": ("float32[batch,visual,{visual_feat_dim}]",),
@@ -57,7 +61,10 @@ FORMS: dict[str, tuple[str, ...]] = {
     "inputs": ("float32[batch,seq,{d_model}]", "int64[batch,seq]:high={vocab}", "float32[batch,samples]"),
     "past_values": ("float32[batch,{context_length},{num_input_channels}]", "float32[batch,{context_length}]"),
     "encoder_hidden_states": (),
-    "decoder_input_ids": ("int64[batch,decoder_seq]:high={decoder_vocab}",),
+    "decoder_input_ids": (
+        "int64[batch,decoder_seq]:high={decoder_vocab}",
+        "int64[batch,decoder_seq,{num_channels}]:high={decoder_vocab}",  # codes of sound, several at a time
+    ),
     "decoder_input_values": ("float32[batch,decoder_seq,{num_mel_bins}]",),
 }
 """By input, its forms as `--input` declares them. `{a|b=3}` is the first number that the configs have, or 3."""
@@ -79,6 +86,7 @@ _WITH_TEXT = (
 _OF_THEIR_OWN = {"pixel_values": "images", "input_features": "audios", "input_values": "audios"}
 """The batch of what stands beside texts in models that compare every one with every text."""
 SMALL = 8
+DECLARE = 'Declare what its forward takes: --input "states=float32[batch,seq,16]", an --input for each.'
 _SMALL_DIMS = {"batch": 2, "choices": 3}
 
 
@@ -173,8 +181,8 @@ def choose(
     known = {name: _read(name, texts, numbers) for name, texts in forms.items()}
     if not known.get(main):
         raise SpecError(
-            f"{text}: its main input is {main!r}; known are {', '.join(FORMS)}.",
-            hint="Write a factory that returns the module, and declare its inputs with --input.",
+            f"{text}: what its main input {main!r} looks like is not known; its forward takes {', '.join(accepted)}.",
+            hint=DECLARE,
         )
     needed = [name for name in known if known[name] and (name == main or name in _WITH_TEXT)]
     further = [name for name in known if known[name] and name not in needed]
@@ -192,7 +200,7 @@ def choose(
                 first = first or f"{', '.join(map(str, inputs.tensors))}: {trial.problem}"
     raise SpecError(
         f"{text}: it does not run on the inputs that its forward and its config suggest: {first}",
-        hint="Write a factory that returns the module, and declare its inputs with --input.",
+        hint=DECLARE,
     )
 
 
@@ -269,8 +277,9 @@ def usual_dims(inputs: Inputs, longest: Mapping[str, int], usual: Mapping[str, i
         usual: The sides of images, and the samples of a second.
     """
     high, wide, samples = usual.get("height", 224), usual.get("width", 224), usual.get("samples", 16000)
+    several = any(len(spec.dims) == 5 for spec in inputs.tensors)  # images in an item
     table = {
-        "batch": Dim("batch", 1, 8, 64),
+        "batch": Dim("batch", 1, 2, 16) if several else Dim("batch", 1, 8, 64),
         "images": Dim("images", 1, 2, 16),
         "audios": Dim("audios", 1, 2, 16),
         "choices": Dim("choices", 1, 4, 8),

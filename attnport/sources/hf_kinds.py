@@ -49,8 +49,8 @@ def text_of(config: Any, *, types: bool) -> Text:
     Args:
         types: Whether the model's tokenizer makes type ids.
     """
-    reads = getattr(config, "text_config", None) or getattr(config, "encoder", None) or config
-    writes = getattr(config, "decoder", None) or getattr(config, "text_config", None) or config
+    reads = _inside(config, "text_config", "encoder", "encoder_config")
+    writes = _inside(config, "decoder", "text_config", "decoder_config")
     reads = reads if hasattr(reads, "vocab_size") else writes
     rows = getattr(reads, "type_vocab_size", None)
     return Text(
@@ -59,6 +59,18 @@ def text_of(config: Any, *, types: bool) -> Text:
         getattr(writes, "vocab_size", None),
         {"seq": _positions(reads), "decoder_seq": _positions(writes)},
     )
+
+
+def _first_width(model: Any) -> int | None:
+    """The features that a model's first linear layer takes."""
+    widths = (getattr(module, "in_features", None) for module in model.modules())
+    return next((width for width in widths if isinstance(width, int)), None)
+
+
+def _inside(config: Any, *names: str) -> Any:
+    """The first of these configs inside a config that is one, or else the config itself."""
+    inner = (getattr(config, name, None) for name in names)
+    return next((each for each in inner if hasattr(each, "to_dict")), config)
 
 
 def _positions(config: Any) -> int:
@@ -79,9 +91,10 @@ def parts_of(model: Any) -> list[str]:
 def is_plain_text(model: Any, numbers: Numbers) -> bool:
     """Whether a model takes token ids with their mask and types, and nothing else."""
     others = FORMS.keys() - {"input_ids", "token_type_ids", "encoder_hidden_states"}
-    further = others & set(_parameters(model.forward))
+    accepted = set(_parameters(model.forward))
     multiple = type(model).__name__.endswith("ForMultipleChoice")
-    return _main(model) == "input_ids" and not multiple and (not further or numbers.placeholders)
+    reads = _main(model) == "input_ids" and "input_ids" in accepted and not multiple
+    return reads and (not others & accepted or numbers.placeholders)
 
 
 def kind_of(place: str, model: Any, part: str) -> Kind:
@@ -123,6 +136,7 @@ def kind_contract(
     wanted = parse_dims(declared)
     model: Any = kind.model
     numbers.further |= {"vocab": text.vocab, "types": text.types, "decoder_vocab": text.decoder_vocab}
+    numbers.further["first_width"] = _first_width(model)
     accepted = _parameters(_called(kind, part))
     image = numbers.image_size
     sides = {side: dim.opt for side, dim in wanted.items() if side in _IMAGE}

@@ -36,7 +36,8 @@ def load(
 
     Args:
         text: A model's name, `package.module:factory`, `file.py:factory` or `hf:...`.
-        inputs: `--input` declarations, for factories that return a plain module.
+        inputs: `--input` declarations, for factories that return a plain module and for `hf:` models whose inputs are
+            not to be found.
         dims: `--dim` declarations, such as `seq=1:128:512`.
         outputs: The outputs of a plain module that are wanted; none = all. Other models keep all of theirs.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
@@ -120,8 +121,7 @@ def _resolve(
     if text == "hf" or text.startswith("hf:"):
         from attnport.sources.hf import load_hf
 
-        refuse_inputs(text, inputs)
-        return load_hf(text.removeprefix("hf").removeprefix(":"), dims, choices)
+        return load_hf(text.removeprefix("hf").removeprefix(":"), dims, choices, inputs, outputs)
     for option, value in (("--task", choices.task), ("--part", choices.part)):
         if value:
             raise UsageError(f"{text} is not an hf: model, so {option} {value} does not apply.", hint="Leave it out.")

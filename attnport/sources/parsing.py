@@ -17,7 +17,7 @@ from attnport_bundle import expressions
 from attnport_bundle.contract import DTYPES
 
 _INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*(\.\w+)*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=]+)*)")
-_CONSTANT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*(\.\w+)*)\s*=\s*(?P<value>[^\[\]]+?)\s*")
+_CONSTANT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*(\.\w+)*)\s*=\s*(?P<value>[^\[\]]+?|\[.*\])\s*")
 _WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -63,10 +63,11 @@ def path_of(text: str) -> Path:
 
 
 def parse_constant(text: str) -> tuple[Path, Any] | None:
-    """Reads `use_cache=false`, `scale=0.5` or `mode="mean"`: an argument that is the same in every call.
+    """Reads `use_cache=false`, `scale=0.5`, `mode="mean"` or `grid=[[1,4,4]]`: what is the same in every call.
 
     Returns:
-        The argument's path and its value. None if the text declares a tensor, which has its dims in brackets.
+        The argument's path and its value; lists stand for a tensor. None if the text declares an input, which has a
+        type before its brackets.
     """
     match = _CONSTANT.fullmatch(text)
     if match is None:

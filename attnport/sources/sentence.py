@@ -12,11 +12,12 @@ from torch import nn
 
 from attnport.artifacts import Prompts
 from attnport.errors import SpecError, first_line
-from attnport.sources.hf_files import WEIGHTS, check_link
+from attnport.sources.hf_files import WEIGHTS, check_link, find
 from attnport.sources.pooling import MODES, LayerNorm, Normalise, Pooling, Projection, Scores
 
 TOKENS, SENTENCE, SCORES = "token_embeddings", "sentence_embedding", "scores"
 _ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."
+_SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json")
 _PREFIX = "pooling_mode_"
 _OLD_MODES = {
     f"{_PREFIX}{mode}{end}": mode
@@ -55,6 +56,35 @@ class Head(nn.Module):
             pooling = isinstance(step, Pooling)
             known[gives] = step(known[takes], mask_BT, pooled_mask_BT) if pooling else step(known[takes])
         return {name: known[name] for name in dict.fromkeys(gives for _, gives in self.ways)}
+
+
+def own_folder(place: str) -> Path:
+    """The folder in which everything lies that sentence-transformers wrote: the folder, or a hub id's in the hub cache.
+
+    Raises:
+        SpecError: `modules.json` cannot be read, or names a place outside the folder.
+    """
+    folder = Path(place)
+    if folder.is_dir():
+        return folder
+    found = [find(place, name) for name in ("config.json", "modules.json", *_SETTINGS)]
+    folder = next((path.parent for path in found if path), folder)
+    for module in _modules(folder)[1:]:
+        step = str(module.get("path", ""))
+        check_inside(folder, step)
+        for name in ("config.json", WEIGHTS):
+            find(place, f"{step}/{name}")
+    return folder
+
+
+def check_inside(folder: Path, place: str) -> None:
+    """Refuses the path of a step that leads out of the folder.
+
+    Raises:
+        SpecError: it does.
+    """
+    if Path(place).is_absolute() or ".." in Path(place).parts:
+        raise SpecError(f"{folder / 'modules.json'} names {place!r}, which is outside the folder.")
 
 
 def read_head(folder: Path, config: Any) -> Head | None:
@@ -100,7 +130,7 @@ def cross_activation(folder: Path, config: Any) -> nn.Module | None:
     Raises:
         SpecError: it is not one of torch's.
     """
-    values = _read(folder, "config_sentence_transformers.json")
+    values = _read(folder, _SETTINGS[0])
     of_config = getattr(config, "sentence_transformers", None)
     is_cross = values.get("model_type") == "CrossEncoder"
     text = of_config.get("activation_fn") if isinstance(of_config, Mapping) else None
@@ -120,7 +150,7 @@ def read_prompts(folder: Path) -> Prompts:
     Raises:
         SpecError: the file has another format.
     """
-    values = _read(folder, "config_sentence_transformers.json")
+    values = _read(folder, _SETTINGS[0])
     named = values.get("prompts") or {}
     default = values.get("default_prompt_name") or ""
     if (
@@ -129,13 +159,13 @@ def read_prompts(folder: Path) -> Prompts:
         or not isinstance(default, str)
         or (default and default not in named)
     ):
-        raise SpecError(f"{folder / 'config_sentence_transformers.json'}: its prompts are no texts by name.")
+        raise SpecError(f"{folder / _SETTINGS[0]}: its prompts are no texts by name.")
     return Prompts({name: text for name, text in named.items() if text}, default if named.get(default) else "")
 
 
 def read_lower(folder: Path) -> bool:
     """Whether sentence-transformers puts texts into lower case, whatever the tokenizer does."""
-    return bool(_read(folder, "sentence_bert_config.json").get("do_lower_case"))
+    return bool(_read(folder, _SETTINGS[1]).get("do_lower_case"))
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
@@ -226,8 +256,7 @@ def _activation(folder: Path, text: str) -> nn.Module:
 
 
 def _config(folder: Path, place: str, *, needed: bool) -> dict[str, Any]:
-    if Path(place).is_absolute() or ".." in Path(place).parts:
-        raise SpecError(f"{folder / 'modules.json'} names {place!r}, which is outside the folder.")
+    check_inside(folder, place)
     path = folder / place / "config.json"
     check_link(folder, path)
     if not needed and not path.is_file():

@@ -120,6 +120,8 @@ def of_declarations(module: nn.Module, paths: Sequence[Path], constants: Mapping
     Raises:
         SpecError: two declarations contradict each other, or the places in a sequence are not 0, 1, 2, ...
     """
+    from attnport.sources.known import as_constant
+
     signature = inspect.signature(module.forward)
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
     rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
@@ -134,7 +136,7 @@ def of_declarations(module: nn.Module, paths: Sequence[Path], constants: Mapping
                 break
         if not isinstance(tree, dict) or inside[-1] in tree:
             raise SpecError(f"--input {'.'.join(path)}: another --input declares it, or a part of it.")
-        tree[inside[-1]] = Constant(constants[path]) if path in constants else Leaf(flat_name(path))
+        tree[inside[-1]] = Constant(as_constant(constants[path])) if path in constants else Leaf(flat_name(path))
     nodes: dict[str, Node] = {}
     for name, tree in trees.items():
         variable = name == rest
@@ -310,6 +312,8 @@ def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> 
     parameters, deep copies, casts and `isinstance` stay what they were. Hooks of the module itself see its own
     arguments and results.
     """
+    from attnport.sources.known import computing
+
     kind, names, chosen = type(module), arguments.names, tuple(outputs)
     made = copy.copy(module)
     own = made.__dict__.pop("forward", None)  # somebody replaced the forward of this one instance
@@ -318,7 +322,8 @@ def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> 
     def forward(self: nn.Module, *positional: torch.Tensor, **tensors: torch.Tensor) -> Any:
         tensors = {**dict(zip(names, positional, strict=False)), **tensors}
         args, kwargs = arguments.bound(tensors)
-        result = hooks.run(self, own or kind.forward.__get__(self), args, kwargs)
+        with computing(args, kwargs):
+            result = hooks.run(self, own or kind.forward.__get__(self), args, kwargs)
         found = flat_outputs(result, names)
         missing = [name for name in chosen if name not in found]
         if missing:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +213,7 @@ def _export(
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         with _sessions(spec) as (reference, eager):
-            check_dims(spec.io, captured.guards, changing.path(MODEL), reference, eager, progress)
+            check_dims(spec.io, captured.guards, changing.path(MODEL), reference, eager, progress, _moved(spec))
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, tell)
@@ -261,6 +261,12 @@ def _store(spec: ModelSpec, changing: Change, reference: Session, tell: Callable
         tell(
             f"{err.message} Other processes, such as those of bench, cannot run it; check there needs the module again."
         )
+
+
+def _moved(spec: ModelSpec) -> Callable[[int], Session]:
+    """The unchanged module in float32 with weights and inputs moved by one rounding, by the seed of what is drawn."""
+    once = replace(spec, make=cache(spec.make))
+    return lambda seed: base.get("torch_eager").open(Opening(spec.io, spec=once, nudged=seed))
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_parts_of_models_are_exported_as_their_guide_says(tmp_path: Path) -> None:
-    for kind in ("bart", "clip"):
+    for kind in ("bart", "clip", "decision-transformer", "vision-tower"):
         hf_folders.save(kind, tmp_path / "path" / "to" / kind)
     for line in shell_lines(page("docs/huggingface.md")):
         run(line, tmp_path)

@@ -75,6 +75,15 @@ def test_a_graph_that_is_right_where_its_guards_are_false_is_taken(body: Any, tm
     check(body, tmp_path)
 
 
+def in_python_numbers(m: Any, x: Any) -> Any:
+    """As many rows as a quotient says, as an encoder of speech works out how many frames it has."""
+    return x + x[:, : int(x.shape[1] / 4 + 1)].mean(1, keepdim=True)
+
+
+def test_a_quotient_that_the_code_turns_into_a_number_stays_a_size(tmp_path: Path) -> None:
+    check(in_python_numbers, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("body", "text", "at", "line"),
     [

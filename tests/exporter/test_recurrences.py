@@ -21,6 +21,7 @@ modeling_recurrent_gemma: Any = pytest.importorskip("transformers.models.recurre
 modeling_minimax: Any = pytest.importorskip("transformers.models.minimax.modeling_minimax")
 modeling_rwkv: Any = pytest.importorskip("transformers.models.rwkv.modeling_rwkv")
 modeling_qwen3_next: Any = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+modeling_kimi_linear: Any = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
 
 DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 1, 5, 200))
 
@@ -46,6 +47,18 @@ class DeltaRule(nn.Module):
         gate, rate = -values.abs().mean(-1), values.mean(-1).sigmoid()
         found, _ = modeling_qwen3_next.torch_chunk_gated_delta_rule(
             heads, heads.roll(1, -1), values, g=gate, beta=rate, use_qk_l2norm_in_kernel=True
+        )
+        return found
+
+
+class GatedByKey(nn.Module):
+    """Kimi's rule, with a gate for each dim of a key."""
+
+    def forward(self, x: Any) -> Any:
+        heads = torch.stack([x, x.flip(-1)], dim=2)
+        gate, rate = -heads.roll(2, -1).abs(), heads.mean(-1).sigmoid()
+        found, _ = modeling_kimi_linear.chunk_kimi_delta_attention(
+            heads, heads.roll(1, -1), heads * 0.5, g=gate, beta=rate, use_qk_l2norm_in_kernel=True
         )
         return found
 
@@ -88,6 +101,7 @@ class Lightning(nn.Module):
     [
         (StateSpace, (4, "seq")),
         (DeltaRule, ("seq", 4, 4)),
+        (GatedByKey, ("seq", 2, 4)),
         (LinearRecurrence, ("seq", 4)),
         (WeightedPast, ("seq", 4)),
         (Lightning, ("seq", 4)),

@@ -74,6 +74,8 @@ LADDER = (-1.5, -0.5, 0.0, 0.5, 1.5)
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
     "where of booleans": (lambda x: torch.where(x > 0, x > 1, x < -1), numbers),
     "masked_fill of booleans": (lambda x: (x > 0).masked_fill(x > 1, False), numbers),
+    "all are true": (lambda x: torch.ops.aten._is_all_true(x > -9), numbers),
+    "not all are true": (lambda x: torch.ops.aten._is_all_true(x > 0), numbers),
     "masked_fill of numbers": (lambda x: x.masked_fill(x > 1, -7.0), numbers),
     "stable sort": (lambda x: torch.sort(x, dim=1, stable=True), integers),
     "stable sort, downwards": (lambda x: torch.sort(x, dim=0, stable=True, descending=True), integers),

@@ -99,7 +99,7 @@ def test_a_dim_may_be_narrowed_and_not_widened(folders: Path) -> None:
         load(text, dims=["seq=1:8:41"])
     with pytest.raises(UsageError, match="dims are batch, seq"):
         load(text, dims=["time=1:8:16"])
-    with pytest.raises(UsageError, match="does not apply"):
+    with pytest.raises(SpecError, match="its forward raised ValueError on the declared inputs"):
         load(text, inputs=["x=float32[batch,4]"])
 
 

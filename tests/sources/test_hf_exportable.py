@@ -59,3 +59,22 @@ def test_tensors_are_not_kept_from_one_run_to_the_next() -> None:
     with torch.no_grad():  # which refuses a tensor that was made in inference mode
         got = model(pixel_values=pixels).last_hidden_state
     torch.testing.assert_close(got, expected)
+
+
+def test_what_a_token_attends_to_does_not_depend_on_the_padding_of_others() -> None:
+    """Without `settle`, transformers leaves AIMv2's causal mask out where nothing is padding."""
+    config = transformers.Aimv2TextConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=8, eos_token_id=59,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Aimv2TextModel(config).eval()
+    settle(model)
+    ids = torch.arange(10).view(2, 5)
+    mask = torch.ones_like(ids)
+    padded = mask.clone()
+    padded[1, 3:] = 0
+    with torch.no_grad():
+        whole = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        other = model(input_ids=ids, attention_mask=padded).last_hidden_state
+    torch.testing.assert_close(whole[0], other[0])

@@ -148,6 +148,23 @@ def test_a_hub_id_is_read_from_the_cache(saved: Path, tmp_path: Path, monkeypatc
         load("hf:owner/name")
 
 
+def test_a_hub_id_has_the_steps_of_sentence_transformers_too(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    folder = tmp_path / "folder"
+    shutil.copytree(saved, folder)
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q: "}}')
+    cached(folder, tmp_path / "hub", shared=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    spec = load("hf:owner/name")
+    assert [output.name for output in spec.io.outputs] == ["last_hidden_state", "sentence_embedding"]
+    assert dict(spec.prompts.named) == {"query": "q: "}
+
+
 @pytest.mark.parametrize(
     "shard", ["../outside.safetensors", "/outside.safetensors", "sub/one.safetensors", "one.bin", 3]
 )

@@ -45,6 +45,8 @@ LOGITS = {"logits": ("batch", "decoder_seq", 60)}
         # Whisper's mask is for training alone; its encoder takes two frames for each position, and no other number.
         ("whisper", "", ["input_features=float32[batch,8,32]", *DECODER],
          {"last_hidden_state": ("batch", "decoder_seq", 16)}),
+        ("dia", "", [*TOKENS, "decoder_input_ids=int64[batch,decoder_seq,3]", DECODER[1]],
+         {"last_hidden_state": ("batch", "decoder_seq", 16)}),
         ("captions", "decoder", ["encoder_hidden_states=float32[batch,5,16]", *DECODER], LOGITS),
         ("swin", "", ["pixel_values=float32[batch,3,32,32]"],
          {"last_hidden_state": ("batch", 16, 16), "pooler_output": ("batch", 16)}),
@@ -94,6 +96,22 @@ def test_ranges_are_what_the_tables_allow(folders: Path) -> None:
 def test_a_size_of_images_that_the_config_has_and_the_model_does_not_take_is_not_taken(folders: Path) -> None:
     io = load(f"hf:{made('mobilevitv2', folders)}").io
     assert (io.dim("height").min, io.dim("height").opt) == (33, 224)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        ("efficientloftr", "pixel_values=float32[batch,2,3,224,224]"),  # pairs, as no field of the config says
+        ("granite_speech5", "input_features=float32[batch,frames,16]"),  # four times the bins that its config has
+    ],
+)
+def test_what_no_config_says_is_found_by_trying(kind: str, first: str, folders: Path) -> None:
+    assert str(load(f"hf:{made(kind, folders)}").io.inputs[0]) == first
+
+
+@pytest.mark.parametrize(("kind", "most"), [("vit", 64), ("videomae", 16)])
+def test_a_batch_of_items_with_several_images_is_smaller(kind: str, most: int, folders: Path) -> None:
+    assert load(f"hf:{made(kind, folders)}").io.dim("batch").max == most
 
 
 def test_the_sides_of_images_are_declared_free_and_fixed(folders: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnport.dims import TensorSpec
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -75,6 +77,11 @@ def test_a_missing_output_is_seen(judge: ModuleType) -> None:
     assert "0 outputs; expected 1" in judge.differs([], outputs())
 
 
+def test_outputs_of_integers_are_not_compared(sweep: ModuleType) -> None:
+    codes, audio = TensorSpec("codes", "int64", ("batch",)), TensorSpec("audio", "float32", ("batch",))
+    assert sweep.compared([codes, audio]) == ["audio"]
+
+
 def test_rows_of_padding_are_not_compared_and_others_are(judge: ModuleType) -> None:
     import torch
 
@@ -85,6 +92,19 @@ def test_rows_of_padding_are_not_compared_and_others_are(judge: ModuleType) -> N
     assert judge.differs([got], expected, [mask]) == ""
     got[1, 1] += 1
     assert "off by" in judge.differs([got], expected, [mask])
+
+
+def test_rows_of_sound_that_begin_with_padding_are_not_compared(judge: ModuleType) -> None:
+    import torch
+
+    expected = outputs()
+    mask = torch.tensor([[1] * 12, [1] * 8 + [0] * 4])  # four frames make one row
+    got = expected["last_hidden_state"].numpy().copy()
+    got[1, 2] += 1
+    assert judge.differs([got], expected, [mask], of_sound=True) == ""
+    assert "off by" in judge.differs([got], expected, [mask])
+    got[1, 1] += 1
+    assert "off by" in judge.differs([got], expected, [mask], of_sound=True)
 
 
 def test_what_is_known_is_only_measured_again_if_versions_changed_or_it_is_asked_for(sweep: ModuleType) -> None:
@@ -117,6 +137,9 @@ def test_results_are_read_as_they_were_written(sweep: ModuleType, tmp_path: Path
         ("zamba2", ["input_ids", "attention_mask"]),  # widths that its config works out from others
         ("layoutlmv3", ["input_ids", "attention_mask", "bbox", "pixel_values"]),
         ("mobilenet_v1", ["pixel_values"]),  # signals die without statistics of its batch norms
+        ("pp_ocrv5_mobile_det", ["pixel_values"]),  # deeper, its signals grow until every output is 0 or 1
+        ("efficientloftr", ["pixel_values"]),  # it is as wide as the last stage of its backbone
+        ("mgp-str", ["pixel_values"]),  # three vocabularies by names of its own
         ("detr", ["pixel_values"]),  # its default backbone is of another package
     ],
 )

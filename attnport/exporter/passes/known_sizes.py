@@ -130,6 +130,8 @@ class KnownSizes:
             )  # fmt: skip
         except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError, KeyError):
             return []  # the operator is of another domain, or an input has no known type: the graph's shape is kept
+        except onnx.checker.ValidationError:
+            return []  # an input is a list of tensors, of which torch says that it is one
         return [self.read(inferred.get(str(value.name)), spelt) for value in node.outputs]
 
     def type_of(self, value: ir.Value, spelt: dict[str, Size]) -> onnx.TypeProto:

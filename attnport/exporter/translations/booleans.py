@@ -1,4 +1,4 @@
-"""Choosing between booleans: ONNX Runtime's CPU provider has no `Where` for them.
+"""Choosing between booleans, for which ONNX Runtime's CPU provider has no `Where`; and whether all of them are true.
 
 https://github.com/microsoft/onnxruntime/issues/24127
 """
@@ -9,15 +9,18 @@ from typing import Any
 
 from attnport.exporter.translations import Translation
 
+_INT32, _BOOL = 6, 9
+
 
 def table() -> dict[Any, Translation]:
-    """`where` and `masked_fill`."""
+    """`where`, `masked_fill`, and what torch makes of `all` under a condition."""
     import torch
 
     return {
         torch.ops.aten.where.self: where,
         torch.ops.aten.masked_fill.Scalar: masked_fill,
         torch.ops.aten.masked_fill.Tensor: masked_fill,
+        torch.ops.aten._is_all_true.default: all_true,
     }
 
 
@@ -34,6 +37,12 @@ def masked_fill(self: Any, mask: Any, value: Any) -> Any:
     op = _opset()
     filled = op.CastLike(value, self)
     return where(mask, filled, self) if _is_boolean(self) else op.Where(mask, filled, self)
+
+
+def all_true(self: Any) -> Any:
+    """Whether every element is true, as it is where there is none."""
+    op = _opset()
+    return op.Cast(op.ReduceMin(op.Cast(self, to=_INT32), keepdims=0), to=_BOOL)
 
 
 def _is_boolean(value: Any) -> bool:

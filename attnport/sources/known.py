@@ -1,0 +1,85 @@
+"""Tensors whose values are known when a module is traced, such as the rows and columns of patches in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from attnport.errors import SpecError, first_line
+
+_MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.arange)
+_TRACED = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Known(torch.Tensor):
+    """A tensor with which `Computing` computes."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+
+def known(values: Any) -> Known:
+    """A known tensor of numbers in lists, or of a tensor."""
+    made: Known = torch.as_tensor(values).as_subclass(Known)
+    return made
+
+
+def as_constant(value: Any) -> Any:
+    """A declared constant as the forward takes it: lists of numbers are a known tensor.
+
+    Raises:
+        SpecError: rows differ in length, or hold something other than numbers.
+    """
+    try:
+        return known(value) if isinstance(value, list) else value
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise SpecError(f"--input: {value} is no tensor: {first_line(err)}.") from err
+
+
+class Computing(TorchFunctionMode):
+    """Computes what follows from known tensors, and from tensors made of numbers, alone; has everything else traced.
+
+    So `.item()`, `.tolist()` and lengths of `split` have values, which decide sizes; a traced tensor has none. Beside a
+    traced tensor a known one is a constant of the graph.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls `func` with the known tensors among its arguments as they are, or as constants."""
+        given = pytree.tree_map_only(slice, _numbered, (args, kwargs or {}))
+        leaves = pytree.tree_leaves(given)
+        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        if not tensors and func in _MADE_OF_NUMBERS and not any(isinstance(each, _TRACED) for each in leaves):
+            pass  # mostly of numbers that a known tensor gave
+        elif not any(isinstance(each, Known) for each in tensors):
+            return func(*given[0], **given[1])
+        elif not all(isinstance(each, Known) for each in tensors):
+            args, named = pytree.tree_map_only(Known, _literal, given)
+            return func(*args, **named)
+        with _disable_current_modes():
+            return pytree.tree_map_only(torch.Tensor, known, func(*given[0], **given[1]))
+
+
+def computing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+    """`Computing`, where there are known tensors among the arguments of a call."""
+    has_known = any(isinstance(each, Known) for each in pytree.tree_leaves((args, kwargs)))
+    return Computing() if has_known else nullcontext()
+
+
+def _numbered(places: slice) -> slice:
+    """A slice with numbers in place of known tensors."""
+    ends = (places.start, places.stop, places.step)
+    return slice(*(_literal(end) if isinstance(end, Known) else end for end in ends))
+
+
+def _literal(tensor: Known) -> Any:
+    """The values as the graph has them: a number, or a tensor that is made in it."""
+    with _disable_current_modes():
+        values = tensor.tolist()
+    return torch.tensor(values, dtype=tensor.dtype) if tensor.ndim else values
