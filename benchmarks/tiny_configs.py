@@ -67,7 +67,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         },
         "prompt_encoder_config": {"image_size": 64},
     },
-    # Of 336 places, nearly all: scores that close change places by rounding, and with them whole rows of outputs.
+    # The 300 usual queries are nearly all of the 336 places of a tiny picture. Scores that are close then change order
+    # by rounding, and with them whole rows of the outputs.
     **{kind: {"num_queries": 8} for kind in ("rt_detr", "rt_detr_v2", "d_fine", "deimv2")},
     "gemma4_audio": {"subsampling_conv_channels": [128, 32]},  # the first is also the number of bins
     "blip-2": {"image_token_index": 140},
@@ -111,7 +112,7 @@ _HIDDEN = re.compile(
 _WIDE = re.compile(r"((^|_)intermediate_size|ffn_dim|ffn_hidden_size|d_ff|d_inner|n_inner|ffn_size|mlp_dim)$")
 _EXPERTS = re.compile(r"((num|num_local|n_routed|moe_num|num_routed)_experts|zero_expert_num)$")
 _CHOSEN = re.compile(r"(num_experts_per_tok|num_experts_per_token|moe_topk|top_k_experts|moe_k|experts_top_k)$")
-# Of few heads of an index, many scores would be 0, and which of equal ones are the best is open.
+# With few heads of an index many scores would be 0, and any of several equal scores may be taken as the best.
 _EXACT = {
     "head_dim": 16, "attention_head_dim": 16, "d_kv": 16, "d_head": 16, "kv_channels": 16, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_head_dim": 32, "kv_lora_rank": 32, "q_lora_rank": 32, "n_group": 1,

@@ -72,6 +72,8 @@ class Input:
             return f"{self.name}=float32{shape}"
         if self.kind == "mask" and len(self.dims) == 2:
             return f"{self.name}=int64{shape}:padding"
+        if self.value and isinstance(self.value[0], bool):
+            return f"{self.name}=bool{shape}"
         high = {"ids": ORDINARY[1], "mask": 2, "constant": max(self.value, default=0) + 1, "boxes": 1000}
         return f"{self.name}=int64{shape}:high={high.get(self.kind, 1)}"
 

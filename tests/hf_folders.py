@@ -198,7 +198,7 @@ KINDS = {
         {"state_dim": 17, "act_dim": 4, "hidden_size": 16, "n_layer": 1, "n_head": 2, "n_positions": 96,
          "max_ep_len": 1000, "vocab_size": 1},
     ),
-    # It attends within windows of 112 pixels, and to a whole picture.
+    # Some of its layers attend within windows of 112 pixels, others to the whole picture.
     "vision-tower": (
         "Qwen2_5_VisionTransformerPretrainedModel",
         "Qwen2_5_VLVisionConfig",

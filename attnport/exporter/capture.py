@@ -118,6 +118,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
             f"the size of {unknown} is no expression of the inputs' dims.",
             hint="It may depend on values of the inputs; return an output of a size that does not.",
         )
+    _register_constants(model)
     _free_names(model)
     write_out_rotary(model)
     name_padded_axes(model)
@@ -127,6 +128,18 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
     name_outputs(model, sized)
     strip(model)
     return Capture(model, attentions, outputs, guards)
+
+
+def _register_constants(model: ir.Model) -> None:
+    """Adds the constants that onnxscript forgot: where one tensor is clipped twice, its rules name both bounds alike."""
+    initializers = model.graph.initializers
+    for node in model.graph.all_nodes():
+        for value in node.inputs:
+            if value is None or value.const_value is None or value.producer() or value.is_initializer():
+                continue
+            while value.name in initializers:
+                value.name = f"{value.name}_"
+            initializers.add(value)
 
 
 def _free_names(model: ir.Model) -> None:

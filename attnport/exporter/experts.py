@@ -24,6 +24,7 @@ def all_experts() -> Iterator[None]:
         "NllbMoeExperts.forward": _nllb_moe,
         "DbrxExperts.forward": _dbrx,
         "LongcatFlashExperts.forward": _longcat_flash,
+        "Step3p7Experts.forward": _step3p7,
     }
     with replaced(written):
         yield
@@ -74,6 +75,18 @@ def _longcat_flash(
         return functional.linear(self.act_fn(gate) * up, self.down_proj[at])
 
     return _summed(run, hidden_states, _chosen(top_k_index, self.total_experts), top_k_weights)
+
+
+def _step3p7(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    from torch.nn import functional
+
+    def run(at: int, rows: torch.Tensor) -> Any:
+        gated = self._apply_gate(functional.linear(rows, self.gate_up_proj[at]))
+        return functional.linear(gated, self.down_proj[at])
+
+    return _summed(run, hidden_states, _chosen(top_k_index, self.num_experts), top_k_weights)
 
 
 def _chosen(index: torch.Tensor, experts: int) -> torch.Tensor:

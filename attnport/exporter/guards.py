@@ -91,7 +91,7 @@ def constants(program: torch.export.ExportedProgram, contract: IOContract) -> di
 
 def pinned(program: torch.export.ExportedProgram) -> bool:
     """Whether the graph needs a size that the code computes to be one number, as after `int(x.shape[1] / 64)`."""
-    import sympy  # type: ignore[import-untyped]  # it has no types
+    import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 
     return any(  # what equals 0 is the remainder of a size
         isinstance(guard.expr, sympy.Eq) and any(side.is_number and side > 1 for side in guard.expr.args)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnport.artifacts import IOContract, ModelSpec, Prompts, Source
+from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
@@ -30,7 +30,7 @@ from attnport.sources.hf_tasks import auto_name, check_task, class_of
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
 from attnport.sources.parsing import parse_dims
-from attnport.sources.sentence import Head, own_folder, read_head, read_lower, read_prompts
+from attnport.sources.sentence import Head, folder_of, read_head, read_lower, read_prompts
 
 _NAMELESS = ("", "model", "models", "checkpoint", "snapshot")
 
@@ -79,103 +79,95 @@ def load_hf(
     values, config = _config(place, choices.trust_remote_code)
     check_weights(place, values)
     whole = not choices.task and not choices.part and not declared
-    beside = own_folder(place)
+    beside = folder_of(place)
     head = read_head(beside, config) if whole else None
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
     if choices.part:
         name = f"{name}.{choices.part}"
-    loaded = _model(place, config, head, choices)
-    tokenizer = read_tokenizer(place, config, lower=read_lower(beside))
+    read = _Read(name, place, config, head, read_tokenizer(place, config, lower=read_lower(beside)), choices)
+    model = read.model()
     if declared:
-        return _as_declared(name, place, config, loaded, tokenizer, declared, dims, outputs, choices)
+        return _as_declared(read, model, declared, dims, outputs)
     numbers = Numbers(config, read_processor(place), {})
-    if choices.part or not is_plain_text(loaded, numbers):
+    if choices.part or not is_plain_text(model, numbers):
         if head is not None:
             raise SpecError(
                 f"hf:{place}: what sentence-transformers puts behind a {config.model_type} is not supported.",
                 hint="Export the model alone: --task feature-extraction.",
             )
-        return _of_kind(name, place, config, loaded, numbers, tokenizer, dims, choices)
-
-    def make() -> TextModel:
-        return TextModel(_model(place, config, head, choices), head).eval()
-
-    module = TextModel(loaded, head).eval()
-    contract = _contract(place, config, module, tokenizer, dims)
-    ready = [module]
-    return ModelSpec(
-        name,
-        Source(f"hf:{place}"),
-        contract,
-        lambda: ready.pop() if ready else make(),
-        tokenizer.file,
-        observed=True,
-        prompts=read_prompts(beside) if whole else Prompts(),
-        notes=_notes(loaded, tokenizer, choices),
-        fixable=_fixable(contract, dims),
-    )
+        return _of_kind(read, model, numbers, dims)
+    module = TextModel(model, head).eval()
+    contract = _contract(read, module, dims)
+    spec = _spec(read, model, contract, module, lambda: TextModel(read.model(), head).eval(), dims)
+    return dataclasses.replace(spec, prompts=read_prompts(beside)) if whole else spec
 
 
-def _of_kind(
-    name: str,
-    place: str,
-    config: Any,
-    loaded: Any,
-    numbers: Numbers,
-    tokenizer: TokenizerOf,
-    dims: Sequence[str],
-    choices: Choices,
-) -> ModelSpec:
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """What is known of a model besides its weights."""
+
+    name: str
+    place: str
+    config: Any
+    head: Head | None
+    tokenizer: TokenizerOf
+    choices: Choices
+
+    def model(self) -> Any:
+        """The transformers model, with its weights."""
+        return _model(self.place, self.config, self.head, self.choices)
+
+    def tokenizer_of(self, contract: IOContract) -> Path | str | None:
+        """The tokenizer's file, if the inputs are its ids."""
+        reads = any(spec.name in ("input_ids", "decoder_input_ids") for spec in contract.inputs)
+        return self.tokenizer.file if reads else None
+
+
+def _of_kind(read: _Read, model: Any, numbers: Numbers, dims: Sequence[str]) -> ModelSpec:
     """The ModelSpec of a model that is no plain text model, or of a part of one."""
-    text = text_of(config, types="token_type_ids" in tokenizer.makes)
-    kind = kind_of(place, loaded, choices.part)
-    contract = kind_contract(place, kind, choices.part, numbers, text, dims)
+    part = read.choices.part
+    text = text_of(read.config, types="token_type_ids" in read.tokenizer.makes)
+    kind = kind_of(read.place, model, part)
+    contract = kind_contract(read.place, kind, part, numbers, text, dims)
     names = [spec.name for spec in contract.inputs]
-    ready: list[Any] = [kind.eval()]
 
     def make() -> Any:
-        if ready:
-            return ready.pop()
-        made = kind_of(place, _model(place, config, None, choices), choices.part)
+        made = kind_of(read.place, read.model(), part)
         made.constants, made.least = kind.constants, kind.least
         return with_inputs(made, names).eval()
 
-    reads = any(spec.name in ("input_ids", "decoder_input_ids") for spec in contract.inputs)
+    return _spec(read, model, contract, kind.eval(), make, dims)
+
+
+def _spec(
+    read: _Read, model: Any, contract: IOContract, module: Any, make: Callable[[], Any], dims: Sequence[str]
+) -> ModelSpec:
+    """The ModelSpec of a model, or part of one, whose inputs were found."""
+    ready = [module]
     return ModelSpec(
-        name,
-        Source(f"hf:{place}"),
+        read.name,
+        Source(f"hf:{read.place}"),
         contract,
-        make,
-        tokenizer.file if reads else None,
+        lambda: ready.pop() if ready else make(),
+        read.tokenizer_of(contract),
         observed=True,
-        notes=_notes(loaded, tokenizer, choices),
+        notes=_notes(model, read),
         fixable=_fixable(contract, dims),
     )
 
 
 def _as_declared(
-    name: str,
-    place: str,
-    config: Any,
-    loaded: Any,
-    tokenizer: TokenizerOf,
-    inputs: Sequence[str],
-    dims: Sequence[str],
-    outputs: Sequence[str],
-    choices: Choices,
+    read: _Read, model: Any, inputs: Sequence[str], dims: Sequence[str], outputs: Sequence[str]
 ) -> ModelSpec:
     """The ModelSpec of a model that is taken as a plain module, with the inputs that the user declared."""
-    ready = [loaded]
-
-    def make() -> Any:
-        return ready.pop() if ready else _model(place, config, None, choices)
-
-    spec = declared_spec(name, f"hf:{place}", loaded, make, inputs, dims, outputs)
-    reads = any(each.name in ("input_ids", "decoder_input_ids") for each in spec.io.inputs)
+    ready = [model]
+    spec = declared_spec(
+        read.name, f"hf:{read.place}", model, lambda: ready.pop() if ready else read.model(), inputs, dims, outputs
+    )
     return dataclasses.replace(
         spec,
-        tokenizer=tokenizer.file if reads else None,
-        notes=(*spec.notes, *_notes(loaded, tokenizer, choices)),
+        tokenizer=read.tokenizer_of(spec.io),
+        notes=(*spec.notes, *_notes(model, read)),
         fixable=_fixable(spec.io, dims),
     )
 
@@ -187,11 +179,11 @@ def _fixable(contract: IOContract, declared: Sequence[str]) -> tuple[Dim, ...]:
     return tuple(Dim(name, size, size, size) for name, size in sizes.items() if name not in known)
 
 
-def _notes(model: Any, tokenizer: TokenizerOf, choices: Choices) -> tuple[str, ...]:
+def _notes(model: Any, read: _Read) -> tuple[str, ...]:
     """What a user should know of the tokenizer, and of the part of the model that one graph is."""
-    notes = (tokenizer.note,) if tokenizer.note else ()
+    notes = (read.tokenizer.note,) if read.tokenizer.note else ()
     generates = bool(getattr(model, "can_generate", lambda: False)())
-    if not generates or choices.part not in ("", "decoder"):
+    if not generates or read.choices.part not in ("", "decoder"):
         return notes
     return (
         *notes,
@@ -304,9 +296,7 @@ def _attention(kind: Any) -> str:
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
-def _contract(
-    place: str, config: Any, module: TextModel, tokenizer: TokenizerOf, declared: Sequence[str]
-) -> IOContract:
-    inputs, ranges, masks = text_contract(config, module, tokenizer, declared)
-    outputs = observe_outputs(module.named, inputs, ranges, f"hf:{place}")
+def _contract(read: _Read, module: TextModel, declared: Sequence[str]) -> IOContract:
+    inputs, ranges, masks = text_contract(read.config, module, read.tokenizer, declared)
+    outputs = observe_outputs(module.named, inputs, ranges, f"hf:{read.place}")
     return IOContract(inputs, outputs, ranges, masks, positions="absolute")

@@ -92,9 +92,12 @@ def is_plain_text(model: Any, numbers: Numbers) -> bool:
     """Whether a model takes token ids with their mask and types, and nothing else."""
     others = FORMS.keys() - {"input_ids", "token_type_ids", "encoder_hidden_states"}
     accepted = set(_parameters(model.forward))
-    multiple = type(model).__name__.endswith("ForMultipleChoice")
-    reads = _main(model) == "input_ids" and "input_ids" in accepted and not multiple
-    return reads and (not others & accepted or numbers.placeholders)
+    if _main(model) != "input_ids" or "input_ids" not in accepted:
+        return False
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return False
+    # A model with placeholders for pictures or sound in its text runs on text alone too.
+    return numbers.placeholders or not others & accepted
 
 
 def kind_of(place: str, model: Any, part: str) -> Kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ _LEFT_OUT = re.compile(
 """Outputs that an application does not use: what training needs, the insides of layers, and caches."""
 
 
-def tensors_of(output: Any, own_pooler: bool = False) -> dict[str, torch.Tensor]:
+def tensors_of(output: Any, own_pooler: bool = False, taken: Collection[str] = ()) -> dict[str, torch.Tensor]:
     """The tensors of a transformers output that an application uses, by name, without hidden states and caches.
 
     Args:
+        taken: Names of inputs; an output of that name gets `_out` behind it.
         own_pooler: The model has a pooler with weights. Its output is left out if there is a last hidden state: its
             head has random weights unless the checkpoint was trained with it.
     """
@@ -32,7 +33,8 @@ def tensors_of(output: Any, own_pooler: bool = False) -> dict[str, torch.Tensor]
     named: dict[str, torch.Tensor] = {}
     # A model such as MaskFormer without its head has nothing but the last hidden states of its parts.
     for name in usual or [name for name in output if name.endswith("last_hidden_state")]:
-        named |= flat_outputs({name: output[name]}) if isinstance(output[name], torch.Tensor | tuple | list) else {}
+        if isinstance(output[name], torch.Tensor | tuple | list):
+            named |= flat_outputs({name: output[name]}, taken)
     if "last_hidden_state" in named and own_pooler:
         named.pop("pooler_output", None)
     return named
@@ -75,9 +77,10 @@ class TextModel(nn.Module):
         pooled_mask: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """Token ids and masks `[B,T]` to outputs by name."""
-        extra = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        output = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **extra)
-        named = tensors_of(output, has_pooler(self.model))
+        tensors = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            tensors["token_type_ids"] = token_type_ids
+        named = tensors_of(self.model(**tensors, return_dict=True), has_pooler(self.model), tensors)
         if self.head is None:
             return named
         if not self.head.embeds:
@@ -137,8 +140,8 @@ class Kind(nn.Module):
             tensors["bbox"] = _upright(tensors["bbox"])
         if self.least and "attention_mask" in tensors:
             tensors["attention_mask"] = _at_least(self.least, tensors["attention_mask"])
-        found = tensors_of(self.call(self.model, tensors, self.constants), has_pooler(self.model))
-        return {f"{name}_out" if name in tensors else name: tensor for name, tensor in found.items()}
+        taken = tuple(tensors)
+        return tensors_of(self.call(self.model, tensors, self.constants), has_pooler(self.model), taken)
 
 
 def with_inputs(kind: Kind, names: Sequence[str]) -> nn.Module:

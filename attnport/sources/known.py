@@ -30,7 +30,7 @@ def known(values: Any) -> Known:
 
 
 def as_constant(value: Any) -> Any:
-    """A declared constant as the forward takes it: lists of numbers are a known tensor.
+    """The value that the forward gets for a declared constant: a list of numbers becomes a known tensor.
 
     Raises:
         SpecError: rows differ in length, or hold something other than numbers.
@@ -42,10 +42,10 @@ def as_constant(value: Any) -> Any:
 
 
 class Computing(TorchFunctionMode):
-    """Computes what follows from known tensors, and from tensors made of numbers, alone; has everything else traced.
+    """While a module is traced, runs the calls that take only known tensors or numbers, and has the others traced.
 
-    So `.item()`, `.tolist()` and lengths of `split` have values, which decide sizes; a traced tensor has none. Beside a
-    traced tensor a known one is a constant of the graph.
+    The results are known tensors too, so `.item()`, `.tolist()` and the lengths of `split` give numbers, which torch
+    can use as sizes. A call that takes known and traced tensors gets the known ones as constants of the graph.
     """
 
     def __torch_function__(
@@ -55,15 +55,15 @@ class Computing(TorchFunctionMode):
         given = pytree.tree_map_only(slice, _numbered, (args, kwargs or {}))
         leaves = pytree.tree_leaves(given)
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
-        if not tensors and func in _MADE_OF_NUMBERS and not any(isinstance(each, _TRACED) for each in leaves):
-            pass  # mostly of numbers that a known tensor gave
-        elif not any(isinstance(each, Known) for each in tensors):
-            return func(*given[0], **given[1])
-        elif not all(isinstance(each, Known) for each in tensors):
-            args, named = pytree.tree_map_only(Known, _literal, given)
-            return func(*args, **named)
-        with _disable_current_modes():
-            return pytree.tree_map_only(torch.Tensor, known, func(*given[0], **given[1]))
+        are_known = [isinstance(each, Known) for each in tensors]
+        of_numbers = func in _MADE_OF_NUMBERS and not any(isinstance(each, _TRACED) for each in leaves)
+        if all(are_known) if tensors else of_numbers:
+            with _disable_current_modes():
+                return pytree.tree_map_only(torch.Tensor, known, func(*given[0], **given[1]))
+        if any(are_known):
+            given = pytree.tree_map_only(Known, _literal, given)
+        args, named = given
+        return func(*args, **named)
 
 
 def computing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:

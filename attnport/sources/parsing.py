@@ -63,11 +63,11 @@ def path_of(text: str) -> Path:
 
 
 def parse_constant(text: str) -> tuple[Path, Any] | None:
-    """Reads `use_cache=false`, `scale=0.5`, `mode="mean"` or `grid=[[1,4,4]]`: what is the same in every call.
+    """Reads an argument that has the same value in every call: `use_cache=false`, `mode="mean"` or `grid=[[1,4,4]]`.
 
     Returns:
-        The argument's path and its value; lists stand for a tensor. None if the text declares an input, which has a
-        type before its brackets.
+        The argument's path and its value, where a list stands for a tensor. None if the text declares an input, such
+        as `ids=int64[batch,seq]`.
     """
     match = _CONSTANT.fullmatch(text)
     if match is None:

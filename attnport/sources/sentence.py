@@ -17,7 +17,8 @@ from attnport.sources.pooling import MODES, LayerNorm, Normalise, Pooling, Proje
 
 TOKENS, SENTENCE, SCORES = "token_embeddings", "sentence_embedding", "scores"
 _ALONE = "Export the transformer alone: hf: with a copy of the folder without modules.json."
-_SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json")
+_SETTINGS = "config_sentence_transformers.json"
+_TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 _PREFIX = "pooling_mode_"
 _OLD_MODES = {
     f"{_PREFIX}{mode}{end}": mode
@@ -58,8 +59,8 @@ class Head(nn.Module):
         return {name: known[name] for name in dict.fromkeys(gives for _, gives in self.ways)}
 
 
-def own_folder(place: str) -> Path:
-    """The folder in which everything lies that sentence-transformers wrote: the folder, or a hub id's in the hub cache.
+def folder_of(place: str) -> Path:
+    """The folder of the files that sentence-transformers wrote: the place itself, or the hub cache's for a hub id.
 
     Raises:
         SpecError: `modules.json` cannot be read, or names a place outside the folder.
@@ -67,7 +68,7 @@ def own_folder(place: str) -> Path:
     folder = Path(place)
     if folder.is_dir():
         return folder
-    found = [find(place, name) for name in ("config.json", "modules.json", *_SETTINGS)]
+    found = [find(place, name) for name in ("config.json", "modules.json", _SETTINGS, _TRANSFORMER_SETTINGS)]
     folder = next((path.parent for path in found if path), folder)
     for module in _modules(folder)[1:]:
         step = str(module.get("path", ""))
@@ -78,10 +79,10 @@ def own_folder(place: str) -> Path:
 
 
 def check_inside(folder: Path, place: str) -> None:
-    """Refuses the path of a step that leads out of the folder.
+    """Checks that a path of `modules.json` stays inside the folder.
 
     Raises:
-        SpecError: it does.
+        SpecError: it leads out of it.
     """
     if Path(place).is_absolute() or ".." in Path(place).parts:
         raise SpecError(f"{folder / 'modules.json'} names {place!r}, which is outside the folder.")
@@ -130,7 +131,7 @@ def cross_activation(folder: Path, config: Any) -> nn.Module | None:
     Raises:
         SpecError: it is not one of torch's.
     """
-    values = _read(folder, _SETTINGS[0])
+    values = _read(folder, _SETTINGS)
     of_config = getattr(config, "sentence_transformers", None)
     is_cross = values.get("model_type") == "CrossEncoder"
     text = of_config.get("activation_fn") if isinstance(of_config, Mapping) else None
@@ -150,7 +151,7 @@ def read_prompts(folder: Path) -> Prompts:
     Raises:
         SpecError: the file has another format.
     """
-    values = _read(folder, _SETTINGS[0])
+    values = _read(folder, _SETTINGS)
     named = values.get("prompts") or {}
     default = values.get("default_prompt_name") or ""
     if (
@@ -159,13 +160,13 @@ def read_prompts(folder: Path) -> Prompts:
         or not isinstance(default, str)
         or (default and default not in named)
     ):
-        raise SpecError(f"{folder / _SETTINGS[0]}: its prompts are no texts by name.")
+        raise SpecError(f"{folder / _SETTINGS}: its prompts are no texts by name.")
     return Prompts({name: text for name, text in named.items() if text}, default if named.get(default) else "")
 
 
 def read_lower(folder: Path) -> bool:
     """Whether sentence-transformers puts texts into lower case, whatever the tokenizer does."""
-    return bool(_read(folder, _SETTINGS[1]).get("do_lower_case"))
+    return bool(_read(folder, _TRANSFORMER_SETTINGS).get("do_lower_case"))
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:

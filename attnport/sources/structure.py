@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnport.errors import SpecError
@@ -231,7 +231,7 @@ def flat_name(path: Path) -> str:
     return re.sub(r"\W", "_", "_".join(path), flags=re.ASCII)
 
 
-def flat_outputs(result: Any, taken: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+def flat_outputs(result: Any, taken: Collection[str] = ()) -> dict[str, torch.Tensor]:
     """The tensors of a module's result by name: `output`, `output_0`, ..., or the keys and fields of the result.
 
     Args:
