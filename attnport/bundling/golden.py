@@ -37,11 +37,7 @@ def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> 
     Raises:
         ArtifactError: it cannot be read, or a case lacks an array.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as err:  # for a damaged file, numpy and zipfile raise a dozen types of exceptions
-        raise ArtifactError(f"{path} is not a file of arrays: {err}", hint="Export again.") from err
+    arrays = load(path)
     kinds = ("out", "valid", *(eager(plan) for plan in plans))
     wanted = {
         f"{case}/{part}"
@@ -55,9 +51,22 @@ def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> 
         missing = sorted(wanted - set(arrays))
         raise ArtifactError(
             f"{path} lacks {missing[0] if missing else 'golden cases'}.",
-            hint="Export again; export runs PyTorch at every precision plan that it supports.",
+            hint="Run attnport check, which runs PyTorch at the precision plans of all forms; or export again.",
         )
     return {name: arrays[name] for name in sorted(wanted)}
+
+
+def load(path: Path) -> dict[str, Array]:
+    """All arrays of `golden.npz`.
+
+    Raises:
+        ArtifactError: it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as err:  # for a damaged file, numpy and zipfile raise a dozen types of exceptions
+        raise ArtifactError(f"{path} is not a file of arrays: {err}", hint="Export again.") from err
 
 
 def cases(arrays: Mapping[str, Array]) -> list[str]:

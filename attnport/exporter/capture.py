@@ -131,7 +131,7 @@ def capture(module: torch.nn.Module, contract: IOContract, *, opset: int = OPSET
 
 
 def _register_constants(model: ir.Model) -> None:
-    """Adds the constants that onnxscript forgot: where one tensor is clipped twice, its rules name both bounds alike."""
+    """Adds constants that onnxscript forgot: where a tensor is clipped twice, its rules name both bounds alike."""
     initializers = model.graph.initializers
     for node in model.graph.all_nodes():
         for value in node.inputs:

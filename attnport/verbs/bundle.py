@@ -13,11 +13,11 @@ from attnport.bundling.judging import FUSION, PARITY, gate, judge
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
 from attnport.folder.workspace import check_files, open_folder
+from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
 from attnport_bundle.signature import SIGNATURE
 
 LANGUAGES = ("python", "cpp")
-_GOLDEN = "golden.npz"
 
 
 def bundle(
@@ -63,7 +63,7 @@ def bundle(
     check_files(folder, manifest, *_wanted(folder, manifest, backends))
     judged = judge(folder, manifest, backends)
     gate(folder, judged, unverified)
-    goldens = read_goldens(folder / _GOLDEN, manifest.io, {backend.form.plan for backend in backends})
+    goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends})
     _refuse_stranger(out, force)
     if sign is None and (out / SIGNATURE).exists():
         progress(f"{out} was signed; the bundle that replaces it is not")

@@ -31,6 +31,8 @@ from attnport.parity.bisect_ground import FORM
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress, References
+from attnport.parity.golden import FILE as GOLDEN
+from attnport.parity.golden import add_plans
 from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
@@ -134,6 +136,10 @@ def check(
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
             report = run.report(chosen)
+        if GOLDEN in manifest.files:
+            check_files(folder, manifest, GOLDEN)
+            plans = {form.plan for form in manifest.forms.values()}
+            add_plans(spec, folder / GOLDEN, lambda: edit.path(GOLDEN), plans)
         edit.path(file).write_text(to_json(report), encoding="utf-8")
         rows = (*report.runtimes.values(), *report.forms.values())
         edit.finish(stage, "" if any(process_failed(row.reason) for row in rows) else digest)

@@ -21,6 +21,7 @@ from attnport.folder.refusals import refuse_stranger
 from attnport.folder.trust import remember
 from attnport.folder.workspace import Change, change, fresh, open_folder, open_if_there, toolchain
 from attnport.jsonfile import digest_text, to_json
+from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import write_golden
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from attnport.verbs._given import Given
 
 STAGE = "export"
-MODEL, WEIGHTS, GOLDEN = "model.onnx", "weights.bin", "golden.npz"
+MODEL, WEIGHTS = "model.onnx", "weights.bin"
 _PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "transformers", "numpy")
 
 

@@ -1,4 +1,4 @@
-"""Golden cases as export stores them: eager at every plan, as the measure of error of that plan."""
+"""Golden cases as export and check store them: eager at a plan is the measure of error of that plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tiny_attention as tiny
 
 from attnport.artifacts import AUTO, PLANS, ModelSpec, Source
 from attnport.errors import ArtifactError
-from attnport.parity.golden import CASES, bounds, read_goldens, write_golden
+from attnport.parity.golden import CASES, add_plans, bounds, read_goldens, write_golden
 from attnport.runtimes import torch_eager
 
 
@@ -23,6 +23,8 @@ def spec() -> ModelSpec:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("golden") / "golden.npz"
     write_golden(spec(), path)
+    assert {name.split("/")[1] for name in np.load(path)} == {"in", "valid", "out", "eager"}
+    add_plans(spec(), path, lambda: path, {*PLANS, AUTO})
     return path
 
 
@@ -51,10 +53,19 @@ def test_a_plan_that_torch_cannot_compute_in_has_no_bound(
         return right(self, opening)
 
     monkeypatch.setattr(torch_eager.TorchEager, "open", opened)
-    write_golden(spec(), tmp_path / "golden.npz")
+    path = tmp_path / "golden.npz"
+    write_golden(spec(), path)
+    add_plans(spec(), path, lambda: path, {"fp16", "bf16"})
     read_goldens(tmp_path / "golden.npz", tiny.IO, {"fp32", "bf16"})
     with pytest.raises(ArtifactError, match=r"lacks .*/eager\.fp16/"):
         read_goldens(tmp_path / "golden.npz", tiny.IO, {"fp16"})
+
+
+def test_a_plan_that_is_there_is_not_computed_again(stored: Path) -> None:
+    def unwanted() -> Path:
+        raise AssertionError("nothing was to be written")
+
+    add_plans(spec(), stored, unwanted, {*PLANS, AUTO})
 
 
 def test_a_twin_that_is_not_finite_gives_no_bound(stored: Path) -> None:
