@@ -55,6 +55,8 @@ class Input:
             corners = torch.randint(0, 500, shape, generator=generator)
             corners[..., 2:] += 500
             return corners
+        if self.kind == "none":  # of the values, as of padding
+            return torch.zeros(shape)
         if self.kind == "zeros":
             return torch.zeros(shape, dtype=torch.int64)
         if self.kind == "mask":
@@ -68,7 +70,7 @@ class Input:
         if self.kind == "constant" and all(isinstance(dim, int) for dim in self.dims):
             return f"{self.name}={self.tensor({}, torch.Generator()).tolist()}"
         shape = f"[{','.join(map(str, self.dims))}]"
-        if self.kind in ("float", "patches"):
+        if self.kind in ("float", "none", "patches"):
             return f"{self.name}=float32{shape}"
         if self.kind == "mask" and len(self.dims) == 2:
             return f"{self.name}=int64{shape}:padding"
@@ -225,7 +227,7 @@ def _series(config: Any, signature: Collection[str]) -> Iterator[tuple[Input, ..
     if "past_values_padding" in signature:
         length = _number(config, "context_length", default=64)
         series = Input("past_values", ("batch", length), "float")
-        padding = Input("past_values_padding", ("batch", length), "zeros")
+        padding = Input("past_values_padding", ("batch", length), "none")
         yield (series, padding, Input("freq", ("batch", 1), "zeros"))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from attnport.artifacts import AUTO
 from attnport.errors import SpecError
@@ -165,13 +165,24 @@ class Double(TorchDispatchMode):
         return result
 
 
+class _WideNumbers(TorchFunctionMode):
+    """Makes float64 tensors of numbers: float32 cannot hold `finfo(float64).min`, which many masks are filled with."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        of_numbers = func in (torch.tensor, torch.full) and kwargs.get("dtype") is None
+        if of_numbers and any(isinstance(leaf, float) for leaf in tree_leaves((args, kwargs))):
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
 def operator_name(func: Any) -> str:
     """`softmax` for `aten.softmax.int`."""
     return str(func._schema.name).split("::")[-1]
 
 
 @contextmanager
-def active(*modes: TorchDispatchMode) -> Iterator[None]:
+def active(*modes: TorchDispatchMode | TorchFunctionMode) -> Iterator[None]:
     """Enters inference mode, then `modes` in order; the last one sees a call first."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
@@ -186,11 +197,13 @@ HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16
 """The type in which attention runs; the rest of the module is float32."""
 
 
-def modes_for(plan: str, *, contract: bool, float64: bool, step_by_step: bool = False) -> list[TorchDispatchMode]:
+def modes_for(
+    plan: str, *, contract: bool, float64: bool, step_by_step: bool = False
+) -> list[TorchDispatchMode | TorchFunctionMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or to float64)."""
-    chosen: list[TorchDispatchMode] = [StepByStep()] if step_by_step and plan != AUTO else []
+    chosen: list[TorchDispatchMode | TorchFunctionMode] = [StepByStep()] if step_by_step and plan != AUTO else []
     if float64:
-        chosen.append(Double())
+        chosen += [Double(), _WideNumbers()]
     elif plan in HALF_OF_ISLANDS:
         chosen.append(Islands(HALF_OF_ISLANDS[plan]))
     elif plan == AUTO:

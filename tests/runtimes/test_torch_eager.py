@@ -211,6 +211,19 @@ def test_a_table_that_is_no_buffer_can_be_detached_in_float64() -> None:
     np.testing.assert_array_equal(y, run(CastsItself(), contract=True, float64=True) + 0.5)
 
 
+class FillsWithTheLowest(Sdpa):
+    """Makes the lowest number a tensor without a type, as transformers' XGLM does."""
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        lowest = torch.finfo(x.dtype).min
+        return torch.max(super().forward(x, keep), torch.tensor(lowest)) + torch.full((1,), lowest) * 0
+
+
+def test_float64_has_room_for_the_lowest_number_of_its_type() -> None:
+    y = run(FillsWithTheLowest(SDPAS["bool"]), float64=True)
+    np.testing.assert_array_equal(y, run(Sdpa(SDPAS["bool"]), float64=True))
+
+
 def test_float64_reaches_where_the_module_names_float32() -> None:
     y = run(CastsItself(), contract=True, float64=True)
     assert y.dtype == np.float64
