@@ -93,9 +93,10 @@ def pinned(program: torch.export.ExportedProgram) -> bool:
     """Whether the graph needs a size that the code computes to be one number, as after `int(x.shape[1] / 64)`."""
     import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 
-    return any(  # what equals 0 is the remainder of a size
-        isinstance(guard.expr, sympy.Eq) and any(side.is_number and side > 1 for side in guard.expr.args)
-        for guard in getattr(_environment(program), "guards", ())
+    equal = [guard.expr for guard in getattr(_environment(program), "guards", ()) if isinstance(guard.expr, sympy.Eq)]
+    return any(  # what equals 0 is the remainder of a size; a size that is not computed is a dim
+        any(side.is_number and side > 1 for side in each.args) and not any(side.is_Symbol for side in each.args)
+        for each in equal
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import re
@@ -17,12 +18,18 @@ from attnport.errors import ExportError, first_line
 from attnport.exporter.experts import all_experts
 from attnport.exporter.guards import Guard, constants, guards, located, pinned, place_of
 from attnport.exporter.recurrences import scanned
+from attnport.exporter.recurrent import kept_whole
+from attnport.known import Computing, known
 
 if TYPE_CHECKING:
     import torch
 
 _PATCHED = threading.RLock()
 """Held while torch is changed: two exports at once would undo each other's changes."""
+
+
+_FEW = 16
+"""The most numbers of a buffer that may decide sizes, such as a stride."""
 
 
 @contextlib.contextmanager
@@ -50,7 +57,8 @@ def traceable(module: Any) -> Iterator[None]:
     - The fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is one operator that no exporter knows.
     - The loop of transformers' experts is over those that were chosen, which a trace cannot know; `grouped_mm` computes
       the same, or a loop over all of them (see `experts`).
-    - Recurrences of transformers' models are scans (see `recurrences`).
+    - Recurrences of transformers' models are scans (see `recurrences`); LSTM, GRU and RNN are one operator each (see
+      `recurrent`).
     - A cast of a module replaces its parameters, which torch.export refuses. One to what the module already is does
       nothing.
     - torch.export prints the whole graph so far when it fails.
@@ -76,7 +84,7 @@ def traceable(module: Any) -> Iterator[None]:
         try:
             for part in experts:
                 part.set_experts_implementation("grouped_mm")
-            with scanned(), all_experts():
+            with scanned(), all_experts(), kept_whole():
                 yield
         finally:
             for part, chosen in zip(experts, before, strict=True):
@@ -122,13 +130,15 @@ def trace(
             with located():
                 program = _exported(module, contract, feeds, chosen=True)
     except Exception as err:  # torch.export raises whatever the module's own code raises under tracing
+        if "data-dependent" in str(err) and (read := _retraced(module, contract, feeds, computing=True)) is not None:
+            return read, guards(read, contract)
         text = f"{first_line(err)}{_place(err)}"
         raise ExportError(
             f"torch.export cannot trace the module: {type(err).__name__}: {text}",
             hint=_advice(text) or "Run with --traceback for torch's full message.",
         ) from err
     frozen = constants(program, contract)
-    if (frozen or pinned(program)) and (read := _read(module, contract, feeds)) is not None:
+    if (frozen or pinned(program)) and (read := _retraced(module, contract, feeds, strict=True)) is not None:
         return read, guards(read, contract)
     if frozen:
         problems = []
@@ -142,18 +152,59 @@ def trace(
     return program, guards(program, contract)
 
 
-def _read(
-    module: torch.nn.Module, contract: IOContract, feeds: dict[str, torch.Tensor]
+def _retraced(
+    module: torch.nn.Module,
+    contract: IOContract,
+    feeds: dict[str, torch.Tensor],
+    *,
+    strict: bool = False,
+    computing: bool = False,
 ) -> torch.export.ExportedProgram | None:
-    """The graph as torch reads it out of the code, where `len(x)` and `int(x.shape[i])` stay sizes; None if it cannot.
+    """The graph that another way of tracing gives; None if it gives none, or one that holds for one size.
 
-    It is the last try, as it takes fewer modules than running them does.
+    These are tried last, as they take fewer modules than running them does, or keep less of them.
+
+    Args:
+        strict: torch reads the code, in which `len(x)` and `int(x.shape[i])` stay sizes.
+        computing: What follows from numbers alone is computed meanwhile, so that it can decide sizes; see `Computing`.
     """
     try:
-        program = _exported(module, contract, feeds, chosen=True, strict=True)
+        with _computing(module) if computing else contextlib.nullcontext():
+            program = _exported(module, contract, feeds, chosen=True, strict=strict)
     except Exception:  # torch raises errors of any type; the first try's is the one to tell
         return None
     return None if constants(program, contract) or pinned(program) else program
+
+
+@contextlib.contextmanager
+def _computing(module: torch.nn.Module) -> Iterator[None]:
+    """Has a module's forward compute what follows from numbers, and from its buffers of whole numbers, alone."""
+    made = vars(module).get("forward")
+    forward = module.forward
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with Computing():
+            return forward(*args, **kwargs)
+
+    computed.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # torch.export binds by it
+
+    taken = []
+    for part in module.modules():
+        for name, buffer in list(part._buffers.items()):
+            if buffer is not None and not buffer.is_floating_point() and buffer.numel() <= _FEW:
+                taken.append((part, name, buffer))
+                del part._buffers[name]
+                vars(part)[name] = known(buffer)
+    module.forward = computed
+    try:
+        yield
+    finally:
+        del module.forward
+        if made is not None:
+            module.forward = made
+        for part, name, buffer in taken:
+            del vars(part)[name]
+            part._buffers[name] = buffer
 
 
 def _exported(
@@ -168,7 +219,9 @@ def _exported(
     import torch
 
     dims: dict[str, Any] = {
-        dim.name: torch.export.Dim.AUTO(min=dim.min, max=dim.max)
+        dim.name: torch.export.Dim.STATIC
+        if dim.min == dim.max
+        else torch.export.Dim.AUTO(min=dim.min, max=dim.max)
         if chosen
         else torch.export.Dim(dim.name, min=dim.min, max=dim.max)
         for dim in contract.dims

@@ -120,7 +120,7 @@ def of_declarations(module: nn.Module, paths: Sequence[Path], constants: Mapping
     Raises:
         SpecError: two declarations contradict each other, or the places in a sequence are not 0, 1, 2, ...
     """
-    from attnport.sources.known import as_constant
+    from attnport.known import as_constant
 
     signature = inspect.signature(module.forward)
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
@@ -312,7 +312,7 @@ def adapted(module: nn.Module, arguments: Arguments, outputs: Sequence[str]) -> 
     parameters, deep copies, casts and `isinstance` stay what they were. Hooks of the module itself see its own
     arguments and results.
     """
-    from attnport.sources.known import computing
+    from attnport.known import computing
 
     kind, names, chosen = type(module), arguments.names, tuple(outputs)
     made = copy.copy(module)

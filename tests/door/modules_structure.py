@@ -250,3 +250,27 @@ class GatedUnits(nn.Module):
 def gated_units() -> nn.Module:
     torch.manual_seed(6)
     return GatedUnits()
+
+
+class ReadsFirst(nn.Module):
+    """A recurrence over the sequence, and attention to what it found."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.inner = kind(WIDTH, WIDTH // 2, num_layers=2, batch_first=True, bidirectional=True)
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(self.inner(x)[0])
+
+
+@door(X)
+def lstm_before_attention() -> nn.Module:
+    torch.manual_seed(10)
+    return ReadsFirst(nn.LSTM)
+
+
+@door(X)
+def gru_before_attention() -> nn.Module:
+    torch.manual_seed(10)
+    return ReadsFirst(nn.GRU)

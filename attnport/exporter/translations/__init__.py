@@ -20,3 +20,10 @@ def tables() -> dict[Any, Translation]:
     for name in registry.names(__name__):
         found.update(registry.module(__name__, name, "translation").table())
     return found
+
+
+def opset() -> Any:
+    """The operators that translations are written in; a call adds a node to the graph that is being exported."""
+    from onnxscript import opset18
+
+    return opset18

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnport.exporter.translations import Translation
+from attnport.exporter.translations import Translation, opset
 
 _INT32, _BOOL = 6, 9
 
@@ -26,7 +26,7 @@ def table() -> dict[Any, Translation]:
 
 def where(condition: Any, self: Any, other: Any) -> Any:
     """`self` where the condition is true, else `other`."""
-    op = _opset()
+    op = opset()
     if not (_is_boolean(self) or _is_boolean(other)):
         return op.Where(condition, self, other)
     return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
@@ -34,14 +34,14 @@ def where(condition: Any, self: Any, other: Any) -> Any:
 
 def masked_fill(self: Any, mask: Any, value: Any) -> Any:
     """`value` where the mask is true, else `self`."""
-    op = _opset()
+    op = opset()
     filled = op.CastLike(value, self)
     return where(mask, filled, self) if _is_boolean(self) else op.Where(mask, filled, self)
 
 
 def all_true(self: Any) -> Any:
     """Whether every element is true, as it is where there is none."""
-    op = _opset()
+    op = opset()
     return op.Cast(op.ReduceMin(op.Cast(self, to=_INT32), keepdims=0), to=_BOOL)
 
 
@@ -49,9 +49,3 @@ def _is_boolean(value: Any) -> bool:
     import onnx_ir as ir
 
     return getattr(value, "dtype", None) == ir.DataType.BOOL
-
-
-def _opset() -> Any:
-    from onnxscript import opset18
-
-    return opset18

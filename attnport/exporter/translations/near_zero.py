@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnport.exporter.translations import Translation
+from attnport.exporter.translations import Translation, opset
 
 
 def table() -> dict[Any, Translation]:
@@ -20,7 +20,7 @@ def table() -> dict[Any, Translation]:
 
 def expm1(self: Any) -> Any:
     """`tanh(x / 2) * (exp(x) + 1)`, which is the same without a difference of near numbers."""
-    op = _opset()
+    op = opset()
     half = op.Mul(self, op.CastLike(op.Constant(value_float=0.5), self))
     one = op.CastLike(op.Constant(value_float=1.0), self)
     return op.Mul(op.Tanh(half), op.Add(op.Exp(self), one))
@@ -28,15 +28,9 @@ def expm1(self: Any) -> Any:
 
 def log1p(self: Any) -> Any:
     """`2 * atanh(x / (2 + x))` near zero; `log(1 + x)` elsewhere."""
-    op = _opset()
+    op = opset()
     one, two = (op.CastLike(op.Constant(value_float=value), self) for value in (1.0, 2.0))
     near = op.Less(op.Abs(self), op.CastLike(op.Constant(value_float=0.5), self))
     small = op.Where(near, self, op.Sub(self, self))  # so that atanh of the others is not asked for
     accurate = op.Mul(two, op.Atanh(op.Div(small, op.Add(two, small))))
     return op.Where(near, accurate, op.Log(op.Add(one, self)))
-
-
-def _opset() -> Any:
-    from onnxscript import opset18
-
-    return opset18

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from attnport.exporter.translations import Translation
+from attnport.exporter.translations import Translation, opset
 
 
 def table() -> dict[Any, Translation]:
@@ -25,7 +25,7 @@ def floordiv(self: Any, other: Any) -> Any:
 
     What is surely positive stays a plain `Div`: sizes are read out of the graph later.
     """
-    op = _opset()
+    op = opset()
     quotient = op.Div(self, other)
     if not _may_be_negative(self):
         return quotient
@@ -51,14 +51,14 @@ def remainder(self: Any, other: Any) -> Any:
 
     if isinstance(other, int | float):
         torchlib: Any = core.aten_remainder
-        return torchlib(self, _opset().CastLike(other, self))
-    op = _opset()
+        return torchlib(self, opset().CastLike(other, self))
+    op = opset()
     return op.Mod(self, op.CastLike(other, self))
 
 
 def repeat_interleave(self: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
     """Each element several times, which may be a size."""
-    op = _opset()
+    op = opset()
     value, axis = (op.Reshape(self, op.Constant(value_ints=[-1])), 0) if dim is None else (self, int(dim))
     rank = 1 if dim is None else len(self.shape)
     axis %= rank
@@ -69,9 +69,3 @@ def repeat_interleave(self: Any, repeats: Any, dim: Any = None, output_size: Any
     before = [op.Shape(value, start=0, end=axis)] if axis else []
     after = [op.Shape(value, start=axis + 1)] if axis + 1 < rank else []
     return op.Reshape(tiled, op.Concat(*before, op.Constant(value_ints=[-1]), *after, axis=0))
-
-
-def _opset() -> Any:
-    from onnxscript import opset18
-
-    return opset18

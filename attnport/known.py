@@ -56,12 +56,12 @@ class Computing(TorchFunctionMode):
         leaves = pytree.tree_leaves(given)
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
         are_known = [isinstance(each, Known) for each in tensors]
-        of_numbers = func in _MADE_OF_NUMBERS and not any(isinstance(each, _TRACED) for each in leaves)
-        if all(are_known) if tensors else of_numbers:
+        traced = any(isinstance(each, _TRACED) for each in leaves)
+        if not traced and (all(are_known) if tensors else func in _MADE_OF_NUMBERS):
             with _disable_current_modes():
                 return pytree.tree_map_only(torch.Tensor, known, func(*given[0], **given[1]))
-        if any(are_known):
-            given = pytree.tree_map_only(Known, _literal, given)
+        if any(are_known):  # a size of the trace and a number would not be a tensor, which `func` may ask for
+            given = pytree.tree_map_only(Known, _constant if all(are_known) else _literal, given)
         args, named = given
         return func(*args, **named)
 
@@ -80,6 +80,13 @@ def _numbered(places: slice) -> slice:
 
 def _literal(tensor: Known) -> Any:
     """The values as the graph has them: a number, or a tensor that is made in it."""
+    return _constant(tensor) if tensor.ndim else _values(tensor)
+
+
+def _constant(tensor: Known) -> torch.Tensor:
+    return torch.tensor(_values(tensor), dtype=tensor.dtype)
+
+
+def _values(tensor: Known) -> Any:
     with _disable_current_modes():
-        values = tensor.tolist()
-    return torch.tensor(values, dtype=tensor.dtype) if tensor.ndim else values
+        return tensor.tolist()

@@ -12,7 +12,7 @@ from torch import nn
 
 import attnport
 from attnport.errors import SpecError, UsageError
-from attnport.sources.known import Computing, known
+from attnport.known import Computing, known
 from attnport.sources.parsing import parse_constant
 
 GRID = [[1, 4, 4], [2, 2, 4]]
