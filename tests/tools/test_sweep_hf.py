@@ -9,7 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import torch
+from onnx import helper, numpy_helper
 
 from attnport.dims import TensorSpec
 
@@ -49,8 +52,6 @@ def tiny() -> ModuleType:
 
 
 def outputs() -> dict[str, Any]:
-    import torch
-
     return {"last_hidden_state": torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))}
 
 
@@ -71,6 +72,29 @@ def test_what_the_module_gives_is_right(judge: ModuleType) -> None:
 def test_a_wrong_answer_is_seen(judge: ModuleType, change: Any, words: str) -> None:
     expected = outputs()
     assert words in judge.differs([change(expected["last_hidden_state"].numpy())], expected)
+
+
+class KeepsTheBest(torch.nn.Module):
+    """Gives the second number of the row whose first is the largest."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"best": x[x[:, 0].argmax(), 1:]}
+
+
+@pytest.mark.parametrize(("answer", "right"), [(5.0, True), (-5.0, True), (4.0, False)])
+def test_either_of_two_rows_is_right_where_rounding_decides(
+    judge: ModuleType, tiny: ModuleType, tmp_path: Path, answer: float, right: bool
+) -> None:
+    given = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 2])
+    gives = helper.make_tensor_value_info("best", onnx.TensorProto.FLOAT, [1])
+    opset = helper.make_opsetid("", 20)
+    node = helper.make_node("Constant", [], ["best"], value=numpy_helper.from_array(np.float32([answer])))
+    onnx.save(
+        helper.make_model(helper.make_graph([node], "g", [given], [gives]), ir_version=10, opset_imports=[opset]),
+        tmp_path / "m.onnx",
+    )
+    feeds = [{"x": torch.tensor([[1.0, 5.0], [1.0, -5.0]])}]
+    assert (judge.wrong(tmp_path / "m.onnx", KeepsTheBest(), feeds) == "") == right
 
 
 def test_a_missing_output_is_seen(judge: ModuleType) -> None:
