@@ -17,6 +17,15 @@ PAGE = HERE / "models.md"
 LONGEST = 160
 SIDES = ("torch", "attnport")
 
+VALUES, RANDOM, TIME, OTHER = "values", "random", "time", "other"
+CAUSES = {
+    "Values of the inputs decide sizes or branches": VALUES,
+    "Random numbers": RANDOM,
+    "Not finished in time": TIME,
+    "Other reasons": OTHER,
+}
+"""The headings of the reasons."""
+
 INTRODUCTION = """\
 # Hugging Face models
 
@@ -40,11 +49,18 @@ right has its first reason below the table.
 def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The page of these results, by type and side."""
     tried = {kind: sides for kind, sides in found.items() if "attnport" in sides}
-    made = {kind: sides for kind, sides in tried.items() if all(side["made"] for side in sides.values())}
+    # A side that could not make the type was measured before the type's tiny config was found.
+    made = {
+        kind: {name: side for name, side in sides.items() if side["made"]}
+        for kind, sides in tried.items()
+        if sides["attnport"]["made"]
+    }
     versions = sorted({word for sides in tried.values() for word in named_versions(sides["attnport"]["of"])})
     text = INTRODUCTION.format(versions=", ".join(versions), bound="1e-3")
     text += "".join(f"{line}\n" for line in [*counts(made, len(tried) - len(made)), "", *table(made)])
-    text += "\n## Why not\n" + "".join(f"{line}\n" for line in reasons(made))
+    for title, cause in CAUSES.items():
+        found_reasons = [f"{line}\n" for line in reasons(made, cause)]
+        text += f"\n## {title}\n\n{''.join(found_reasons)}" if found_reasons else ""
     missing = {kind: sides["attnport"]["reason"] for kind, sides in tried.items() if kind not in made}
     if missing:
         text += "\n## Could not be made\nNo tiny config was found, or the model takes none of the inputs tried.\n\n"
@@ -64,11 +80,13 @@ def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) ->
     both = {kind: sides for kind, sides in made.items() if set(SIDES) <= set(sides)}
     lost = sorted(kind for kind, sides in both.items() if sides["torch"]["right"] and not sides["attnport"]["right"])
     right = sum(sides["attnport"]["right"] for sides in made.values())
+    no_graph = sum(cause_of(sides["attnport"]) in (VALUES, RANDOM) for sides in made.values())
     fused = [sides["attnport"] for sides in made.values() if sides["attnport"].get("attentions")]
     whole = sum(one["fused"] == one["attentions"] for one in fused)
     lines = [
         f"- {len(made) + missing} types were tried; {missing} could not be made. Of the {len(made)} others, attnport "
-        f"gets **{right}** right.",
+        f"gets **{right}** right. {no_graph} do not fit into a graph: values of their inputs decide sizes or branches, "
+        f"or they draw random numbers. Of the rest, {100 * right / max(1, len(made) - no_graph):.1f} % are right.",
         f"- torch.onnx alone was measured on {len(both)} of them: it gets "
         f"{sum(sides['torch']['right'] for sides in both.values())} right, attnport "
         f"{sum(sides['attnport']['right'] for sides in both.values())}.",
@@ -96,11 +114,23 @@ def cell(result: Mapping[str, Any]) -> str:
     return "**wrong**" if result["exported"] else "refused"
 
 
-def reasons(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """The reason of each type that attnport does not get right."""
+def reasons(made: Mapping[str, Mapping[str, Mapping[str, Any]]], cause: str) -> Iterator[str]:
+    """The reason of each type that attnport does not get right for this cause."""
     for kind, sides in sorted(made.items()):
-        if not sides["attnport"]["right"]:
+        if cause_of(sides["attnport"]) == cause:
             yield f"- `{kind}`: {brief(sides['attnport']['reason'])}"
+
+
+def cause_of(result: Mapping[str, Any]) -> str:
+    """Why a type is not right; "" if it is."""
+    if result["right"]:
+        return ""
+    reason = result["reason"]
+    if "data-dependent" in reason:
+        return VALUES
+    if re.search(r"Random(Uniform|Normal)|not deterministic|randn", reason):
+        return RANDOM
+    return TIME if reason.startswith("it took more than") else OTHER
 
 
 def brief(reason: str) -> str:
