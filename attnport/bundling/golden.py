@@ -49,9 +49,10 @@ def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> 
     }
     if not wanted or wanted - set(arrays):
         missing = sorted(wanted - set(arrays))
+        of_plan = missing and "/eager." in missing[0]
         raise ArtifactError(
             f"{path} lacks {missing[0] if missing else 'golden cases'}.",
-            hint="Run attnport check, which runs PyTorch at the precision plans of all forms; or export again.",
+            hint="Run attnport check: it runs PyTorch at the precisions of all forms." if of_plan else "Export again.",
         )
     return {name: arrays[name] for name in sorted(wanted)}
 

@@ -26,12 +26,12 @@ def kept_whole() -> Iterator[None]:
     functions: Any = _VF
     before = {kind: getattr(functions, kind) for kind in GATES}
     try:
-        for kind in GATES:
-            setattr(functions, kind, functools.partial(_called, kind, before[kind]))
+        for kind, torchs in before.items():
+            setattr(functions, kind, functools.partial(_called, kind, torchs))
         yield
     finally:
-        for kind in GATES:
-            delattr(functions, kind)
+        for kind, torchs in before.items():
+            setattr(functions, kind, torchs)
 
 
 def operator(kind: str) -> Any:

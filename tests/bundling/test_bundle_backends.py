@@ -211,13 +211,15 @@ def test_an_engine_that_no_golden_case_fits_is_refused(artifact: Path, tmp_path:
     assert "batch=2,seq=5" in caught.value.hint
 
 
-def test_an_artifact_of_before_gives_bounds_in_float32_only(wide: Path, arrays: dict[str, Any], tmp_path: Path) -> None:
+def test_a_form_has_no_bound_before_check_ran_pytorch_at_its_plan(
+    wide: Path, arrays: dict[str, Any], tmp_path: Path
+) -> None:
     with change(wide) as edit, edit.path("golden.npz").open("wb") as file:
         np.savez(file, **{name: array for name, array in arrays.items() if "eager.fp16" not in name})
         edit.finish("export", "1")
     with pytest.raises(ArtifactError, match=r"golden\.npz lacks golden-0/eager\.fp16/hidden") as caught:
         bundle(wide, tmp_path / "app", forms=[NAME])
-    assert "Export again" in caught.value.hint
+    assert "Run attnport check" in caught.value.hint
     bundle(wide, tmp_path / "app", forms=["ort_cpu"])
 
 
