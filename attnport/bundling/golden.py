@@ -58,7 +58,7 @@ def read(path: Path, contract: IOContract, plans: Iterable[str] = ("fp32",)) -> 
 
 
 def load(path: Path) -> dict[str, Array]:
-    """All arrays of `golden.npz`.
+    """Reads all arrays of `golden.npz`, by name.
 
     Raises:
         ArtifactError: it cannot be read.
@@ -66,7 +66,7 @@ def load(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except Exception as err:  # for a damaged file, numpy and zipfile raise a dozen types of exceptions
+    except Exception as err:  # numpy and zipfile raise a dozen types for a damaged file
         raise ArtifactError(f"{path} is not a file of arrays: {err}", hint="Export again.") from err
 
 

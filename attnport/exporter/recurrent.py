@@ -69,31 +69,16 @@ def _operators() -> Any:
     return torch.ops.attnport
 
 
-def _compute(
-    kind: str,
-    x: torch.Tensor,
-    hidden: list[torch.Tensor],
-    weights: list[torch.Tensor],
-    biases: bool,
-    layers: int,
-    both_ways: bool,
-    batch_first: bool,
-) -> Any:
+def _compute(kind: str, x: torch.Tensor, hidden: list[torch.Tensor], *others: Any) -> Any:
     import torch
 
+    weights, biases, layers, both_ways, batch_first = others
     function = getattr(torch._C._VariableFunctions, kind)
     states = hidden if kind == "lstm" else hidden[0]
     return function(x, states, weights, biases, layers, 0.0, False, both_ways, batch_first)
 
 
-def _shapes(
-    x: torch.Tensor,
-    hidden: list[torch.Tensor],
-    weights: list[torch.Tensor],
-    biases: bool,
-    layers: int,
-    both_ways: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, ...]:
+def _shapes(x: torch.Tensor, hidden: list[torch.Tensor], *others: Any) -> tuple[torch.Tensor, ...]:
+    both_ways = others[-2]
     width = hidden[0].shape[-1] * (1 + both_ways)
     return x.new_empty((*x.shape[:2], width)), *(state.new_empty(state.shape) for state in hidden)

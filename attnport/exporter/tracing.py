@@ -160,9 +160,9 @@ def _retraced(
     strict: bool = False,
     computing: bool = False,
 ) -> torch.export.ExportedProgram | None:
-    """The graph that another way of tracing gives; None if it gives none, or one that holds for one size.
+    """Traces the module in another way; None if that fails too, or if the graph is right at one size alone.
 
-    These are tried last, as they take fewer modules than running them does, or keep less of them.
+    Both ways come last: reading the code takes fewer modules than running it, and computing makes constants of buffers.
 
     Args:
         strict: torch reads the code, in which `len(x)` and `int(x.shape[i])` stay sizes.

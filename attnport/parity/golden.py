@@ -40,7 +40,7 @@ def write_golden(spec: ModelSpec, path: Path) -> None:
 
 
 def add_plans(spec: ModelSpec, path: Path, to: Callable[[], Path], plans: Collection[str]) -> None:
-    """Adds eager's outputs at those plans of half precision that a file of `write_golden` lacks.
+    """Adds PyTorch's outputs at the given plans to a file of `write_golden`, except for plans that it already has.
 
     A plan that PyTorch cannot compute the module in is left out: what has no twin has no bound. That of `auto` is the
     run that does not overflow, so that there is one for a module that does in fp16.

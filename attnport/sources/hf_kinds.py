@@ -96,7 +96,7 @@ def is_plain_text(model: Any, numbers: Numbers) -> bool:
         return False
     if type(model).__name__.endswith("ForMultipleChoice"):
         return False
-    # A model with placeholders for pictures or sound in its text runs on text alone too.
+    # A model that marks the places of pictures or sound in its text by placeholders can run on text alone.
     return numbers.placeholders or not others & accepted
 
 
