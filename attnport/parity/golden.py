@@ -13,6 +13,7 @@ from attnport.artifacts import IOContract, ModelSpec
 from attnport.bundling import golden
 from attnport.cases.inputs import cases
 from attnport.errors import ArtifactError, AttnportError
+from attnport.masks.encoding import numpy_dtype
 from attnport.parity.bound import FACTORS_OF_ONE_RUN, Errors, Yardstick, measure
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
@@ -50,10 +51,11 @@ def add_plans(spec: ModelSpec, path: Path, to: Callable[[], Path], plans: Collec
     """
     arrays = golden.load(path)
     feeds: dict[str, dict[str, Array]] = {case: {} for case in golden.cases(arrays)}
+    dtypes = {each.name: numpy_dtype(each.dtype) for each in spec.io.inputs}  # the file has bfloat16 as float32
     for name, array in arrays.items():
         case, kind, tensor = name.split("/", 2)
         if kind == "in":
-            feeds[case][tensor] = array
+            feeds[case][tensor] = array.astype(dtypes[tensor], copy=False)
     added: dict[str, Array] = {}
     for plan in sorted(plans):
         kind = golden.eager(plan)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_attention as tiny
+import torch
 
-from attnport.artifacts import AUTO, PLANS, ModelSpec, Source
+from attnport.artifacts import AUTO, PLANS, IOContract, ModelSpec, Source
+from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError
 from attnport.parity.golden import CASES, add_plans, bounds, read_goldens, write_golden
 from attnport.runtimes import torch_eager
@@ -66,6 +68,22 @@ def test_a_plan_that_is_there_is_not_computed_again(stored: Path) -> None:
         raise AssertionError("nothing was to be written")
 
     add_plans(spec(), stored, unwanted, {*PLANS, AUTO})
+
+
+def test_a_plan_is_added_for_inputs_in_bfloat16_too(tmp_path: Path) -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2.0 * x
+
+    batch = Dim("batch", 1, 2, 4)
+    io = IOContract(
+        (TensorSpec("x", "bfloat16", ("batch", 3)),), (TensorSpec("y", "bfloat16", ("batch", 3)),), (batch,)
+    )
+    path = tmp_path / "golden.npz"
+    twice = ModelSpec("twice", Source("twice"), io, lambda: Twice().eval())
+    write_golden(twice, path)
+    add_plans(twice, path, lambda: path, {"bf16"})
+    assert "bf16" in {one.plan for one in read_goldens(path, io, {"bf16"}).bounds}
 
 
 def test_a_twin_that_is_not_finite_gives_no_bound(stored: Path) -> None:
