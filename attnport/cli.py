@@ -162,7 +162,9 @@ def build(
 
 @cli.command()
 @click.argument("folder", type=FOLDER)
-@click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report has only these.")
+@click.option(
+    "--runtime", "runtimes", multiple=True, help="A runtime; default: all but torch_compile. The report keeps others."
+)
 @click.option("--text", type=FOLDER, help="Sentences, one in each line.")
 @click.option("--inputs", type=FOLDER, help="An .npz with an array for each input.")
 @click.option("--shape", "shapes", multiple=True, help='Further cases, full batches of "batch=1/8,seq=512".')
@@ -191,8 +193,9 @@ def check(
 ) -> Callable[[], None]:  # fmt: skip
     """Compare the numbers of all runtimes with a float64 run.
 
-    Every lowered form is compared too, by running its graph in ONNX Runtime or ONNX's reference evaluator. A runtime
-    that crashes, hangs or takes all memory in its process is NOT_RUN; the others are still reported.
+    Every lowered form is compared too, by running its graph in ONNX Runtime or ONNX's reference evaluator; with
+    --runtime, the form that this runtime opens. A runtime that crashes, hangs or takes all memory in its process is
+    NOT_RUN; the others are still reported.
     """
     from attnport.verbs import check as checking
 

@@ -61,7 +61,12 @@ def source_options(work: F) -> F:
 
 _BENCH_OPTIONS = (
     click.argument("folder", type=FOLDER, required=False),
-    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. The report has only these."),
+    click.option(
+        "--runtime",
+        "runtimes",
+        multiple=True,
+        help="A runtime; default: all but torch_compile. The report has only these.",
+    ),
     click.option("--shape", "shapes", multiple=True, help='"batch=8,seq=128"; a grid: "batch=1/8,seq=64/128".'),
     click.option("--text", type=FOLDER, help="Sentences, one in each line."),
     click.option("--lengths", type=FOLDER, help="Lengths for ragged batches, one in each line, or LENGTH:COUNT."),

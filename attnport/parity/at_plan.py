@@ -47,7 +47,7 @@ class ComparisonAtPlan(Comparison):
                 self.io, self.spec, self.cases, self.store, self.threads, self.progress, self.eager
             )
 
-    def report(self, chosen: Sequence[Runtime]) -> ParityReport:
+    def report(self, chosen: Sequence[Runtime], forms: Mapping[str, Form]) -> ParityReport:
         """As of any comparison.
 
         Raises:
@@ -55,7 +55,7 @@ class ComparisonAtPlan(Comparison):
         """
         if self.eager != EAGER:
             self._check_reference()
-        return super().report(chosen)
+        return super().report(chosen, forms)
 
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
         name, found = runtime.name, self.probed[runtime.name]

@@ -6,7 +6,7 @@ Measuring comes first for all, since the bound asks for eager's largest error ov
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,16 +80,16 @@ class Comparison:
         self._moved: frozenset[str] = frozenset()
         self._own_way: set[tuple[str, str]] = set()
 
-    def report(self, chosen: Sequence[Runtime]) -> ParityReport:
-        """Everything, in order: the reference, the raw module, runtimes, forms, verdicts."""
+    def report(self, chosen: Sequence[Runtime], forms: Mapping[str, Form]) -> ParityReport:
+        """Everything, in order: the reference, the raw module, runtimes, forms of the artifact, verdicts."""
         with self._eager.session("fp32", float64=True) as session:
             self.notes += make_references(session, self.io, self.cases, self.store, self.progress)
         self._compare_raw_module()
         runtimes: dict[str, RuntimeParity | _Tried] = {}
         for runtime in chosen:
             runtimes.update(self._runtime(runtime))
-        forms = {name: self._form(name, form) for name, form in self.manifest.forms.items()}
-        every = [tried for tried in (*runtimes.values(), *forms.values()) if isinstance(tried, _Tried)]
+        graphs = {name: self._form(name, form) for name, form in forms.items()}
+        every = [tried for tried in (*runtimes.values(), *graphs.values()) if isinstance(tried, _Tried)]
         for tried in every:
             for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
                 self._eager.measured(plan, list(tried.found.errors))
@@ -106,7 +106,7 @@ class Comparison:
         self.notes += untried(self.io)
         return parity.report(
             {name: self._judged(tried) for name, tried in runtimes.items()},
-            {name: self._judged(tried) for name, tried in forms.items()},
+            {name: self._judged(tried) for name, tried in graphs.items()},
             self.notes,
         )
 

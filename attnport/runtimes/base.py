@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -64,6 +64,7 @@ class Runtime(abc.ABC):
             affect other runtimes. False if this process has the library loaded anyway.
         gpu: Whether it computes on a CUDA GPU; `gpu-check` measures these.
         keeps: Whether it can keep what it compiles on the device; `bench` then measures opening without and with it.
+        by_name: Whether verbs run it only where it is named, since it takes longer than all others together.
     """
 
     name: ClassVar[str]
@@ -73,6 +74,7 @@ class Runtime(abc.ABC):
     isolated: ClassVar[bool] = True
     gpu: ClassVar[bool] = False
     keeps: ClassVar[bool] = False
+    by_name: ClassVar[bool] = False
 
     @abc.abstractmethod
     def probe(self) -> Capabilities:
@@ -109,6 +111,15 @@ class Runtime(abc.ABC):
 def names() -> list[str]:
     """The names of all runtimes, sorted: every file of this folder except this one and those that begin with `_`."""
     return registry.names("attnport.runtimes")
+
+
+def chosen(named: Sequence[str] | None) -> list[Runtime]:
+    """The runtimes that are named; where none is, all but those that have to be (`Runtime.by_name`).
+
+    Raises:
+        UsageError: there is no such runtime.
+    """
+    return [get(name) for name in named] if named else [one for one in map(get, names()) if not one.by_name]
 
 
 def get(name: str) -> Runtime:

@@ -20,6 +20,7 @@ class TorchCompileCuda(Runtime):
 
     name: ClassVar[str] = "torch_compile_cuda"
     opens: ClassVar[Kind] = "module"
+    by_name: ClassVar[bool] = True
     gpu: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:

@@ -20,6 +20,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
+from attnport.folder.machine import machine
 from attnport.folder.openings import bundle_digest, model_files, not_in, of_plan, of_runtime, stage_of
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, toolchain
@@ -28,6 +29,7 @@ from attnport.latency.grid import parse_grid
 from attnport.parities import FILE
 from attnport.parity.at_plan import EAGER_ON_GPU, ComparisonAtPlan
 from attnport.parity.bisect_ground import FORM
+from attnport.parity.bound import report as of_rows
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
 from attnport.parity.eager import EAGER
 from attnport.parity.evaluate import Progress, References
@@ -43,7 +45,10 @@ if TYPE_CHECKING:
 STAGE = "check"
 EAGERS = (EAGER, EAGER_ON_GPU)
 
-_PACKAGES = ("numpy", "onnx", "onnxruntime", "openvino", "tokenizers", "torch", "transformers")
+_PACKAGES = (
+    *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-cu13", "tensorrt-rtx"),
+    *("tokenizers", "torch", "transformers"),
+)
 
 
 def check(
@@ -65,14 +70,15 @@ def check(
     shapes: Sequence[str] = (),
     progress: Progress = lambda message: None,
 ) -> ParityReport:
-    """Checks an artifact folder and writes `parity.json`; returns the earlier report if nothing has changed.
+    """Checks an artifact folder and writes `parity.json`, keeping what it says of the same files and cases already.
 
     Args:
         folder: An artifact folder.
-        runtimes: Names; None = every runtime there is. Lowered forms are always checked, except on a GPU (`eager`).
+        runtimes: Names, which are checked with the forms that they open; none = every runtime there is but
+            `torch_compile`, and every lowered form. On a GPU (`eager`) forms are not.
         text: A file of sentences, one a line, for models that read text.
         inputs: An `.npz` with an array for each input, as a further case.
-        force: Run even if nothing has changed.
+        force: Run again what is in the report, and leave out what was not asked for.
         batch: The number of sentences in a batch.
         threads: Compute threads; None = the physical cores.
         timeout_s: Seconds for each answer of a runtime that has a process of its own.
@@ -98,7 +104,7 @@ def check(
     if eager not in EAGERS or (eager != EAGER and plan is None):
         raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --dtype.")
     open_folder(folder)
-    chosen = [base.get(name) for name in (runtimes if runtimes is not None else base.names())]
+    chosen = base.chosen(runtimes)
     sentences = read_sentences(text) if text else []
     with change(folder) as edit:
         manifest = edit.manifest
@@ -119,12 +125,18 @@ def check(
         if why := not_in(probed[eager], plan or "fp32"):
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
-        wanted = [runtime.name for runtime in chosen]
         texts = [*sentences, given, bundle_digest(bundle), eager, *shapes]
         numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digest = _inputs_digest(manifest, probed, wanted, texts, numbers)
-        if not force and fresh(folder, manifest, stage, digest):
-            return read(ParityReport, folder / file)
+        digest = _inputs_digest(manifest, texts, numbers)
+        kept = not force and fresh(folder, manifest, stage, digest)
+        known = read(ParityReport, folder / file) if kept else None
+        own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
+        forms = {name: form for name, form in manifest.forms.items() if form.target in own}
+        if known:
+            chosen = [runtime for runtime in chosen if not _is_known(known, probed[runtime.name], bool(runtimes))]
+            forms = {name: form for name, form in forms.items() if name not in known.forms}
+            if not chosen and not forms:
+                return known
         tried = cases_of(folder, manifest, sentences, inputs, seed, batch)
         sizes = [each for shape in shapes for each in parse_grid(shape, manifest.io.dims)]
         tried += [full_case(manifest.io, each, seed) for each in sizes]
@@ -135,7 +147,7 @@ def check(
             run = ComparisonAtPlan(*given_to, plan=plan, eager=eager) if plan else Comparison(*given_to)
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
-            report = run.report(chosen)
+            report = _together(known, run.report(chosen, forms))
         if GOLDEN in manifest.files:
             check_files(folder, manifest, GOLDEN)
             plans = {form.plan for form in manifest.forms.values()}
@@ -231,21 +243,35 @@ def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:
     return sorted({runtime.name for runtime in chosen} | {EAGER, eager, FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
-def _inputs_digest(
-    manifest: Manifest,
-    probed: dict[str, Capabilities],
-    wanted: Sequence[str],
-    texts: Sequence[str],
-    numbers: tuple[float, ...],
-) -> str:
-    """Everything that could change the report."""
+def _is_known(known: ParityReport, found: Capabilities, named: bool) -> bool:
+    """Whether a report has a runtime already. One that was not run is tried again where it is named."""
+    rows = [row for name, row in known.runtimes.items() if of_runtime(name, found.runtime)]
+    return bool(rows) and not (named and found.available and all(row.verdict == "NOT_RUN" for row in rows))
+
+
+def _together(known: ParityReport | None, report: ParityReport) -> ParityReport:
+    """A report, and what is known of the same files and cases from an earlier one."""
+    if known is None:
+        return report
+    again = {name.partition(".")[0] for name in report.runtimes}
+    others = {name: row for name, row in known.runtimes.items() if name.partition(".")[0] not in again}
+    return of_rows(
+        dict(sorted({**others, **report.runtimes}.items())),
+        dict(sorted({**known.forms, **report.forms}.items())),
+        tuple(dict.fromkeys((*known.notes, *report.notes))),
+    )
+
+
+def _inputs_digest(manifest: Manifest, texts: Sequence[str], numbers: tuple[float, ...]) -> str:
+    """Everything that could change what is said of a runtime or a form."""
+    here = machine()
     files = {name: manifest.files[name] for name in model_files(manifest)}
-    parts = [
+    parts: list[Any] = [
         asdict(manifest.source),
         asdict(manifest.io),
         files,
         {key: asdict(form) for key, form in manifest.forms.items()},
     ]
-    parts += [{name: asdict(capabilities) for name, capabilities in sorted(probed.items())}]
-    text = json.dumps([toolchain(*_PACKAGES), parts, list(wanted), list(numbers)], sort_keys=True, default=str)
+    parts.append([here.cpu, here.features, here.gpus, here.cuda])
+    text = json.dumps([toolchain(*_PACKAGES), parts, list(numbers)], sort_keys=True, default=str)
     return digest_text(text, *texts)

@@ -254,7 +254,7 @@ def test_an_engine_with_islands_is_built_fused_kept_and_checked(built: Path, mon
     engine = next(built.glob("engines/*.engine"))
     assert inspect(engine).precision[engine.stem].startswith(said)
 
-    assert check(built, ["torch_eager"]).forms["tensorrt_rtx.auto"].verdict == "PASS"
+    assert check(built, ["tensorrt_rtx"]).forms["tensorrt_rtx.auto"].verdict == "PASS"
     broken = dataclasses.replace(form.precision, islands=form.precision.islands[1:])
     monkeypatch.setattr(auto_precision, "plan_precision", None)  # it is not searched again
     monkeypatch.setattr("attnport.verbs.build.plan_precision", None)
@@ -265,7 +265,7 @@ def test_an_engine_with_islands_is_built_fused_kept_and_checked(built: Path, mon
         build(built, "tensorrt_rtx", "auto", budget="1x")
 
     fuse_searched(built, RTX, broken, progress=lambda message: None)
-    found = check(built, ["torch_eager"]).forms["tensorrt_rtx.auto"]
+    found = check(built, ["tensorrt_rtx"]).forms["tensorrt_rtx.auto"]
     assert found.verdict == "FAIL"
     assert "over its bound" in found.reason
 

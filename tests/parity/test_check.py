@@ -150,7 +150,7 @@ def test_other_sentences_or_another_model_are_checked_again(tiny_artifact: Path,
 
     def runs() -> bool:
         said.clear()
-        check(tiny_artifact, ["ort_cpu"], text=text, progress=said.append)
+        check(tiny_artifact, ["onnx_reference"], text=text, progress=said.append)
         return any("float64 reference" in message for message in said)
 
     assert runs()
@@ -162,6 +162,33 @@ def test_other_sentences_or_another_model_are_checked_again(tiny_artifact: Path,
         edit.manifest = dataclasses.replace(edit.manifest, forms={"ort_cpu": form})
         edit.finish("fuse", "again")
     assert runs()
+
+
+def test_a_named_runtime_is_checked_with_its_own_form_and_the_report_keeps_the_others(tiny_artifact: Path) -> None:
+    said: list[str] = []
+    first = check(tiny_artifact, ["onnx_reference"])
+    assert (set(first.runtimes), set(first.forms)) == ({"onnx_reference"}, set())
+    both = check(tiny_artifact, ["ort_cpu"], progress=said.append)
+    assert set(both.runtimes) == {"onnx_reference", "ort_cpu"}
+    assert set(both.forms) == {"ort_cpu"}
+    assert both.runtimes["onnx_reference"] == first.runtimes["onnx_reference"]
+    assert not any(message.startswith("onnx_reference") for message in said)
+    assert set(check(tiny_artifact, ["ort_cpu"], force=True).runtimes) == {"ort_cpu"}
+
+
+def test_a_runtime_that_was_not_run_is_tried_again_where_it_is_named(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(type(base.get("ort_cpu")), "probe", lambda self: Capabilities(self.name, False, "broken"))
+        assert check(tiny_artifact, ["ort_cpu"]).runtimes["ort_cpu"].verdict == "NOT_RUN"
+    assert check(tiny_artifact, ["ort_cpu"]).runtimes["ort_cpu"].verdict == "PASS"
+
+
+def test_what_takes_longer_than_all_others_is_run_where_it_is_named() -> None:
+    assert "torch_compile" not in {runtime.name for runtime in base.chosen(None)}
+    assert {"torch_eager", "ort_cpu", "openvino"} <= {runtime.name for runtime in base.chosen(())}
+    assert [runtime.name for runtime in base.chosen(["torch_compile"])] == ["torch_compile"]
 
 
 def nan_in_padding(feeds: Mapping[str, np.ndarray], outputs: Outputs) -> Outputs:
@@ -226,16 +253,24 @@ def shift_weights(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array((array * 1.02).astype(array.dtype), tensor.name))
 
 
+@pytest.fixture
+def eager_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch eager is the only runtime there is, so that a check runs every form and little else."""
+    monkeypatch.setattr(base, "names", lambda: ["torch_eager"])
+
+
+@pytest.mark.usefixtures("eager_alone")
 @pytest.mark.parametrize("key", ["onnx", "tensorrt_rtx"])
 def test_a_form_with_other_numbers_fails(key: str, tiny_artifact: Path) -> None:
     replace_form(tiny_artifact, key, shift_weights)
-    report = check(tiny_artifact, ["torch_eager"])
+    report = check(tiny_artifact)
     assert report.runtimes["torch_eager"].verdict == "PASS"
     assert report.verdict == report.forms[key].verdict == "FAIL"
     with pytest.raises(ParityFailed, match=f"form {key}"):
         raise_for(report)
 
 
+@pytest.mark.usefixtures("eager_alone")
 def test_a_form_that_no_evaluator_reads_fails_with_what_they_say(tiny_artifact: Path) -> None:
     with change(tiny_artifact) as edit:
         form = edit.manifest.forms["onnx"]
@@ -243,7 +278,7 @@ def test_a_form_that_no_evaluator_reads_fails_with_what_they_say(tiny_artifact: 
         form = dataclasses.replace(form, file=form.file + ".cut.onnx")
         edit.manifest = dataclasses.replace(edit.manifest, forms={"onnx": form})
         edit.finish("fuse", "cut")
-    report = check(tiny_artifact, ["torch_eager"])
+    report = check(tiny_artifact)
     assert report.forms["onnx"].verdict == "FAIL"
     assert "cannot be opened" in report.forms["onnx"].reason
 

@@ -29,7 +29,7 @@ def no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(folder: Path) -> RuntimeParity:
-    return check(folder, ["torch_eager"], force=True).forms[FORM]
+    return check(folder, ["tensorrt_rtx"], force=True).forms[FORM]
 
 
 def test_a_form_that_rounds_its_scores_is_judged_by_eager_that_rounds_them(folder: Path) -> None:
