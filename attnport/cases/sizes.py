@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from attnport.artifacts import IOContract
@@ -12,22 +13,32 @@ BATCH, LENGTH = 4, 32
 _PRIMES = (37, 41, 43, 47, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 
 LONGEST = 2048
+_BATCH_ELEMENTS = 1 << 21
+"""The input elements of the largest batch that is tried, about: 14 images of 224 by 224."""
 
 Sizes = dict[str, int]
 
 
-def largest(dim: Dim) -> int:
+def largest(io: IOContract, dim: Dim) -> int:
     """The largest size of a dim that is tried: its own, or 2048 (or twice its usual size) where it goes further.
 
-    The scores of a longer sequence, in float64, fill any memory.
+    The scores of a longer sequence, in float64, fill any memory. What counts large items, as the first axis does, is
+    tried up to fewer of them: the sixtieth image shows nothing that the tenth does not, and takes minutes.
     """
-    return min(dim.max, dim.at_least(max(LONGEST, 2 * dim.opt)))
+    size = min(dim.max, dim.at_least(max(LONGEST, 2 * dim.opt)))
+    if any(dim.name in spec.dims[1:] for spec in io.inputs):
+        return size
+    one = {each.name: each.at_least(2) for each in io.dims} | {dim.name: 1}
+    item = sum(math.prod(spec.shape(one)) for spec in io.inputs)
+    return min(size, dim.at_least(max(BATCH, _BATCH_ELEMENTS // max(item, 1))))
 
 
 def untried(io: IOContract) -> list[str]:
     """What a report says of the dims that go further than they are tried."""
-    return [f"{dim.name} was tried up to {largest(dim)}, and goes to {dim.max}"
-            for dim in io.dims if largest(dim) < dim.max]  # fmt: skip
+    tried = {dim: largest(io, dim) for dim in io.dims}
+    return [
+        f"{dim.name} was tried up to {size}, and goes to {dim.max}" for dim, size in tried.items() if size < dim.max
+    ]
 
 
 def batch_dim(io: IOContract) -> str | None:
@@ -65,7 +76,7 @@ def opt(io: IOContract) -> Sizes:
     """Lengths at their opt size, in about half as many positions as `longest` has, at most the batch's opt size."""
     counted = batch_dim(io)
     lengths = [dim for dim in io.dims if dim.name != counted]
-    share = min((largest(dim) // dim.opt for dim in lengths), default=BATCH)
+    share = min((largest(io, dim) // dim.opt for dim in lengths), default=BATCH)
     batch = next((dim.opt for dim in io.dims if dim.name == counted), 1)
     return _sizes(io, max(1, min(batch, share)), lambda dim: dim.opt)
 
@@ -94,7 +105,7 @@ def primes(io: IOContract) -> Sizes:
     sizes = {}
     for dim in io.dims:
         wanted = [3, *left] if dim.name == batch_dim(io) else left
-        prime = next((prime for prime in wanted if dim.min <= prime <= dim.max), max(dim.min, 1))
+        prime = next((prime for prime in wanted if dim.min <= prime <= largest(io, dim)), max(dim.min, 1))
         sizes[dim.name] = dim.at_least(prime)
         if dim.name != batch_dim(io) and len(left) > 1:
             # With a step, other primes may be the same size.
@@ -107,7 +118,7 @@ def around_windows(io: IOContract) -> dict[int, Sizes]:
     widths = dict.fromkeys(mask.window for mask in io.masks if mask.window)
     wanted = dict.fromkeys(length for w in widths for length in (w - 1, w, w + 1, 2 * w) if length > 0)
     lengths = [dim for dim in io.dims if dim.name != batch_dim(io)]
-    allowed = [length for length in wanted if any(dim.takes(length) and length <= largest(dim) for dim in lengths)]
+    allowed = [length for length in wanted if any(dim.takes(length) and length <= largest(io, dim) for dim in lengths)]
     return {length: _sizes(io, 2, _always(length)) for length in allowed}
 
 
@@ -118,4 +129,4 @@ def _always(length: int) -> Callable[[Dim], int]:
 def _sizes(io: IOContract, batch: int, length: Callable[[Dim], int]) -> Sizes:
     counted = batch_dim(io)
     wanted = {dim.name: batch if dim.name == counted else length(dim) for dim in io.dims}
-    return {dim.name: dim.at_least(min(wanted[dim.name], largest(dim))) for dim in io.dims}
+    return {dim.name: dim.at_least(min(wanted[dim.name], largest(io, dim))) for dim in io.dims}

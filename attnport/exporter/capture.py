@@ -6,9 +6,11 @@ that it did not produce itself.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -167,22 +169,51 @@ def named_program(module: torch.nn.Module, contract: IOContract, *, opset: int =
     return exported.exported_program
 
 
-def _exported(
-    module: torch.nn.Module, contract: IOContract, opset: int
-) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
+def _traced(module: torch.nn.Module, contract: IOContract) -> tuple[torch.export.ExportedProgram, tuple[Guard, ...]]:
+    """The trace, made at other sizes if the usual ones happen to be special: 96 frames are two whole chunks of 48, and
+    a graph that is traced there lacks the padding of any other number."""
+    sizes = traced_sizes(contract)
+    program, guards = trace(module, contract, _example_feeds(module, contract, sizes))
+    for others in _beside(contract, sizes, guards):
+        with contextlib.suppress(ExportError):
+            again, still = trace(module, contract, _example_feeds(module, contract, sizes | others))
+            if not any(guard.special for guard in still):
+                return again, still
+    return program, guards
+
+
+def _beside(contract: IOContract, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Iterator[dict[str, int]]:
+    """Other sizes where some are special: one step less, and the smallest at which the first equality is false."""
+    special = [guard for guard in guards if guard.special and min(guard.sizes.values()) > 1]
+    names = {name for guard in special for name in guard.sizes}
+    less = {dim.name: sizes[dim.name] - dim.step for dim in contract.dims if dim.name in names}
+    for others in (less, *(dict(guard.sizes) for guard in special[:1])):
+        if others and all(others[dim.name] >= max(dim.min, 2) for dim in contract.dims if dim.name in others):
+            yield others
+
+
+def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    """Example tensors at these sizes, in half precision for a module that is."""
     import torch
 
-    sizes = traced_sizes(contract)
     masks = {mask.input for mask in contract.masks}
     feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
     narrow = next(
         (parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16)),
         None,
     )
-    if narrow is not None:
-        feeds = {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
+    if narrow is None:
+        return feeds
+    return {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
+
+
+def _exported(
+    module: torch.nn.Module, contract: IOContract, opset: int
+) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
+    import torch
+
     with quiet(), exact_rules(), torch.no_grad():
-        program, guards = trace(module, contract, feeds)
+        program, guards = _traced(module, contract)
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
         split_complex(program)

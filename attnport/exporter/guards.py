@@ -35,11 +35,13 @@ class Guard:
         text: The condition in names of dims.
         place: Where the code made it, as ` (model.py, line 7: y = x.view(n))`, or "".
         sizes: A size for each dim of the condition.
+        special: Whether the condition is an equality, which few sizes fulfil, such as that of whole chunks.
     """
 
     text: str
     place: str
     sizes: Mapping[str, int]
+    special: bool = False
 
 
 @contextlib.contextmanager
@@ -102,6 +104,7 @@ def pinned(program: torch.export.ExportedProgram) -> bool:
 
 def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple[Guard, ...]:
     """The guards that some sizes of the contract violate, one for each set of such sizes."""
+    import sympy
     import torch
 
     ranges = {dim.name: dim for dim in contract.dims}
@@ -117,7 +120,8 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
             continue
         text = str(guard.expr.subs({symbol: _name(dims[symbol]) for symbol in used}))
         for sizes in _violations(guard.expr, used, dims):
-            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes))
+            special = isinstance(guard.expr, sympy.Eq)
+            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes, special))
     return tuple(violated.values())
 
 

@@ -44,7 +44,7 @@ def size_cases(io: IOContract, guards: Sequence[Guard] = ()) -> list[tuple[str |
     plans.append((None, start))
     plans += [(dim.name, {**start, dim.name: size}) for dim in io.dims for size in (dim.min, primes[dim.name])]
     # These change several dims, so they come after those that change only one and therefore name the right dim.
-    plans += [(dim.name, {**small, dim.name: largest(dim)}) for dim in io.dims]
+    plans += [(dim.name, {**small, dim.name: largest(io, dim)}) for dim in io.dims]
     plans.append((None, primes))  # last, as it does not show which dim froze
     unique: dict[tuple[tuple[str, int], ...], tuple[str | Guard | None, Mapping[str, int]]] = {}
     for tried, sizes in plans:
@@ -65,19 +65,23 @@ def check_dims(
     eager: Session,
     progress: Callable[[str], None],
     moved: Callable[[int], Session] | None = None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Runs the exported graph at every size of `size_cases` against the module.
 
-    What rounding might explain is not refused here: `check` judges it.
+    What rounding might explain is not refused here: `check` judges it. A size for which there is no memory is left out,
+    except the first.
 
     Args:
         reference, eager: The module in float64 and in float32.
         moved: The module with weights and inputs moved by one rounding, drawn by a seed. It is asked where a graph is
             far off: what a model that ranks its queries by scores computes jumps where two scores change places.
+        tell: Called with a line for each size that is left out.
 
     Raises:
         ExportError: the graph fails or differs (the message names the dim and the inputs that have it), or an output
             has another shape than the contract says.
+        MemoryError: there is not enough memory for the first size.
     """
     try:
         tried = size_cases(io, guards)
@@ -87,10 +91,16 @@ def check_dims(
     with contextlib.closing(session):
         for number, (varied, case) in enumerate(tried, start=1):
             progress(f"checking sizes {number}/{len(tried)}: {case.name}")
-            got, expected = _outputs(session, case), reference.run(case.feeds)
-            _check_contract(io, case, expected)
-            own = measure_all(eager.run(case.feeds), expected, case, io)
-            errors = {} if isinstance(got, str) else measure_all(got, expected, case, io)
+            try:
+                got, expected = _outputs(session, case), reference.run(case.feeds)
+                _check_contract(io, case, expected)
+                own = measure_all(eager.run(case.feeds), expected, case, io)
+                errors = {} if isinstance(got, str) else measure_all(got, expected, case, io)
+            except MemoryError:
+                if number == 1:
+                    raise
+                tell(f"{case.name} was not tried: there is not enough memory for it, in float64 or in float32.")
+                continue
             problem = got if isinstance(got, str) else _problem(case, errors, own)
             if problem and not (errors and moved and _jumps(case, errors, own, moved, expected, io)):
                 raise ExportError(

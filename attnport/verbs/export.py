@@ -214,7 +214,7 @@ def _export(
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         with _sessions(spec) as (reference, eager):
-            check_dims(spec.io, captured.guards, changing.path(MODEL), reference, eager, progress, _moved(spec))
+            check_dims(spec.io, captured.guards, changing.path(MODEL), reference, eager, progress, _moved(spec), tell)
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, tell)

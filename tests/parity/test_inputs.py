@@ -153,6 +153,14 @@ def test_every_dim_is_tried_at_its_least_its_opt_and_its_largest(io: IOContract)
     assert any(all(sizes[dim.name] == dim.opt for dim in io.dims if dim.name != "batch") for sizes in found)
 
 
+def test_a_batch_of_large_items_is_tried_up_to_fewer_of_them_and_the_report_says_so() -> None:
+    image = TensorSpec("pixels", "float32", ("batch", 3, 224, 224))
+    io = IOContract(inputs=(image,), outputs=(), dims=(Dim("batch", 1, 8, 64),), masks=(), positions="none")
+    batches = {case.feeds["pixels"].shape[0] for case in inputs.cases(io)}
+    assert (min(batches), max(batches)) == (1, 13)
+    assert untried(io) == ["batch was tried up to 13, and goes to 64"]
+
+
 def test_no_two_cases_of_sizes_alone_are_the_same(io: IOContract) -> None:
     plain = [case for case in inputs.cases(io) if case.group == "sizes" and case.name != "usual sizes"]
     sizes = [tuple(check_feeds(io, case.feeds).values()) for case in plain]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 
 from attnport.artifacts import UNKNOWN_SIZE, IOContract, ModelSpec, Source
+from attnport.cases.inputs import Case
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError, SpecError, UsageError
-from attnport.exporter.capture import capture
+from attnport.exporter.capture import capture, traced_sizes
 from attnport.exporter.output_sizes import size_text
 from attnport.folder.loading import load
 from attnport.folder.workspace import load_spec, open_folder
 from attnport.sources.output_sizes import fit
 from attnport.sources.parsing import parse_dim
+from attnport.verbs import _tried_sizes
 from attnport.verbs._tried_sizes import size_cases
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
@@ -265,3 +269,45 @@ def test_a_growing_cache_is_bundled_and_runs_with_an_empty_cache(tmp_path: Path)
         long = np.ones((2, 2, 10, 4), np.float32)
         with pytest.raises(FeedError, match="past=10"):
             model.run(x=np.ones((2, 1, 8), np.float32), past_keys=long, past_values=long)
+
+
+def test_a_size_without_memory_for_it_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, most = _tried_sizes._outputs, 16
+
+    def short(session: Any, case: Case) -> Any:
+        if case.feeds["x"].shape[0] >= most:
+            raise MemoryError("no memory")
+        return run(session, case)
+
+    monkeypatch.setattr(_tried_sizes, "_outputs", short)
+    told: list[str] = []
+    export("self_attention", tmp_path / "out", tell=told.append)
+    assert told == ["batch=32,seq=2 was not tried: there is not enough memory for it, in float64 or in float32."]
+    most = 1
+    with pytest.raises(MemoryError):
+        export("self_attention", tmp_path / "none")
+
+
+CHUNKED = """
+import torch
+from torch import nn
+from torch.nn.functional import pad
+class Chunked(nn.Module):
+    def forward(self, x):
+        count = (x.shape[1] + 7) // 8
+        if (missing := count * 8 - x.shape[1]) > 0:
+            x = pad(x, (0, missing))
+        return x.reshape(x.shape[0], count, 8).mean(dim=2)
+factory = Chunked
+"""
+
+
+def test_a_trace_at_a_size_of_whole_chunks_is_made_again_at_another(tmp_path: Path) -> None:
+    source = write(tmp_path, CHUNKED)
+    io = IOContract((TensorSpec("x", "float32", ("batch", "seq")),), (), (Dim("batch", 1, 2, 8), Dim("seq", 3, 12, 33)))
+    assert traced_sizes(io)["seq"] % 8 == 0
+    export(source, tmp_path / "out", inputs=["x=float32[batch,seq]"], dims=["seq=3:12:33", "batch=1:2:8"])
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    for seq in (3, 8, 9, 33):
+        (got,) = session.run(None, {"x": np.ones((2, seq), np.float32)})
+        assert got.shape == (2, -(-seq // 8))
