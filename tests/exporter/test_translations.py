@@ -100,6 +100,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
     "erfinv of the ends": (lambda x: torch.erfinv(x.clamp(-1, 1).round()), numbers),
     "log1p near zero": (lambda x: torch.log1p(x * 1e-6), numbers),
     "log1p elsewhere": (lambda x: torch.log1p(x.abs() * 30), numbers),
+    "squeeze of an axis that is not 1": (lambda x: x.unsqueeze(0).squeeze(1), numbers),
+    "squeeze of an axis that is 1": (lambda x: (x * 2)[:, None].squeeze(-2), numbers),
     "splits by a size": (lambda x: torch.split(torch.cat([x, x]), x.shape[0])[1], numbers),
 }
 
