@@ -74,6 +74,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "blip-2": {"image_token_index": 140},
     "instructblip": {"image_token_index": 140},
     "dpr": {"projection_dim": 0},
+    "clvp": {"decoder_config": {"decoder_fixing_codes": [83, 45, 45, 148]}},  # token ids, of which the last is 248
     "efficientloftr": {"stage_num_blocks": [1, 1, 1, 1], "out_features": [16, 16, 32, 64]},
     "pp_ocrv5_mobile_det": {
         "backbone_config": {
