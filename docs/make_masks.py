@@ -104,7 +104,7 @@ def measure(attention: str, kind: str, progress: Callable[[str], None] = lambda 
         try:
             export(f"{MODULES}:{attention}_{kind}", folder, inputs=inputs, dims=dims, progress=progress)
             fusion = fuse(folder, targets=list(RUNTIMES.values()), progress=progress)
-            parity = check(folder, ["ort_cpu", "openvino", "onnx_reference"], progress=progress)
+            parity = check(folder, ["ort_cpu", "openvino", "onnx_reference", "tensorrt_rtx"], progress=progress)
         except AttnportError as err:
             return [Cell(attention, kind, runtime, "", None, err.message, "FAIL", None) for runtime in RUNTIMES]
     return [cell(attention, kind, runtime, fusion.targets, parity) for runtime in RUNTIMES]
@@ -114,7 +114,7 @@ def cell(attention: str, kind: str, runtime: str, tables: Mapping[str, FusionTab
     """The cell of one runtime: its form's only attention, and parity of the runtime and of the form's graph."""
     target = RUNTIMES[runtime]
     item = tables[target].items[0]
-    ran = {"reference": "onnx_reference"}.get(runtime, runtime)
+    ran = {"reference": "onnx_reference", "tensorrt_rtx": ""}.get(runtime, runtime)  # an engine needs its GPU
     found = [parity.runtimes[ran]] if ran in parity.runtimes else []
     found += [form for name, form in parity.forms.items() if name.partition(".")[0] == target]
     if not found:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import Capabilities, Manifest, ParityReport, RuntimeParity
+from attnport.artifacts import Manifest, ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of
 from attnport.cases.inputs import full_case
 from attnport.cases.text import read_sentences
@@ -133,7 +133,9 @@ def check(
         own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
         forms = {name: form for name, form in manifest.forms.items() if form.target in own}
         if known:
-            chosen = [runtime for runtime in chosen if not _is_known(known, probed[runtime.name], bool(runtimes))]
+            able = {name for name, found in probed.items() if found.available and (plan is None or plan in found.plans)}
+            again = able if runtimes else set()
+            chosen = [runtime for runtime in chosen if not _is_known(known, runtime.name, again)]
             forms = {name: form for name, form in forms.items() if name not in known.forms}
             if not chosen and not forms:
                 return known
@@ -243,10 +245,10 @@ def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:
     return sorted({runtime.name for runtime in chosen} | {EAGER, eager, FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
-def _is_known(known: ParityReport, found: Capabilities, named: bool) -> bool:
-    """Whether a report has a runtime already. One that was not run is tried again where it is named."""
-    rows = [row for name, row in known.runtimes.items() if of_runtime(name, found.runtime)]
-    return bool(rows) and not (named and found.available and all(row.verdict == "NOT_RUN" for row in rows))
+def _is_known(known: ParityReport, runtime: str, again: Collection[str]) -> bool:
+    """Whether a report has a runtime already. One of `again` that was not run is to be tried once more."""
+    rows = [row for name, row in known.runtimes.items() if of_runtime(name, runtime)]
+    return bool(rows) and not (runtime in again and all(row.verdict == "NOT_RUN" for row in rows))
 
 
 def _together(known: ParityReport | None, report: ParityReport) -> ParityReport:

@@ -62,10 +62,11 @@ def folder(tiny_artifact: Path) -> Path:
 
 @pytest.mark.usefixtures("gpu")
 def test_eager_on_a_gpu_judges_what_computes_in_the_plan(folder: Path) -> None:
-    names, shapes = [GPU, "liar", "ort_cpu"], ["batch=3,seq=5"]
+    names, shapes = [GPU, "liar", "ort_cpu", "ort_cuda"], ["batch=3,seq=5"]
     report = check(folder, names, plan="fp16", eager=GPU, shapes=shapes, threads=1)
     rows = report.runtimes
-    assert {name: row.verdict for name, row in rows.items()} == {GPU: "PASS", "liar": "FAIL", "ort_cpu": "NOT_RUN"}
+    not_run = dict.fromkeys(("ort_cpu", "ort_cuda"), "NOT_RUN")
+    assert {name: row.verdict for name, row in rows.items()} == {GPU: "PASS", "liar": "FAIL", **not_run}
     assert rows[GPU].ran == Ran(HostDevice.name, rows[GPU].ran.provider, "fp16")
     assert "batch=3,seq=5" in {case.case for case in rows[GPU].cases}
     assert "it computes in fp32 here, not in fp16" in rows["ort_cpu"].reason

@@ -204,7 +204,7 @@ def test_a_model_that_was_exported_wrong_is_held_against_torch(layered: Path) ->
 
 def test_a_half_precision_form_is_searched_at_its_own_precision(layered: Path) -> None:
     plant(layered, "tensorrt_rtx.fp16", other_weight("layers.2.up", 0.3))
-    (found,) = searched(layered, ["torch_eager"])
+    (found,) = searched(layered, ["torch_eager", "tensorrt_rtx"])
     assert (found.subject, found.module) == ("form tensorrt_rtx.fp16", "layers.2.up")
     eager = next(row for row in found.readings if row.subject == "torch_eager")
     assert eager.rms_error is not None
