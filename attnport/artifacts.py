@@ -88,9 +88,14 @@ class Source:
 
 @dataclass(frozen=True)
 class IOContract(IO):
-    """Inputs and outputs, and whether the module uses positions. All shapes are derived from this declaration."""
+    """Inputs and outputs, and whether the module uses positions. All shapes are derived from this declaration.
+
+    Attributes:
+        examples: By name, inputs whose values in tests are those of an example (`example_values.packed`).
+    """
 
     positions: Literal["absolute", "none"] = "absolute"
+    examples: Mapping[str, str] = field(default_factory=dict)
 
     __pydantic_config__ = STRICT
 

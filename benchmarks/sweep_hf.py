@@ -281,7 +281,10 @@ def torch_alone(kind: str, class_name: str) -> dict[str, Any]:
 
 
 def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
-    """`attnport export hf:FOLDER` and `attnport fuse`, without a flag; with `--input` only if no inputs are found."""
+    """`attnport export hf:FOLDER` and `attnport fuse`, without a flag; with `--input` only if no inputs are found.
+
+    Where random values do not fit what is declared, it is given examples, as torch.onnx alone always is.
+    """
     from attnport.errors import SpecError
     from attnport.verbs.export import export
     from attnport.verbs.fuse import fuse
@@ -301,7 +304,11 @@ def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
                 used = {dim: [sizes[dim] for sizes in made.sizes] for one in made.inputs for dim in one.dims
                         if isinstance(dim, str)}  # fmt: skip
                 dims = [f"{dim}={min(sizes)}:{sizes[0]}:{max(sizes)}" for dim, sizes in used.items()]
-                manifest = export(f"hf:{folder / 'model'}", out, inputs=result["declared"], dims=dims)
+                try:
+                    manifest = export(f"hf:{folder / 'model'}", out, inputs=result["declared"], dims=dims)
+                except SpecError:  # random values do not fit its inputs
+                    result["examples"] = True
+                    manifest = export(f"hf:{folder / 'model'}", out, kwargs=feeds_of(made, made.sizes[0]))
             result["exported"] = True
             result["inputs"] = [str(one) for one in manifest.io.inputs]
             result["fixed"] = [f"{dim.name}={dim.max}" for dim in manifest.io.dims if dim.min == dim.max]

@@ -37,7 +37,8 @@ which the better counts. **right**: ONNX Runtime on CPU gives the numbers of the
 itself at five sets of sizes (batch, sequence, padding), within {bound} of their RMS. **fused**: attentions that one
 kernel of ONNX Runtime covers, of those counted in the torch graph. A dim behind "right", such as `seq=128`, has this
 one size, as the type's code makes a constant of it; `export` says so, and `--dim` chooses another. With `--input`
-behind "right", no inputs are found, and they were declared by hand, as they are for torch.onnx. A type that is not
+behind "right", no inputs are found, and they were declared by hand, as they are for torch.onnx; with `--examples`,
+random values do not fit them, and they were found from example tensors, which torch.onnx always has. A type that is not
 right has its first reason below the table.
 
 `python benchmarks/sweep_hf.py` measures what is not known yet, `python docs/make_models.py` makes this page of
@@ -110,7 +111,8 @@ def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
 def cell(result: Mapping[str, Any]) -> str:
     """right, with the dims of one size alone; exported and wrong; or refused."""
     if result["right"]:
-        return ", ".join(["right", *(["`--input`"] if result.get("declared") else []), *result.get("fixed", ())])
+        how = "`--examples`" if result.get("examples") else "`--input`" if result.get("declared") else ""
+        return ", ".join(["right", *filter(None, [how]), *result.get("fixed", ())])
     return "**wrong**" if result["exported"] else "refused"
 
 

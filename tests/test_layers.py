@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction, version < dims, known, masks
-        < latencies, parities, precisions < artifacts
+    attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction, version
+        < dims, example_values, known, masks < latencies, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
 
@@ -29,7 +29,7 @@ INSIDE = "attnport_bundle"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
     ("errors", "jsonfile", "module_path", "optional", "registry", "transaction", "version"),
-    ("dims", "known", "masks"),
+    ("dims", "example_values", "known", "masks"),
     ("latencies", "parities", "precisions"),
     ("artifacts",),
     SIBLINGS,

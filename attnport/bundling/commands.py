@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from attnport.artifacts import Manifest
 from attnport.bundling.backends import Backend
+from attnport.example_values import without_examples
 
 _OUT = "out/"
 _KINDS = ("hf:", "onnx:")
@@ -23,7 +24,8 @@ def commands(manifest: Manifest, backends: Iterable[Backend]) -> tuple[tuple[str
     """
     source = manifest.source
     export = ["export", without_folders(source.text)]
-    for option, values in (("--input", source.inputs), ("--dim", source.dims), ("--outputs", source.outputs)):
+    inputs = tuple(map(without_examples, source.inputs))
+    for option, values in (("--input", inputs), ("--dim", source.dims), ("--outputs", source.outputs)):
         for value in values:
             export += [option, value]
     for option, value in (("--task", source.task), ("--part", source.part)):

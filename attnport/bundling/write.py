@@ -19,6 +19,7 @@ from attnport.bundling.model_file import dtypes, external_files, oldest_onnxrunt
 from attnport.bundling.readme import package_of, readme
 from attnport.bundling.readme_cpp import readme_cpp
 from attnport.errors import ArtifactError, IntegrityError, UsageError
+from attnport.example_values import without_examples
 from attnport.masks.spec import MaskSpec
 from attnport.version import __version__
 from attnport_bundle import engine_header
@@ -134,7 +135,7 @@ def _tokenizer(manifest: Manifest) -> set[str]:
 def _provenance(manifest: Manifest, backends: Sequence[Backend]) -> spec.Provenance:
     return spec.Provenance(
         source=without_folders(manifest.source.text),
-        inputs=manifest.source.inputs,
+        inputs=tuple(map(without_examples, manifest.source.inputs)),
         code_sha256=manifest.source.code_digest,
         weights_sha256=manifest.source.weights_digest,
         opset=manifest.opset,

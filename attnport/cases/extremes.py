@@ -23,7 +23,7 @@ stay within the range of half precision."""
 
 
 def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: str | None) -> dict[str, Array]:
-    """The feeds with extreme values in all inputs that are not masks, and in the finite part of biases.
+    """The feeds with extreme values in inputs that are not masks or examples, and in the finite part of biases.
 
     Args:
         io: The contract.
@@ -38,6 +38,8 @@ def extreme_feeds(io: IOContract, feeds: Mapping[str, Array], kind: str, batch: 
         array = feeds[spec.name]
         if spec.name in masks:
             extreme[spec.name] = _larger(array) if kind == LARGE_VALUES and "bias" in masks[spec.name].kinds else array
+        elif spec.name in io.examples:
+            extreme[spec.name] = array
         elif kind == ZEROS:
             extreme[spec.name] = np.zeros_like(array)
         elif kind == EQUAL_ROWS:

@@ -15,6 +15,7 @@ from attnport.cases.extremes import EXTREMES, extreme_feeds
 from attnport.cases.mask_cases import NO_PADDING, keep_of, keys_dim, layouts_of, mask_value
 from attnport.cases.sizes import batch_dim as batch_dim
 from attnport.dims import TensorSpec
+from attnport.example_values import continued
 from attnport.masks.encoding import compared_rows, numpy_dtype
 from attnport_bundle.feeds import check_feeds
 
@@ -41,9 +42,9 @@ class Case:
 def cases(io: IOContract, seed: int = 0) -> list[Case]:
     """The cases of a contract: layouts of its mask inputs, sizes (also around a window's width), and extremes.
 
-    Token ids are random below `TensorSpec.high`, float inputs standard normal. Padding holds random values too, as only
-    these show that a mask leaks. The same contract and seed give the same arrays, and the arrays of a case do not
-    depend on the other cases.
+    Token ids are random below `TensorSpec.high`, float inputs standard normal; the inputs in `IOContract.examples` have
+    the values there. Padding holds random values too, as only these show that a mask leaks. The same contract and seed
+    give the same arrays, and the arrays of a case do not depend on the other cases.
     """
     all_cases = []
     for name, group, sizes, layout in _plans(io):
@@ -163,6 +164,8 @@ def _feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random
         shape, dtype = spec.shape(sizes), numpy_dtype(spec.dtype)
         if spec.name in masks:
             feeds[spec.name] = mask_value(io, spec, masks[spec.name], sizes, layout, rng)
+        elif spec.name in io.examples:
+            feeds[spec.name] = continued(io.examples[spec.name], shape).astype(dtype)
         elif spec.dtype == "bool":
             feeds[spec.name] = rng.random(shape) < 0.5
         elif spec.dtype.startswith("int"):

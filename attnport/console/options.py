@@ -30,6 +30,12 @@ _SOURCE_OPTIONS = (
         multiple=True,
         help='Smallest, usual and largest size of a dim, "seq=1:128:512"; a fourth number is the step of its sizes.',
     ),
+    click.option(
+        "--examples",
+        type=FOLDER,
+        metavar="FILE",
+        help="An .npz with an array for each argument of the forward, by which inputs and dims are found.",
+    ),
     click.option("--outputs", multiple=True, metavar="NAME", help="An output to keep; several allowed; default: all."),
     click.option(
         "--task",
@@ -55,7 +61,7 @@ _SOURCE_OPTIONS = (
 
 
 def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --outputs, --task, --part, --with-weights, --trust-remote-code, --force."""
+    """SPEC, -o, --input, --dim, --examples, --outputs, --task, --part, --with-weights, --trust-remote-code, --force."""
     return _with(work, _SOURCE_OPTIONS)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from attnport.artifacts import IOContract, SourceAttention
 from attnport.dims import TensorSpec
 from attnport.errors import ExportError, first_line
+from attnport.example_values import continued
 from attnport.exporter.complex_pairs import split_complex
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.guards import Guard
@@ -79,13 +80,22 @@ def traced_sizes(io_contract: IOContract) -> dict[str, int]:
     return sizes
 
 
-def example_tensor(spec: TensorSpec, sizes: dict[str, int], *, is_mask: bool) -> torch.Tensor:
-    """A tensor that fits `spec`: ones for masks, small token ids, normal floats; the same each time."""
+def example_tensors(contract: IOContract, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    """A tensor for each input: ones for masks, small token ids, normal floats, or an example's; the same each time."""
+    masks = {mask.input for mask in contract.masks}
+    return {
+        spec.name: _example_tensor(spec, spec.shape(sizes), contract.examples.get(spec.name), spec.name in masks)
+        for spec in contract.inputs
+    }
+
+
+def _example_tensor(spec: TensorSpec, shape: tuple[int, ...], example: str | None, is_mask: bool) -> torch.Tensor:
     import torch
 
-    shape = spec.shape(sizes)
     generator = torch.Generator().manual_seed(0)
     dtype: torch.dtype = getattr(torch, spec.dtype)
+    if example and not is_mask:
+        return torch.from_numpy(continued(example, shape)).to(dtype)
     if is_mask or dtype == torch.bool:
         return torch.ones(shape, dtype=dtype)
     if dtype.is_floating_point:
@@ -196,8 +206,7 @@ def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[st
     """Example tensors at these sizes, in half precision for a module that is."""
     import torch
 
-    masks = {mask.input for mask in contract.masks}
-    feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
+    feeds = example_tensors(contract, sizes)
     narrow = next(
         (parameter.dtype for parameter in module.parameters() if parameter.dtype in (torch.float16, torch.bfloat16)),
         None,

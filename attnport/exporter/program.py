@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
 from attnport.errors import ExportError
-from attnport.exporter.capture import example_tensor, traced_sizes
+from attnport.exporter.capture import example_tensors, traced_sizes
 from attnport.exporter.tracing import quiet, trace
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def write_program(name: str, module: torch.nn.Module, contract: IOContract) -> P
 
 
 def _feeds(contract: IOContract, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    sizes, masks = traced_sizes(contract), {mask.input for mask in contract.masks}
-    feeds = {spec.name: example_tensor(spec, sizes, is_mask=spec.name in masks) for spec in contract.inputs}
+    feeds = example_tensors(contract, traced_sizes(contract))
     return {name: feed.to(dtype) if feed.is_floating_point() else feed for name, feed in feeds.items()}
 
 

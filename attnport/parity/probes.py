@@ -89,9 +89,7 @@ class Probes:
             return []
 
     def _evidence(self, names: Sequence[str], anchors: Mapping[str, tuple[str, ...]]) -> dict[str, Evidence]:
-        return self.runtime.fusion_evidence(
-            self._write(names), anchors, self.opening.plan, {dim.name: dim.at_least(2) for dim in self.opening.io.dims}
-        )
+        return self.runtime.fusion_evidence(self._write(names), anchors, self.opening.plan, self.opening.io)
 
     def _io(self, names: Collection[str]) -> IOContract:
         known = {spec.name for spec in self.opening.io.outputs}

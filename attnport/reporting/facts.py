@@ -12,6 +12,7 @@ from attnport.artifacts import (
     ParityReport,
     Ran,
 )
+from attnport.example_values import without_examples
 from attnport.parities import FACTORS
 from attnport.reporting.measures import NONE, significant
 
@@ -170,7 +171,7 @@ def reference(manifest: Manifest) -> list[str]:
 def again(manifest: Manifest, folder: str) -> list[str]:
     """The commands that make the folder again and examine it; `folder` is quoted for a shell."""
     source = shlex.quote(manifest.source.text)
-    options = "".join(f" --input {shlex.quote(item)}" for item in manifest.source.inputs)
+    options = "".join(f" --input {shlex.quote(without_examples(item))}" for item in manifest.source.inputs)
     options += "".join(f" --dim {shlex.quote(item)}" for item in manifest.source.dims)
     options += "".join(f" --outputs {shlex.quote(item)}" for item in manifest.source.outputs)
     shape = grid(manifest)

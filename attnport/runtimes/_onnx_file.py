@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import AUTO
+from attnport.artifacts import AUTO, IOContract
 from attnport.errors import ArtifactError, IntegrityError, UsageError, first_line
+from attnport.example_values import continued
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
 from attnport_bundle import expressions
@@ -130,23 +131,27 @@ def _walk(nodes: Any) -> Iterator[Any]:
                 yield from _walk(attribute.g.node)
 
 
-def small_feeds(model: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Feeds that most models take: `sizes` of named dims, 2 for others, zeros (valid ids), True for booleans."""
+def small_feeds(model: onnx.ModelProto, io: IOContract | None = None) -> dict[str, Any]:
+    """Feeds that most models take: small sizes that `io` allows, 2 without it, zeros (valid ids), True for booleans."""
     import numpy as np
     import onnx
 
     weights = {tensor.name for tensor in model.graph.initializer}
     feeds: dict[str, Any] = {}
+    sizes = {dim.name: dim.at_least(2) for dim in io.dims} if io is not None else {}
+    examples = io.examples if io is not None else {}
     for value in model.graph.input:
         if value.name in weights:
             continue
         tensor = value.type.tensor_type
         shape = [
-            dim.dim_value if dim.HasField("dim_value") else _small_size(dim.dim_param, sizes or {})
+            dim.dim_value if dim.HasField("dim_value") else _small_size(dim.dim_param, sizes)
             for dim in tensor.shape.dim
         ]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         feeds[value.name] = np.full(shape, dtype == np.bool_, dtype)
+        if value.name in examples:
+            feeds[value.name] = continued(examples[value.name], tuple(shape)).astype(dtype)
     return feeds
 
 

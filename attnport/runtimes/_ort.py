@@ -130,7 +130,7 @@ def profiled(
     provider: Provider,
     feeds: Mapping[str, Array] | None = None,
     save: bool = True,
-    sizes: Mapping[str, int] | None = None,
+    io: IOContract | None = None,
 ) -> tuple[list[dict[str, Any]], onnx.ModelProto]:
     """Runs a model once. Returns the profile's event of each node that ran, and the optimised model.
 
@@ -138,7 +138,7 @@ def profiled(
         feeds: The inputs; None = small ones.
         save: Whether the session writes the optimised model; otherwise the model in the file is returned. ONNX Runtime
             refuses to write the nodes of a provider that compiles.
-        sizes: Of named dims, for small inputs; 2 for others.
+        io: What small inputs are made for; None = what the file tells of them.
 
     Raises:
         ArtifactError: the model cannot be read or run.
@@ -154,7 +154,7 @@ def profiled(
         settings.enable_profiling = True
         settings.profile_file_prefix = str(Path(scratch, "profile"))
         session = open_session(model, settings, provider)
-        feeds = small_feeds(graph, sizes) if feeds is None else feeds
+        feeds = small_feeds(graph, io) if feeds is None else feeds
         try:
             halves = {name: feeds[name].astype(kind) for name, kind in _half_inputs(session.get_inputs()).items()}
             _run(session, [output.name for output in session.get_outputs()], {**feeds, **halves})
@@ -182,14 +182,16 @@ def _events(profile: Path) -> list[dict[str, Any]]:
     return events
 
 
-def refuse_fallback(model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None) -> None:
+def refuse_fallback(
+    model: Path, provider: Provider, feeds: Mapping[str, Array] | None = None, io: IOContract | None = None
+) -> None:
     """Runs a model once, to make sure that nothing fell back to another provider.
 
     Raises:
         UnavailableError: nodes on floating-point tensors of more than one element ran outside `provider`; names them.
         ArtifactError: the model cannot be read or run.
     """
-    events, _ = profiled(model, provider, feeds, False)
+    events, _ = profiled(model, provider, feeds, False, io)
     if elsewhere := misplaced(events, name_of(provider)):
         raise UnavailableError(
             f"{model.name}: {len(elsewhere)} nodes did not run on {name_of(provider)}: {', '.join(elsewhere[:5])}.",
@@ -215,7 +217,7 @@ def evidence(
     model: Path,
     anchors: Mapping[str, tuple[str, ...]],
     provider: Provider,
-    sizes: Mapping[str, int] | None = None,
+    io: IOContract | None = None,
 ) -> dict[str, Evidence]:
     """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
@@ -225,7 +227,7 @@ def evidence(
     Raises:
         ArtifactError, UnavailableError: see `profiled`.
     """
-    events, optimised = profiled(model, provider, sizes=sizes)
+    events, optimised = profiled(model, provider, io=io)
     name = name_of(provider)
     nodes = {node.name: node for node in optimised.graph.node}
     kernels = {event["name"]: event for event in events}

@@ -13,6 +13,7 @@ import numpy as np
 
 from attnport.artifacts import IOContract, Ran
 from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, first_line
+from attnport.example_values import continued
 from attnport_bundle.feeds import check_feeds
 
 Array = np.ndarray[Any, Any]
@@ -126,7 +127,9 @@ def usual_feeds(io: IOContract) -> dict[str, Array]:
     import ml_dtypes
 
     sizes = {dim.name: dim.at_least(max(2, dim.opt)) for dim in io.dims}
-    return {
-        spec.name: np.zeros(spec.shape(sizes), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype)
-        for spec in io.inputs
-    }
+    feeds = {}
+    for spec in io.inputs:
+        shape, dtype = spec.shape(sizes), ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
+        example = io.examples.get(spec.name)
+        feeds[spec.name] = continued(example, shape).astype(dtype) if example else np.zeros(shape, dtype)
+    return feeds

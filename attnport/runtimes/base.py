@@ -95,7 +95,7 @@ class Runtime(abc.ABC):
         model: Path,
         anchors: Mapping[str, tuple[str, ...]],
         plan: str = "fp32",
-        sizes: Mapping[str, int] | None = None,
+        io: IOContract | None = None,
     ) -> dict[str, Evidence]:
         """The evidence for each attention that one kernel covers; attentions that are not fused are left out.
 
@@ -103,7 +103,7 @@ class Runtime(abc.ABC):
             model: The ONNX form.
             anchors: Node names by attention: one attention operator, or (QK^T product, softmax, PV product).
             plan: The form's precision plan, for a runtime whose precision is a setting and not part of the graph.
-            sizes: A size for each named dim, for a runtime that runs the form once; None = 2.
+            io: The inputs, for a runtime that runs the form once; None = what the file tells.
         """
         raise UnavailableError(f"{self.name} gives no fusion evidence.")
 

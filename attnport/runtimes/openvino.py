@@ -68,7 +68,7 @@ class OpenVino(Runtime):
         model: Path,
         anchors: Mapping[str, tuple[str, ...]],
         plan: str = "fp32",
-        sizes: Mapping[str, int] | None = None,
+        io: IOContract | None = None,
     ) -> dict[str, Evidence]:
         """Evidence for attentions that one layer of the compiled model covers.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from attnport.artifacts import Capabilities, Evidence, Ran, Session
+from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes import _ort
@@ -69,7 +69,7 @@ class OrtCpu(Runtime):
         model: Path,
         anchors: Mapping[str, tuple[str, ...]],
         plan: str = "fp32",
-        sizes: Mapping[str, int] | None = None,
+        io: IOContract | None = None,
     ) -> dict[str, Evidence]:
         """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
@@ -78,7 +78,7 @@ class OrtCpu(Runtime):
             ArtifactError: the model cannot be read or run.
         """
         require("onnxruntime")
-        return _ort.evidence(model, anchors, PROVIDER, sizes)
+        return _ort.evidence(model, anchors, PROVIDER, io)
 
 
 RUNTIME = OrtCpu()

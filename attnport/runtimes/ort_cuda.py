@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from attnport.artifacts import Capabilities, Evidence, Ran, Session
+from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
 from attnport.runtimes import _libraries, _ort
@@ -73,7 +73,7 @@ class OrtCuda(Runtime):
                 f"ort_cuda computes in {', '.join(capabilities.plans)}; {opening.plan} was asked for."
             )
         path, _ = checked_model(self.name, opening)
-        _ort.refuse_fallback(path, (PROVIDER, _OPTIONS))
+        _ort.refuse_fallback(path, (PROVIDER, _OPTIONS), io=opening.io)
         session = _ort.open_session(path, _ort.options(opening.threads), (PROVIDER, _OPTIONS))
         return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
 
@@ -82,7 +82,7 @@ class OrtCuda(Runtime):
         model: Path,
         anchors: Mapping[str, tuple[str, ...]],
         plan: str = "fp32",
-        sizes: Mapping[str, int] | None = None,
+        io: IOContract | None = None,
     ) -> dict[str, Evidence]:
         """As for ort_cpu, on the CUDA provider.
 
@@ -91,7 +91,7 @@ class OrtCuda(Runtime):
             ArtifactError: the model cannot be read or run.
         """
         available(self)
-        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS), sizes)
+        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS), io)
 
 
 RUNTIME = OrtCuda()

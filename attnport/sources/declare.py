@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, UsageError
+from attnport.example_values import ROWS, continued
 from attnport.sources.output_sizes import all_changed, base_sizes, changed_alone, fit
-from attnport.sources.parsing import declarations, names_of, parse_constant, parse_dims, path_of
+from attnport.sources.parsing import declarations, examples_of, names_of, parse_constant, parse_dims, path_of
 from attnport.sources.plain import HALF_HINT, half_notes, half_of, in_float32, plain_module
 from attnport.sources.randomness import refuse_random
 from attnport.sources.ranges import found_ranges
@@ -122,20 +124,22 @@ def declared_spec(
     constants = dict(filter(None, map(parse_constant, inputs)))
     declared = [each for each in inputs if parse_constant(each) is None]
     tensors, masks, ranges = declarations(inputs, dims)
+    examples = examples_of(declared)
     used = names_of(tensors)
     arguments = arguments or of_declarations(module, list(map(path_of, declared)), constants)
     call = Observed(module.eval(), arguments, outputs, text)
 
     def runs(sizes: Mapping[str, int]) -> bool:
         try:
-            _run(call, tensors, sizes, text)
+            _run(call, tensors, sizes, text, examples)
         except SpecError:
             return False
         return True
 
     named = found_ranges(list(used), ranges, runs)
     try:
-        contract = IOContract(tensors, observe_outputs(call, tensors, named, text), named, masks, positions="none")
+        found = observe_outputs(call, tensors, named, text, examples)
+        contract = IOContract(tensors, found, named, masks, positions="none", examples=examples)
     except SpecError as err:
         if half and "dtype" in err.message:
             raise SpecError(err.message, hint=HALF_HINT) from err
@@ -144,23 +148,32 @@ def declared_spec(
             hint = f"The module takes multiples of a number: --dim {' --dim '.join(map(str, narrower))}"
             raise SpecError(err.message, hint=hint) from err
         raise
-    refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text))
+    refuse_random(text, module, lambda: _run(call, tensors, base_sizes(named), text, examples))
     if call.adapts:
-        plain, kept, chosen = make, arguments, [spec.name for spec in contract.outputs]
+        plain, held, chosen = make, arguments, [spec.name for spec in contract.outputs]
 
         def make() -> nn.Module:
-            return adapted(plain(), kept, chosen)
+            return adapted(plain(), held, chosen)
 
     steps = tuple(
         f"dim {dim.name}: the module runs at multiples of {dim.step} alone, so it takes {dim.span}"
         for dim in named
         if dim.step > 1 and dim.name not in ranges
     )
-    return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps))
+    kept = tuple(
+        f"input {name}: the module does not take random values, so every test has those of the example; the folder "
+        f"keeps them, up to {ROWS} rows of a batch"
+        for name in examples
+    )
+    return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps, *kept))
 
 
 def observe_outputs(
-    module: Callable[..., Any], inputs: Sequence[TensorSpec], dims: Sequence[Dim], text: str
+    module: Callable[..., Any],
+    inputs: Sequence[TensorSpec],
+    dims: Sequence[Dim],
+    text: str,
+    examples: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[TensorSpec, ...]:
     """The outputs of a module, from runs at base sizes, with each dim changed alone, and with all of them changed.
 
@@ -171,11 +184,11 @@ def observe_outputs(
             one size of a dim; the message names that dim and its inputs.
     """
     base = base_sizes(dims)
-    at_base = _run(module, inputs, base, text)
+    at_base = _run(module, inputs, base, text, examples)
     alone = {}
     for name, sizes in changed_alone(dims).items():
         try:
-            alone[name] = sizes, _run(module, inputs, sizes, text)
+            alone[name] = sizes, _run(module, inputs, sizes, text, examples)
         except SpecError as err:
             having = ", ".join(repr(spec.name) for spec in inputs if name in spec.dims)
             raise SpecError(
@@ -186,7 +199,7 @@ def observe_outputs(
         _same_ranks(at_base, alone[name][1], f"{text}: with another size of {name}")
     last = all_changed(dims)
     try:
-        confirming = _run(module, inputs, last, text) if len(dims) > 1 or alone else None
+        confirming = _run(module, inputs, last, text, examples) if len(dims) > 1 or alone else None
     except SpecError:
         confirming = None  # sizes that do not go together; export tries its own
     else:
@@ -212,9 +225,13 @@ def _same_ranks(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wh
 
 
 def _run(
-    module: Callable[..., Any], inputs: Sequence[TensorSpec], sizes: Mapping[str, int], text: str
+    module: Callable[..., Any],
+    inputs: Sequence[TensorSpec],
+    sizes: Mapping[str, int],
+    text: str,
+    examples: Mapping[str, str],
 ) -> dict[str, torch.Tensor]:
-    feeds = {spec.name: example(spec, sizes) for spec in inputs}
+    feeds = {spec.name: example(spec, sizes, examples.get(spec.name, "")) for spec in inputs}
     hint = "Check names, dtypes and dims of --input; inputs are passed by keyword."
     shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
     given = f"the declared inputs ({shapes})"
@@ -238,12 +255,14 @@ def called(text: str, given: str, hint: str, call: Callable[[], Result]) -> Resu
         raise SpecError(f"{text}: its forward raised {type(err).__name__} on {given}: {err}", hint=hint) from err
 
 
-def example(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A tensor to try a module with: normal floats, ones for integers."""
+def example(spec: TensorSpec, sizes: Mapping[str, int], given: str = "") -> torch.Tensor:
+    """A tensor to try a module with: normal floats, ones for integers, or the values that are given for it."""
     import torch
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
     shape = spec.shape(sizes)
+    if given:
+        return torch.from_numpy(continued(given, shape)).to(dtype)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     return torch.full(shape, min(1, (spec.high or 2) - 1), dtype=dtype)

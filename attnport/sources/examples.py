@@ -143,12 +143,9 @@ def joined(
             return False
         return True
 
-    same: dict[str, str] = {}
-    ranges_first = sorted(sizes, key=lambda name: not isinstance(kinds[name], Range))
-    for one, other in itertools.combinations(ranges_first, 2):
-        apart = one not in same and other not in same
-        if apart and sizes[one] == sizes[other] > 0 and not runs(one) and runs(one, other):
-            same[other] = one
+    ranges_first = sorted((name for name, size in sizes.items() if size > 0),
+                          key=lambda name: not isinstance(kinds[name], Range))  # fmt: skip
+    same = _equal_dims(ranges_first, sizes, runs)
 
     def settled(dim: Any) -> Any:
         if isinstance(dim, int):
@@ -157,7 +154,50 @@ def joined(
             return kinds[same[dim.name]]
         return dataclasses.replace(dim, name=_SYMBOL.sub(lambda found: same.get(found[0], found[0]), dim.name))
 
-    return {name: tuple(map(settled, own)) for name, own in dims.items()}
+    found = {name: tuple(map(settled, own)) for name, own in dims.items()}
+    return {name: _beside(name, own, found, tensors) for name, own in found.items()}
+
+
+def _beside(
+    name: str, own: tuple[Any, ...], dims: Mapping[str, tuple[Any, ...]], tensors: Mapping[str, torch.Tensor]
+) -> tuple[Any, ...]:
+    """The dims of an input; of a mask, an axis that no other input has is as long as what the mask is for.
+
+    A module may take a mask of more rows than it uses, as BERT of transformers does.
+    """
+    if not _mask_marks(name, tensors[name]):
+        return own
+    others = [(each, tensors[other].shape) for other, each in dims.items() if other != name]
+    shared = {dim.name for each, _ in others for dim in each if not isinstance(dim, int)}
+
+    def joint(axis: int, dim: Any) -> Any:
+        if isinstance(dim, int) or dim.name in shared:
+            return dim
+        size = tensors[name].shape[axis]
+        return next((each[axis] for each, shape in others if len(shape) > axis and shape[axis] == size), dim)
+
+    return tuple(joint(axis, dim) for axis, dim in enumerate(own))
+
+
+def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[..., bool]) -> dict[str, str]:
+    """By dim, the one before it that it has to be equal to.
+
+    Args:
+        runs: Whether the module runs with the dims of these names larger by one.
+    """
+    same: dict[str, str] = {}
+    for one, other in itertools.combinations(names, 2):
+        apart = one not in same and other not in same
+        if apart and sizes[one] == sizes[other] and not runs(one) and runs(one, other):
+            same[other] = one
+    # Where three have to be equal, no two of them can grow alone.
+    groups = {name: [name, *(other for other in same if same[other] == name)] for name in names if name not in same}
+    bound = [name for name, group in groups.items() if not runs(*group)]
+    for size in {sizes[name] for name in bound}:
+        alike = [each for name in bound if sizes[name] == size for each in groups[name]]
+        if len(alike) > 2 and runs(*alike):
+            same |= dict.fromkeys(alike[1:], alike[0])
+    return same
 
 
 def _resized(tensor: torch.Tensor, dims: Sequence[Any], sizes: Mapping[str, int]) -> torch.Tensor:

@@ -55,12 +55,42 @@ def load_hf(
             its kind is not supported.
         MissingDependency: transformers is not installed.
     """
-    check_task(choices.task)
     if declared and choices.part:
         raise UsageError(
             f"hf:{place}: --input does not apply to --part {choices.part}, whose inputs are found.",
             hint="Leave out one of them.",
         )
+    whole = not choices.task and not choices.part and not declared
+    read = _opened(place, choices, whole=whole)
+    model = read.model()
+    if declared:
+        return _as_declared(read, model, declared, dims, outputs)
+    numbers = Numbers(read.config, read_processor(place), {})
+    if choices.part or not is_plain_text(model, numbers):
+        if read.head is not None:
+            raise SpecError(
+                f"hf:{place}: what sentence-transformers puts behind a {read.config.model_type} is not supported.",
+                hint="Export the model alone: --task feature-extraction.",
+            )
+        return _of_kind(read, model, numbers, dims)
+    module = TextModel(model, read.head).eval()
+    contract = _contract(read, module, dims)
+    spec = _spec(read, model, contract, module, lambda: TextModel(read.model(), read.head).eval(), dims)
+    return dataclasses.replace(spec, prompts=read_prompts(folder_of(place))) if whole else spec
+
+
+def model_of(place: str, choices: Choices) -> Any:
+    """The transformers model itself, as `load_hf` takes it where its inputs are declared; raises as that does."""
+    return _opened(place, choices, whole=False).model()
+
+
+def _opened(place: str, choices: Choices, *, whole: bool) -> _Read:
+    """What a folder or a hub id tells beside the weights.
+
+    Args:
+        whole: Read what sentence-transformers puts behind the model, too.
+    """
+    check_task(choices.task)
     if not place:
         raise SpecError("hf: got no folder after the colon.", hint="Write hf:FOLDER, with the folder of config.json.")
     transformers = require("transformers")
@@ -78,28 +108,12 @@ def load_hf(
         check_links(folder)
     values, config = _config(place, choices.trust_remote_code)
     check_weights(place, values)
-    whole = not choices.task and not choices.part and not declared
     beside = folder_of(place)
     head = read_head(beside, config) if whole else None
     name = _name(folder) or config.model_type if folder.is_dir() else place.rpartition("/")[2]
     if choices.part:
         name = f"{name}.{choices.part}"
-    read = _Read(name, place, config, head, read_tokenizer(place, config, lower=read_lower(beside)), choices)
-    model = read.model()
-    if declared:
-        return _as_declared(read, model, declared, dims, outputs)
-    numbers = Numbers(config, read_processor(place), {})
-    if choices.part or not is_plain_text(model, numbers):
-        if head is not None:
-            raise SpecError(
-                f"hf:{place}: what sentence-transformers puts behind a {config.model_type} is not supported.",
-                hint="Export the model alone: --task feature-extraction.",
-            )
-        return _of_kind(read, model, numbers, dims)
-    module = TextModel(model, head).eval()
-    contract = _contract(read, module, dims)
-    spec = _spec(read, model, contract, module, lambda: TextModel(read.model(), head).eval(), dims)
-    return dataclasses.replace(spec, prompts=read_prompts(beside)) if whole else spec
+    return _Read(name, place, config, head, read_tokenizer(place, config, lower=read_lower(beside)), choices)
 
 
 @dataclasses.dataclass(frozen=True)

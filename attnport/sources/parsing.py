@@ -16,8 +16,9 @@ from attnport.sources.structure import Path, flat_name
 from attnport_bundle import expressions
 from attnport_bundle.contract import DTYPES
 
-_INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*(\.\w+)*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=]+)*)")
+_INPUT = re.compile(r"(?P<name>[A-Za-z_]\w*(\.\w+)*)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](?P<marks>(:[\w=-]+)*)")
 _CONSTANT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*(\.\w+)*)\s*=\s*(?P<value>[^\[\]]+?|\[.*\])\s*")
+_EXAMPLE = "example="
 _WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -25,7 +26,8 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
     """Reads `x=float32[batch,seq,256]`, `mask=int64[batch,seq]:padding`, `ids=int64[batch,seq]:high=30522`.
 
     A tensor in a structure is written with dots, `past.0=float32[batch,heads,past,16]`, and called `past_0`. Marks
-    after the shape are `high=N` (values below N) and those of a mask (`sources.marks`).
+    after the shape are `high=N` (values below N), `example=TEXT` (see `examples_of`) and those of a mask
+    (`sources.marks`).
 
     Raises:
         UsageError: the text cannot be read; the message shows the part.
@@ -46,7 +48,7 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
     for mark in filter(None, match["marks"].split(":")):
         if mark.startswith("high=") and mark[5:].isdigit():
             high = int(mark[5:])
-        else:
+        elif not mark.startswith(_EXAMPLE):
             marks.append(mark)
     if match["dtype"] not in DTYPES:
         raise UsageError(
@@ -55,6 +57,17 @@ def parse_input(text: str) -> tuple[TensorSpec, MaskSpec | None]:
         )
     spec = TensorSpec(flat_name(path_of(text)), match["dtype"], dims, high)
     return spec, mask_of(spec, marks)
+
+
+def examples_of(inputs: Iterable[str]) -> dict[str, str]:
+    """The values that declared inputs have in tests, where they have them (`example_values.packed`), by flat name."""
+    found = {}
+    for text in inputs:
+        match = _INPUT.fullmatch(text.replace(" ", ""))
+        for mark in match["marks"].split(":") if match else ():
+            if mark.startswith(_EXAMPLE):
+                found[flat_name(path_of(text))] = mark.removeprefix(_EXAMPLE)
+    return found
 
 
 def path_of(text: str) -> Path:

@@ -135,6 +135,12 @@ class Given:
         """The plain module that a SPEC names."""
         from torch import nn
 
+        if text.startswith("hf:") and not self.part:
+            from attnport.sources.choices import Choices
+            from attnport.sources.hf import model_of
+
+            found: nn.Module = model_of(text.removeprefix("hf:"), Choices(self.trust_remote_code, self.task))
+            return found
         from attnport.sources.load import factory_of
         from attnport.sources.plain import in_float32, plain_module
 
@@ -148,6 +154,7 @@ class Given:
     ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments]:
         """Declarations of inputs and dims by the examples, and what the forward is called with."""
         from attnport.sources.declare import called
+        from attnport.sources.needed_values import needed_examples
         from attnport.sources.parsing import parse_input
 
         arguments, found = of_examples(module, *_plain(self.args, self.kwargs))
@@ -171,6 +178,12 @@ class Given:
         sizes = self._sizes(adapted(module, arguments, names), arguments, found)
         own = named_dims(joined(sizes, tensors, call), tensors, declared)
         texts = input_texts(found, own, highs, given)
+        specs, masks = zip(*map(parse_input, texts), strict=True) if texts else ((), ())
+        needed = needed_examples(call, specs, [str(mask.input) for mask in masks if mask], tensors)
+        texts = [
+            f"{text}:example={needed[spec.name]}" if spec.name in needed else text
+            for text, spec in zip(texts, specs, strict=True)
+        ]
         rest = [each.name for each in arguments.signature.parameters.values() if each.kind is each.VAR_KEYWORD]
         constants = constant_texts(arguments.nodes, rest[0] if rest else None)
         found_dims = {name: each for name, each in own.items() if name not in declared}
@@ -211,11 +224,14 @@ def listed(value: Sequence[str] | Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def _plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The examples, tensors on the processor and not in half precision."""
+    """The examples as tensors on the processor, not in half precision."""
+    import numpy as np
     import torch
     from torch.utils import _pytree as pytree
 
     def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
         if not isinstance(value, torch.Tensor):
             return value
         value = value.detach().cpu()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.artifacts import FORMAT, Manifest, ModelSpec, Session
+from attnport.cases.choosing import read_feeds
 from attnport.errors import AttnportError, ExportError, UsageError
 from attnport.folder.loading import without_outputs
 from attnport.folder.machine import versions
@@ -48,6 +49,7 @@ def export(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    examples: Path | None = None,
     inputs: Sequence[str] | Mapping[str, str] = (),
     outputs: Sequence[str] = (),
     dims: Sequence[str] = (),
@@ -68,6 +70,7 @@ def export(
         model: A SPEC, a module, or a ModelSpec.
         args, kwargs: Examples of what a module's forward is called with. Its inputs and their dims are found from them;
             numbers, strings and None among them are the same in every call.
+        examples: An `.npz` with more of them, by name.
         inputs: `--input` declarations, for plain modules, as a list or by name. Beside examples, a declaration replaces
             what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it.
         outputs: The outputs to export; none = all.
@@ -91,7 +94,8 @@ def export(
     """
     from attnport.verbs._given import Given
 
-    given = Given(model, args, kwargs or {}, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
+    named = {**(read_feeds(examples) if examples is not None else {}), **(kwargs or {})}
+    given = Given(model, args, named, inputs, outputs, dims, dynamic_shapes, trust_remote_code, task, part)
     return exported(given, folder, with_weights=with_weights, force=force, progress=progress, tell=tell)[0]
 
 

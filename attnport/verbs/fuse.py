@@ -215,9 +215,7 @@ def _table(
                 return _scratch_engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
             runtime = runtimes.get(prover)
             runtimes.available(runtime)
-            evidence = runtime.fusion_evidence(
-                folder / form.file, form.anchors, plan, {dim.name: dim.at_least(2) for dim in manifest.io.dims}
-            )
+            evidence = runtime.fusion_evidence(folder / form.file, form.anchors, plan, manifest.io)
             items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
             return _made_of(items, form, plan, prover)
         except AttnportError as err:

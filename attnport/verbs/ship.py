@@ -109,6 +109,7 @@ def ship(
     *,
     inputs: Sequence[str] = (),
     dims: Sequence[str] = (),
+    examples: Path | None = None,
     outputs: Sequence[str] = (),
     sentences: Path | None = None,
     require: bool = False,
@@ -129,6 +130,7 @@ def ship(
         text: The SPEC.
         inputs: `--input` declarations.
         dims: `--dim` declarations.
+        examples: An `.npz` with examples of the inputs; see `export`.
         outputs: The outputs to export; none = all.
         sentences: A file of sentences, one in each line, for models that read text.
         require: A target whose fusion was examined and is not complete counts as failed.
@@ -162,6 +164,7 @@ def ship(
         folder,
         inputs=inputs,
         dims=dims,
+        examples=examples,
         outputs=outputs,
         with_weights=with_weights,
         trust_remote_code=trust_remote_code,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from attnport.artifacts import IOContract
-from attnport.exporter.capture import example_sizes, example_tensor
+from attnport.exporter.capture import example_sizes, example_tensors
 from attnport.exporter.tracing import quiet, traceable
 
 
@@ -25,8 +25,7 @@ def _plainly(module: nn.Module) -> Iterator[None]:
 
 
 def _sample(contract: IOContract) -> dict[str, torch.Tensor]:
-    sizes = example_sizes(contract)
-    found = {spec.name: example_tensor(spec, sizes, is_mask=False) for spec in contract.inputs}
+    found = example_tensors(contract, example_sizes(contract))
     for spec in contract.inputs:
         if spec.name == "attention_mask":
             found[spec.name] = torch.ones_like(found[spec.name])

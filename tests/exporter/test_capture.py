@@ -20,10 +20,12 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ExportError
+from attnport.example_values import packed
 from attnport.exporter import storage
-from attnport.exporter.capture import capture, example_sizes, example_tensor
+from attnport.exporter.capture import capture, example_sizes, example_tensors
 from attnport.exporter.counting import count_attentions
 from attnport.exporter.naming import SCOPES
+from attnport.masks.spec import MaskSpec
 
 PLAIN = contract(X)
 
@@ -192,11 +194,17 @@ def test_example_inputs_are_the_same_each_time_and_fit_the_contract() -> None:
     io = IOContract((X,), (Y,), (Dim("batch", 1, 1, 2), Dim("seq", 9, 9, 64)))
     assert example_sizes(io) == {"batch": 2, "seq": 9}
     ids = TensorSpec("ids", "int64", ("batch", "seq"), high=3)
-    first, second = (example_tensor(ids, {"batch": 2, "seq": 50}, is_mask=False) for _ in range(2))
-    assert torch.equal(first, second)
-    assert (int(first.min()), int(first.max())) == (0, 2)
-    assert bool((example_tensor(ids, {"batch": 2, "seq": 5}, is_mask=True) == 1).all())
-    assert example_tensor(X, {"batch": 2, "seq": 3}, is_mask=False).shape == (2, 3, E)
+    mask = TensorSpec("mask", "int64", ("batch", "seq"))
+    given = {"x": packed(np.arange(2.0 * E).reshape(2, 1, E))}
+    io = dataclasses.replace(io, inputs=(ids, mask), masks=(MaskSpec(("padding",), "mask"),))
+    first, second = (example_tensors(io, {"batch": 2, "seq": 50}) for _ in range(2))
+    assert torch.equal(first["ids"], second["ids"])
+    assert (int(first["ids"].min()), int(first["ids"].max())) == (0, 2)
+    assert bool((first["mask"] == 1).all())
+    plain = dataclasses.replace(io, inputs=(X,), masks=())
+    assert example_tensors(plain, {"batch": 2, "seq": 3})["x"].shape == (2, 3, E)
+    told = example_tensors(dataclasses.replace(plain, examples=given), {"batch": 3, "seq": 2})["x"]
+    assert told[:, :, 0].tolist() == [[0.0, 0.0], [E, E], [0.0, 0.0]]
 
 
 def test_scaled_dot_product_attention_stays_one_operator() -> None:

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
-from attnport.artifacts import Capabilities, Evidence, ParityReport, Session
+from attnport.artifacts import Capabilities, Evidence, IOContract, ParityReport, Session
 from attnport.cli import cli
 from attnport.errors import UnavailableError
 from attnport.exporter import capture
@@ -259,7 +259,7 @@ class Faulty(base.Runtime):
         model: Path,
         anchors: Mapping[str, tuple[str, ...]],
         plan: str = "fp32",
-        sizes: Mapping[str, int] | None = None,
+        io: IOContract | None = None,
     ) -> dict[str, Evidence]:
         outputs = len(onnx.load(model, load_external_data=False).graph.output)
         return {name: Evidence("kernel", "") for name in anchors if outputs == 1 or "layers.1" not in name}
