@@ -33,9 +33,9 @@ def packed(array: Array) -> str:
 
 
 def continued(text: str, shape: tuple[int, ...]) -> Array:
-    """A packed array in another shape: cut, or repeated; whole numbers repeat their last part behind the first axis.
+    """A packed array in another shape: cut, or longer by repeating all of it, or of whole numbers the last part alone.
 
-    In a mask of whole numbers, what is marked stays as many; floats that are all equal would round all alike.
+    Whole numbers stay sorted, and in a mask what is marked stays as many; floats that are all equal would round alike.
 
     Raises:
         UsageError: the text is no packed array, or has another number of axes.
@@ -45,8 +45,7 @@ def continued(text: str, shape: tuple[int, ...]) -> Array:
         raise UsageError(f"an example has shape {list(array.shape)}, which does not continue to {list(shape)}.")
     for axis, size in enumerate(shape):
         had, places = array.shape[axis], np.arange(size)
-        again = axis == 0 or array.dtype.kind == "f"
-        array = array.take(places % had if again else np.minimum(places, had - 1), axis)
+        array = array.take(places % had if array.dtype.kind == "f" else np.minimum(places, had - 1), axis)
     return array
 
 

@@ -161,8 +161,8 @@ def declared_spec(
         if dim.step > 1 and dim.name not in ranges
     )
     kept = tuple(
-        f"input {name}: the module does not take random values, so every test has those of the example; the folder "
-        f"keeps them, up to {ROWS} rows of a batch"
+        f"input {name}: every test has the values of the example, as random ones do not fit; the folder keeps them, "
+        f"up to {ROWS} rows of a batch"
         for name in examples
     )
     return ModelSpec(name, Source(text), contract, make, observed=True, notes=(*half_notes(half), *steps, *kept))

@@ -13,11 +13,18 @@ from attnport.sources.declare import example
 if TYPE_CHECKING:
     import torch
 
+FORCED = ":example"
+"""The mark of an input that is to have the values of its example, though random ones do not fail."""
+
 Call = Callable[..., "dict[str, torch.Tensor]"]
 
 
 def needed_examples(
-    call: Call, specs: Sequence[TensorSpec], masks: Collection[str], tensors: Mapping[str, torch.Tensor]
+    call: Call,
+    specs: Sequence[TensorSpec],
+    masks: Collection[str],
+    tensors: Mapping[str, torch.Tensor],
+    forced: Collection[str] = (),
 ) -> dict[str, str]:
     """The values of examples, as text, for inputs without which the module does not run or gives numbers that are none.
 
@@ -26,6 +33,7 @@ def needed_examples(
         specs: The inputs.
         masks: Those that are masks, which have values of their own in tests.
         tensors: The examples, on which it runs.
+        forced: Inputs that have the values of their examples in any case.
     """
     wanted = _finite(call, tensors) or set()
 
@@ -37,12 +45,12 @@ def needed_examples(
         return True
 
     fixed = {spec.name: dataclasses.replace(spec, dims=tuple(tensors[spec.name].shape)) for spec in specs}
-    free = {spec.name: spec for spec in specs if spec.name not in masks}
+    free = {spec.name: spec for spec in specs if spec.name not in masks and spec.name not in forced}
     needed = set() if takes(free) else set(free)
     for name in free:
         if name in needed and takes([each for each in free if each == name or each not in needed]):
             needed.remove(name)
-    return {name: _rows(tensors[name], free[name]) for name in free if name in needed}
+    return {spec.name: _rows(tensors[spec.name], spec) for spec in specs if spec.name in needed or spec.name in forced}
 
 
 def _finite(call: Call, feeds: Mapping[str, torch.Tensor]) -> set[str] | None:

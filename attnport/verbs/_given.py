@@ -154,12 +154,14 @@ class Given:
     ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments]:
         """Declarations of inputs and dims by the examples, and what the forward is called with."""
         from attnport.sources.declare import called
-        from attnport.sources.needed_values import needed_examples
+        from attnport.sources.needed_values import FORCED, needed_examples
         from attnport.sources.parsing import parse_input
 
         arguments, found = of_examples(module, *_plain(self.args, self.kwargs))
         given = by_flat_name(inputs)
-        unknown = [name for name in given if name not in arguments.names]
+        forced = {name for name, text in given.items() if text == FORCED}
+        given = {name: text for name, text in given.items() if name not in forced}
+        unknown = [name for name in (*given, *forced) if name not in arguments.names]
         if unknown:
             raise UsageError(
                 f"inputs: got {unknown[0]}; the examples have {', '.join(arguments.names) or 'no tensor'}.",
@@ -179,7 +181,7 @@ class Given:
         own = named_dims(joined(sizes, tensors, call), tensors, declared)
         texts = input_texts(found, own, highs, given)
         specs, masks = zip(*map(parse_input, texts), strict=True) if texts else ((), ())
-        needed = needed_examples(call, specs, [str(mask.input) for mask in masks if mask], tensors)
+        needed = needed_examples(call, specs, [str(mask.input) for mask in masks if mask], tensors, forced)
         texts = [
             f"{text}:example={needed[spec.name]}" if spec.name in needed else text
             for text, spec in zip(texts, specs, strict=True)

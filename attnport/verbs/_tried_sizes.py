@@ -112,7 +112,7 @@ def check_dims(
 
 def _remedy(varied: str | Guard | None) -> str:
     if varied is None:
-        return ""
+        return 'If random values do not fit an input, such as sorted offsets, give an example of it and ":example".'
     if isinstance(varied, str):
         return "Look for sizes that the code turns into Python numbers or constants."
     return "Write it without a Python branch on a size, or leave those sizes out with --dim."

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from attnport.exporter.tracing import quiet
 from attnport.exporter.translations import tables
@@ -70,6 +71,7 @@ def numbers() -> torch.Tensor:
     return torch.randn(5, 8, generator=torch.Generator().manual_seed(3))
 
 
+TABLE, OFFSETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(4)), torch.tensor([0, 3, 3, 40])
 LADDER = (-1.5, -0.5, 0.0, 0.5, 1.5)
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
     "where of booleans": (lambda x: torch.where(x > 0, x > 1, x < -1), numbers),
@@ -102,6 +104,19 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
     "log1p elsewhere": (lambda x: torch.log1p(x.abs() * 30), numbers),
     "squeeze of an axis that is not 1": (lambda x: x.unsqueeze(0).squeeze(1), numbers),
     "squeeze of an axis that is 1": (lambda x: (x * 2)[:, None].squeeze(-2), numbers),
+    **{
+        f"bags, {mode}": (lambda x, mode=mode: functional.embedding_bag(x, TABLE, mode=mode, padding_idx=2), integers)
+        for mode in ("sum", "mean", "max")
+    },
+    "bags by offsets": (lambda x: functional.embedding_bag(x.view(-1), TABLE, OFFSETS), integers),
+    "bags with a last offset": (
+        lambda x: functional.embedding_bag(x.view(-1), TABLE, OFFSETS, mode="max", include_last_offset=True),
+        integers,
+    ),
+    "bags with weights": (
+        lambda x: functional.embedding_bag(x, TABLE, per_sample_weights=x * 0.5, mode="sum"),
+        integers,
+    ),
     "splits by a size": (lambda x: torch.split(torch.cat([x, x]), x.shape[0])[1], numbers),
 }
 

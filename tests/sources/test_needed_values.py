@@ -39,7 +39,8 @@ def patches(batch: int = 5) -> tuple[torch.Tensor, ...]:
 
 def test_an_array_continues_in_another_shape_and_keeps_its_values() -> None:
     text = packed(np.array([[1, 2, 3], [4, 5, 6]]))
-    assert continued(text, (3, 4)).tolist() == [[1, 2, 3, 3], [4, 5, 6, 6], [1, 2, 3, 3]]
+    assert continued(text, (3, 4)).tolist() == [[1, 2, 3, 3], [4, 5, 6, 6], [4, 5, 6, 6]]
+    assert continued(packed(np.array([0.5, 1.5])), (3,)).tolist() == [0.5, 1.5, 0.5]
     assert continued(text, (1, 2)).tolist() == [[1, 2]]
     assert continued(packed(np.float32(2.5)), ()).tolist() == 2.5
     with pytest.raises(UsageError, match=r"shape \[2, 3\]"):
@@ -71,6 +72,23 @@ def test_such_a_module_is_exported_checked_and_bundled_without_its_examples(tmp_
     for file in tmp_path.joinpath("app").rglob("*.json"):
         assert "example" not in file.read_text()
     assert without_examples("x=float32[batch]:example=eJw-_=") == "x=float32[batch]"
+
+
+def test_an_input_has_the_values_of_its_example_where_that_is_asked_for() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(50, 8)
+
+        def forward(self, ids: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.bag(ids, begins)
+            return found
+
+    examples = torch.randint(0, 50, (11,)), torch.tensor([0, 4, 4, 9])
+    spec = Given(Bags(), examples, inputs={"begins": ":example"}).spec()
+    assert set(spec.io.examples) == {"begins"}
+    with pytest.raises(UsageError, match="got places"):
+        Given(Bags(), examples, inputs={"places": ":example"}).spec()
 
 
 def test_three_inputs_that_have_to_be_equally_long_share_a_dim() -> None:
