@@ -46,8 +46,8 @@ def export(
         args, kwargs: Examples of what the module's forward is called with: tensors, structures of tensors, and values
             that are the same in every call. Names and dims are found from them.
         inputs: Declarations, `{"ids": "int64[batch,seq]:high=30522"}` or as of `--input`. Beside examples, one replaces
-            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it; `":example"` gives an
-            input the values of its example in every test, as where random values do not fit.
+            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it; `":example"` gives
+            it the values of its example in every test, as where random values do not fit.
         outputs: The outputs to export; none = all.
         dims: Sizes of dims, `{"seq": (1, 128, 512)}` or as of `--dim`: least, usual, largest.
         dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.

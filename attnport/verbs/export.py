@@ -72,8 +72,8 @@ def export(
             numbers, strings and None among them are the same in every call.
         examples: An `.npz` with more of them, by name.
         inputs: `--input` declarations, for plain modules, as a list or by name. Beside examples, a declaration replaces
-            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it; `":example"` gives an
-            input the values of its example in every test, as where random values do not fit.
+            what was found for its input, and marks alone, `{"mask": ":padding"}`, are added to it; `":example"` gives
+            it the values of its example in every test, as where random values do not fit.
         outputs: The outputs to export; none = all.
         dims: `--dim` declarations.
         dynamic_shapes: Beside examples, which dims are dynamic, as torch.export takes it; None = all that can be.
