@@ -6,8 +6,8 @@ Measuring comes first for all, since the bound asks for eager's largest error ov
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnport.artifacts import (
@@ -55,6 +55,7 @@ class _Tried:
     found: SessionErrors
     note: str = ""
     as_exported: bool = False
+    model: Path | None = None
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Comparison:
         self.io: IOContract = self.manifest.io
         self._eager = Eager(self.io, self.spec, self.cases, self.store, self.threads, self.progress)
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
+        self._passed: dict[tuple[Path, str], tuple[str, _Tried]] = {}
         self._moved: frozenset[str] = frozenset()
         self._own_way: set[tuple[str, str]] = set()
 
@@ -88,17 +90,13 @@ class Comparison:
         runtimes: dict[str, RuntimeParity | _Tried] = {}
         for runtime in chosen:
             runtimes.update(self._runtime(runtime))
+        self._measure_eager(runtimes.values())
+        for name, row in runtimes.items():
+            if isinstance(row, _Tried) and row.model is not None and self._judged(row).verdict == "PASS":
+                self._passed[row.model, row.plan] = name, row
         graphs = {name: self._form(name, form) for name, form in forms.items()}
-        every = [tried for tried in (*runtimes.values(), *graphs.values()) if isinstance(tried, _Tried)]
-        for tried in every:
-            for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
-                self._eager.measured(plan, list(tried.found.errors))
-        for tried in every:
-            self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
+        own = self._measure_eager([*runtimes.values(), *graphs.values()])
         self.notes += self._eager.notes()
-        single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
-        own = self._eager.measured("fp32", single or None)
-        self._moved = self._moves(own)
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
         if not own.spreads.found:
@@ -109,6 +107,19 @@ class Comparison:
             {name: self._judged(tried) for name, tried in graphs.items()},
             self.notes,
         )
+
+    def _measure_eager(self, rows: Iterable[RuntimeParity | _Tried]) -> SessionErrors:
+        """Measures what the results of these rows are judged by; returns PyTorch eager's errors in float32."""
+        every = [row for row in rows if isinstance(row, _Tried)]
+        for tried in every:
+            for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
+                self._eager.measured(plan, list(tried.found.errors))
+        for tried in every:
+            self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
+        single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
+        own = self._eager.measured("fp32", single or None)
+        self._moved = self._moves(own)
+        return own
 
     def _compare_raw_module(self) -> None:
         """Notes where the module as written differs from the mask contract, in float64."""
@@ -147,8 +158,11 @@ class Comparison:
         return {name: self._measured(runtime, opening) for name, opening in openings.items()}
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
-        """Graph parity: a form run numerically without its target."""
+        """Graph parity: a form run numerically without its target, unless a runtime that opens it passes all cases."""
         plan = lowerings.get(form.target).graph_plan(form.plan)
+        if passed := self._passed.get((self.folder / form.file, plan)):
+            runtime_name, row = passed
+            return replace(row, note=f"this is what {runtime_name} opens, and ran", as_exported=False)
         opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.threads)
         refused: list[str] = []
         for runtime in self._evaluators(form, plan):
@@ -212,7 +226,7 @@ class Comparison:
             return self._not_run(err.message, opening.plan)
         except (ArtifactError, BundleError) as err:
             return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
-        return _Tried(opening.plan, found, "; ".join(notes), opening.model == self.folder / MODEL)
+        return _Tried(opening.plan, found, "; ".join(notes), opening.model == self.folder / MODEL, opening.model)
 
     def _not_run(self, reason: str, plan: str) -> RuntimeParity:
         return RuntimeParity("NOT_RUN", portable(reason, self.folder), plan)

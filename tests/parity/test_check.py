@@ -108,8 +108,6 @@ def test_forms_are_run_without_their_target_and_half_ones_at_declared_types(
     checked: tuple[Path, ParityReport, list[str]],
 ) -> None:
     _, report, _ = checked
-    assert report.forms["onnx"].ran.provider == "CPUExecutionProvider"
-    assert report.forms["ort_cpu"].ran.provider.startswith("onnx.reference")
     half = report.forms["tensorrt_rtx"]
     assert half.ran.provider.startswith("onnx.reference")
     assert half.plan == "fp16"
@@ -117,11 +115,28 @@ def test_forms_are_run_without_their_target_and_half_ones_at_declared_types(
     assert worst > 100 * max(result.rms_error for result in report.forms["onnx"].cases)
 
 
-def test_graphs_that_are_equal_are_run_once(checked: tuple[Path, ParityReport, list[str]]) -> None:
+def test_a_form_that_its_own_runtime_passes_is_not_run_again(checked: tuple[Path, ParityReport, list[str]]) -> None:
     _, report, messages = checked
-    assert "graphs are equal" in report.forms["openvino"].reason
-    assert not any(message.startswith("model.openvino.onnx") for message in messages)
-    assert any(message.startswith("model.onnx") for message in messages)
+    for name, runtime in {"onnx": "onnx_reference", "ort_cpu": "ort_cpu", "openvino": "openvino"}.items():
+        assert report.forms[name].reason.endswith(f"this is what {runtime} opens, and ran")
+        assert report.forms[name].cases == report.runtimes[runtime].cases
+    assert [message for message in messages if message.startswith("model.") and "fp16" not in message] == []
+
+
+def test_graphs_that_are_equal_are_run_once_where_their_runtimes_are_not_there(
+    checked: tuple[Path, ParityReport, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(checked[0], tmp_path / "out"))
+    for name in ("onnx_reference", "openvino"):
+        monkeypatch.setattr(type(base.get(name)), "isolated", False)
+        monkeypatch.setattr(
+            type(base.get(name)), "probe", lambda self: Capabilities(self.name, False, "not here, says a test")
+        )
+    messages: list[str] = []
+    forms = check(folder, force=True, progress=messages.append).forms
+    assert forms["onnx"].ran.provider == "CPUExecutionProvider"
+    assert "graphs are equal" in forms["openvino"].reason
+    assert len({message.partition(":")[0] for message in messages if message.startswith("model.")}) == 1
 
 
 def test_an_engine_that_was_not_built_is_not_run_with_the_command_that_builds_it(
