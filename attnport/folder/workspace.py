@@ -115,6 +115,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
         SpecError: the source is gone or changed, which names which of the two, and the SPEC; or it would run code that
             nobody asked for here (see `trust`).
     """
+    from attnport.folder import seen
     from attnport.folder.loading import without_outputs
     from attnport.folder.trust import reload
 
@@ -125,6 +126,7 @@ def load_spec(manifest: Manifest) -> ModelSpec:
                 f"the {part} of {manifest.source.text} changed since export.",
                 hint="Export again, or bring the earlier state back.",
             )
+    seen.note(manifest.source)
     exported = {output.name for output in manifest.io.outputs}
     hidden = [output.name for output in spec.io.outputs if output.name not in exported]
     return dataclasses.replace(without_outputs(spec, hidden), io=manifest.io)

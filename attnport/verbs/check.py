@@ -20,6 +20,7 @@ from attnport.errors import (
     UnavailableError,
     UsageError,
 )
+from attnport.folder import seen
 from attnport.folder.machine import machine
 from attnport.folder.openings import bundle_digest, model_files, not_in, of_plan, of_runtime, stage_of
 from attnport.folder.trust import require
@@ -113,6 +114,20 @@ def check(
         manifest = of_plan(manifest, plan) if plan else manifest
         check_files(folder, manifest, *model_files(manifest))
         require(manifest.source, given=trust_source)
+        given = digest_file(inputs) if inputs and inputs.is_file() else ""
+        texts = [*sentences, given, bundle_digest(bundle), eager, *shapes]
+        numbers = (seed, batch, threads or 0, timeout_s, isolate)
+        digest = _inputs_digest(manifest, texts, numbers)
+        kept = not force and fresh(folder, manifest, stage, digest)
+        known = read(ParityReport, folder / file) if kept else None
+        own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
+        forms = {name: form for name, form in manifest.forms.items() if form.target in own}
+        if known:
+            again = {runtime.name for runtime in chosen} if runtimes else set()
+            chosen = [runtime for runtime in chosen if not _is_known(known, runtime.name, again)]
+            forms = {name: form for name, form in forms.items() if name not in known.forms}
+            if not chosen and not forms and seen.unchanged(manifest.source):
+                return known
         progress("loading the model")
         spec = load_spec(manifest)
         limits = Limits(timeout_s, every=isolate)
@@ -124,19 +139,9 @@ def check(
             )
         if why := not_in(probed[eager], plan or "fp32"):
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
-        given = digest_file(inputs) if inputs and inputs.is_file() else ""
-        texts = [*sentences, given, bundle_digest(bundle), eager, *shapes]
-        numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digest = _inputs_digest(manifest, texts, numbers)
-        kept = not force and fresh(folder, manifest, stage, digest)
-        known = read(ParityReport, folder / file) if kept else None
-        own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
-        forms = {name: form for name, form in manifest.forms.items() if form.target in own}
         if known:
             able = {name for name, found in probed.items() if found.available and (plan is None or plan in found.plans)}
-            again = able if runtimes else set()
-            chosen = [runtime for runtime in chosen if not _is_known(known, runtime.name, again)]
-            forms = {name: form for name, form in forms.items() if name not in known.forms}
+            chosen = [runtime for runtime in chosen if not _is_known(known, runtime.name, again & able)]
             if not chosen and not forms:
                 return known
         tried = cases_of(folder, manifest, sentences, inputs, seed, batch)

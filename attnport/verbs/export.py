@@ -16,6 +16,7 @@ import numpy as np
 from attnport.artifacts import FORMAT, Manifest, ModelSpec, Session
 from attnport.cases.choosing import read_feeds
 from attnport.errors import AttnportError, ExportError, UsageError
+from attnport.folder import seen
 from attnport.folder.loading import without_outputs
 from attnport.folder.machine import versions
 from attnport.folder.refusals import refuse_stranger
@@ -133,6 +134,7 @@ def exported(
         code = code_of(open_folder(folder).source)  # of the program that was written
     if code is not None:
         remember(code)
+    seen.note(earlier.source)
     kept = {output.name for output in earlier.io.outputs}
     hidden = [output.name for output in declared if output.name not in kept]
     if hidden:
