@@ -77,7 +77,13 @@ class AttentionMode(TorchDispatchMode):
 
 class FollowContract(AttentionMode):
     """Follows the mask contract: an attention row with no allowed key gives zero. All other rows are the module's own,
-    from the same kernels, in any precision."""
+    from the same kernels, in any precision.
+
+    Attributes:
+        changed: Whether it gave anything else than the module alone would have, since this was last set to False.
+    """
+
+    changed = False
 
     def attention(self, func: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Zeroes the output rows whose mask allows no key."""
@@ -85,12 +91,16 @@ class FollowContract(AttentionMode):
         mask = args[0] if args else kwargs.get("attn_mask")
         if mask is None:
             return output  # is_causal is aligned upper left: every query sees key 0
-        return zero_hidden_rows(output, mask)
+        return self._noted(output, zero_hidden_rows(output, mask))
 
     def softmax(self, func: Any, scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
         """Zeroes the probabilities of rows whose scores are all hidden."""
         probabilities = func(scores, dim, *args, **kwargs)
-        return zero_hidden_probabilities(probabilities, scores, dim)
+        return self._noted(probabilities, zero_hidden_probabilities(probabilities, scores, dim))
+
+    def _noted(self, own: Tensor, followed: Tensor) -> Tensor:
+        self.changed = self.changed or not torch.equal(own, followed)
+        return followed
 
 
 def zero_hidden_rows(output: Tensor, mask: Tensor) -> Tensor:

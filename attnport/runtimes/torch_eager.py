@@ -80,7 +80,7 @@ class EagerCall:
     """Calls a module that was cast to a plan, in the way of the plan and the mask contract, on any device."""
 
     def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
-        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, modes_for
+        from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, FollowContract, modes_for
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
@@ -91,6 +91,7 @@ class EagerCall:
         self._modes = modes_for(
             opening.plan, contract=opening.contract, float64=opening.float64, step_by_step=self._steps
         )
+        self._contract = next((mode for mode in self._modes if isinstance(mode, FollowContract)), None)
         self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
         self._rounds = opening.plan == AUTO and not opening.float64
 
@@ -120,8 +121,15 @@ class EagerCall:
             with active(products := Found()):
                 self._module(**tensors)
             modes = [*modes, Rounded(products, self._island, step_by_step=self._steps)]
+        if self._contract is not None:
+            self._contract.changed = False
         with active(*modes):
             return self._module(**tensors)
+
+    @property
+    def by_contract(self) -> bool:
+        """Whether the mask contract changed anything in the last call."""
+        return self._contract is not None and self._contract.changed
 
 
 class _TorchSession(CheckedSession):
@@ -136,6 +144,11 @@ class _TorchSession(CheckedSession):
         self._call: EagerCall | None = EagerCall(opening, module)
         self._dtype = dtype
         self._threads = opening.threads or physical_cores()
+
+    @property
+    def by_contract(self) -> bool:
+        """Whether the module as it is written, without the mask contract, would have given something else."""
+        return self._call is not None and self._call.by_contract
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         import torch

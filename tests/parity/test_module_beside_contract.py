@@ -41,3 +41,10 @@ def test_forms_and_the_module_under_the_contract_are_judged_there(report: Parity
     for found in (report.runtimes["torch_eager"], report.runtimes["ort_cpu"], report.forms["ort_cpu"]):
         verdicts = {(case.case, case.output): case.verdict for case in found.cases}
         assert verdicts[ROW] == "PASS"
+
+
+def test_the_module_is_run_as_it_is_written_only_where_the_contract_changes_something(folder: Path) -> None:
+    said: list[str] = []
+    check(folder, ["torch_eager"], force=True, progress=said.append)
+    found = [line for line in said if line.startswith("module without the mask contract")]
+    assert found == ["module without the mask contract: 1/1 one row fully masked"]
