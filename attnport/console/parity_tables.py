@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
+from attnport.processes.isolated import process_failed
 from attnport.reporting import document as doc
 from attnport.reporting.measures import largest
 from attnport.reporting.metrics import worst_metrics
@@ -20,7 +21,9 @@ _MOST_ULPS = 99_999.5
 def show_parity(report: ParityReport) -> Iterator[doc.Block]:
     """A row for each runtime and each lowered form with its worst error; metrics and reasons are below."""
     title = ("parity against float64: ", doc.Verdict(report.verdict))
-    yield from _verdicts(title, "runtime", report.runtimes)
+    absent = not_here(report.runtimes)
+    yield from _verdicts(title, "runtime", {name: row for name, row in report.runtimes.items() if name not in absent})
+    yield from those_not_here(absent)
     if report.forms:
         yield from _verdicts("graph parity of the lowered forms", "form", report.forms)
     yield from cells.quiet(
@@ -29,6 +32,26 @@ def show_parity(report: ParityReport) -> Iterator[doc.Block]:
     )
     yield from _metrics(report)
     yield from cells.quiet(*(f"note: {note}" for note in report.notes))
+
+
+def not_here(parities: Mapping[str, RuntimeParity]) -> list[str]:
+    """The runtimes that were not run since this machine lacks what they want, if others were.
+
+    A runtime whose process failed, or for which a command of ours makes what it opens, is not among them.
+    """
+    if all(row.verdict == "NOT_RUN" for row in parities.values()):
+        return []
+    return [
+        name
+        for name, row in parities.items()
+        if row.verdict == "NOT_RUN" and "attnport " not in row.reason and not process_failed(row.reason)
+    ]
+
+
+def those_not_here(names: Sequence[str]) -> Iterator[doc.Block]:
+    """One line for all of them."""
+    if names:
+        yield doc.Text(f"{len(names)} more want a GPU or a package: {', '.join(names)}; why: attnport doctor")
 
 
 def _verdicts(title: doc.Line, what: str, parities: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:

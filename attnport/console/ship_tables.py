@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnport.console import cells
 from attnport.console.fusion_tables import fused
+from attnport.console.parity_tables import not_here, those_not_here
 from attnport.reporting import document as doc
 
 if TYPE_CHECKING:
@@ -74,10 +75,12 @@ def _verdicts(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
     if BUNDLE in reasons and any(stage.stage == BUNDLE and not stage.exit_code for stage in result.stages):
         folder = shlex.quote(result.folder)  # parity was checked before there was a bundle
         reasons[BUNDLE] = f"made after the others ran, and verified; attnport check {folder} --bundle {folder}/{BUNDLE}"
-    not_run = {name: reasons[name] for name in left_out if name in reasons}
+    absent = [name for name in not_here(parity.runtimes) if name in left_out]
+    not_run = {name: reasons[name] for name in left_out if name in reasons and name not in absent}
     if not_run:
         yield doc.Text((doc.Verdict("NOT_RUN"), ", so nothing was shown of these:"))
         yield cells.notes(not_run)
+    yield from those_not_here(absent)
     passed = [name for name, row in parity.forms.items() if row.verdict == "PASS"]
     if passed:
         yield doc.Text(f"graphs of the lowered forms that pass: {', '.join(passed)}")
