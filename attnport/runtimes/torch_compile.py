@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from platform import platform
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import Capabilities, IOContract, Ran, Session
 from attnport.errors import AttnportError, UnavailableError, UsageError, first_line
+from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused, usual_feeds
 from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
+from attnport_bundle.cache import Cache, find
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +64,39 @@ class TorchCompile(Runtime):
 
 @functools.cache
 def _why_not() -> tuple[str, str] | None:
-    """The reason why nothing compiles in this process, and a hint; None if compiling works."""
+    """The reason why nothing compiles in this process, and a hint; None if compiling works.
+
+    To find out takes 6 s, so the cache keeps that a compiler works with a release of PyTorch. Where it no longer
+    does, the module's own compilation says so.
+    """
+    kept, name = _cache(), _entry()
+    if kept is not None and name and kept.read(name) is not None:
+        return None
+    problem = _tried_compiling()
+    if problem is None and kept is not None and name:
+        kept.write(name, b"a tiny function was compiled\n")
+    return problem
+
+
+def _entry() -> str:
+    """The name of the cache entry for this PyTorch and its C++ compiler; "" where there is no compiler."""
+    import torch
+
+    found = shutil.which(os.environ.get("CXX") or "g++")
+    if found is None:
+        return ""
+    state = Path(found).resolve().stat()
+    told = f"{torch.__version__} {sys.version} {platform()} {found} {state.st_size} {state.st_mtime_ns}"
+    return f"torch-compile.{digest_text(told)[:12]}"
+
+
+def _cache() -> Cache | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without a cache this only takes seconds longer
+        return find(Path(__file__).parent)
+
+
+def _tried_compiling() -> tuple[str, str] | None:
     try:
         with quiet():
             import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,3 +139,25 @@ def test_without_a_compiler_the_probe_says_how_to_get_one() -> None:
     run = subprocess.run([sys.executable, "-c", NO_COMPILER], capture_output=True, text=True, check=True)
     assert run.stdout.startswith("False")
     assert "g++" in run.stdout
+
+
+def test_that_a_compiler_works_is_found_out_once_for_each_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch_compile, "_tried_compiling", lambda: tried.append("once") or None)
+    for _ in range(2):
+        torch_compile._why_not.cache_clear()
+        assert torch_compile._why_not() is None
+    assert tried == ["once"]
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("CXX", str(other))
+    torch_compile._why_not.cache_clear()
+    monkeypatch.setattr(torch_compile, "_tried_compiling", lambda: ("no", "hint"))
+    assert torch_compile._why_not() == ("no", "hint")
+    torch_compile._why_not.cache_clear()
+    assert torch_compile._why_not() == ("no", "hint")
+    torch_compile._why_not.cache_clear()
