@@ -100,12 +100,13 @@ def _advice(recommendation: Recommendation | None) -> Html | None:
 
 
 def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Html | None:
-    """What did not run and why."""
+    """What did not run, in a line that opens to show why."""
     reasons = not_run(parity, latency)
     if not reasons:
         return None
     items = (el("div", el("dt", name(key)), el("dd", reason)) for key, reason in reasons.items())
-    return el("section", el("h2", "Not run"), el("dl", *items), class_="notrun")
+    names = join([name(key) for key in reasons], ", ")
+    return el("section", el("h2", "Not run"), el("details", el("summary", names), el("dl", *items)), class_="notrun")
 
 
 def header(
