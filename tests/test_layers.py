@@ -1,6 +1,6 @@
 """The order of the layers, read from the imports of every file.
 
-    attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction, version
+    attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction, user_cache, version
         < dims, example_values, known, masks < latencies, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
@@ -28,7 +28,7 @@ READER_UNIT = "reader"
 INSIDE = "attnport_bundle"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
-    ("errors", "jsonfile", "module_path", "optional", "registry", "transaction", "version"),
+    ("errors", "jsonfile", "module_path", "optional", "registry", "transaction", "user_cache", "version"),
     ("dims", "example_values", "known", "masks"),
     ("latencies", "parities", "precisions"),
     ("artifacts",),

@@ -2,7 +2,7 @@
 
 Loading takes seconds and gigabytes. What was found by it, that code and weights are those of the export, stays true for
 as long as no file changed its size or its time of change, and no file came or went in an `hf:` folder. The records lie
-beside those of `trust`, since paths of this machine do not belong into an artifact.
+in this user's cache, since paths of this machine do not belong into an artifact.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import Source
-from attnport.folder.trust import records
 from attnport.jsonfile import digest_text, to_json
 from attnport.sources import memory
 from attnport.sources.code import code_of, runs_code
+from attnport.user_cache import cache
 
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OWN = str(Path(__file__).resolve().parent.parent)
@@ -26,7 +26,7 @@ _OWN = str(Path(__file__).resolve().parent.parent)
 
 def note(source: Source) -> None:
     """Records the files of a source that this process has just loaded."""
-    if not source.in_memory and (kept := records()) is not None:
+    if not source.in_memory and (kept := cache()) is not None:
         seen = {"folder": _folder(source), "files": {path: _state(path) for path in sorted(set(_files(source)))}}
         kept.write(_name(source), f"{json.dumps(seen, indent=1)}\n".encode())
 
@@ -35,7 +35,7 @@ def unchanged(source: Source) -> bool:
     """Whether a source is what it was when it was last loaded, as far as its files tell; False where nobody knows."""
     if source.in_memory:
         return memory.held(source) is not None
-    kept = records()
+    kept = cache()
     data = kept.read(_name(source)) if kept is not None else None
     try:
         seen = json.loads(data) if data else {}

@@ -68,7 +68,7 @@ def require(source: Source, *, given: bool = False) -> None:
         return  # nothing of others is run: there is none, or it is not there, as loading says
     if given:
         remember(code)
-    name, kept = _name(code), records()
+    name, kept = _name(code), _records()
     if name in os.environ.get(VARIABLE, "").split() or (kept is not None and kept.read(name) == _text(code)):
         return
     what, file = escaped(source.text), escaped(code.place)
@@ -88,7 +88,7 @@ def require(source: Source, *, given: bool = False) -> None:
 
 def remember(code: Code) -> None:
     """Records that this user asked to run `code`."""
-    kept = records()
+    kept = _records()
     if kept is None or not kept.write(_name(code), _text(code)):
         names = {*os.environ.get(VARIABLE, "").split(), _name(code)}
         os.environ[VARIABLE] = " ".join(sorted(names))
@@ -107,8 +107,8 @@ def folder() -> Path | None:
     return home / ".local" / "state" / "attnport" if home.is_absolute() else None
 
 
-def records() -> Cache | None:
-    """The folder of records, here and of `seen`; None where there is none to write into, or others may write there."""
+def _records() -> Cache | None:
+    """The folder of records; None where there is none to write into, or others may write there."""
     if (place := folder()) is None:
         return None
     with warnings.catch_warnings():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ from attnport.artifacts import Capabilities
 from attnport.folder.machine import machine
 from attnport.runtimes import _attention_forms
 from attnport.runtimes._attention_forms import FORMS
-from attnport_bundle.cache import Cache, find
+from attnport.user_cache import cache
 
 _HEX = 12
 
 
 def read_forms(capabilities: Capabilities) -> dict[str, str] | None:
     """The cached answers of this release on this machine; None if there are none, or the file is damaged."""
-    cache = _cache()
-    data = cache.read(_name(capabilities)) if cache is not None else None
+    kept = cache()
+    data = kept.read(_name(capabilities)) if kept is not None else None
     if data is None:
         return None
     try:
@@ -37,8 +36,8 @@ def read_forms(capabilities: Capabilities) -> dict[str, str] | None:
 
 def write_forms(capabilities: Capabilities, forms: dict[str, str]) -> None:
     """Keeps answers. If that fails, the runtime is tried again next time."""
-    if (cache := _cache()) is not None:
-        cache.write(_name(capabilities), json.dumps(forms, indent=1).encode())
+    if (kept := cache()) is not None:
+        kept.write(_name(capabilities), json.dumps(forms, indent=1).encode())
 
 
 def _name(capabilities: Capabilities) -> str:
@@ -58,9 +57,3 @@ def _name(capabilities: Capabilities) -> str:
     digest = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:_HEX]
     version = "".join(char if char.isalnum() or char in ".+-" else "_" for char in capabilities.version)
     return f"attention-forms.{capabilities.runtime}-{version}.{digest}.json"
-
-
-def _cache() -> Cache | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without a cache this only takes seconds longer
-        return find(Path(_attention_forms.__file__).parent)

@@ -21,7 +21,7 @@ from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused, usual_feeds
 from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
-from attnport_bundle.cache import Cache, find
+from attnport.user_cache import cache
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ def _why_not() -> tuple[str, str] | None:
     To find out takes 6 s, so the cache keeps that a compiler works with a release of PyTorch. Where it no longer
     does, the module's own compilation says so.
     """
-    kept, name = _cache(), _entry()
+    kept, name = cache(), _entry()
     if kept is not None and name and kept.read(name) is not None:
         return None
     problem = _tried_compiling()
@@ -88,12 +88,6 @@ def _entry() -> str:
     state = Path(found).resolve().stat()
     told = f"{torch.__version__} {sys.version} {platform()} {found} {state.st_size} {state.st_mtime_ns}"
     return f"torch-compile.{digest_text(told)[:12]}"
-
-
-def _cache() -> Cache | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without a cache this only takes seconds longer
-        return find(Path(__file__).parent)
 
 
 def _tried_compiling() -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ import pytest
 import tiny_model
 
 from attnport.errors import SpecError
-from attnport.folder import seen, trust
+from attnport.folder import seen
 from attnport.folder.workspace import open_folder
 from attnport.runtimes import base
 from attnport.verbs import check as checking
@@ -97,16 +97,15 @@ def test_every_file_of_a_folder_of_transformers_counts(tmp_path: Path) -> None:
 
 
 def test_without_records_or_with_damaged_ones_nothing_is_known(
-    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
     source = open_folder(tiny_artifact).source
     seen.note(source)
     assert seen.unchanged(source)
-    place = trust.folder()
-    assert place is not None
-    for file in place.glob("seen.*"):
+    for file in (tmp_path / "cache").glob("seen.*"):
         file.write_text("{")
     assert not seen.unchanged(source)
-    monkeypatch.setattr(seen, "records", lambda: None)
+    monkeypatch.setattr(seen, "cache", lambda: None)
     seen.note(source)
     assert not seen.unchanged(source)
