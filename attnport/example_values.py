@@ -40,13 +40,13 @@ def continued(text: str, shape: tuple[int, ...]) -> Array:
     Raises:
         UsageError: the text is no packed array, or has another number of axes.
     """
-    array = _unpacked(text)
+    array = _unpacked(text)  # shared by all calls, and copied where it is cut
     if array.ndim != len(shape) or not all(array.shape):
         raise UsageError(f"an example has shape {list(array.shape)}, which does not continue to {list(shape)}.")
     for axis, size in enumerate(shape):
         had, places = array.shape[axis], np.arange(size)
         array = array.take(places % had if array.dtype.kind == "f" else np.minimum(places, had - 1), axis)
-    return array
+    return array if shape else array.copy()
 
 
 def without_examples(declaration: str) -> str:

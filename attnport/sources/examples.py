@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,8 @@ def _equal_dims(names: Sequence[str], sizes: Mapping[str, int], runs: Callable[.
             same[other] = one
     # Where three have to be equal, no two of them can grow alone.
     groups = {name: [name, *(other for other in same if same[other] == name)] for name in names if name not in same}
-    bound = [name for name, group in groups.items() if not runs(*group)]
+    counts = Counter(sizes[name] for name in names)
+    bound = [name for name, group in groups.items() if counts[sizes[name]] > 2 and not runs(*group)]
     for size in {sizes[name] for name in bound}:
         alike = [each for name in bound if sizes[name] == size for each in groups[name]]
         if len(alike) > 2 and runs(*alike):
