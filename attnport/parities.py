@@ -124,7 +124,11 @@ class InvarianceResult:
 
 @dataclass(frozen=True)
 class RuntimeParity:
-    """One runtime, or one lowered form run without its target, on all cases."""
+    """One runtime, or one lowered form run without its target, on all cases.
+
+    Attributes:
+        absent: It was not run since it is not installed, or this machine lacks what it wants, as its probe says.
+    """
 
     verdict: Verdict
     reason: str
@@ -132,6 +136,7 @@ class RuntimeParity:
     ran: Ran | None = None
     cases: tuple[CaseResult, ...] = ()
     invariance: tuple[InvarianceResult, ...] = ()
+    absent: bool = False
 
     __pydantic_config__ = STRICT
 

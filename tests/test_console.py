@@ -43,7 +43,7 @@ PARITY = ParityReport(
     {
         "ort_cpu": RuntimeParity("PASS", LONG, "fp32", Ran("cpu", "CPUExecutionProvider", "fp32"), (case(0.25),)),
         "openvino": RuntimeParity("FAIL", LONG, "fp32", Ran("cpu", "openvino 2026.4.1", "fp32"), (case(7.5),)),
-        "tensorrt_rtx": RuntimeParity("NOT_RUN", "its process failed: no [GPU] here", "fp16"),
+        "tensorrt_rtx": RuntimeParity("NOT_RUN", "there is no [GPU] here", "fp16"),
     },
     {"onnx_18": RuntimeParity("PASS", LONG, "fp32", None, (case(0.5),))},
     (LONG,),
@@ -121,7 +121,7 @@ def test_the_verdict_table_puts_parity_fusion_and_speed_of_a_runtime_in_one_row(
     assert "verdict: FAIL" in text
     assert "8x128 ms" in text
     assert "not shipped (exit 5)" in text
-    assert "tensorrt_rtx: its process failed: no [GPU] here" in text  # brackets are the text's own, not markup
+    assert "tensorrt_rtx: there is no [GPU] here" in text  # brackets are the text's own, not markup
     assert "build" in text
     assert text.count("reason that goes on") < 40  # a cell holds the beginning, stderr the whole
 
@@ -138,11 +138,11 @@ def test_the_verdict_table_has_room_for_three_workloads_beside_a_target_that_nob
 
 
 def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_proved_of_it_stays() -> None:
-    absent = {name: RuntimeParity("NOT_RUN", "it is not installed", "fp32") for name in ("ort_cuda", "tensorrt")}
+    absent = {name: RuntimeParity("NOT_RUN", "no package", "fp32", absent=True) for name in ("ort_cuda", "tensorrt")}
     crashed = {name: RuntimeParity("NOT_RUN", "its process failed: killed", "fp32") for name in ("openvino", "ort_x")}
     bundle = RuntimeParity("NOT_RUN", "no bundle was named; attnport bundle", "fp32")
     ran = RuntimeParity("PASS", "", "fp32", None, (case(0.25),))
-    engine = RuntimeParity("NOT_RUN", "no driver", "fp16")
+    engine = RuntimeParity("NOT_RUN", "no driver", "fp16", absent=True)
     fusion = FusionReport({"tensorrt_rtx": FUSION.targets["ort_cpu"]})
     parity = ParityReport("PASS", {"bundle": bundle, **absent, **crashed, "tensorrt_rtx": engine, "ort_cpu": ran}, {})
     made = StageResult("bundle", "done", 1.0, "verified")
@@ -156,7 +156,7 @@ def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_pr
         text.split()
     )
     assert "tensorrt_rtx: no driver" in text
-    assert "it is not installed" not in text
+    assert "no package" not in text
     checked = " ".join(printed("show_parity", parity).split())
     assert "3 more want a GPU or a package: ort_cuda, tensorrt, tensorrt_rtx; why: attnport doctor" in checked
     assert "openvino, ort_x: its process failed" in checked

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
-from attnport.processes.isolated import process_failed
 from attnport.reporting import document as doc
 from attnport.reporting.measures import largest
 from attnport.reporting.metrics import worst_metrics
@@ -35,17 +34,10 @@ def show_parity(report: ParityReport) -> Iterator[doc.Block]:
 
 
 def not_here(parities: Mapping[str, RuntimeParity]) -> list[str]:
-    """The runtimes that were not run since this machine lacks what they want, if others were.
-
-    A runtime whose process failed, or for which a command of ours makes what it opens, is not among them.
-    """
+    """The runtimes that were not run since this machine lacks what they want, if others were."""
     if all(row.verdict == "NOT_RUN" for row in parities.values()):
         return []
-    return [
-        name
-        for name, row in parities.items()
-        if row.verdict == "NOT_RUN" and "attnport " not in row.reason and not process_failed(row.reason)
-    ]
+    return [name for name, row in parities.items() if row.absent]
 
 
 def those_not_here(names: Sequence[str]) -> Iterator[doc.Block]:

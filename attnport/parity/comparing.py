@@ -33,7 +33,7 @@ from attnport.parity.eager import EAGER, Eager
 from attnport.parity.evaluate import Progress, References, SessionErrors, make_references, measure_session
 from attnport.parity.invariance import ON_THE_LEFT, Spreads
 from attnport.processes.child import ChildError
-from attnport.processes.isolated import IsolatedSession, Limits, reason_of_failure, unavailable
+from attnport.processes.isolated import PROBE_FAILED, IsolatedSession, Limits, reason_of_failure, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 from attnport_bundle.feeds import check_shapes
@@ -149,7 +149,8 @@ class Comparison:
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
         found = self.probed[runtime.name]
         if not found.available:
-            return {runtime.name: self._not_run(unavailable(found), "fp32")}
+            absent = PROBE_FAILED not in found.reason
+            return {runtime.name: replace(self._not_run(unavailable(found), "fp32"), absent=absent)}
         if runtime.name == EAGER:
             note = "float32 PyTorch with the mask contract, the yardstick of the others"
             return {runtime.name: _Tried("fp32", self._eager.measured("fp32"), note)}

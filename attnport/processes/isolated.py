@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TIMEOUT_S = 600.0
+PROBE_FAILED = "its probe failed"
 _SHARE = 0.9
 """The share of the free memory that a session may take; the rest is for the caller."""
 
@@ -138,7 +139,7 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -
             with_forms = forms and runtime.opens == "onnx"
             return _with_forms(capabilities, lambda: tried(runtime, capabilities.plans)) if with_forms else capabilities
         except Exception as err:  # a probe should not raise, but an installation may be damaged
-            return Capabilities(runtime.name, False, f"its probe failed with {type(err).__name__}: {err}")
+            return Capabilities(runtime.name, False, f"{PROBE_FAILED} with {type(err).__name__}: {err}")
     child = limits.start(1)
 
     def ask(**fields: Any) -> dict[str, Any]:
@@ -152,9 +153,9 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -
             else capabilities
         )
     except Died as err:
-        return Capabilities(runtime.name, False, f"its probe failed: {err.message}")
+        return Capabilities(runtime.name, False, f"{PROBE_FAILED}: {err.message}")
     except AttnportError as err:
-        return Capabilities(runtime.name, False, f"its probe failed with {err.message}", err.hint)
+        return Capabilities(runtime.name, False, f"{PROBE_FAILED} with {err.message}", err.hint)
     finally:
         child.kill()
 
