@@ -1,7 +1,7 @@
-"""Values of an input that a module does not take at random, taken from an example and kept as text in the contract.
+"""Keeps the values of an example as text in the contract, for inputs that random values do not fit.
 
-A forward may look up rows by whole numbers among floats, want as many marks in a mask as there are images, or divide
-by what it is given. Such inputs have values of an example in every test, at every size.
+A forward may look up rows by whole numbers among floats, want as many marks in a mask as there are images, or take a
+logarithm. In every test, such an input has the values of its example, at every size.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from attnport.errors import UsageError
 
 ROWS = 4
 """How many rows of a batch are kept."""
+MAX_BYTES = 1 << 28
 _MARK = re.compile(r":example=[\w=-]*")
 
 Array = np.ndarray[Any, Any]
@@ -33,9 +34,10 @@ def packed(array: Array) -> str:
 
 
 def continued(text: str, shape: tuple[int, ...]) -> Array:
-    """A packed array in another shape: cut, or longer by repeating all of it, or of whole numbers the last part alone.
+    """A packed array in another shape. A shorter axis is cut; a longer one repeats floats, or the last whole number.
 
-    Whole numbers stay sorted, and in a mask what is marked stays as many; floats that are all equal would round alike.
+    With the last number repeated, offsets stay sorted and a mask keeps its number of marks. Floats are repeated from
+    the beginning, because the rounding errors of equal numbers add up.
 
     Raises:
         UsageError: the text is no packed array, or has another number of axes.
@@ -57,7 +59,8 @@ def without_examples(declaration: str) -> str:
 @functools.lru_cache(maxsize=64)
 def _unpacked(text: str) -> Array:
     try:
-        data = zlib.decompress(base64.urlsafe_b64decode(text))
+        # A manifest is text that anybody can write; a short one must not unpack to all of the memory.
+        data = zlib.decompressobj().decompress(base64.urlsafe_b64decode(text), MAX_BYTES)
         return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
-    except (binascii.Error, zlib.error, ValueError, EOFError) as err:
+    except (binascii.Error, zlib.error, ValueError, EOFError, MemoryError) as err:
         raise UsageError(f"an example is damaged: {err}.", hint="Export again.") from err

@@ -127,7 +127,7 @@ class RuntimeParity:
     """One runtime, or one lowered form run without its target, on all cases.
 
     Attributes:
-        absent: It was not run since it is not installed, or this machine lacks what it wants, as its probe says.
+        absent: Whether its probe found that it is not installed, or needs hardware that this machine lacks.
     """
 
     verdict: Verdict

@@ -100,7 +100,7 @@ class FollowContract(AttentionMode):
         return self._noted(probabilities, zero_hidden_probabilities(probabilities, scores, dim))
 
     def _noted(self, own: Tensor, followed: Tensor) -> Tensor:
-        # To look at a device's numbers would wait for it.
+        # Comparing numbers on a GPU would wait for the GPU at every attention.
         self.changed = self.changed or own.device.type != "cpu" or not torch.equal(own, followed)
         return followed
 

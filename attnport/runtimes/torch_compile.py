@@ -64,10 +64,10 @@ class TorchCompile(Runtime):
 
 @functools.cache
 def _why_not() -> tuple[str, str] | None:
-    """The reason why nothing compiles in this process, and a hint; None if compiling works.
+    """Why nothing compiles in this process, and a hint; None if compiling works.
 
-    To find out takes 6 s, so the cache keeps that a compiler works with a release of PyTorch. Where it no longer
-    does, the module's own compilation says so.
+    Trying takes 6 s, so a success is kept in this user's cache for each compiler and release of PyTorch. If the
+    compiler stops working later, opening the module reports it.
     """
     kept, name = cache(), _entry()
     if kept is not None and name and kept.read(name) is not None:

@@ -85,7 +85,7 @@ def model_of(place: str, choices: Choices) -> Any:
 
 
 def _opened(place: str, choices: Choices, *, whole: bool) -> _Read:
-    """What a folder or a hub id tells beside the weights.
+    """Reads everything but the weights: config, tokenizer and the head of sentence-transformers.
 
     Args:
         whole: Read what sentence-transformers puts behind the model, too.

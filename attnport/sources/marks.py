@@ -75,7 +75,9 @@ def _sorted(spec: TensorSpec, marks: Sequence[str]) -> dict[str, list[str]]:
     for mark in marks:
         category = next((name for name, pattern in _PATTERNS.items() if re.fullmatch(pattern, mark)), None)
         if category is None:
-            raise UsageError(f"--input {spec}: got mark {mark!r}; expected {', '.join(MARKS)} or high=N.")
+            raise UsageError(
+                f"--input {spec}: got mark {mark!r}; expected {', '.join(MARKS)}, high=N, or example beside examples."
+            )
         by_category[category].append(mark.partition("=")[2] or mark)
         if category != "kind" and len(by_category[category]) > 1:
             raise UsageError(f"--input {spec}: got {' and '.join(by_category[category])}; expected one {category}.")

@@ -22,6 +22,7 @@ from attnport.sources.examples import (
     refuse_other_sizes,
     vocabularies,
 )
+from attnport.sources.needed_values import FORCED, needed_examples
 from attnport.sources.structure import Arguments, Observed, Path, adapted, of_examples
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class Given:
             declarations(inputs, listed(self.dims))
         else:
             # Examples may have further dims; declarations beside them may be marks alone.
-            declarations([text for text in inputs if not text.partition("=")[2].strip().startswith(":")], ())
+            whole = [text for text in inputs if not text.partition("=")[2].strip().startswith(":")]
+            declarations([text.removesuffix(FORCED) for text in whole], ())
             parse_dims(listed(self.dims))
 
     def code(self) -> Code | None:
@@ -154,19 +156,19 @@ class Given:
     ) -> tuple[tuple[str, ...], tuple[str, ...], Arguments]:
         """Declarations of inputs and dims by the examples, and what the forward is called with."""
         from attnport.sources.declare import called
-        from attnport.sources.needed_values import FORCED, needed_examples
         from attnport.sources.parsing import parse_input
 
         arguments, found = of_examples(module, *_plain(self.args, self.kwargs))
         given = by_flat_name(inputs)
-        forced = {name for name, text in given.items() if text == FORCED}
-        given = {name: text for name, text in given.items() if name not in forced}
-        unknown = [name for name in (*given, *forced) if name not in arguments.names]
+        unknown = [name for name in given if name not in arguments.names]
         if unknown:
             raise UsageError(
                 f"inputs: got {unknown[0]}; the examples have {', '.join(arguments.names) or 'no tensor'}.",
                 hint="Declare what is among the examples, or leave the examples out.",
             )
+        forced = {name for name, text in given.items() if text.endswith(FORCED)}
+        marked = {name: text.removesuffix(FORCED) for name, text in given.items()}
+        given = {name: text for name, text in marked.items() if text}
         tensors = dict(zip(arguments.names, found.values(), strict=True))
         progress("finding the dims that can be dynamic")
         call = Observed(module, arguments, listed(self.outputs), self.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from pathlib import Path
 
 import hf_folders
@@ -45,8 +47,9 @@ def test_an_array_continues_in_another_shape_and_keeps_its_values() -> None:
     assert continued(packed(np.float32(2.5)), ()).tolist() == 2.5
     with pytest.raises(UsageError, match=r"shape \[2, 3\]"):
         continued(text, (2,))
-    with pytest.raises(UsageError, match="damaged"):
-        continued(text[:-9], (2, 3))
+    for damaged in (text[:-9], "***", base64.urlsafe_b64encode(zlib.compress(bytes(1 << 29))).decode()):
+        with pytest.raises(UsageError, match="damaged"):
+            continued(damaged, (2, 3))
 
 
 def test_inputs_that_random_values_do_not_fit_have_those_of_the_example_and_no_others_have() -> None:
@@ -87,6 +90,8 @@ def test_an_input_has_the_values_of_its_example_where_that_is_asked_for() -> Non
     examples = torch.randint(0, 50, (11,)), torch.tensor([0, 4, 4, 9])
     spec = Given(Bags(), examples, inputs={"begins": ":example"}).spec()
     assert set(spec.io.examples) == {"begins"}
+    spec = Given(Bags(), examples, inputs={"begins": "int64[bags]:example"}).spec()
+    assert (set(spec.io.examples), spec.io.inputs[1].dims) == ({"begins"}, ("bags",))
     with pytest.raises(UsageError, match="got places"):
         Given(Bags(), examples, inputs={"places": ":example"}).spec()
 
