@@ -185,6 +185,11 @@ def build(
 )
 @click.option("--bisect", "search", is_flag=True, help="For each that fails, find the layer where it goes wrong.")
 @click.option("--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later.")
+@click.option(
+    "--thorough", is_flag=True,
+    help="Run every batch of the sentences, each item alone and with more padding too; by default four batches and "
+    "eight items. The cases made from the contract are run in any case.",
+)
 @click.option("--force", is_flag=True, help="Check even if nothing has changed.")
 @verb
 def check(

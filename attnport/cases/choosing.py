@@ -35,6 +35,19 @@ def cases_of(
     return chosen
 
 
+def few_batches(tried: Sequence[Case], count: int) -> list[Case]:
+    """All cases, but of the batches of sentences only so many: from the shortest to the longest, evenly spread."""
+    text = sorted((case for case in tried if case.group == "text"), key=_size)
+    if len(text) <= count:
+        return list(tried)
+    kept = {text[index * (len(text) - 1) // max(count - 1, 1)].name for index in range(count)}
+    return [case for case in tried if case.group != "text" or case.name in kept]
+
+
+def _size(case: Case) -> int:
+    return max(array.size for array in case.feeds.values())
+
+
 def read_feeds(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of an `.npz` by name; nothing is unpickled.
 

@@ -43,9 +43,8 @@ class ComparisonAtPlan(Comparison):
         super().__post_init__()
         self._processor = self._eager
         if self.eager != EAGER:
-            self._eager = EagerOnDevice(
-                self.io, self.spec, self.cases, self.store, self.threads, self.progress, self.eager
-            )
+            given = self.io, self.spec, self.cases, self.store, self.threads, self.progress, self.eager
+            self._eager = EagerOnDevice(*given, items=self._items)
 
     def report(self, chosen: Sequence[Runtime], forms: Mapping[str, Form]) -> ParityReport:
         """As of any comparison.

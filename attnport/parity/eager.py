@@ -19,8 +19,6 @@ EAGER = "torch_eager"
 DRAWS = 32
 """How often eager is run again at most, where a result is over its bound: see docs/adr/0017."""
 
-_ALL_ITEMS = 1 << 30
-
 
 @dataclass
 class Eager:
@@ -30,6 +28,7 @@ class Eager:
         io: The contract of `spec`.
         cases: Every case; the references of those that are run are in `store`.
         runtime: The name of the runtime that is eager on this device.
+        items: How many batch items are also run alone and with more padding, in float32.
     """
 
     io: IOContract
@@ -39,6 +38,7 @@ class Eager:
     threads: int | None
     progress: Progress
     runtime: str = EAGER
+    items: int = 1 << 30
 
     def __post_init__(self) -> None:
         self._found: dict[str, SessionErrors] = {}
@@ -77,7 +77,7 @@ class Eager:
         asked = {case.name for case in self.cases} if names is None else set(names)
         todo = [case for case in self.cases if case.name in asked and not (had and case.name in had.errors)]
         if todo:
-            items = _ALL_ITEMS if plan == "fp32" else 0
+            items = self.items if plan == "fp32" else 0
             with self._own_way(plan) as session:
                 found = measure_session(session, self.io, todo, self.store, self._saying(plan), items=items)
             self._found[plan] = replace(had, errors={**had.errors, **found.errors}) if had else found

@@ -4,6 +4,9 @@ In half precision an operator here takes half-precision tensors, computes in flo
 tensor cores, torch and TensorRT do. The evaluator's own operators round after every numpy call; their sums in bfloat16
 stop growing at 256 terms, and a half-precision product in numpy takes minutes. Results are still rounded *between*
 operators, so that scores can overflow: finding that is what such a graph is run for.
+
+Casts and products are PyTorch's: numpy casts one element at a time, which was most of the time of a half-precision
+graph.
 """
 
 from __future__ import annotations
@@ -30,8 +33,13 @@ WIDENED = (
     "ReduceL2",
     "ReduceSumSquare",
     "CumSum",
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
 )
-"""Operators that sum: in half precision they are computed in float32 and rounded once."""
+"""Operators that in half precision are computed in float32 and rounded once: those that sum, since rounding each step
+is no runtime's way, and arithmetic, where the result is the same (24 bits are more than twice 11 or 8) and numpy slow."""
 
 
 def replacements(opset: int) -> list[type[OpRun]]:
@@ -61,11 +69,43 @@ def _widened(name: str, own: Any) -> type[OpRun]:
         half = next((arg.dtype for arg in args if getattr(arg, "dtype", None) in _HALVES), None)
         if half is None:
             return tuple(own._run(self, *args, **attributes))
-        wide = [arg.astype(np.float32) if getattr(arg, "dtype", None) in _HALVES else arg for arg in args]
-        results = own._run(self, *wide, **attributes)
-        return tuple(np.asarray(array).astype(half) if array.dtype == np.float32 else array for array in results)
+        wide = [_wide(arg) if getattr(arg, "dtype", None) in _HALVES else arg for arg in args]
+        results = (_product(*wide),) if name == "MatMul" else own._run(self, *wide, **attributes)
+        return tuple(_narrow(array, half) if array.dtype == np.float32 else array for array in map(np.asarray, results))
 
     return type(name, (own,), {"op_domain": "", "_run": run})
+
+
+def _wide(array: Any) -> Any:
+    """A half-precision array in float32."""
+    # torch warns of an array that it could write to although numpy would not; constants are such arrays.
+    return _torch_half(np.require(array, requirements=["C", "W"])).float().numpy().reshape(np.shape(array))
+
+
+def _torch_half(array: Any) -> Any:
+    """The torch tensor of a half-precision array; both share their memory."""
+    import torch
+
+    if array.dtype == np.float16:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def _narrow(array: Any, half: np.dtype[Any]) -> Any:
+    """A float32 array rounded to half precision."""
+    import torch
+
+    wide = torch.from_numpy(np.ascontiguousarray(array))
+    if half == np.float16:
+        return wide.half().numpy().reshape(array.shape)
+    return wide.bfloat16().view(torch.int16).numpy().view(half).reshape(array.shape)
+
+
+def _product(a: Any, b: Any) -> Any:
+    """The product of float32 arrays."""
+    import torch
+
+    return torch.matmul(torch.from_numpy(a), torch.from_numpy(b)).numpy()
 
 
 def _faster(name: str, function: Any) -> type[OpRun]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Manifest, ParityReport, RuntimeParity
-from attnport.cases.choosing import cases_of
+from attnport.cases.choosing import cases_of, few_batches
 from attnport.cases.inputs import full_case
 from attnport.cases.text import read_sentences
 from attnport.errors import (
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 STAGE = "check"
 EAGERS = (EAGER, EAGER_ON_GPU)
+FEW_BATCHES = 4
+"""Of the user's sentences, so many batches are run by a check that is not thorough."""
 
 _PACKAGES = (
     *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-cu13", "tensorrt-rtx"),
@@ -69,6 +71,7 @@ def check(
     plan: str | None = None,
     eager: str = EAGER,
     shapes: Sequence[str] = (),
+    thorough: bool = False,
     progress: Progress = lambda message: None,
 ) -> ParityReport:
     """Checks an artifact folder and writes `parity.json`, keeping what it says of the same files and cases already.
@@ -92,6 +95,9 @@ def check(
         eager: The PyTorch eager that makes the float64 reference and bounds the others. On a GPU, `torch_eager_cuda`,
             it goes with a plan, and graphs are not run without their target (ADR 11).
         shapes: Grids such as `batch=1/8,seq=128`, as of `bench`: full batches of these sizes are further cases.
+        thorough: Run every batch of the sentences, and each of their items alone and with more padding too. Otherwise
+            four batches and eight items are. The cases of the contract, on which every planted fault of the tests is
+            found, are run in any case.
 
     Raises:
         ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were.
@@ -117,8 +123,13 @@ def check(
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
         texts = [*sentences, given, bundle_digest(bundle), eager, *shapes]
         numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digest = _inputs_digest(manifest, texts, numbers)
+        digest = _inputs_digest(manifest, [*texts, "thorough"], numbers)
         kept = not force and fresh(folder, manifest, stage, digest)
+        if not (kept or thorough):
+            digest = _inputs_digest(manifest, texts, numbers)
+            kept = not force and fresh(folder, manifest, stage, digest)
+        else:
+            thorough = True  # what is known is kept, and what comes to it is as thorough
         known = read(ParityReport, folder / file) if kept else None
         own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
         forms = {name: form for name, form in manifest.forms.items() if form.target in own}
@@ -147,11 +158,15 @@ def check(
         tried = cases_of(folder, manifest, sentences, inputs, seed, batch)
         sizes = [each for shape in shapes for each in parse_grid(shape, manifest.io.dims)]
         tried += [full_case(manifest.io, each, seed) for each in sizes]
-        tried = list({case.name: case for case in tried}.values())
+        every = list({case.name: case for case in tried}.values())
+        tried = every if thorough else few_batches(every, FEW_BATCHES)
         with tempfile.TemporaryDirectory(prefix="attnport-check-") as scratch:
             store = References(Path(scratch))
             given_to = folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle
-            run = ComparisonAtPlan(*given_to, plan=plan, eager=eager) if plan else Comparison(*given_to)
+            how: Any = {"plan": plan, "eager": eager} if plan else {}
+            run = (ComparisonAtPlan if plan else Comparison)(*given_to, **how, thorough=thorough)
+            if left_out := len(every) - len(tried):
+                run.notes.append(f"{left_out} of the batches of sentences were left out; --thorough runs all")
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")
             report = _together(known, run.report(chosen, forms))

@@ -40,6 +40,10 @@ OPS = {
     "ReduceL2": ("y = ReduceL2<keepdims=1>(a, last)", lambda a, b: np.sqrt((a * a).sum(-1, keepdims=True))),
     "ReduceSumSquare": ("y = ReduceSumSquare<keepdims=1>(a, last)", lambda a, b: (a * a).sum(-1, keepdims=True)),
     "CumSum": ("axis = Constant<value_int=1>() y = CumSum(a, axis)", lambda a, b: a.cumsum(1)),
+    "Add": ("y = Add(a, row)", lambda a, b: a + 1),
+    "Sub": ("y = Sub(a, row)", lambda a, b: a - 1),
+    "Mul": ("y = Mul(a, a)", lambda a, b: a * a),
+    "Div": ("two = Add(row, row) three = Add(two, row) y = Div(a, three)", lambda a, b: a / 3),
 }
 K = 600
 

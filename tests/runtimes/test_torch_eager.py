@@ -257,8 +257,13 @@ def test_step_by_step_the_scores_are_rounded_too(mask: str, plan: str, dtype: to
     given = feeds() | {"x": 3 * feeds()["x"]}
     q = heads(torch.from_numpy(given["x"]).to(dtype))
     part = q * D**-0.25
-    scores = (part @ part.transpose(-1, -2)).masked_fill(~torch.from_numpy(given["keep"])[:, None, None, :], -torch.inf)
-    steps = to_array((scores.softmax(-1) @ q).transpose(1, 2).flatten(2).float())[:2]
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b if dtype == torch.bfloat16 else (a.float() @ b.float()).half()  # rounded once, as torch does
+
+    keep = torch.from_numpy(given["keep"])[:, None, None, :]
+    scores = product(part, part.transpose(-1, -2)).masked_fill(~keep, -torch.inf)
+    steps = to_array(product(scores.softmax(-1), q).transpose(1, 2).flatten(2).float())[:2]
     for cast in (plan, f"{plan}_islands"):
         options = {"plan": cast, "contract": True}
         found = run(Sdpa(SDPAS[mask]), given, step_by_step=True, **options).astype(np.float32)
