@@ -342,12 +342,13 @@ def inspect(out: Reporter, path: Path) -> Callable[[], None]:
 
 
 @cli.command()
+@click.option("--refresh", is_flag=True, help="Probe every runtime again; kept answers are otherwise believed.")
 @verb
-def doctor(out: Reporter) -> Callable[[], None]:
+def doctor(out: Reporter, refresh: bool) -> Callable[[], None]:
     """Show what is installed, what it can do here, and how to fix it."""
     from attnport.verbs.doctor import doctor as run
 
-    report = run()
+    report = run(refresh=refresh)
     return lambda: out.show(report, "show_doctor")
 
 

@@ -46,6 +46,15 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))  # so that a child process and a SPEC find the same tiny_model
 
 
+@pytest.fixture(autouse=True)
+def _probes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests pretend to have other machines and runtimes: what is found in this process is neither kept nor believed."""
+    isolated = sys.modules.get("attnport.processes.isolated")
+    if isolated is not None:
+        monkeypatch.setattr(isolated, "kept_probe", lambda runtime, *, forms: None)
+        monkeypatch.setattr(isolated, "keep_probe", lambda found, *, forms: None)
+
+
 @pytest.fixture(scope="session")
 def _tiny_exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a user would have it: exported, one form a target (each as exported), a tokenizer."""

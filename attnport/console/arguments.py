@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from attnport.errors import UsageError
-from attnport.folder.refusals import folder_is_gone
 
 
 class _Path(click.Path):
@@ -34,6 +33,8 @@ def check_arguments(options: Mapping[str, Any]) -> None:
     Raises:
         UsageError: the current folder was deleted, or an argument, its absolute path or TMPDIR is not UTF-8.
     """
+    from attnport.folder.refusals import folder_is_gone
+
     if gone := folder_is_gone():
         raise gone
     values = [item for value in options.values() for item in (value if isinstance(value, tuple) else (value,))]

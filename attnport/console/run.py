@@ -9,7 +9,7 @@ import traceback as tracebacks
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,8 +17,10 @@ from attnport.console.arguments import check_arguments
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
 from attnport.console.streams import LOST, SEND_ELSEWHERE, why_lost
 from attnport.errors import AttnportError, MissingDependency
-from attnport.reporting.document import Block
 from attnport.reporting.markup import printable
+
+if TYPE_CHECKING:
+    from attnport.reporting.document import Block
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The object of click's context when the process ends with the verb. A caller in Python does not set it.

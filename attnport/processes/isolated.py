@@ -18,7 +18,7 @@ from attnport.errors import AttnportError, UsageError
 from attnport.folder.openings import file_of
 from attnport.jsonfile import from_json
 from attnport.processes.child import Child, Died
-from attnport.processes.form_cache import read_forms, write_forms
+from attnport.processes.probe_cache import keep_probe, kept_probe
 from attnport.processes.worker import load_outputs, save_feeds
 from attnport.runtimes._attention_forms import tried
 from attnport.runtimes.base import Opening, Runtime, physical_cores
@@ -124,15 +124,27 @@ class IsolatedSession:
             self._scratch = None
 
 
-def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -> Capabilities:
-    """Probes a runtime, in a process of its own if the runtime is isolated.
+def probe(
+    runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False, refresh: bool = False
+) -> Capabilities:
+    """Probes a runtime, in a process of its own if the runtime is isolated, or says what the last probe found.
 
     Args:
-        forms: Also try every attention form (`runtimes._attention_forms`), or use the cached answers of this release.
+        forms: Also try every attention form (`runtimes._attention_forms`).
+        refresh: Probe again, whatever was found last time on this machine with these packages.
 
     Returns:
         The result of the probe. If the probe crashed, hung or raised, the runtime is not available, with the reason.
     """
+    if not refresh and (kept := kept_probe(runtime.name, forms=forms)) is not None:
+        return kept
+    found = _probed(runtime, limits, forms)
+    if PROBE_FAILED not in found.reason:
+        keep_probe(found, forms=forms)
+    return found
+
+
+def _probed(runtime: Runtime, limits: Limits, forms: bool) -> Capabilities:
     if not runtime.isolated and not limits.every:
         try:
             capabilities = runtime.probe()
@@ -161,11 +173,11 @@ def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False) -
 
 
 def probe_all(
-    runtimes: Sequence[Runtime], limits: Limits = Limits(), *, forms: bool = False
+    runtimes: Sequence[Runtime], limits: Limits = Limits(), *, forms: bool = False, refresh: bool = False
 ) -> dict[str, Capabilities]:
     """Probes several runtimes, as many at a time as there are cores. Returns the results by name."""
     with ThreadPoolExecutor(max_workers=physical_cores()) as pool:
-        probes = pool.map(lambda runtime: probe(runtime, limits, forms=forms), runtimes)
+        probes = pool.map(lambda runtime: probe(runtime, limits, forms=forms, refresh=refresh), runtimes)
         return {runtime.name: capabilities for runtime, capabilities in zip(runtimes, probes, strict=True)}
 
 
@@ -192,12 +204,7 @@ def process_failed(reason: str) -> bool:
 
 
 def _with_forms(capabilities: Capabilities, ask: Callable[[], dict[str, str]]) -> Capabilities:
-    if not capabilities.available:
-        return capabilities
-    forms = read_forms(capabilities)
-    if forms is None:
-        write_forms(capabilities, forms := ask())
-    return replace(capabilities, attention_forms=forms)
+    return replace(capabilities, attention_forms=ask()) if capabilities.available else capabilities
 
 
 def memory_limit_bytes() -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnport import registry
 from attnport.artifacts import Capabilities
 from attnport.dims import STRICT
 from attnport.folder.machine import Machine, machine, version
@@ -78,33 +79,33 @@ class DoctorReport:
     __pydantic_config__ = STRICT
 
 
-def doctor(folder: Path | None = None) -> DoctorReport:
+def doctor(folder: Path | None = None, *, refresh: bool = False) -> DoctorReport:
     """Examines this installation and this machine.
 
     Args:
         folder: The folder whose free disk space is measured; default: the current folder.
+        refresh: Probe every runtime again, also where machine and packages are what they were at the last probe.
     """
-    from attnport.exporter.lowering import base as lowering
-
     installed = {name: version(name) for name in (*PACKAGES, *ONNX_RUNTIMES)}
     return DoctorReport(
         attnport=__version__,
         machine=machine(folder),
         packages={name: installed[name] for name in PACKAGES},
-        runtimes=probe_all(),
-        targets=tuple(lowering.names()),
+        runtimes=probe_all(refresh=refresh),
+        targets=tuple(registry.names("attnport.exporter.lowering")),
         problems=(*onnxruntime_problems(installed), *version_problems(installed, requirements())),
     )
 
 
-def probe_all() -> tuple[Capabilities, ...]:
+def probe_all(*, refresh: bool = False) -> tuple[Capabilities, ...]:
     """Probes every runtime, also for the attention forms that it supports.
 
     A runtime that crashes, hangs or raises while it is probed is listed as not available, with its last output.
     """
     from attnport.runtimes import base
 
-    probes = isolated.probe_all([base.get(name) for name in base.names()], isolated.Limits(_TIMEOUT_S), forms=True)
+    every = [base.get(name) for name in base.names()]
+    probes = isolated.probe_all(every, isolated.Limits(_TIMEOUT_S), forms=True, refresh=refresh)
     return tuple(probes.values())
 
 

@@ -1,0 +1,81 @@
+"""Keeps what runtimes' probes found, as asking again takes seconds: packages are imported, and small graphs are run.
+
+A file in this user's cache is called `probe.RUNTIME.DIGEST.json`. The digest covers everything that the answer depends
+on: the machine, the packages as they are installed, the code that asks.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from attnport.artifacts import Capabilities
+from attnport.errors import ArtifactError
+from attnport.folder.machine import machine, version
+from attnport.jsonfile import from_json, to_json
+from attnport.runtimes import base
+from attnport.user_cache import cache
+
+_HEX = 16
+_PACKAGES = (
+    *("torch", "triton", "onnx", "ml_dtypes", "onnxruntime", "onnxruntime_ep_nv_tensorrt_rtx", "openvino"),
+    *("tensorrt", "tensorrt_libs", "tensorrt_rtx", "tensorrt_rtx_libs", "nvidia"),
+)
+_DISTRIBUTIONS = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-cu13", "tensorrt-rtx")
+_VARIABLES = ("PATH", "CXX", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+
+
+def kept_probe(runtime: str, *, forms: bool) -> Capabilities | None:
+    """What was found last time; None where nothing was, something has changed since, or the file is damaged."""
+    kept = cache()
+    data = kept.read(_name(runtime, forms)) if kept is not None else None
+    if data is None:
+        return None
+    try:
+        found = from_json(Capabilities, data, "a kept probe")
+    except ArtifactError:
+        return None
+    return found if found.runtime == runtime else None
+
+
+def keep_probe(found: Capabilities, *, forms: bool) -> None:
+    """Keeps what a probe found. If that fails, the runtime is probed again next time."""
+    if (kept := cache()) is not None:
+        kept.write(_name(found.runtime, forms), to_json(found).encode())
+
+
+def _name(runtime: str, forms: bool) -> str:
+    return f"probe.{runtime}{'.forms' if forms else ''}.{_state()}.json"
+
+
+@functools.lru_cache(maxsize=1)
+def _state() -> str:
+    """A digest of what the answers depend on."""
+    here = machine()
+    parts: list[object] = [sys.version, here.platform, here.cpu, here.features, here.cores, here.cuda, here.gpu_note]
+    parts += [asdict(gpu) for gpu in here.gpus]
+    parts += [f"{name} {os.environ.get(name, '')}" for name in _VARIABLES]
+    parts += [f"{name} {version(name)}" for name in _DISTRIBUTIONS]
+    parts += [list(_places(name)) for name in _PACKAGES]
+    parts += [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(base.__file__).parent.glob("*.py"))]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:_HEX]
+
+
+def _places(package: str) -> Iterator[tuple[str, int]]:
+    """A package's folder and those in it, with their times of change: a file that comes or goes changes its folder."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place)
+        for path in (folder, *sorted(folder.iterdir())) if folder.is_dir() else ():
+            if path.is_dir() and path.name != "__pycache__":
+                yield str(path), path.stat().st_mtime_ns

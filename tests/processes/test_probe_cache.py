@@ -1,0 +1,125 @@
+"""What probes found is kept for one state of the machine, and what is not as it was written is asked for again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from attnport.artifacts import Capabilities
+from attnport.console.cells import render
+from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
+from attnport.processes import isolated, probe_cache
+from attnport.processes.probe_cache import keep_probe, kept_probe
+from attnport.runtimes import base
+from attnport_bundle.cache import VARIABLE
+
+FOUND = Capabilities("ort_cpu", True, version="1.31.1", devices=("CPU",), plans=("fp32",), max_opset=26)
+FORMS = {"Attention": "fused", "Attention, bool mask [B,1,1,T]": "refused: inconsistent"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _probes_are_not_kept: None) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(isolated, "kept_probe", kept_probe)
+    monkeypatch.setattr(isolated, "keep_probe", keep_probe)
+    probe_cache._state.cache_clear()
+    return tmp_path / "cache"
+
+
+class Counted(base.Runtime):
+    """A runtime that counts how often it is probed."""
+
+    name = "counted"
+    opens = "onnx"
+    isolated = False
+    found = dataclasses.replace(FOUND, runtime="counted")
+
+    def __init__(self) -> None:
+        self.probes = 0
+
+    def probe(self) -> Capabilities:
+        self.probes += 1
+        return self.found
+
+    def open(self, opening: base.Opening) -> base.Session:
+        raise NotImplementedError
+
+
+def test_a_runtime_is_probed_once_and_again_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "tried", lambda runtime, plans: dict(FORMS))
+    runtime = Counted()
+    for _ in range(2):
+        assert isolated.probe(runtime) == runtime.found
+    assert runtime.probes == 1
+    for _ in range(2):  # the forms are a longer probe
+        assert isolated.probe(runtime, forms=True).attention_forms == FORMS
+    assert runtime.probes == 2
+    isolated.probe(runtime, refresh=True)
+    assert runtime.probes == 3
+
+
+def test_what_is_absent_is_kept_and_a_probe_that_failed_is_not() -> None:
+    absent, damaged = Counted(), Counted()
+    absent.found = Capabilities("counted", False, "it is not installed")
+    assert [isolated.probe(absent).reason for _ in range(2)] == ["it is not installed"] * 2
+    assert absent.probes == 1
+    damaged.name = "damaged"
+    damaged.probe = lambda: 1 // 0  # type: ignore[method-assign]
+    assert "its probe failed with ZeroDivisionError" in isolated.probe(damaged).reason
+    assert kept_probe("damaged", forms=False) is None
+
+
+@pytest.mark.parametrize("change", ["environment", "package", "version", "machine", "code"])
+def test_another_machine_or_package_is_probed_anew(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "openvino"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(probe_cache, "_PACKAGES", ("openvino",))
+    keep_probe(FOUND, forms=False)
+    assert kept_probe("ort_cpu", forms=False) == FOUND
+    assert kept_probe("openvino", forms=False) is None
+    if change == "environment":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    elif change == "package":
+        (package / "libopenvino.so").touch()
+    elif change == "version":
+        monkeypatch.setattr(probe_cache, "version", lambda name: "9.9")
+    elif change == "machine":
+        there = dataclasses.replace(probe_cache.machine(), cuda="13.0")
+        monkeypatch.setattr(probe_cache, "machine", lambda: there)
+    else:
+        code = tmp_path / "runtimes"
+        code.mkdir()
+        (code / "base.py").touch()
+        monkeypatch.setattr(base, "__file__", str(code / "base.py"))
+    probe_cache._state.cache_clear()
+    assert kept_probe("ort_cpu", forms=False) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"runtime": "ort_cpu"}', "RUNTIME OF ANOTHER"])
+def test_a_file_that_is_not_as_it_was_written_is_not_believed(cache: Path, text: str) -> None:
+    keep_probe(FOUND, forms=False)
+    (path,) = cache.iterdir()
+    other = path.read_text().replace("ort_cpu", "openvino")
+    path.write_text(other if text.startswith("RUNTIME") else text)
+    assert kept_probe("ort_cpu", forms=False) is None
+
+
+def test_the_tables_fit_a_terminal_of_80_columns_and_say_why_a_form_is_refused() -> None:
+    found = dataclasses.replace(
+        FOUND, attention_forms=FORMS, libraries={"libnvinfer.so.10": "", "libcudart.so.13": "/lib/c"}
+    )
+    both = [found, dataclasses.replace(FOUND, runtime="torch_eager")]
+    text = render(show_libraries, [found]) + render(show_attention_forms, both)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "ort_cpu wants libnvinfer.so.10: not found" in text
+    assert "ort_cpu wants libcudart.so.13: /lib/c" in text
+    assert "refused by ort_cpu: inconsistent" in text
+    assert "torch_eager" not in text
+    assert able(found) == "CPU; fp32; opset 26"
+    assert render(show_attention_forms, []) == ""  # no table without anything to show
