@@ -1,4 +1,4 @@
-"""Makes `schemas/NAME.json`, the JSON Schema of everything that a verb prints with `--json`, from the values themselves.
+"""Makes `schemas/NAME.json`, the JSON Schemas of what verbs print with `--json`, from the values themselves.
 
 python docs/make_schemas.py
 """

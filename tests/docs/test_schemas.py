@@ -1,8 +1,7 @@
 """docs/schemas says what `--json` prints, and what earlier versions wrote is read and still fits it.
 
-The files of tests/golden/json were written before there was a key `schema`: by the verbs, cut to a few rows, and those of
-`bisect` and `gpu-check` by hand. They stay as they are: when a value gets a new version, its file is deleted, or kept
-beside a new one where the old version is still read.
+The files of tests/golden/json were written before there was a key `schema`: by the verbs, cut to a few rows, and those
+of `bisect` and `gpu-check` by hand. They stay as they are, until a value gets a new version that no longer reads them.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ make = load("docs/make_schemas.py")
 KINDS = make.names()
 EARLIER = ROOT / "tests" / "golden" / "json"
 STALE = (
-    "{} is not what is printed now. If keys were added, or a description changed: python docs/make_schemas.py. If a key "
-    "was removed or renamed, or has another type or meaning: raise the version in the value's `schema`, then run it."
+    "{} is not what is printed now. If keys were added, or a description changed: python docs/make_schemas.py. If a "
+    "key was removed or renamed, or has another type or meaning: raise the version in the value's `schema` first."
 )
 
 
@@ -64,6 +63,12 @@ def test_every_value_with_a_schema_is_published_and_nothing_else() -> None:
     sources = [path.read_text("utf-8") for path in (ROOT / "attnport").rglob("*.py")]
     named = {name for text in sources for name in re.findall(r'schema: Literal\["attnport/([\w-]+)/\d+"\]', text)}
     assert named == set(KINDS) == {path.stem for path in make.FOLDER.glob("*.json")}
+
+
+def test_the_page_has_every_schema_with_its_version() -> None:
+    page = (ROOT / "docs" / "json.md").read_text("utf-8")
+    rows = re.findall(r"\[`(attnport/[\w-]+/\d+)`\]\(schemas/([\w-]+)\.json\)", page)
+    assert {name: schema for schema, name in rows} == {name: make.name_of(kind) for name, kind in KINDS.items()}
 
 
 def test_a_value_that_changes_changes_its_schema() -> None:
