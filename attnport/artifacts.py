@@ -210,6 +210,7 @@ class EngineRecord:
         precision: For the plan `auto`: what stays in float32, and why.
     """
 
+    schema: Literal["attnport/engine/1"] = field(default="attnport/engine/1", kw_only=True)
     target: str
     plan: str
     file: str
@@ -281,6 +282,7 @@ class FusionTable:
 class FusionReport:
     """`fusion.json`: a table for each target (`target`, or `target.plan` for a plan other than the default)."""
 
+    schema: Literal["attnport/fusion/1"] = field(default="attnport/fusion/1", kw_only=True)
     targets: Mapping[str, FusionTable]
 
     __pydantic_config__ = STRICT
@@ -302,6 +304,7 @@ class Stage:
 class Manifest:
     """`attnport.json`: the content of a folder, with the SHA-256 of every file."""
 
+    schema: Literal["attnport/manifest/1"] = field(default="attnport/manifest/1", kw_only=True)
     format: int
     attnport: str
     name: str

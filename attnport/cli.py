@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from attnport.console.arguments import FOLDER
-from attnport.console.options import bench_options, check_together, gpu_options, source_options
+from attnport.console.options import bench_options, check_options, check_together, gpu_options, source_options
 from attnport.console.run import OWN_PROCESS, Reporter, Verbs, complain, verb
 from attnport.console.signals import INTERRUPTED
 from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
@@ -154,47 +154,18 @@ def build(
     def finish() -> None:
         out.show(record, "show_engine")
         if not out.as_json:
-            out.show(table, "show_engine_fusion")
+            out.table(table, "show_engine_fusion")
         require_fused(table)
 
     return finish
 
 
 @cli.command()
-@click.argument("folder", type=FOLDER)
-@click.option(
-    "--runtime", "runtimes", multiple=True, help="A runtime; default: all but torch_compile. The report keeps others."
-)
-@click.option("--text", type=FOLDER, help="Sentences, one in each line.")
-@click.option("--inputs", type=FOLDER, help="An .npz with an array for each input.")
-@click.option("--shape", "shapes", multiple=True, help='Further cases, full batches of "batch=1/8,seq=512".')
-@click.option("--dtype", "plan", help="One precision plan alone, modules cast to it; writes parity.PLAN.json.")
-@click.option(
-    "--eager",
-    default="torch_eager",
-    show_default=True,
-    help="What makes the reference and bounds the others; with --dtype also torch_eager_cuda, on a GPU.",
-)
-@click.option("--bundle", type=FOLDER, help="A bundle of this folder, checked through its own reader.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-    help="Seconds for each answer of a runtime's process.",
-)  # fmt: skip
-@click.option(
-    "--isolate", is_flag=True, help="Give every runtime a process of its own, also those that do not need it."
-)
-@click.option("--bisect", "search", is_flag=True, help="For each that fails, find the layer where it goes wrong.")
-@click.option("--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later.")
-@click.option(
-    "--thorough", is_flag=True,
-    help="Run every batch of the sentences, each item alone and with more padding too; by default four batches and "
-    "eight items. The cases made from the contract are run in any case.",
-)
-@click.option("--force", is_flag=True, help="Check even if nothing has changed.")
+@check_options
 @verb
 def check(
     out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, timeout: float,
-    search: bool, **options: Any,
+    search: bool, kind: str, junit: Path | None, **options: Any,
 ) -> Callable[[], None]:  # fmt: skip
     """Compare the numbers of all runtimes with a float64 run.
 
@@ -203,13 +174,27 @@ def check(
     NOT_RUN; the others are still reported.
     """
     from attnport.verbs import check as checking
+    from attnport.verbs._saving import check_target, save
 
+    if out.as_json and kind != "table":
+        raise click.UsageError(f"--json and --format {kind} both print on stdout; give one of them.")
+    if junit is not None:
+        check_target(junit, "--junit", "junit.xml")
     arguments: Any = {"text": text, "inputs": inputs, "timeout_s": timeout, "progress": out.progress, **options}
     bisected = checking.check_and_bisect(folder, runtimes or None, tell=out.tell, **arguments) if search else None
     report = bisected.parity if bisected else checking.check(folder, runtimes or None, **arguments)
+    if junit is not None:
+        from attnport.reporting.junit import junit as as_junit
+
+        save(as_junit(report, f"attnport check {folder}"), junit)
 
     def finish() -> None:
-        out.show(bisected or report, "show_bisected" if bisected else "show_parity")
+        if kind == "github":
+            from attnport.reporting.annotations import workflow_commands
+
+            out.print(workflow_commands(report))
+        else:
+            out.show(bisected or report, "show_bisected" if bisected else "show_parity")
         searchable = not (search or options["plan"])
         checking.raise_for(report, runtimes, checking.command(folder, text, inputs) if searchable else "")
 
@@ -240,15 +225,18 @@ def bench(
 
         return judge
 
+    from attnport.jsonfile import to_json
+    from attnport.verbs._saving import check_target
+    from attnport.verbs._saving import save as write
     from attnport.verbs.bench import bench as run
     from attnport.verbs.bench import raise_for
 
     if save is not None:
-        regression.check_target(save)
+        check_target(save, "--save", regression.FILE)
     assert folder is not None
     report = run(folder, budget_s=budget, progress=out.progress, **options)
     if save is not None:
-        regression.save(report, save)
+        write(to_json(report), save)
 
     def finish() -> None:
         out.show(report, "show_latency")

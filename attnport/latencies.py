@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from attnport_bundle.contract import STRICT, Ran
 
@@ -64,6 +65,7 @@ class LatencyReport:
         notes: What the reader must know about the whole run.
     """
 
+    schema: Literal["attnport/latency/1"] = field(default="attnport/latency/1", kw_only=True)
     baseline: str
     settings: Mapping[str, str | int | float | bool]
     shapes: Mapping[str, Mapping[str, LatencyRow]]

@@ -6,7 +6,8 @@ Import these from `artifacts`. Fields with a default are newer than the first re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from attnport_bundle.contract import STRICT, Ran, Verdict
 
@@ -146,6 +147,7 @@ class ParityReport:
     """`parity.json`. `runtimes` is by runtime, `forms` is graph parity by lowered form, and `notes` are what the reader
     must know, such as where the raw module differs from the mask contract."""
 
+    schema: Literal["attnport/parity/1"] = field(default="attnport/parity/1", kw_only=True)
     verdict: Verdict
     runtimes: Mapping[str, RuntimeParity]
     forms: Mapping[str, RuntimeParity]

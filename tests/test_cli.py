@@ -69,14 +69,14 @@ def test_names_take_hyphens_as_underscores(tiny_artifact: Path) -> None:
 def test_json_is_all_that_stands_on_stdout(arguments: list[str]) -> None:
     result = call(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    assert isinstance(json.loads(result.stdout), dict)
+    assert json.loads(result.stdout)["schema"] == f"attnport/{arguments[0]}/1"
 
 
-@pytest.mark.parametrize("verb", ["verify", "inspect", "report"])
-def test_json_of_verbs_about_a_folder(verb: str, tiny_artifact: Path) -> None:
+@pytest.mark.parametrize(("verb", "schema"), [("verify", "verify"), ("inspect", "inspect"), ("report", "path")])
+def test_json_of_verbs_about_a_folder(verb: str, schema: str, tiny_artifact: Path) -> None:
     result = call(verb, tiny_artifact, "--json", "-v")
     assert result.exit_code == 0, result.output
-    assert isinstance(json.loads(result.stdout), dict)
+    assert json.loads(result.stdout)["schema"] == f"attnport/{schema}/1"
 
 
 def test_an_error_with_json_leaves_stdout_empty(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The longer lists of options: those of a module's source, of `bench` and of `gpu-check`."""
+"""The longer lists of options: those of a module's source, of `check`, `bench` and `gpu-check`."""
 
 from __future__ import annotations
 
@@ -63,6 +63,63 @@ _SOURCE_OPTIONS = (
 def source_options(work: F) -> F:
     """SPEC, -o, --input, --dim, --examples, --outputs, --task, --part, --with-weights, --trust-remote-code, --force."""
     return _with(work, _SOURCE_OPTIONS)
+
+
+_CHECK_OPTIONS = (
+    click.argument("folder", type=FOLDER),
+    click.option(
+        "--runtime",
+        "runtimes",
+        multiple=True,
+        help="A runtime; default: all but torch_compile. The report keeps others.",
+    ),
+    click.option("--text", type=FOLDER, help="Sentences, one in each line."),
+    click.option("--inputs", type=FOLDER, help="An .npz with an array for each input."),
+    click.option("--shape", "shapes", multiple=True, help='Further cases, full batches of "batch=1/8,seq=512".'),
+    click.option("--dtype", "plan", help="One precision plan alone, modules cast to it; writes parity.PLAN.json."),
+    click.option(
+        "--eager",
+        default="torch_eager",
+        show_default=True,
+        help="What makes the reference and bounds the others; with --dtype also torch_eager_cuda, on a GPU.",
+    ),
+    click.option("--bundle", type=FOLDER, help="A bundle of this folder, checked through its own reader."),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Seconds for each answer of a runtime's process.",
+    ),
+    click.option(
+        "--isolate", is_flag=True, help="Give every runtime a process of its own, also those that do not need it."
+    ),
+    click.option("--bisect", "search", is_flag=True, help="For each that fails, find the layer where it goes wrong."),
+    click.option(
+        "--format",
+        "kind",
+        type=click.Choice(["table", "github"]),
+        default="table",
+        show_default=True,
+        help="github: lines that GitHub Actions shows as annotations.",
+    ),
+    click.option("--junit", type=FOLDER, metavar="FILE", help="Write the results as JUnit XML too."),
+    click.option(
+        "--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later."
+    ),
+    click.option(
+        "--thorough",
+        is_flag=True,
+        help="Run every batch of the sentences, each item alone and with more padding too; by default four batches and "
+        "eight items. The cases made from the contract are run in any case.",
+    ),
+    click.option("--force", is_flag=True, help="Check even if nothing has changed."),
+)
+
+
+def check_options(work: F) -> F:
+    """FOLDER and every option of `check`."""
+    return _with(work, _CHECK_OPTIONS)
 
 
 _BENCH_OPTIONS = (

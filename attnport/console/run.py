@@ -7,9 +7,10 @@ import difflib
 import sys
 import traceback as tracebacks
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import click
 
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 # The object of click's context when the process ends with the verb. A caller in Python does not set it.
 OWN_PROCESS = object()
+
+
+class Printed(Protocol):
+    """A value that a verb prints: a dataclass whose `schema` names its JSON, `attnport/NAME/VERSION`."""
+
+    @property
+    def schema(self) -> str:
+        """As in docs/schemas/NAME.json."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where `bundle` and `report` wrote."""
+
+    schema: Literal["attnport/path/1"] = field(default="attnport/path/1", kw_only=True)
+    path: str
 
 
 class Verbs(click.Group):
@@ -95,22 +112,26 @@ class Reporter:
                 yield
         self._status = None
 
-    def show(self, value: Any, table: str) -> None:
+    def show(self, value: Printed, table: str) -> None:
         """Prints a value as JSON, or with the function `table` of one of the modules of tables."""
         if self.as_json:
             from attnport.jsonfile import to_json
 
             self.print(to_json(value, ascii_only=True))
-            return
+        else:
+            self.table(value, table)
+
+    def table(self, value: Any, table: str) -> None:
+        """Prints a value with the function `table` of one of the modules of tables."""
         from attnport.console import cells
 
         self.print(cells.render(shower(table), value, colour=sys.stdout.isatty()))
 
     def show_path(self, path: Path) -> None:
         """Prints the path of something that was written."""
-        import json
+        from attnport.jsonfile import to_json
 
-        self.print((json.dumps({"path": str(path)}) if self.as_json else str(path)) + "\n")
+        self.print(to_json(Written(str(path)), ascii_only=True) if self.as_json else f"{path}\n")
 
     def print(self, text: str) -> None:
         """Writes to stdout and flushes it.

@@ -7,7 +7,8 @@ baseline ran in turns with everything else, which takes out changes of the machi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from attnport.artifacts import LatencyReport, LatencyRow
 from attnport.dims import STRICT
@@ -53,6 +54,7 @@ class RegressionReport:
         notes: What differs between the two runs, and what that means.
     """
 
+    schema: Literal["attnport/regression/1"] = field(default="attnport/regression/1", kw_only=True)
     verdict: str
     model: str
     baseline: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from attnport.artifacts import ParityReport, RuntimeParity
 from attnport.cases.choosing import cases_of
@@ -29,6 +30,7 @@ from attnport.processes.isolated import TIMEOUT_S, Limits
 class Bisected:
     """What `check --bisect` gives: the report, and a finding for each runtime or form that failed."""
 
+    schema: Literal["attnport/bisect/1"] = field(default="attnport/bisect/1", kw_only=True)
     parity: ParityReport
     findings: tuple[SearchResult, ...]
 

@@ -124,9 +124,7 @@ class IsolatedSession:
             self._scratch = None
 
 
-def probe(
-    runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False, refresh: bool = False
-) -> Capabilities:
+def probe(runtime: Runtime, limits: Limits = Limits(), *, forms: bool = False, refresh: bool = False) -> Capabilities:
     """Probes a runtime, in a process of its own if the runtime is isolated, or says what the last probe found.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -51,6 +51,7 @@ class AuditReport:
         notes: What could not be examined, and why.
     """
 
+    schema: Literal["attnport/audit/1"] = field(default="attnport/audit/1", kw_only=True)
     path: str
     kind: Literal["folder", "onnx", "engine", "bundle"]
     files: tuple[str, ...]

@@ -6,8 +6,9 @@ import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from attnport import registry
 from attnport.artifacts import Capabilities
@@ -69,6 +70,7 @@ class DoctorReport:
         targets: The names of all lowering targets.
     """
 
+    schema: Literal["attnport/doctor/1"] = field(default="attnport/doctor/1", kw_only=True)
     attnport: str
     machine: Machine
     packages: Mapping[str, str | None]

@@ -21,16 +21,17 @@ from attnport.exporter.lowering import base as lowerings
 from attnport.folder.machine import find_gpus, machine, versions
 from attnport.folder.openings import not_in
 from attnport.folder.portable import portable
+from attnport.jsonfile import to_json
 from attnport.latency.grid import parse_grid
 from attnport.parity.at_plan import EAGER_ON_GPU
 from attnport.parity.evaluate import Progress
 from attnport.processes.isolated import probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
+from attnport.verbs._saving import save
 from attnport.verbs.bench import bench
 from attnport.verbs.build import build
 from attnport.verbs.check import check
-from attnport.verbs.compare import save
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport.verbs.gpu import peaks as gpu_peaks
@@ -159,7 +160,7 @@ class _Run:
         """Writes the report, whole or not at all: a run may be ended at any time."""
         self.report = dataclasses.replace(self.report, **changes)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        save(self.report, self.path)
+        save(to_json(self.report), self.path)
 
     def peaks(self, plans: Sequence[str]) -> None:
         """The peak rates, where an earlier run did not measure them."""

@@ -45,6 +45,7 @@ class Inspection:
         precision: By form or engine with a searched precision: its half type, and what stays in float32.
     """
 
+    schema: Literal["attnport/inspect/1"] = field(default="attnport/inspect/1", kw_only=True)
     path: str
     kind: Literal["folder", "onnx", "engine", "bundle"]
     name: str

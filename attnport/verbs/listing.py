@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from attnport import registry
 from attnport.dims import STRICT
@@ -23,6 +24,7 @@ PACKAGES = {
 class Listing:
     """Descriptions by name, sorted."""
 
+    schema: Literal["attnport/list/1"] = field(default="attnport/list/1", kw_only=True)
     what: str
     items: Mapping[str, str]
 

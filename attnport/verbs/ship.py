@@ -43,6 +43,7 @@ class StageResult:
 class ShipResult:
     """The result of `ship`; a report is None if its stage did not write one."""
 
+    schema: Literal["attnport/ship/1"] = field(default="attnport/ship/1", kw_only=True)
     folder: str
     exit_code: int
     stages: tuple[StageResult, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +40,7 @@ class VerifyResult:
         unverified: Whether it is a bundle that was made without a parity verdict.
     """
 
+    schema: Literal["attnport/verify/1"] = field(default="attnport/verify/1", kw_only=True)
     path: str
     kind: Literal["bundle", "artifact"]
     verdict: Verdict

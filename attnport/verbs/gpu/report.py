@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from attnport.artifacts import Capabilities, LatencyReport, LatencyRow, ParityReport
 from attnport.dims import STRICT
@@ -83,6 +84,7 @@ class GpuReport:
         left: What was asked for and not done, since the time was over; the same command goes on there.
     """
 
+    schema: Literal["attnport/gpu-check/1"] = field(default="attnport/gpu-check/1", kw_only=True)
     format: int
     attnport: str
     device: str
