@@ -40,10 +40,10 @@ from attnport_bundle.feeds import check_shapes
 
 FAST_EVALUATOR, TYPED_EVALUATOR = "ort_cpu", "onnx_reference"
 
-# The evaluator is slow. It gets every case of the contract, and of the sentences as many batches as hold so many tokens:
-# one in a brief check, in a thorough one all of a few hundred sentences and part of a book.
+# The evaluator is slow. It gets every case of the contract, and of the sentences one batch; in a thorough check as
+# many as hold so many tokens: all of a few hundred sentences, part of a book.
 _SLOW_TOKENS, _SLOW_HALF_TOKENS = 20_000, 10_000
-# A mask that leaks does so for each item. In a thorough check every item shows it on the runtimes; forms are asked for an
+# A mask that leaks does so for each item. In a thorough check every item is run on the runtimes; forms are asked for an
 # item or so of each batch there too.
 _FEW_ITEMS, _ALL_ITEMS = 8, 1 << 30
 

@@ -38,8 +38,8 @@ WIDENED = (
     "Mul",
     "Div",
 )
-"""Operators that in half precision are computed in float32 and rounded once: those that sum, since rounding each step
-is no runtime's way, and arithmetic, where the result is the same (24 bits are more than twice 11 or 8) and numpy slow."""
+"""Operators that in half precision are computed in float32 and rounded once: those that sum, since no runtime rounds
+each step, and arithmetic, where numpy is slow and the result is the same, as 24 bits are more than twice 11 or 8."""
 
 
 def replacements(opset: int) -> list[type[OpRun]]:

@@ -123,13 +123,11 @@ def check(
         given = digest_file(inputs) if inputs and inputs.is_file() else ""
         texts = [*sentences, given, bundle_digest(bundle), eager, *shapes]
         numbers = (seed, batch, threads or 0, timeout_s, isolate)
-        digest = _inputs_digest(manifest, [*texts, "thorough"], numbers)
+        digests = {how: _inputs_digest(manifest, [*texts, how], numbers) for how in ("thorough", "brief")}
+        # What a thorough check found answers a brief one, and what comes to it is as thorough.
+        thorough = thorough or fresh(folder, manifest, stage, digests["thorough"])
+        digest = digests["thorough" if thorough else "brief"]
         kept = not force and fresh(folder, manifest, stage, digest)
-        if not (kept or thorough):
-            digest = _inputs_digest(manifest, texts, numbers)
-            kept = not force and fresh(folder, manifest, stage, digest)
-        else:
-            thorough = True  # what is known is kept, and what comes to it is as thorough
         known = read(ParityReport, folder / file) if kept else None
         own = {runtime.form for runtime in chosen} if runtimes else {form.target for form in manifest.forms.values()}
         forms = {name: form for name, form in manifest.forms.items() if form.target in own}
@@ -144,11 +142,8 @@ def check(
         limits = Limits(timeout_s, every=isolate)
         progress("probing the runtimes")
         probed = probe_all([base.get(name) for name in _needed(chosen, eager)], limits)
-        if not probed[eager].available:
-            raise UnavailableError(
-                f"{eager}, by which the others are judged, cannot be run: {unavailable(probed[eager])}."
-            )
-        if why := not_in(probed[eager], plan or "fp32"):
+        found = probed[eager]
+        if why := not_in(found, plan or "fp32") if found.available else f"cannot be run: {unavailable(found)}":
             raise UnavailableError(f"{eager}, by which the others are judged: {why}.")
         if known:
             able = {name for name, found in probed.items() if found.available and (plan is None or plan in found.plans)}

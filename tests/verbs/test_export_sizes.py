@@ -311,3 +311,17 @@ def test_a_trace_at_a_size_of_whole_chunks_is_made_again_at_another(tmp_path: Pa
     for seq in (3, 8, 9, 33):
         (got,) = session.run(None, {"x": np.ones((2, seq), np.float32)})
         assert got.shape == (2, -(-seq // 8))
+
+
+def test_only_results_that_rounding_explains_in_any_case_are_taken_without_a_float64_run() -> None:
+    own = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    near, far, missing = own + np.float32(2e-5), own.copy(), own.copy()
+    far[1, 2] += 1e-4
+    missing[0, 0] = np.nan
+    assert _tried_sizes._alike({"y": near}, {"y": own})
+    for other in (far, missing, own[:2], own.astype(np.float64), own[..., None]):
+        assert not _tried_sizes._alike({"y": other}, {"y": own})
+    assert not _tried_sizes._alike({"y": missing}, {"y": missing})
+    ids = np.arange(3)
+    assert _tried_sizes._alike({"y": ids}, {"y": ids.copy()})
+    assert not _tried_sizes._alike({"y": ids + 1}, {"y": ids})
