@@ -1,4 +1,4 @@
-"""A check is brief unless it is asked to be thorough: fewer sentences, fewer items alone, every case of the contract."""
+"""A check is brief unless asked to be thorough: fewer sentences, fewer items alone, every case of the contract."""
 
 from __future__ import annotations
 
