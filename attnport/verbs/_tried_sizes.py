@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,15 @@ from attnport_bundle.feeds import check_feeds
 
 if TYPE_CHECKING:
     from attnport.exporter.guards import Guard
+
+
+class Runnable(Protocol):
+    """What can be asked for outputs."""
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Outputs by name, in contract order."""
+        ...
+
 
 _CHECKERS = ("ort_cpu", "onnx_reference")
 _MOVED = 8
@@ -61,8 +70,8 @@ def check_dims(
     io: IOContract,
     guards: Sequence[Guard],
     model: Path,
-    reference: Session,
-    eager: Session,
+    reference: Runnable,
+    eager: Runnable,
     progress: Callable[[str], None],
     moved: Callable[[int], Session] | None = None,
     tell: Callable[[str], None] = lambda message: None,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -220,7 +219,7 @@ def _export(
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        with _sessions(spec) as (reference, eager):
+        with contextlib.closing(_Opened(spec, float64=True)) as reference, contextlib.closing(_Opened(spec)) as eager:
             check_dims(spec.io, captured.guards, changing.path(MODEL), reference, eager, progress, _moved(spec), tell)
             if spec.source.in_memory:
                 progress("storing the module")
@@ -246,7 +245,7 @@ def _export(
         return changing.finish(STAGE, digest)
 
 
-def _store(spec: ModelSpec, changing: Change, reference: Session, tell: Callable[[str], None]) -> None:
+def _store(spec: ModelSpec, changing: Change, reference: _Opened, tell: Callable[[str], None]) -> None:
     """Writes a module in memory as a program with its weights, for other processes; says so if that is not possible."""
     from attnport.exporter.program import write_program
 
@@ -277,14 +276,21 @@ def _moved(spec: ModelSpec) -> Callable[[int], Session]:
     return lambda seed: base.get("torch_eager").open(Opening(spec.io, spec=once, nudged=seed))
 
 
-@contextmanager
-def _sessions(spec: ModelSpec) -> Iterator[tuple[Session, Session]]:
-    """The unchanged module in float64 as the reference, and in float32 as the measure of error."""
-    torch_eager = base.get("torch_eager")
-    reference = torch_eager.open(Opening(spec.io, spec=spec, float64=True))
-    eager = torch_eager.open(Opening(spec.io, spec=spec))
-    try:
-        yield reference, eager
-    finally:
-        reference.close()
-        eager.close()
+class _Opened:
+    """The unchanged module, opened when it is first run: the reference in float64 is seldom asked."""
+
+    def __init__(self, spec: ModelSpec, *, float64: bool = False) -> None:
+        self._opening = Opening(spec.io, spec=spec, float64=float64)
+        self._session: Session | None = None
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """As of any session."""
+        if self._session is None:
+            self._session = base.get("torch_eager").open(self._opening)
+        return self._session.run(feeds)
+
+    def close(self) -> None:
+        """Frees the module."""
+        if self._session is not None:
+            self._session.close()
+        self._session = None
