@@ -204,7 +204,8 @@ def check(
     report = bisected.parity if bisected else checking.check(folder, runtimes or None, **arguments)
 
     def finish() -> None:
-        out.show(bisected or report, "show_bisected" if bisected else "show_parity")
+        table = "show_bisected" if bisected else "show_parity_whole" if out.verbose else "show_parity"
+        out.show(bisected or report, table)
         searchable = not (search or options["plan"])
         checking.raise_for(report, runtimes, checking.command(folder, text, inputs) if searchable else "")
 
@@ -246,7 +247,7 @@ def bench(
         regression.save(report, save)
 
     def finish() -> None:
-        out.show(report, "show_latency")
+        out.show(report, "show_latency_whole" if out.verbose else "show_latency")
         raise_for(report, options["runtimes"])
 
     return finish

@@ -62,6 +62,7 @@ class LatencyReport:
         model: The model's name; two reports can only be compared if it is the same.
         weights: The digest of the model's weights.
         notes: What the reader must know about the whole run.
+        absent: The runtimes whose probe found that they are not installed, or need hardware that this machine lacks.
     """
 
     baseline: str
@@ -72,5 +73,6 @@ class LatencyReport:
     model: str = ""
     weights: str = ""
     notes: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT

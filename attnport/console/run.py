@@ -152,7 +152,7 @@ def verb(work: F) -> F:
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print data as JSON on stdout, everything else on stderr.")
-    @click.option("-v", "--verbose", is_flag=True, help="Print each step on stderr.")
+    @click.option("-v", "--verbose", is_flag=True, help="Print each step on stderr, and every table.")
     @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
     @wraps(work)
     def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:

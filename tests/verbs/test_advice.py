@@ -100,12 +100,17 @@ def test_two_runtimes_are_compared_over_the_rounds_that_both_were_in() -> None:
     assert ratio(LatencyRow("NOT_RUN", "x"), fast) is None
 
 
-def test_the_summary_of_ship_has_the_command_whole_and_says_nothing_where_nothing_is_recommended() -> None:
+def test_the_summary_of_ship_names_the_files_to_deploy_and_three_commands_or_why_there_are_none() -> None:
     command = f"attnport bundle {'long/' * 20}out -o app/ --form ort_cpu --lang python"
-    choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, ())
+    choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, (), ("weights.bin",))
     shipped = ShipResult("out", 0, (), None, None, None, Recommendation(choice))
     text = cells.render(ship_tables.show_ship, shipped)
-    assert "fastest within the bound: ort_cpu, fp32" in text
-    assert f"  {command}\n" in text
-    nothing = ShipResult("out", 0, (), None, None, None, Recommendation(None, "nothing was timed"))
-    assert "fastest within" not in cells.render(ship_tables.show_ship, nothing)
+    told = " ".join(text.split())
+    assert "to deploy: model.ort_cpu.onnx and weights.bin (ort_cpu, fp32, the fastest within the bound)" in told
+    assert text.index("to deploy") < text.index("stages") < text.index("shipped: out")
+    there = [f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench")]
+    assert text.splitlines()[-3:] == [f"  {command}", *there]
+    missing = Recommendation(None, "nothing was timed", ("attnport bench out",))
+    text = cells.render(ship_tables.show_ship, ShipResult("out", 0, (), None, None, None, missing))
+    assert text.endswith("nothing to deploy: nothing was timed; next:\n  attnport bench out\n")
+    assert "fastest within" not in text
