@@ -62,7 +62,15 @@ def ship(
     from attnport.verbs.ship import ship as run
 
     result = run(
-        spec, output, sentences=text, budget_s=budget, progress=out.progress, tell=out.tell, on_bug=out.bug, **options
+        spec,
+        output,
+        sentences=text,
+        budget_s=budget,
+        progress=out.progress,
+        tell=out.tell,
+        on_bug=out.bug,
+        begin=out.stage,
+        **options,
     )
 
     def finish() -> None:

@@ -24,13 +24,14 @@ _UNPROVEN = "-"  # a table with three workloads has no room for more
 def show_ship(result: ShipResult) -> Iterator[doc.Block]:
     """Verdict, fusion and speed of each runtime, and the file to deploy; then the stages, and what to do next."""
     if result.parity is not None:
-        yield from _verdicts(result, result.parity)
+        yield _verdicts(result, result.parity)
     advice = result.recommendation
     if advice is not None and advice.choice is not None:
         chosen = advice.choice
         why = f" ({chosen.runtime}, {chosen.plan}, the fastest within the bound)"
         yield doc.Text(("to deploy: ", doc.Span(" and ".join(chosen.files), "strong"), why))
     if result.parity is not None:
+        yield from _legend(result)
         yield from _others(result, result.parity)
     yield from _stages(result)
     end: doc.Line = doc.Verdict("shipped", "pass")
@@ -65,7 +66,7 @@ def _next(advice: Recommendation | None) -> Iterator[doc.Block]:
     yield doc.Commands((f"  {advice.choice.command}", *there))
 
 
-def _verdicts(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
+def _verdicts(result: ShipResult, parity: ParityReport) -> doc.Table:
     """The verdict table: parity, fusion and speed of each runtime."""
     latency = result.latency
     shapes = _shapes(latency)
@@ -78,15 +79,20 @@ def _verdicts(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:
             times = [_short_latency(latency.shapes[shape].get(name)) for shape in shapes] if latency else []
             rows.append((name, doc.Verdict(row.verdict), _proved(result, name), *times))
     columns = cells.columns(*whole, *timed, right=("fused", *timed), whole=whole)
-    yield doc.Table(("verdict: ", doc.Verdict(parity.verdict)), columns, doc.rows(rows))
+    return doc.Table(("verdict: ", doc.Verdict(parity.verdict)), columns, doc.rows(rows))
+
+
+def _legend(result: ShipResult) -> Iterator[doc.Block]:
+    """What the columns of the verdict table are."""
     yield from cells.quiet("parity: errors against a float64 run of the module, within its bound or not")
     if result.fusion is not None:
         yield from cells.quiet(
             "fused: attentions that one kernel of the runtime covers, proved, of those",
             f"counted at export; {_UNPROVEN} where nothing here could prove it",
         )
-    if latency is not None:
-        yield from cells.quiet(f"ms: median, and its ratio to {latency.baseline}; ~ where no difference was shown")
+    if result.latency is not None:
+        baseline = result.latency.baseline
+        yield from cells.quiet(f"ms: median, and its ratio to {baseline}; ~ where no difference was shown")
 
 
 def _others(result: ShipResult, parity: ParityReport) -> Iterator[doc.Block]:

@@ -23,7 +23,7 @@ class Deployable:
     """A form or an engine.
 
     Attributes:
-        name: Its name for `attnport bundle --form`.
+        name: Its name for `attnport bundle --form`: of an engine its target, where that has no other.
         runtime: The package that opens it.
         files: Sizes in bytes by name: the file that is opened, then its weights.
         fused: Attentions that one kernel covers, of all; "" if that was not examined.
@@ -42,7 +42,11 @@ class Deployable:
 def of_folder(folder: Path, manifest: Manifest) -> tuple[Deployable, ...]:
     """Every form and engine that a bundle can carry."""
     found = []
-    for name in (*manifest.engines, *manifest.forms):
+    targets = [record.target for record in manifest.engines.values()]
+    engines = (
+        record.target if targets.count(record.target) == 1 else name for name, record in manifest.engines.items()
+    )
+    for name in (*engines, *manifest.forms):
         with suppress(AttnportError):  # no reader opens it
             (backend,) = choose(folder, manifest, [name])
             (judged,) = judge(folder, manifest, [backend])
