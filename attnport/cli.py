@@ -61,17 +61,8 @@ def ship(
     """
     from attnport.verbs.ship import ship as run
 
-    result = run(
-        spec,
-        output,
-        sentences=text,
-        budget_s=budget,
-        progress=out.progress,
-        tell=out.tell,
-        on_bug=out.bug,
-        begin=out.stage,
-        **options,
-    )
+    options |= {"progress": out.progress, "tell": out.tell, "on_bug": out.bug, "begin": out.stage}
+    result = run(spec, output, sentences=text, budget_s=budget, **options)
 
     def finish() -> None:
         out.show(result, "show_ship")

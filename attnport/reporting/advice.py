@@ -30,7 +30,7 @@ def section(recommendation: Recommendation, baseline: str, absent: Sequence[str]
         told = without(absent, recommendation.others)
         others: tuple[tuple[doc.Line, doc.Line], ...] = tuple((doc.Name(key), why) for key, why in told.items())
         if absent:
-            others += ((f"{len(absent)} more", f"{wanting(absent)}: {', '.join(absent)}"),)
+            others += ((doc.listed(map(doc.Name, absent)), wanting(absent)),)
         yield doc.Folded("Why not the others", (doc.Pairs(others, "reasons"),))
 
 

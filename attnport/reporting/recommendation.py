@@ -164,14 +164,16 @@ def _against(
         return NO_PARITY
     if judged.verdict != "PASS":
         return f"parity {'failed' if judged.verdict == 'FAIL' else 'was not run'}: {judged.reason}"
+    carried = embeddable.get(name)
+    if carried is None:
+        return "no bundle can carry it"
     rows = [latency.shapes[workload].get(name) for workload in workloads]
     if not rows or any(row is None or row.median_ns is None for row in rows):
         reasons = [row.reason for row in rows if row is not None and row.median_ns is None and row.reason]
         return f"not timed{' on every workload' if len(reasons) < len(rows) and rows else ''}" + (
             f": {reasons[0].removeprefix('not timed: ')}" if reasons else ""
         )
-    carried = embeddable.get(name)
-    return "no bundle can carry it" if carried is None else carried.problem
+    return carried.problem
 
 
 def _only_unembeddable(

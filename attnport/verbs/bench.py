@@ -68,7 +68,7 @@ def bench(
 
     Args:
         folder: An artifact folder.
-        runtimes: Names; none = every runtime there is but `torch_compile`. The baseline is always measured.
+        runtimes: Names; none = every runtime made for speed but `torch_compile`. The baseline is always measured.
         shapes: Grids such as `batch=1/8,seq=128`, without padding.
         text: A file of sentences, one in each line, for models that read text.
         threads: Compute threads of every runtime; None = the physical cores.
@@ -91,7 +91,7 @@ def bench(
         UsageError: an unknown runtime or precision plan, a shape, text or lengths that do not fit.
     """
     open_folder(folder)
-    chosen = base.chosen(runtimes, bundle=bundle is not None)
+    chosen = [one for one in base.chosen(runtimes, bundle=bundle is not None) if runtimes or one.timed]
     baseline = base.get(baseline).name
     if baseline not in {runtime.name for runtime in chosen}:
         chosen.insert(0, base.get(baseline))
