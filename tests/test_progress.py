@@ -37,8 +37,9 @@ def test_the_time_left_is_measured_from_the_steps_before_but_the_first() -> None
 
     assert told("ort_cpu: 1/11 a", 0) == "ort_cpu: 1/11 a"
     assert told("ort_cpu: 2/11 b", 100) == "ort_cpu: 2/11 b"  # the first loaded things
-    assert told("ort_cpu: 3/11 c", 102) == "ort_cpu: 3/11 c, about 18 s left"
-    assert told("ort_cpu: 3/11 c, another line", 102) == "ort_cpu: 3/11 c, another line, about 18 s left"
+    assert told("ort_cpu: 3/11 c", 190) == "ort_cpu: 3/11 c"  # one step alone says little
+    assert told("ort_cpu: 4/11 c", 104) == "ort_cpu: 4/11 c, about 16 s left"
+    assert told("ort_cpu: 4/11 c, another line", 104) == "ort_cpu: 4/11 c, another line, about 16 s left"
     assert told("ort_cpu: 7/11 d", 150) == "ort_cpu: 7/11 d, about 50 s left"
     assert told("ort_cpu: 11/11 e", 150.1) == "ort_cpu: 11/11 e, about 6 s left"
     assert told("ort_cpu: 11/11 e", 110) == "ort_cpu: 11/11 e"  # too little to say

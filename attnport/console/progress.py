@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 _COUNTED = re.compile(r"(?<![\w/.])(\d+)/(\d+)(?![\w/.])")
 _LEAST_S = 5.0
-"""A step that is finished sooner needs no estimate."""
+"""What is finished sooner needs no estimate."""
+_LEAST_DONE = 2
+"""Steps that an estimate is from: one alone may be far from the usual."""
 
 
 class TimeLeft:
@@ -35,7 +37,8 @@ class TimeLeft:
             return message
         now_s = self._clock()
         began, began_s = self._since = self._since or (number, now_s)
-        left_s = (now_s - began_s) / (number - began) * (count - number + 1) if number > began else 0.0
+        done = number - began
+        left_s = (now_s - began_s) / done * (count - number + 1) if done >= _LEAST_DONE else 0.0
         return f"{message}, about {duration(left_s)} left" if left_s >= _LEAST_S else message
 
 
