@@ -61,9 +61,8 @@ def ship(
     """
     from attnport.verbs.ship import ship as run
 
-    result = run(
-        spec, output, sentences=text, budget_s=budget, progress=out.progress, tell=out.tell, on_bug=out.bug, **options
-    )
+    options |= {"progress": out.progress, "tell": out.tell, "on_bug": out.bug, "begin": out.stage}
+    result = run(spec, output, sentences=text, budget_s=budget, **options)
 
     def finish() -> None:
         out.show(result, "show_ship")
@@ -194,7 +193,8 @@ def check(
 
             out.print(workflow_commands(report))
         else:
-            out.show(bisected or report, "show_bisected" if bisected else "show_parity")
+            table = "show_bisected" if bisected else "show_parity_whole" if out.verbose else "show_parity"
+            out.show(bisected or report, table)
         searchable = not (search or options["plan"])
         checking.raise_for(report, runtimes, checking.command(folder, text, inputs) if searchable else "")
 
@@ -239,7 +239,7 @@ def bench(
         write(to_json(report), save)
 
     def finish() -> None:
-        out.show(report, "show_latency")
+        out.show(report, "show_latency_whole" if out.verbose else "show_latency")
         raise_for(report, options["runtimes"])
 
     return finish

@@ -19,11 +19,20 @@ from attnport_bundle.errors import RuntimeMissing as RuntimeMissing
 from attnport_bundle.errors import UnavailableError as UnavailableError
 from attnport_bundle.errors import UsageError as UsageError
 
+_LONGEST = 4000
+"""Characters of a cause that is shown; a library may print a whole graph."""
+
 
 def first_line(err: BaseException) -> str:
     """The first line of another library's error that is not blank, or its type if there is none."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(err).__name__
+    return lines[0][:_LONGEST] if lines else type(err).__name__
+
+
+def whole_cause(err: BaseException) -> str:
+    """All of another library's error in one line, or its type if it says nothing: the cause may be in the last line."""
+    said = " ".join(str(err).split())
+    return f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said or type(err).__name__
 
 
 class SpecError(UsageError):

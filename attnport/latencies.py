@@ -63,6 +63,7 @@ class LatencyReport:
         model: The model's name; two reports can only be compared if it is the same.
         weights: The digest of the model's weights.
         notes: What the reader must know about the whole run.
+        absent: The runtimes whose probe found that they are not installed, or need hardware that this machine lacks.
     """
 
     schema: Literal["attnport/latency/1"] = field(default="attnport/latency/1", kw_only=True)
@@ -74,5 +75,6 @@ class LatencyReport:
     model: str = ""
     weights: str = ""
     notes: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT

@@ -86,6 +86,8 @@ VALUES: dict[str, Any] = {
     "show_fusion_explained": FUSION,
     "show_parity": PARITY,
     "show_latency": LATENCY,
+    "show_parity_whole": PARITY,
+    "show_latency_whole": LATENCY,
     "show_audit": AuditReport(
         PATH, "folder", ("a", "b"), (Finding("x" * 100, LONG, "path", LONG[:80], False, LONG),) * 2, 3, (LONG,)
     ),
@@ -140,29 +142,57 @@ def test_the_verdict_table_has_room_for_three_workloads_beside_a_target_that_nob
 def test_what_was_not_run_stands_below_the_table_with_its_reason_and_what_was_proved_of_it_stays() -> None:
     absent = {name: RuntimeParity("NOT_RUN", "no package", "fp32", absent=True) for name in ("ort_cuda", "tensorrt")}
     crashed = {name: RuntimeParity("NOT_RUN", "its process failed: killed", "fp32") for name in ("openvino", "ort_x")}
-    bundle = RuntimeParity("NOT_RUN", "no bundle was named; attnport bundle", "fp32")
     ran = RuntimeParity("PASS", "", "fp32", None, (case(0.25),))
     engine = RuntimeParity("NOT_RUN", "no driver", "fp16", absent=True)
     fusion = FusionReport({"tensorrt_rtx": FUSION.targets["ort_cpu"]})
-    parity = ParityReport("PASS", {"bundle": bundle, **absent, **crashed, "tensorrt_rtx": engine, "ort_cpu": ran}, {})
-    made = StageResult("bundle", "done", 1.0, "verified")
-    text = printed("show_ship", ShipResult("out", 0, (made,), fusion, parity, None))
+    parity = ParityReport("PASS", {**absent, **crashed, "tensorrt_rtx": engine, "ort_cpu": ran}, {})
+    text = printed("show_ship", ShipResult("out", 0, (), fusion, parity, None))
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     assert rows["tensorrt_rtx"] == ["NOT_RUN", "1/1"]
     assert rows["openvino,"] == ["ort_x:", "its", "process", "failed:", "killed"]
     assert "2 more want a GPU or a package: ort_cuda, tensorrt; why: attnport doctor" in " ".join(text.split())
-    assert "no bundle was named" not in text
-    assert "bundle: made after the others ran, and verified; attnport check out --bundle out/bundle" in " ".join(
-        text.split()
-    )
     assert "tensorrt_rtx: no driver" in text
     assert "no package" not in text
     checked = " ".join(printed("show_parity", parity).split())
     assert "3 more want a GPU or a package: ort_cuda, tensorrt, tensorrt_rtx; why: attnport doctor" in checked
     assert "openvino, ort_x: its process failed" in checked
-    failed = dataclasses.replace(made, status="failed", exit_code=4)
-    text = printed("show_ship", ShipResult("out", 4, (failed,), fusion, parity, None))
-    assert "bundle: no bundle was named" in text
+
+
+def test_what_this_machine_lacks_is_one_line_of_bench() -> None:
+    rows = {**LATENCY.shapes["1 sentence"], "ort_cuda": LatencyRow("NOT_RUN", "no package")}
+    report = dataclasses.replace(LATENCY, shapes=dict.fromkeys(("a", "b"), rows), absent=("ort_cuda", "tensorrt"))
+    text = printed("show_latency", report)
+    assert "2 more want a GPU or a package: ort_cuda, tensorrt; why: attnport doctor" in text
+    assert "no package" not in text
+    nothing = dataclasses.replace(report, shapes={"a": {"ort_cuda": rows["ort_cuda"]}})
+    assert "ort_cuda: no package" in printed("show_latency", nothing)  # all that there is to say
+
+
+def test_the_times_in_detail_are_shown_on_demand() -> None:
+    row = dataclasses.replace(LATENCY.shapes["1 sentence"]["ort_cpu"], samples_ns=(1, 2), load_ns=5)
+    report = dataclasses.replace(LATENCY, shapes={"a": {"ort_cpu": row}})
+    assert "first call   median" not in printed("show_latency", report)
+    assert "load, first call, p90, p99: -v" in printed("show_latency", report)
+    assert "first call   median" in printed("show_latency_whole", report)
+
+
+def test_forms_that_pass_are_one_line_and_a_failing_one_is_told_in_words() -> None:
+    forms = {name: RuntimeParity("PASS", "within", "fp32", None, (case(0.5),)) for name in ("onnx", "onnx_18")}
+    wrong = RuntimeParity("FAIL", "case primes (batch=5), output y: 3.10 times its bound", "fp16", None, (case(3.1),))
+    for forms_told in (forms, {**forms, "tensorrt.fp16": wrong}):
+        report = ParityReport("PASS", {"ort_cpu": PARITY.runtimes["ort_cpu"]}, forms_told)
+        for text in (printed("show_parity", report), printed("show_ship", ShipResult("o", 0, (), None, report, None))):
+            assert "2 lowered forms pass: onnx, onnx_18" in text
+            assert ("tensorrt.fp16: case primes (batch=5), output y: 3.10 times its bound" in text) is (
+                len(forms_told) == 3
+            )
+    assert "graph parity of the lowered forms" in printed("show_parity_whole", report)
+
+
+def test_the_cause_of_a_stage_that_was_not_run_is_whole_below_the_table() -> None:
+    text = printed("show_ship", ShipResult("out", 0, STAGES, None, None, None))
+    told = " ".join(text.partition("check:")[2].split())
+    assert LONG[:200] in told
 
 
 def test_a_ship_that_worked_says_so() -> None:
@@ -203,7 +233,7 @@ def test_the_worst_of_each_metric_is_shown_by_runtime_and_output() -> None:
         measured("primes", LONG[:70], ulp=40.0, agree=2000),
     )
     row = RuntimeParity("PASS", "", "fp32", None, cases)
-    text = printed("show_parity", ParityReport("PASS", {"ort_cpu": row, "openvino": row}, {}))
+    text = printed("show_parity_whole", ParityReport("PASS", {"ort_cpu": row, "openvino": row}, {}))
     assert max(map(len, text.splitlines())) <= 80
     rows = [line.split() for line in text.splitlines() if "7.0e-07" in line]
     shown = ["1.2e-01", "7.0e-07", "7.0", "210", "7e-09", "99.9%", "1"]
@@ -213,10 +243,11 @@ def test_the_worst_of_each_metric_is_shown_by_runtime_and_output() -> None:
     assert " 1200 " in text
     many = [measured("primes", f"y{number}", ulp=1.0, agree=0) for number in range(9)]
     row = RuntimeParity("PASS", "", "fp32", None, tuple(many))
-    text = printed("show_parity", ParityReport("PASS", {"ort_cpu": row}, {}))
+    text = printed("show_parity_whole", ParityReport("PASS", {"ort_cpu": row}, {}))
     assert text.count(": the worst of each metric") == 4
     assert "5 more outputs" in text
-    assert "the worst of each metric" not in printed("show_parity", PARITY)  # a report from before there were any
+    assert "the worst of each metric" not in printed("show_parity_whole", PARITY)  # an old report has none
+    assert "the worst of each metric" not in printed("show_parity", ParityReport("PASS", {"ort_cpu": row}, {}))
 
 
 def test_reasons_that_are_the_same_are_said_once() -> None:

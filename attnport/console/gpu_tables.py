@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
-from attnport.console.latency_tables import show_latency
-from attnport.console.parity_tables import show_parity
+from attnport.console.latency_tables import show_latency_whole
+from attnport.console.parity_tables import show_parity_whole
 from attnport.reporting import document as doc
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ def show_gpu_report(report: GpuReport) -> Iterator[doc.Block]:
     for name, piece in report.pieces.items():
         yield doc.Text(f"{name}: {piece.about}", "strong")
         if piece.parity is not None:
-            yield from show_parity(piece.parity)
+            yield from show_parity_whole(piece.parity)
         if piece.fused:
             yield doc.Text(f"fused: {', '.join(f'{runtime} {count}' for runtime, count in piece.fused.items())}")
         if piece.latency is not None:
-            yield from show_latency(piece.latency)
+            yield from show_latency_whole(piece.latency)
             for call, rates in piece.achieved.items():
                 yield _rates(f"rates: {call}", rates)
             yield from cells.quiet(

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from attnport.console import cells
+from attnport.console.parity_tables import those_not_here
 from attnport.reporting import document as doc
+from attnport.reporting.absences import not_timed, without
 from attnport.reporting.facts import never_timed
 
 if TYPE_CHECKING:
@@ -17,24 +19,36 @@ if TYPE_CHECKING:
 _PARTS = {"host_to_device": "to device", "device": "on device", "device_to_host": "from device"}
 
 
-def show_latency(report: LatencyReport) -> Iterator[doc.Block]:
-    """Tables for each workload: speed and memory, then times in detail; at the end, the runtimes that never ran."""
+def show_latency(report: LatencyReport, *, whole: bool = False) -> Iterator[doc.Block]:
+    """A table of speed and memory for each workload; then the runtimes that were never timed.
+
+    Args:
+        whole: With a table of the times in detail for each workload.
+    """
+    absent = not_timed(report)
     never = never_timed(report)
     for shape, rows in report.shapes.items():
-        shown = {name: row for name, row in rows.items() if name not in never}
+        shown = {name: row for name, row in rows.items() if name not in never and name not in absent}
         yield _speed(shape, shown)
-        yield from _times({name: row for name, row in shown.items() if row.samples_ns})
+        if whole:
+            yield from _times({name: row for name, row in shown.items() if row.samples_ns})
         yield cells.notes({name: row.reason for name, row in shown.items() if row.reason})
-    if never:
-        yield doc.Text("not run on any workload", "strong")
-        yield cells.notes(never)
+    yield cells.notes(without(absent, never))
+    yield from those_not_here(absent)
     yield from cells.warnings(report.notes)
     if any(row.median_ns is not None for rows in report.shapes.values() for row in rows.values()):
         yield from cells.quiet(
             f"ratio: to {report.baseline}, below 1 is faster; ~ no difference shown",
-            "peak: the most memory until the end of the workload, above that after importing packages",
-            "load and first call: in a fresh process, after importing packages; median, p90 and p99: warm",
+            "peak: the most memory until then, above that after importing packages",
+            "load and first call: in a fresh process, after importing packages; the rest: warm"
+            if whole
+            else "load, first call, p90, p99: -v; every call: latency.json, attnport report",
         )
+
+
+def show_latency_whole(report: LatencyReport) -> Iterator[doc.Block]:
+    """As `show_latency`, with the times in detail."""
+    yield from show_latency(report, whole=True)
 
 
 def _speed(shape: str, rows_by_runtime: Mapping[str, LatencyRow]) -> doc.Table:

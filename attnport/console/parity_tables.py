@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnport.console import cells
 from attnport.reporting import document as doc
+from attnport.reporting.absences import line, not_checked
 from attnport.reporting.measures import largest
 from attnport.reporting.metrics import worst_metrics
 
@@ -18,32 +19,56 @@ _MOST_ULPS = 99_999.5
 
 
 def show_parity(report: ParityReport) -> Iterator[doc.Block]:
-    """A row for each runtime and each lowered form with its worst error; metrics and reasons are below."""
-    title = ("parity against float64: ", doc.Verdict(report.verdict))
-    absent = not_here(report.runtimes)
-    yield from _verdicts(title, "runtime", {name: row for name, row in report.runtimes.items() if name not in absent})
-    yield from those_not_here(absent)
+    """A row for each runtime with its worst error, and what failed in words; what passed besides is a line."""
+    yield from _of_runtimes(report)
+    yield from show_forms(report.forms)
+    yield from those_not_here(not_checked(report.runtimes))
+    yield from _notes(report)
+    yield from cells.quiet("every form and metric: -v; every case and output: parity.json, attnport report")
+
+
+def show_parity_whole(report: ParityReport) -> Iterator[doc.Block]:
+    """As `show_parity`, with a row for each lowered form, and the worst of each metric by output."""
+    yield from _of_runtimes(report)
+    yield from those_not_here(not_checked(report.runtimes))
     if report.forms:
         yield from _verdicts("graph parity of the lowered forms", "form", report.forms)
-    yield from cells.quiet(
-        "worst: the largest error over its bound, over all cases and outputs; above 1 fails",
-        "padding: the same for changes when only padding changes; - without a padding mask",
-    )
     yield from _metrics(report)
-    yield from cells.quiet(*(f"note: {note}" for note in report.notes))
+    yield from _notes(report)
 
 
-def not_here(parities: Mapping[str, RuntimeParity]) -> list[str]:
-    """The runtimes that were not run since this machine lacks what they want, if others were."""
-    if all(row.verdict == "NOT_RUN" for row in parities.values()):
-        return []
-    return [name for name, row in parities.items() if row.absent]
+def show_forms(forms: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:
+    """One line for the lowered forms that pass, and the reasons of the others."""
+    passed = [name for name, row in forms.items() if row.verdict == "PASS"]
+    if passed:
+        form = "lowered form passes" if len(passed) == 1 else "lowered forms pass"
+        yield doc.Text((doc.Verdict(f"{len(passed)} {form}", "pass"), f": {', '.join(passed)}"))
+    for verdict in ("FAIL", "NOT_RUN"):
+        reasons = {name: row.reason for name, row in forms.items() if row.verdict == verdict}
+        if reasons:
+            of_these = "form" if len(reasons) == 1 else "forms"
+            yield doc.Text((doc.Verdict(verdict), f", {len(reasons)} lowered {of_these}:"))
+            yield cells.notes(reasons)
 
 
 def those_not_here(names: Sequence[str]) -> Iterator[doc.Block]:
     """One line for all of them."""
     if names:
-        yield doc.Text(f"{len(names)} more want a GPU or a package: {', '.join(names)}; why: attnport doctor")
+        yield doc.Text(f"{line(names)}; why: attnport doctor")
+
+
+def _of_runtimes(report: ParityReport) -> Iterator[doc.Block]:
+    title = ("parity against float64: ", doc.Verdict(report.verdict))
+    absent = not_checked(report.runtimes)
+    yield from _verdicts(title, "runtime", {name: row for name, row in report.runtimes.items() if name not in absent})
+    yield from cells.quiet(
+        "worst: the largest error over its bound; above 1 fails",
+        "padding: the same for changes when only padding changes; - without padding",
+    )
+
+
+def _notes(report: ParityReport) -> Iterator[doc.Block]:
+    yield from cells.quiet(*(f"note: {note}" for note in report.notes))
 
 
 def _verdicts(title: doc.Line, what: str, parities: Mapping[str, RuntimeParity]) -> Iterator[doc.Block]:

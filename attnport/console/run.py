@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import click
 
 from attnport.console.arguments import check_arguments
+from attnport.console.progress import TimeLeft, shortened
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
 from attnport.console.streams import LOST, SEND_ELSEWHERE, why_lost
 from attnport.errors import AttnportError, MissingDependency
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 # The object of click's context when the process ends with the verb. A caller in Python does not set it.
 OWN_PROCESS = object()
+_SPINNER = 3
+"""Columns for the spinner, and one that stays free: some terminals break a line that fills the last."""
 
 
 class Printed(Protocol):
@@ -69,9 +72,19 @@ class Reporter:
         self.interrupts: list[int] = []
         self.lost = False
         self._status: Any = None
+        self._stage = ""
+        self._left = TimeLeft()
+
+    def stage(self, name: str, what: str, number: int, count: int) -> None:
+        """Says which part of a verb with several begins: a line, on a terminal the beginning of that of `progress`."""
+        self._stage = f"{number} of {count}, {name}: "
+        if self._status is None:
+            click.echo(f"{name}: {what}", err=True)
+        else:
+            self.progress(what)
 
     def progress(self, message: str) -> None:
-        """Shows what is being done: a spinner on a terminal, a line with -v, nothing otherwise.
+        """Shows what is being done: one line on a terminal, a line each with -v, nothing otherwise.
 
         Raises:
             KeyboardInterrupt: a signal should have ended the verb, but a library swallowed the exception.
@@ -82,9 +95,10 @@ class Reporter:
         if self.verbose:
             click.echo(message, err=True)
         elif self._status is not None:
-            from rich.markup import escape
+            from rich.text import Text
 
-            self._status.update(escape(message))
+            room = self._status.console.width - _SPINNER
+            self._status.update(Text(shortened(self._stage + self._left.told(message), room)))
 
     def tell(self, message: str) -> None:
         """Prints a note on stderr."""
@@ -175,7 +189,7 @@ def verb(work: F) -> F:
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print data as JSON on stdout, everything else on stderr.")
-    @click.option("-v", "--verbose", is_flag=True, help="Print each step on stderr.")
+    @click.option("-v", "--verbose", is_flag=True, help="Print each step on stderr, and every table.")
     @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
     @wraps(work)
     def run(*args: Any, as_json: bool, verbose: bool, traceback: bool, **options: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attnport.console.precision_tables import show_precision
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
@@ -13,10 +13,7 @@ from attnport.reporting.facts import count
 if TYPE_CHECKING:
     from attnport.artifacts import EngineRecord, Manifest
     from attnport.verbs.doctor import DoctorReport
-    from attnport.verbs.inspect import Inspection
     from attnport.verbs.listing import Listing
-
-_GRAPH_WORDS = {"elements": "weights", "weights_bytes": "bytes of weights", "external": "weights are in"}
 
 
 def show_manifest(manifest: Manifest) -> Iterator[doc.Block]:
@@ -74,49 +71,3 @@ def show_doctor(report: DoctorReport) -> Iterator[doc.Block]:
             yield doc.Text(f"  {line}")
     if not report.problems:
         yield doc.Text("No problem found.")
-
-
-def show_inspection(inspection: Inspection) -> Iterator[doc.Block]:
-    """What a file or folder is."""
-    rows = ((what, str(value)) for what, value in _facts(inspection))
-    yield doc.Table(f"{inspection.kind} {inspection.path}", doc.words("what", "value"), doc.rows(rows))
-
-
-def _facts(inspection: Inspection) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = [("name", inspection.name), ("size", f"{inspection.size_bytes:,} bytes")]
-    rows.append(("SHA-256", inspection.digest))
-    if inspection.source:
-        rows.append(("source", inspection.source))
-    if inspection.io is not None:
-        rows += [("input", spec) for spec in inspection.io.inputs] + [
-            ("output", spec) for spec in inspection.io.outputs
-        ]
-        rows += [("dim", dim) for dim in inspection.io.dims] + [("mask", mask) for mask in inspection.io.masks]
-    if inspection.graph is not None:
-        rows += _graph_facts(inspection.graph, with_tensors=inspection.io is None)
-    if inspection.engine is not None:
-        rows.append(("TensorRT", inspection.engine.version))
-        rows.append(("compute capabilities", ", ".join(map(str, inspection.engine.sm))))
-    rows += [("precision", f"{name}: {text}") for name, text in inspection.precision.items()]
-    rows += [("verdict", f"{name}: {verdict}") for name, verdict in inspection.verdicts.items()]
-    if inspection.files:
-        rows.append(("files", ", ".join(sorted(inspection.files))))
-    return rows
-
-
-def _graph_facts(graph: Any, *, with_tensors: bool) -> list[tuple[str, Any]]:
-    import dataclasses
-
-    rows: list[tuple[str, Any]] = []
-    for field in dataclasses.fields(graph):
-        value = getattr(graph, field.name)
-        if not value or (field.name in ("inputs", "outputs") and not with_tensors):
-            continue
-        if isinstance(value, Mapping):
-            value = ", ".join(f"{name or 'ai.onnx'} {count}" for name, count in value.items())
-        elif isinstance(value, tuple | list):
-            value = ", ".join(map(str, value))
-        elif isinstance(value, int) and field.name != "ir_version":
-            value = f"{value:,}"
-        rows.append((_GRAPH_WORDS.get(field.name, field.name.replace("_", " ")), value))
-    return rows

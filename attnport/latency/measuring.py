@@ -188,7 +188,9 @@ class Measuring:
                     ended = "precision"
                     break
             done += 1
-            self._progress(f"{workload.name}: round {done}/")
+            left_s = deadline - time.monotonic()
+            place = f"{done}, at most {left_s:.0f} s more" if left_s > 0 else f"{done}/{max(done, MIN_ROUNDS)}"
+            self._progress(f"{workload.name}: round {place}")
             for name in order:
                 self._turn(self._timed_runtimes[name], workload.name, calls, warm)
         self._settings |= {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from attnport.errors import ParityFailed
 from attnport.folder.openings import not_in, openings_at, why_none
 from attnport.parity.comparing import Comparison, _Tried
 from attnport.parity.eager import EAGER, Eager
-from attnport.processes.isolated import unavailable
+from attnport.processes.isolated import absent, unavailable
 from attnport.runtimes.base import Opening, Runtime
 
 EAGER_ON_GPU = "torch_eager_cuda"
@@ -59,7 +59,7 @@ class ComparisonAtPlan(Comparison):
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
         name, found = runtime.name, self.probed[runtime.name]
         if why := not_in(found, self.plan) if found.available else unavailable(found):
-            return {name: self._not_run(why, self.plan)}
+            return {name: replace(self._not_run(why, self.plan), absent=absent(found))}
         if name == self.eager:
             return {
                 name: _Tried(self.plan, self._eager.measured(self.plan), "PyTorch eager, the yardstick of the others")

@@ -107,9 +107,9 @@ def judge(case: str, output: str, errors: Errors, by: Yardstick) -> CaseResult:
         reasons.append(f"PyTorch eager at {by.plan} has no finite result here, so there is no bound")
     else:
         if errors.rms > rms_bound:
-            reasons.append(f"RMS error {errors.rms:.2e} is over its bound {rms_bound:.2e}")
+            reasons.append(_over("RMS", errors.rms, rms_bound))
         if errors.max > max_bound:
-            reasons.append(f"max error {errors.max:.2e} is over its bound {max_bound:.2e}")
+            reasons.append(_over("max", errors.max, max_bound))
         if by.plan == "fp32" and errors.embedding and errors.cosine is not None and errors.cosine < COSINE:
             reasons.append(f"cosine {errors.cosine:.7f} is under {COSINE}")
         # Alone it is no reason: within the bounds, what changes places was equal but for rounding.
@@ -185,7 +185,9 @@ def conclude(
     elif bad_cases:
         reason = _failure(bad_cases, cases, sizes or {})
     elif bad_pairs:
-        reason = f"padding changes valid rows: {bad_pairs[0].comparison}, {bad_pairs[0].output}"
+        pair, share = max(((pair, _changed(pair)) for pair in bad_pairs), key=lambda found: found[1])
+        by = f", by {_times(share)}its bound" if share < math.inf else ""
+        reason = f"padding changes valid rows: {pair.comparison}, output {pair.output}{by}"
     else:
         closest = max(judged, key=share_of_bound)
         reason = (
@@ -214,7 +216,7 @@ def _failure(bad: Sequence[CaseResult], cases: Sequence[CaseResult], sizes: Mapp
         more = len(failing) - _MOST_NAMED
         which = f" ({'; '.join(failing[:_MOST_NAMED])}{f'; {more} more' if more > 0 else ''})"
     at = f" ({sizes[worst.case]})" if worst.case in sizes else ""
-    told = f"{worst.case}{at}, {worst.output}: {worst.reason}"
+    told = f"case {worst.case}{at}, output {worst.output}: {worst.reason}"
     return f"{len(bad)} of {len(cases)} results fail{which}; worst: {told}"
 
 
@@ -250,6 +252,25 @@ def share_of_bound(result: CaseResult) -> float:
 def within_rounding(result: CaseResult) -> bool:
     """Whether rounding may explain a result's errors: they are finite and at most `NO_ROUNDING` times their bound."""
     return result.rms_error is not None and not result.nonfinite and share_of_bound(result) <= NO_ROUNDING
+
+
+def _changed(pair: InvarianceResult) -> float:
+    """How much of its bound a change takes, the larger of RMS and max; infinite where there is nothing to compare."""
+    if pair.rms_difference is None:
+        return math.inf
+    return max(_share(pair.rms_difference, pair.rms_bound), _share(pair.max_difference, pair.max_bound))
+
+
+def _over(what: str, error: float, bound: float) -> str:
+    """How far an error is over its bound, in words."""
+    return f"{what} error {error:.2e} is {_times(_share(error, bound))}its bound {bound:.2e}"
+
+
+def _times(share: float) -> str:
+    """`3.14 times `; `over ` where the bound is zero."""
+    if not math.isfinite(share):
+        return "over "
+    return f"{share:.2f} times " if share < 10 else f"{share:.3g} times "
 
 
 def _share(error: float | None, bound: float) -> float:

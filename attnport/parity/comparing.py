@@ -24,7 +24,7 @@ from attnport.artifacts import (
 )
 from attnport.cases.inputs import Case
 from attnport.cases.sizes import untried
-from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError
+from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError, whole_cause
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import MODEL, graph_digest, model_openings, why_none
 from attnport.folder.portable import portable
@@ -33,7 +33,7 @@ from attnport.parity.eager import EAGER, Eager
 from attnport.parity.evaluate import Progress, References, SessionErrors, make_references, measure_session
 from attnport.parity.invariance import ON_THE_LEFT, Spreads
 from attnport.processes.child import ChildError
-from attnport.processes.isolated import PROBE_FAILED, IsolatedSession, Limits, reason_of_failure, unavailable
+from attnport.processes.isolated import IsolatedSession, Limits, absent, reason_of_failure, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
 from attnport_bundle.feeds import check_shapes
@@ -153,8 +153,7 @@ class Comparison:
     def _runtime(self, runtime: Runtime) -> dict[str, RuntimeParity | _Tried]:
         found = self.probed[runtime.name]
         if not found.available:
-            absent = PROBE_FAILED not in found.reason
-            return {runtime.name: replace(self._not_run(unavailable(found), "fp32"), absent=absent)}
+            return {runtime.name: replace(self._not_run(unavailable(found), "fp32"), absent=absent(found))}
         if runtime.name == EAGER:
             note = "float32 PyTorch with the mask contract, the yardstick of the others"
             return {runtime.name: _Tried("fp32", self._eager.measured("fp32"), note)}
@@ -206,7 +205,7 @@ class Comparison:
         except IntegrityError:
             raise
         except Exception as err:  # also a runtime's own exceptions: whatever it says, it does not take the form
-            return str(err).strip().partition("\n")[0][:160]
+            return whole_cause(err)
         return ""
 
     def _measured(self, runtime: Runtime, opening: Opening, form_note: str = "") -> RuntimeParity | _Tried:

@@ -116,11 +116,14 @@ class Eager:
                 return results
 
     def notes(self) -> list[str]:
-        """Whose bounds are by more than one run of eager."""
+        """Whose bounds are by more than one run of eager: a note for each plan and number of runs."""
+        cases: dict[tuple[str, int], list[str]] = {}
+        for (plan, case), count in sorted(self._draws.items()):
+            cases.setdefault((plan, count), []).append(case)
         return [
-            f"{case}, {plan}: something was over its bound by one run of eager, so the bound is by {count} further "
-            f"{'run' if count == 1 else 'runs'}, with weights and inputs moved by one rounding"
-            for (plan, case), count in sorted(self._draws.items())
+            f"{plan}, {', '.join(names)}: something was over its bound by one run of eager, so the bound is by {count} "
+            f"further {'run' if count == 1 else 'runs'}, with weights and inputs moved by one rounding"
+            for (plan, count), names in cases.items()
         ]
 
     def _own_way(self, plan: str, nudged: int | None = None) -> contextlib.AbstractContextManager[Session]:

@@ -15,7 +15,7 @@ import numpy as np
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.cases.inputs import Array, Case
 from attnport.dims import TensorSpec
-from attnport.errors import AttnportError, SpecError
+from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.child import Died
@@ -185,5 +185,4 @@ def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array] | str
     except AttnportError as err:
         return f"it raised: {err.message}"
     except Exception as err:  # a runtime's own exceptions have no common base; all mean that this case failed
-        lines = str(err).strip().splitlines() or [""]
-        return f"it raised {type(err).__name__}: {lines[0][:300]}"
+        return f"it raised {type(err).__name__}: {whole_cause(err)}"

@@ -188,6 +188,11 @@ def unavailable(capabilities: Capabilities) -> str:
     )
 
 
+def absent(capabilities: Capabilities) -> bool:
+    """Whether a probe found that a runtime is not installed, or needs hardware that this machine lacks."""
+    return not capabilities.available and PROBE_FAILED not in capabilities.reason
+
+
 _FAILED, _NO_MEMORY = "its process failed: ", "no memory is left: "
 
 

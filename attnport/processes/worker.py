@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from attnport.errors import AttnportError
+from attnport.errors import AttnportError, whole_cause
 
 MAX_FRAME_BYTES = 64 << 20
 _GRACE_S, _LONGEST_S = 10.0, 1e8
@@ -232,7 +232,7 @@ class Worker:
             answer = {"error": err.message, "hint": err.hint, "kind": type(err).__name__}
         except Exception as err:  # a bug or a runtime's own exception; the process goes on
             kind = "MemoryError" if isinstance(err, MemoryError) else "Exception"
-            answer = {"error": f"{type(err).__name__}: {str(err).strip()[:500]}", "hint": "", "kind": kind}
+            answer = {"error": f"{type(err).__name__}: {whole_cause(err)}", "hint": "", "kind": kind}
         self._idle_from_ns = time.process_time_ns()
         return answer
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from attnport.reporting import document as doc
+from attnport.reporting.absences import wanting, without
 from attnport.reporting.measures import milliseconds
 from attnport.reporting.recommendation import Choice, Recommendation, Timing
 
@@ -13,8 +14,12 @@ BASIS = (
 )
 
 
-def section(recommendation: Recommendation, baseline: str) -> Iterator[doc.Block]:
-    """The recommended runtime with its times and its command, and why the others are not recommended."""
+def section(recommendation: Recommendation, baseline: str, absent: Sequence[str] = ()) -> Iterator[doc.Block]:
+    """The recommended runtime with its times and its command, and why the others are not recommended.
+
+    Args:
+        absent: The runtimes that this machine lacks, which share a line.
+    """
     if recommendation.choice is None:
         yield doc.Text(f"Nothing can be recommended: {recommendation.reason}.", "big")
         if recommendation.commands:
@@ -22,12 +27,15 @@ def section(recommendation: Recommendation, baseline: str) -> Iterator[doc.Block
     else:
         yield from _choice(recommendation, recommendation.choice, baseline)
     if recommendation.others:
-        others = tuple((doc.Name(key), why) for key, why in recommendation.others.items())
+        told = without(absent, recommendation.others)
+        others: tuple[tuple[doc.Line, doc.Line], ...] = tuple((doc.Name(key), why) for key, why in told.items())
+        if absent:
+            others += ((doc.listed(map(doc.Name, absent)), wanting(absent)),)
         yield doc.Folded("Why not the others", (doc.Pairs(others, "reasons"),))
 
 
 def _choice(recommendation: Recommendation, choice: Choice, baseline: str) -> Iterator[doc.Block]:
-    file = (" (", doc.Name(choice.file), ")")
+    file = (" (", doc.listed(map(doc.Name, choice.files), " and "), ")")
     yield doc.Text((doc.Name(choice.runtime), f", {choice.plan}, form ", doc.Name(choice.form), *file), "big")
     yield doc.Text(BASIS, "quiet")
     yield doc.Pairs(tuple((timing.workload, _timing(timing, baseline)) for timing in choice.timings), "tally timings")

@@ -14,6 +14,7 @@ from attnport.artifacts import (
 )
 from attnport.example_values import without_examples
 from attnport.parities import FACTORS
+from attnport.reporting.absences import absent, without
 from attnport.reporting.measures import NONE, significant
 
 _WORDS = {2.0: "twice", 3.0: "three times", 4.0: "four times"}
@@ -63,7 +64,7 @@ def failed(report: ParityReport) -> list[str]:
 
 
 def not_run(parity: ParityReport | None, latency: LatencyReport | None) -> dict[str, str]:
-    """What did not run and why, without duplicates; a form of the same name as a runtime is listed separately."""
+    """What did not run and why, without duplicates and what is `absent`; a form named as a runtime has its own line."""
     reasons: dict[str, str] = {}
     if parity is not None:
         reasons |= {key: result.reason for key, result in parity.runtimes.items() if result.verdict == "NOT_RUN"}
@@ -75,7 +76,9 @@ def not_run(parity: ParityReport | None, latency: LatencyReport | None) -> dict[
             for key, row in rows.items():
                 if row.verdict == "NOT_RUN" and key not in reasons:
                     reasons[f"{key} (latency)"] = row.reason
-    return {key: reason or "no reason was given" for key, reason in reasons.items()}
+    left_out = absent(parity, latency)
+    left_out |= {f"{key} (latency)": "" for key in left_out}
+    return {key: reason or "no reason was given" for key, reason in without(left_out, reasons).items()}
 
 
 def fastest(rows: Mapping[str, LatencyRow]) -> tuple[str, LatencyRow] | None:

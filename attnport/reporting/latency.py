@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from attnport.artifacts import LatencyReport, LatencyRow, ParityReport
 from attnport.reporting import document as doc
+from attnport.reporting.absences import not_timed, without
 from attnport.reporting.along import sizes
 from attnport.reporting.facts import by_median, fastest_right, never_timed, ran
 from attnport.reporting.measures import count, megabytes, milliseconds, significant
@@ -118,10 +119,11 @@ def section(report: LatencyReport | None, parity: ParityReport | None, folder: s
     yield doc.Text(("Time relative to ", doc.Name(report.baseline), " in the same run; below 1 is faster."))
     yield doc.Ratios(report)
     right = {workload: runtime for workload, (runtime, _) in fastest_right(report, parity).items() if parity}
-    never = never_timed(report) if len(report.shapes) > 1 else {}
+    absent = not_timed(report)
+    never = without(absent, never_timed(report)) if len(report.shapes) > 1 else {}
     groups = []
     for workload, rows in report.shapes.items():
-        shown = {runtime: row for runtime, row in rows.items() if runtime not in never}
+        shown = without((*never, *absent), rows)
         groups.append(_group(report, workload, shown, right.get(workload, "")))
     if never:
         skipped = (doc.Row((doc.Name(runtime), doc.Verdict("NOT_RUN")), why) for runtime, why in never.items())

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from attnport.reporting import document as doc
+from attnport.reporting.absences import absent, wanting
 from attnport.reporting.facts import (
     UNCHECKED,
     count,
@@ -183,4 +184,7 @@ def _verdict(findings: Findings) -> str:
             lines.append(f"Not counted as fastest: {', '.join(map(code, names))}, {escaped(why)}")
     reasons = not_run(findings.parity, findings.latency)
     lines += [f"NOT\\_RUN {code(key)}: {escaped(reason)}" for key, reason in reasons.items()]
+    if lacking := absent(findings.parity, findings.latency):
+        listed = ", ".join(map(code, lacking))
+        lines.append(f"{len(lacking)} more {wanting(list(lacking))}: {listed}; why: {code('attnport doctor')}")
     return bullets(lines)

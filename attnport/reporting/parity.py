@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attnport.artifacts import CaseResult, InvarianceResult, ParityReport, RuntimeParity
 from attnport.reporting import document as doc
+from attnport.reporting.absences import not_checked, without
 from attnport.reporting.facts import BOUND, ran, times
 from attnport.reporting.measures import NONE, count, largest, scientific, worst
 from attnport.reporting.metrics import (
@@ -55,8 +56,10 @@ def _matrix(report: ParityReport) -> doc.Table:
 
 
 def _members(report: ParityReport) -> tuple[tuple[str, str, Mapping[str, RuntimeParity]], ...]:
+    """Runtimes and forms; the head of the report has the runtimes that this machine lacks."""
+    runtimes = without(not_checked(report.runtimes), report.runtimes)
     return (
-        ("runtime", "Runtimes, each on its own form", report.runtimes),
+        ("runtime", "Runtimes, each on its own form", runtimes),
         ("form", "Lowered forms, run numerically without their target", report.forms),
     )
 

@@ -27,12 +27,14 @@ class Embeddable:
         plan: Its precision plan.
         file: The file that the runtime opens.
         problem: Why a bundle would refuse it, or why its figures are not those of this file; "" if there is no problem.
+        weights: The files beside it that the runtime reads too.
     """
 
     form: str
     plan: str
     file: str
     problem: str = ""
+    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class Choice:
     file: str
     command: str
     timings: tuple[Timing, ...]
+    weights: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What is deployed, the file that the runtime opens first."""
+        return (self.file, *self.weights)
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ def recommend(
     timings = tuple(_timing(workload, latency.shapes[workload][best]) for workload in workloads)
     if not any(timing.verdict == "faster" for timing in timings) and best != latency.baseline:
         notes.append(f"on no workload is it shown to be faster than {latency.baseline}")
-    choice = Choice(best, chosen.form, chosen.plan, chosen.file, command, timings)
+    choice = Choice(best, chosen.form, chosen.plan, chosen.file, command, timings, chosen.weights)
     return Recommendation(choice, ties=tuple(ties), notes=tuple(notes), others=others)
 
 
@@ -156,14 +164,16 @@ def _against(
         return NO_PARITY
     if judged.verdict != "PASS":
         return f"parity {'failed' if judged.verdict == 'FAIL' else 'was not run'}: {judged.reason}"
+    carried = embeddable.get(name)
+    if carried is None:
+        return "no bundle can carry it"
     rows = [latency.shapes[workload].get(name) for workload in workloads]
     if not rows or any(row is None or row.median_ns is None for row in rows):
         reasons = [row.reason for row in rows if row is not None and row.median_ns is None and row.reason]
         return f"not timed{' on every workload' if len(reasons) < len(rows) and rows else ''}" + (
             f": {reasons[0].removeprefix('not timed: ')}" if reasons else ""
         )
-    carried = embeddable.get(name)
-    return "no bundle can carry it" if carried is None else carried.problem
+    return carried.problem
 
 
 def _only_unembeddable(

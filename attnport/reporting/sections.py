@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnport.reporting import advice, along, fusion, holdings, latency, parity
 from attnport.reporting import document as doc
+from attnport.reporting.absences import absent
 from attnport.reporting.facts import again
 from attnport.reporting.findings import Findings
 
@@ -13,11 +14,12 @@ def sections(findings: Findings) -> tuple[doc.Section, ...]:
     manifest, folder = findings.manifest, findings.quoted
     baseline = findings.latency.baseline if findings.latency else ""
     more = again(manifest, folder)[-1]
-    advised = findings.recommendation
+    lacking = list(absent(findings.parity, findings.latency))
+    advised = [advice.section(findings.recommendation, baseline, lacking)] if findings.recommendation else []
     maps = doc.Maps(findings.heatmaps, findings.sentence, findings.heatmap_note)
     files = (*holdings.contract(manifest), holdings.forms(manifest), holdings.engines(manifest, folder))
     return (
-        *([doc.Section("recommendation", "Recommendation", advice.section(advised, baseline))] if advised else []),
+        *(doc.Section("recommendation", "Recommendation", blocks) for blocks in advised),
         doc.Section("fusion", "Fusion", fusion.section(manifest.attentions, findings.fusion, folder)),
         doc.Section("parity", "Parity", parity.section(findings.parity, folder)),
         doc.Section("layers", "Error by layer", along.layers(findings.layers, folder)),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import starmap
+
 from attnport.artifacts import FusionReport, FusionTable, LatencyReport, Manifest, ParityReport
+from attnport.reporting import absences
+from attnport.reporting.absences import absent
 from attnport.reporting.facts import UNCHECKED, count, failed, fastest_right, not_counted, not_run, reference, tallies
 from attnport.reporting.markup import Html, el, join, name, text, verdict
 from attnport.reporting.measures import milliseconds
@@ -92,21 +97,29 @@ def _advice(recommendation: Recommendation | None) -> Html | None:
         choice = recommendation.choice
         line = el(
             "p",
-            join((el("b", name(choice.runtime), f", {choice.plan}"), el("code", choice.command)), ": "),
+            el("b", name(choice.runtime), f", {choice.plan}"),
+            ": ",
+            join(map(name, choice.files), " and "),
+            "; to embed it: ",
+            el("code", choice.command),
             " ",
             el("a", "Why", href="#recommendation"),
         )
-    return el("section", el("h2", "Recommended"), line, class_="notrun advised")
+    return el("section", el("h2", "To deploy"), line, class_="notrun advised")
 
 
 def _not_run(parity: ParityReport | None, latency: LatencyReport | None) -> Html | None:
-    """What did not run, in a line that opens to show why."""
-    reasons = not_run(parity, latency)
-    if not reasons:
+    """What did not run, in a line that opens to show why, and one for all that this machine lacks."""
+    shown = {join(map(name, reasons), ", "): reasons} if (reasons := not_run(parity, latency)) else {}
+    shown |= {text(absences.line(list(lacking))): lacking} if (lacking := absent(parity, latency)) else {}
+    if not shown:
         return None
+    return el("section", el("h2", "Not run"), el("div", *starmap(_folded, shown.items())), class_="notrun")
+
+
+def _folded(summary: Html, reasons: Mapping[str, str]) -> Html:
     items = (el("div", el("dt", name(key)), el("dd", reason)) for key, reason in reasons.items())
-    names = join([name(key) for key in reasons], ", ")
-    return el("section", el("h2", "Not run"), el("details", el("summary", names), el("dl", *items)), class_="notrun")
+    return el("details", el("summary", summary), el("dl", *items))
 
 
 def header(

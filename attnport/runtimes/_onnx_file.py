@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import AUTO, IOContract
-from attnport.errors import ArtifactError, IntegrityError, UsageError, first_line
+from attnport.errors import ArtifactError, IntegrityError, UsageError, whole_cause
 from attnport.example_values import continued
 from attnport.runtimes._session import check_names
 from attnport.runtimes.base import Opening
@@ -50,7 +50,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
 def broken(path: Path, err: BaseException) -> ArtifactError:
     """The error of a file that a runtime cannot read."""
     return ArtifactError(
-        f"{path} cannot be read as a model: {first_line(err)}",
+        f"{path} cannot be read as a model: {whole_cause(err)}",
         hint="It was cut short, changed, or made for another version; make it again.",
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import Evidence, IOContract, Ran
-from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line
+from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
 from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
@@ -160,7 +160,7 @@ def profiled(
             _run(session, [output.name for output in session.get_outputs()], {**feeds, **halves})
         except Exception as err:  # a runtime's own exceptions share no base
             shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
-            raise ArtifactError(f"{model} does not run on {shapes}: {first_line(err)}") from err
+            raise ArtifactError(f"{model} does not run on {shapes}: {whole_cause(err)}") from err
         events = _events(Path(session.end_profiling()))
         ran = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
         return ran, read_graph(written) if save else graph

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract, Ran
-from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, first_line
+from attnport.errors import ArtifactError, AttnportError, FeedError, UsageError, whole_cause
 from attnport.example_values import continued
 from attnport_bundle.feeds import check_feeds
 
@@ -101,10 +101,10 @@ def refused(runtime: str, feeds: Mapping[str, Array]) -> Iterator[None]:
     except Exception as err:  # a runtime's own exceptions share no base
         shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
         if isinstance(err, MemoryError) or _NO_MEMORY.search(str(err)):
-            raise MemoryError(f"{runtime} has not enough memory for {shapes}: {first_line(err)}") from err
+            raise MemoryError(f"{runtime} has not enough memory for {shapes}: {whole_cause(err)}") from err
         if isinstance(err, AttnportError):
             raise
-        raise FeedError(f"{runtime} failed on {shapes}: {first_line(err)}") from err
+        raise FeedError(f"{runtime} failed on {shapes}: {whole_cause(err)}") from err
 
 
 def check_names(io: IOContract, inputs: list[str], outputs: list[str], where: str) -> None:

@@ -113,13 +113,18 @@ def names() -> list[str]:
     return registry.names("attnport.runtimes")
 
 
-def chosen(named: Sequence[str] | None) -> list[Runtime]:
+def chosen(named: Sequence[str] | None, *, bundle: bool = False) -> list[Runtime]:
     """The runtimes that are named; where none is, all but those that have to be (`Runtime.by_name`).
+
+    Args:
+        bundle: Whether a bundle was named: without one, what opens bundles is left out too.
 
     Raises:
         UsageError: there is no such runtime.
     """
-    return [get(name) for name in named] if named else [one for one in map(get, names()) if not one.by_name]
+    if named:
+        return [get(name) for name in named]
+    return [one for one in map(get, names()) if not one.by_name and (bundle or one.opens != "bundle")]
 
 
 def get(name: str) -> Runtime:

@@ -101,7 +101,7 @@ def registered_devices() -> tuple[Any, ...]:
         try:
             ort.register_execution_provider_library(package.get_ep_name(), package.get_library_path())
         except Exception as err:  # a runtime's own exceptions share no base
-            # `first_line` shortens the text, and the long path before the reason would leave none of it.
+            # Before the reason stands the long path of the library.
             reason = first_line(RuntimeError(str(err).rpartition(" with error: ")[2]))
             raise UnavailableError(
                 f"{PROVIDER} cannot be registered: {reason}", hint="It wants an NVIDIA GPU and its driver."

@@ -15,7 +15,7 @@ from platform import platform
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import Capabilities, IOContract, Ran, Session
-from attnport.errors import AttnportError, UnavailableError, UsageError, first_line
+from attnport.errors import AttnportError, UnavailableError, UsageError, first_line, whole_cause
 from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused, usual_feeds
@@ -106,7 +106,7 @@ def _tried_compiling() -> tuple[str, str] | None:
         return "no C++ compiler was found.", _GPP
     except Exception as err:  # the exceptions of compilers share no base
         cause = getattr(err, "inner_exception", err)
-        return f"inductor cannot compile here: {type(cause).__name__}: {first_line(cause)}", _GPP
+        return f"inductor cannot compile here: {type(cause).__name__}: {whole_cause(cause)}", _GPP
     return None
 
 

@@ -6,7 +6,7 @@ import functools
 from typing import ClassVar
 
 from attnport.artifacts import Capabilities, Ran, Session
-from attnport.errors import first_line
+from attnport.errors import whole_cause
 from attnport.runtimes import _torch_device
 from attnport.runtimes._torch_session import DeviceSession
 from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
@@ -60,7 +60,7 @@ def _why_not(kind: str) -> tuple[str, str] | None:
             compiled(torch.ones(2, 3, device=kind))
     except Exception as err:  # the exceptions of compilers share no base
         cause = getattr(err, "inner_exception", err)
-        return f"inductor cannot compile here: {type(cause).__name__}: {first_line(cause)}", _TOOLS
+        return f"inductor cannot compile here: {type(cause).__name__}: {whole_cause(cause)}", _TOOLS
     return None
 
 

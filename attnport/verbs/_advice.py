@@ -39,6 +39,7 @@ def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
         try:
             (backend,) = choose(folder, manifest, [name])
             (judged,) = judge(folder, manifest, [backend])
+            _, *weights = backend.copied(folder)
         except AttnportError:  # no reader opens it
             continue
         if backend.measured_as is None:
@@ -46,7 +47,9 @@ def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
         problem = "" if judged.verdict == "PASS" else f"a bundle refuses {backend.name}: {judged.reason}"
         if not problem and _older_times(manifest, backend):
             problem = f"{backend.file} was made again after it was timed"
-        choices[backend.measured_as] = Embeddable(backend.name, backend.form.plan, backend.file, problem)
+        choices[backend.measured_as] = Embeddable(
+            backend.name, backend.form.plan, backend.file, problem, tuple(weights)
+        )
     return choices
 
 

@@ -6,7 +6,7 @@ import json
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from attnport.artifacts import Capabilities, LatencyReport, Manifest
@@ -32,7 +32,7 @@ from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, workloads
 from attnport.parity.evaluate import Progress
-from attnport.processes.isolated import TIMEOUT_S, Limits, probe_all, process_failed, unavailable
+from attnport.processes.isolated import TIMEOUT_S, Limits, absent, probe_all, process_failed, unavailable
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime, physical_cores
 
@@ -68,7 +68,7 @@ def bench(
 
     Args:
         folder: An artifact folder.
-        runtimes: Names; none = every runtime there is but `torch_compile`. The baseline is always measured.
+        runtimes: Names; none = every runtime made for speed but `torch_compile`. The baseline is always measured.
         shapes: Grids such as `batch=1/8,seq=128`, without padding.
         text: A file of sentences, one in each line, for models that read text.
         threads: Compute threads of every runtime; None = the physical cores.
@@ -91,7 +91,7 @@ def bench(
         UsageError: an unknown runtime or precision plan, a shape, text or lengths that do not fit.
     """
     open_folder(folder)
-    chosen = base.chosen(runtimes)
+    chosen = [one for one in base.chosen(runtimes, bundle=bundle is not None) if runtimes or one.timed]
     baseline = base.get(baseline).name
     if baseline not in {runtime.name for runtime in chosen}:
         chosen.insert(0, base.get(baseline))
@@ -123,7 +123,8 @@ def bench(
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
             timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle, plan)
             run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress)
-            report = run.report(settings)
+            lacking = tuple(name for name, found in probed.items() if absent(found))
+            report = replace(run.report(settings), absent=lacking)
         edit.path(file).write_text(to_json(report), encoding="utf-8")
         rows = [row for found in report.shapes.values() for row in found.values()]
         edit.finish(stage, "" if any(process_failed(row.reason) for row in rows) else digest)

@@ -111,7 +111,7 @@ def check(
     if eager not in EAGERS or (eager != EAGER and plan is None):
         raise UsageError(f"--eager {eager}: expected one of {', '.join(EAGERS)}, the latter with --dtype.")
     open_folder(folder)
-    chosen = base.chosen(runtimes)
+    chosen = base.chosen(runtimes, bundle=bundle is not None)
     sentences = read_sentences(text) if text else []
     with change(folder) as edit:
         manifest = edit.manifest
@@ -246,12 +246,12 @@ def _hint(report: ParityReport, name: str, row: RuntimeParity, again: str) -> st
         told.append(f"{form.ran.provider} computes the right numbers from the same file, so {short} is at fault.")
     opened = name.startswith(FORM) or (short in base.names() and base.get(short).opens == "onnx")
     measured = any(one.verdict == "FAIL" and (one.rms_error is not None or one.nonfinite) for one in row.cases)
-    if again and opened and measured:
-        only = "" if name.startswith(FORM) else f" --runtime {short}"
-        told.append(f"Which operator: {again}{only} --bisect.")
     told.append(f"Every case: {FILE}, or of one plan parity.PLAN.json.")
     if EAGER in report.runtimes and report.runtimes[EAGER].verdict == "FAIL":
         told.append("The module itself fails: check that each mask input has the declared meaning, such as :hide.")
+    if again and opened and measured:
+        only = "" if name.startswith(FORM) else f" --runtime {short}"
+        told.append(f"Where it goes wrong: {again}{only} --bisect")
     return " ".join(told)
 
 

@@ -58,10 +58,15 @@ def fuse(
     """
     chosen = [lowerings.get(name) for name in targets or lowerings.names()]
     manifest = open_folder(folder)
-    for lowering in chosen:
+    for number, lowering in enumerate(chosen, start=1):
         plan = (plans or {}).get(lowering.name, lowering.plans[0])
-        manifest = _fuse_one(folder, manifest, lowering, plan, force, progress)
+        manifest = _fuse_one(folder, manifest, lowering, plan, force, numbered(progress, number, len(chosen)))
     return read(FusionReport, folder / FILE)
+
+
+def numbered(progress: Progress, number: int, count: int) -> Progress:
+    """Progress of one target of several."""
+    return (lambda step: progress(f"target {number}/{count}, {step}")) if count > 1 else progress
 
 
 def plans_of(chosen: Sequence[Lowering], plan: str | None, *, named: bool) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from attnport.errors import ArtifactError, IntegrityError
 from attnport.exporter.inspect_graph import GraphFacts, graph_facts
 from attnport.folder.workspace import check_files, open_folder
 from attnport.jsonfile import digest_file, read
+from attnport.verbs._deployables import Deployable, next_commands, of_bundle, of_folder
 from attnport_bundle import files as bundle_files
 from attnport_bundle import manifest as bundle_manifest
 from attnport_bundle.manifest import MANIFEST as BUNDLE
@@ -43,6 +45,8 @@ class Inspection:
         files: SHA-256 by name, for a folder or bundle.
         verdicts: Parity by runtime and by form, and fused attentions by target, as far as known.
         precision: By form or engine with a searched precision: its half type, and what stays in float32.
+        deploy: What a folder or a bundle holds for applications.
+        next: The commands that embed it, or those that are missing before.
     """
 
     schema: Literal["attnport/inspect/1"] = field(default="attnport/inspect/1", kw_only=True)
@@ -59,6 +63,8 @@ class Inspection:
     verdicts: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     precision: Mapping[str, str] = field(default_factory=dict)
+    deploy: tuple[Deployable, ...] = ()
+    next: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT
 
@@ -119,6 +125,7 @@ def _folder(folder: Path) -> Inspection:
     manifest = open_folder(folder)
     check_files(folder, manifest)
     model = folder / "model.onnx"
+    deployable = of_folder(folder, manifest)
     return Inspection(
         path=str(folder),
         kind="folder",
@@ -132,6 +139,8 @@ def _folder(folder: Path) -> Inspection:
         verdicts=_verdicts(folder, manifest.files),
         precision={name: str(form.precision) for name, form in manifest.forms.items() if form.precision},
         versions=manifest.versions,
+        deploy=deployable,
+        next=next_commands(folder, manifest, deployable),
     )
 
 
@@ -163,4 +172,6 @@ def _bundle(folder: Path) -> Inspection:
         files={name: file.sha256 for name, file in manifest.files.items()},
         verdicts={f"parity of {name}": form.parity.verdict for name, form in manifest.forms.items()},
         versions=manifest.provenance.versions,
+        deploy=of_bundle(manifest),
+        next=(f"attnport verify {shlex.quote(str(folder))}",),
     )

@@ -21,6 +21,16 @@ from attnport.verbs._advice import advise
 # The precedence of exit codes: our bug, integrity, parity, fusion, availability, bad input.
 PRECEDENCE = (1, 6, 4, 5, 3, 2)
 BUNDLE = "bundle"
+STAGES = {
+    "export": "tracing the module, and trying the graph at several sizes",
+    "fuse": "writing attention as each target fuses it, and proving that it does",
+    "build": "building an engine of TensorRT-RTX",
+    "check": "comparing every runtime with a float64 run",
+    "bench": "timing every runtime",
+    "bundle": "packing what an application needs, and verifying it",
+    "report": "writing the report",
+}
+"""The stages in their order, and what each does."""
 ENGINE_TARGET, ENGINE_PLAN = "tensorrt_rtx", "fp16"
 T = TypeVar("T")
 Status = Literal["done", "up to date", "failed", "not run"]
@@ -63,10 +73,12 @@ class _Ship:
     force: bool
     progress: Callable[[str], None]
     on_bug: Callable[[Exception], None]
+    begin: Callable[[str, str, int, int], None]
     stages: list[StageResult] = field(default_factory=list)
 
     def run(self, stage: str, work: Callable[[], str]) -> None:
         """Runs a stage; `work` returns a line about its result."""
+        self.begin(stage, STAGES[stage], list(STAGES).index(stage) + 1, len(STAGES))
         began = time.monotonic()
         status: Status = "failed"
         code = 0
@@ -124,6 +136,7 @@ def ship(
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
     on_bug: Callable[[Exception], None] = lambda error: None,
+    begin: Callable[[str, str, int, int], None] = lambda stage, what, number, count: None,
 ) -> ShipResult:
     """Export, fuse, build, check, bench, bundle, verify and report, into `folder`.
 
@@ -144,6 +157,7 @@ def ship(
         shapes: Grids of sizes to time, as in `bench`.
         tell: Called with a line if outputs were left out.
         on_bug: Called with each unexpected error of a stage; the other stages still run.
+        begin: Called before each stage with its name, what it does, its number, and how many there are.
 
     Raises:
         UsageError: the file of sentences or a shape cannot be read.
@@ -157,9 +171,10 @@ def ship(
 
     if sentences is not None:
         read_sentences(sentences)  # report errors now, not after the minutes that export and build take
-    run = _Ship(folder, force, progress, on_bug)
+    run = _Ship(folder, force, progress, on_bug, begin)
     began = time.monotonic()
     before = run.done("export")
+    begin("export", STAGES["export"], 1, len(STAGES))
     manifest = export(
         text,
         folder,
@@ -222,9 +237,11 @@ def _fuse(run: _Ship, require: bool, force: bool) -> str:
 
     problem: AttnportError | None = None
     report = FusionReport({})
-    for target in names():
+    targets = names()
+    for number, target in enumerate(targets, start=1):
+        told = fusing.numbered(run.progress, number, len(targets))
         try:
-            report = fusing.fuse(run.folder, targets=[target], force=force, progress=run.progress)
+            report = fusing.fuse(run.folder, targets=[target], force=force, progress=told)
         except AttnportError as err:
             problem = problem or err
     if problem is not None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from attnport.console import cells
+from attnport.console.inspect_tables import show_inspection
 from attnport.errors import BundleError, IntegrityError
 from attnport.verbs.inspect import inspect
-from attnport_bundle.manifest import VERSION
+from attnport_bundle.manifest import VERSION, read
 
 
 def test_a_bundle_is_described_with_its_preferred_model(app: Path) -> None:
@@ -20,6 +22,15 @@ def test_a_bundle_is_described_with_its_preferred_model(app: Path) -> None:
     assert found.graph.operators
     assert found.size_bytes == sum((app / name).stat().st_size for name in found.files)
     assert all(name.startswith("parity of ") for name in found.verdicts)
+    manifest = read(app)
+    assert [one.name for one in found.deploy] == list(manifest.order)
+    first = manifest.forms[manifest.order[0]]
+    assert found.deploy[0].files == {file: (app / file).stat().st_size for file in (first.file, *first.external)}
+    text = cells.render(show_inspection, found)
+    assert all(len(line) <= 80 for line in text.splitlines() if str(app) not in line)
+    assert f"next:\n  attnport verify {app}\n" in text
+    assert text.index("next:") < text.index("SHA-256")
+    assert "python/attnport_bundle" not in text  # the files of the reader are a number
 
 
 def test_a_changed_file_of_a_bundle_is_an_integrity_error(app: Path) -> None:

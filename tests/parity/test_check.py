@@ -361,10 +361,10 @@ def test_a_failure_names_the_command_that_finds_the_operator_and_who_is_at_fault
     hint = hint_of(failed("openvino", "openvino 1", form))
     assert hint == (
         "CPUExecutionProvider computes the right numbers from the same file, so openvino is at fault. "
-        "Which operator: attnport check 'my out' --runtime openvino --bisect. "
-        "Every case: parity.json, or of one plan parity.PLAN.json."
+        "Every case: parity.json, or of one plan parity.PLAN.json. "
+        "Where it goes wrong: attnport check 'my out' --runtime openvino --bisect"
     )
-    assert "Which operator" not in hint_of(failed("openvino", "openvino 1", form), again="")
+    assert "Where it goes wrong" not in hint_of(failed("openvino", "openvino 1", form), again="")
 
 
 def test_nobody_is_blamed_where_the_file_fails_elsewhere_too_or_ran_nowhere_else() -> None:
@@ -383,7 +383,7 @@ def test_no_search_is_advised_where_there_is_nothing_to_search() -> None:
 def test_a_form_that_fails_is_searched_by_a_check_of_all() -> None:
     wrong = failed("openvino", "openvino 1").runtimes["openvino"]
     hint = hint_of(ParityReport("FAIL", {}, {"onnx": wrong}), command(Path("out"), text=Path("a b.txt")))
-    assert "Which operator: attnport check out '--text=a b.txt' --bisect." in hint
+    assert hint.endswith("Where it goes wrong: attnport check out '--text=a b.txt' --bisect")
 
 
 def test_a_runtime_with_several_engines_is_there_when_one_ran() -> None:

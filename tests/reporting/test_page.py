@@ -28,6 +28,7 @@ from attnport.artifacts import (
     RuntimeParity,
     Ulps,
 )
+from attnport.reporting import markdown
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror=alert(1)>"'&\u202e\x00"""
 
@@ -135,6 +136,25 @@ def test_a_model_without_attention_and_with_empty_reports_has_a_page() -> None:
     assert faults(page) == []
     assert "0 attentions" in text_of(page)
     assert "The model has no attention to show." in text_of(page)
+
+
+def test_what_this_machine_lacks_is_one_line_of_the_page_and_of_markdown() -> None:
+    parity, latency = sample.parity(), sample.latency()
+    lacking = dataclasses.replace(parity.runtimes["tensorrt_rtx"], absent=True, reason="no driver here")
+    runtimes = {**parity.runtimes, "tensorrt_rtx": lacking, "ort_cuda": lacking}
+    given: dict[str, Any] = {
+        "parity": dataclasses.replace(parity, runtimes=runtimes),
+        "latency": dataclasses.replace(latency, absent=("tensorrt_rtx", "ort_cuda")),
+    }
+    page, text = full(**given), markdown.render(sample.findings(**given))
+    assert faults(page) == []
+    assert "2 more want a GPU or a package: tensorrt_rtx, ort_cuda" in text_of(page)
+    assert "2 more want a GPU or a package: `tensorrt_rtx`, `ort_cuda`; why: `attnport doctor`" in text
+    assert page.count("no driver here") == 2  # folded below that line
+    assert "no driver here" not in text
+    timed_alone = full(**given | {"parity": parity})
+    assert "2 more" not in text_of(timed_alone)
+    assert sample.NO_GPU in text_of(timed_alone)  # one report alone has a reason of its own to show
 
 
 def test_every_runtime_not_run_still_gives_a_latency_table() -> None:

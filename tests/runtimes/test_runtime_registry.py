@@ -9,7 +9,7 @@ import pytest
 
 from attnport.artifacts import IOContract, Ran
 from attnport.dims import Dim, TensorSpec
-from attnport.errors import ArtifactError, FeedError, UsageError, first_line
+from attnport.errors import ArtifactError, FeedError, UsageError, first_line, whole_cause
 from attnport.runtimes import base
 from attnport.runtimes._session import CheckedSession, check_names, refused
 
@@ -75,9 +75,22 @@ def test_an_exception_without_words_is_named_by_its_type() -> None:
     assert first_line(KeyError()) == "KeyError"
 
 
+def test_a_cause_is_whole_in_one_line_and_of_a_very_long_one_the_beginning() -> None:
+    said = "Exception from core.cpp:104:\n\n  Check 'false' failed:\n" + "x" * 900 + " the cause"
+    assert whole_cause(RuntimeError(said)) == " ".join(said.split())
+    assert whole_cause(KeyError()) == "KeyError"
+    assert len(whole_cause(RuntimeError("x" * 10**6))) < 5000
+
+
 def test_other_inputs_or_outputs_than_the_contracts_are_refused() -> None:
     check_names(IO, ["x"], ["z", "y"], "here")
     with pytest.raises(ArtifactError, match="inputs"):
         check_names(IO, ["x", "extra"], ["y", "z"], "here")
     with pytest.raises(ArtifactError, match="outputs"):
         check_names(IO, ["x"], ["y"], "here")
+
+
+def test_a_bundle_that_nobody_named_is_no_row_of_the_report() -> None:
+    assert "bundle" not in {runtime.name for runtime in base.chosen(None)}
+    assert "bundle" in {runtime.name for runtime in base.chosen(None, bundle=True)}
+    assert [runtime.name for runtime in base.chosen(["bundle"])] == ["bundle"]

@@ -23,6 +23,7 @@ from attnport.verbs.bench import bench
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
+from attnport.verbs.inspect import inspect
 from attnport.verbs.ship import ShipResult
 
 
@@ -49,12 +50,27 @@ def test_the_command_of_the_recommendation_embeds_what_is_recommended(measured: 
     assert (found.choice.runtime, found.choice.form, found.choice.plan) == ("ort_cpu", "ort_cpu", "fp32")
     assert found.others["torch_eager"] == "it runs the module in PyTorch, which no bundle carries"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    for command in (found.choice.command, "attnport verify app/"):
+    shown = cells.render(ship_tables.show_ship, ShipResult("out", 0, (), None, None, None, found)).splitlines()
+    for command in (*shown[-3:], "attnport verify app/"):
         done = subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
     assert shlex.split(found.choice.command)[2] == str(measured)
+
+
+@pytest.mark.slow
+def test_inspect_leads_with_the_files_of_each_form_and_the_command_that_bundles_the_recommended_one(
+    measured: Path,
+) -> None:
+    found = inspect(measured)
+    (one,) = found.deploy
+    assert (one.name, one.parity, one.runtime) == ("ort_cpu", "PASS", "onnxruntime")
+    assert one.files == {name: (measured / name).stat().st_size for name in ("model.ort_cpu.onnx", "weights.bin")}
+    choice = _advice(measured).choice
+    assert choice is not None
+    assert found.next == (choice.command,)
+    assert choice.files == tuple(one.files)
 
 
 @pytest.mark.slow
@@ -100,12 +116,17 @@ def test_two_runtimes_are_compared_over_the_rounds_that_both_were_in() -> None:
     assert ratio(LatencyRow("NOT_RUN", "x"), fast) is None
 
 
-def test_the_summary_of_ship_has_the_command_whole_and_says_nothing_where_nothing_is_recommended() -> None:
+def test_the_summary_of_ship_names_the_files_to_deploy_and_three_commands_or_why_there_are_none() -> None:
     command = f"attnport bundle {'long/' * 20}out -o app/ --form ort_cpu --lang python"
-    choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, ())
+    choice = Choice("ort_cpu", "ort_cpu", "fp32", "model.ort_cpu.onnx", command, (), ("weights.bin",))
     shipped = ShipResult("out", 0, (), None, None, None, Recommendation(choice))
     text = cells.render(ship_tables.show_ship, shipped)
-    assert "fastest within the bound: ort_cpu, fp32" in text
-    assert f"  {command}\n" in text
-    nothing = ShipResult("out", 0, (), None, None, None, Recommendation(None, "nothing was timed"))
-    assert "fastest within" not in cells.render(ship_tables.show_ship, nothing)
+    told = " ".join(text.split())
+    assert "to deploy: model.ort_cpu.onnx and weights.bin (ort_cpu, fp32, the fastest within the bound)" in told
+    assert text.index("to deploy") < text.index("stages") < text.index("shipped: out")
+    there = [f"  (cd app/python && python -m attnport_bundle {verb})" for verb in ("selftest", "bench")]
+    assert text.splitlines()[-3:] == [f"  {command}", *there]
+    missing = Recommendation(None, "nothing was timed", ("attnport bench out",))
+    text = cells.render(ship_tables.show_ship, ShipResult("out", 0, (), None, None, None, missing))
+    assert text.endswith("nothing to deploy: nothing was timed; next:\n  attnport bench out\n")
+    assert "fastest within" not in text

@@ -225,6 +225,8 @@ def test_a_folder_is_described_with_its_model(folder: Path) -> None:
     assert set(found.files) == {"model.onnx"}
     assert found.graph is not None
     assert found.graph.operators["Attention"] == 1
+    assert found.deploy == ()
+    assert found.next == (f"attnport fuse {folder}",)
 
 
 def test_a_changed_file_of_a_folder_is_an_integrity_error(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnport.errors import ExportError
+from attnport.errors import ExportError, whole_cause
 
 if TYPE_CHECKING:
     import onnx
@@ -48,7 +48,7 @@ def to_opset(model: ir.Model, opset: int) -> int:
         passes.CheckerPass(full_check=True)(model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as err:
         raise ExportError(
-            f"the graph is not valid at opset {opset}: {' '.join(str(err).split())[:400]}",
+            f"the graph is not valid at opset {opset}: {whole_cause(err)}",
             hint="Leave that target out, or rewrite the operator named above in the module.",
         ) from err
     return expanded
