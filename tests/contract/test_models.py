@@ -12,6 +12,7 @@ import model_runs as runs
 import numpy as np
 import pytest
 import torch
+from representatives import representatives
 
 from attnport.artifacts import ModelSpec
 from attnport.cases.mask_cases import EMPTY_ROW
@@ -32,6 +33,22 @@ CAUSAL = {
     "t5": "target",
     "transformer": "target",
 }
+
+# One of each architecture: every export takes seconds.
+QUICK = (
+    "additive_attention",
+    "bert_encoder",
+    "gpt_decoder",
+    "grouped_query_attention",
+    "kv_cache_attention",
+    "longformer_attention",
+    "masked_self_attention",
+    "relative_bias_attention",
+    "state_space_layer",
+    "t5",
+    "vision_transformer",
+)
+EXPORTED = representatives(base.names(), QUICK)
 
 PADDED = [name for name in base.names() if base.get(name).io.padding_masks() and name not in FEELS_PADDING]
 
@@ -136,12 +153,14 @@ def test_a_padding_mask_that_is_not_read_would_be_noticed(name: str) -> None:
     assert max(changed) > 1e-3
 
 
+@pytest.mark.parametrize("name", EXPORTED)
 @pytest.mark.parametrize("which", runs.LENGTHS)
 def test_its_export_equals_the_module_on_onnx_runtime(name: str, spec: ModelSpec, which: str) -> None:
     case = runs.unpadded(spec.io, which)
     assert runs.error(spec.io, case, runs.on_ort(name)(case.feeds), runs.in_float64(name)(case.feeds)) < WITHIN
 
 
+@pytest.mark.parametrize("name", EXPORTED)
 def test_its_export_equals_the_module_under_every_layout_of_its_masks(name: str, spec: ModelSpec) -> None:
     for case in runs.layouts(spec.io):
         assert runs.error(spec.io, case, runs.on_ort(name)(case.feeds), runs.in_float64(name)(case.feeds)) < WITHIN, (
@@ -161,6 +180,7 @@ def test_a_later_token_changes_nothing_before_it(name: str) -> None:
         assert changed[-1] > 1e-3
 
 
+@pytest.mark.parametrize("name", EXPORTED)
 def test_equal_tokens_go_through(name: str, spec: ModelSpec) -> None:
     """Scores that are all alike: nothing is divided by their spread, and no order of equals is taken for granted."""
     case = runs.unpadded(spec.io, "small")
@@ -169,6 +189,7 @@ def test_equal_tokens_go_through(name: str, spec: ModelSpec) -> None:
     assert runs.error(spec.io, equal, found, runs.in_float64(name)(equal.feeds)) < WITHIN
 
 
+@pytest.mark.parametrize("name", EXPORTED)
 def test_very_large_inputs_stay_finite(name: str, spec: ModelSpec) -> None:
     feeds = runs.unpadded(spec.io, "small").feeds
     masks = {mask.input for mask in spec.io.masks}

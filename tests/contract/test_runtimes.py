@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from one_attention import VOCAB, WIDTH, Model, contract
+from representatives import representatives
 
 from attnport.artifacts import PLANS, Capabilities, IOContract, Ran, Session
 from attnport.errors import ArtifactError, FeedError, UnavailableError, UsageError
@@ -47,6 +48,12 @@ def there(name: str) -> Runtime:
 def usable(request: pytest.FixtureRequest) -> Runtime:
     """A runtime that can open a model here."""
     return there(request.param)
+
+
+# torch.compile compiles for seconds, for each plan and size: it is tried quickly by the other tests.
+compiled_slowly = pytest.mark.parametrize(
+    "usable", representatives(base.names(), set(base.names()) - {"torch_compile"}), indirect=True
+)
 
 
 @pytest.fixture(params=[name for name in base.names() if base.get(name).opens == "onnx"])
@@ -196,6 +203,7 @@ def test_what_ran_is_what_the_numbers_show(usable: Runtime, model: Model, plan: 
     assert session.ran.provider
 
 
+@compiled_slowly
 @pytest.mark.parametrize("seq", [1, 7, 32])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_size_gives_the_references_numbers(usable: Runtime, model: Model, batch: int, seq: int) -> None:
@@ -204,6 +212,7 @@ def test_every_size_gives_the_references_numbers(usable: Runtime, model: Model, 
     np.testing.assert_allclose(found, reference(model, given), atol=BAND[usual(usable)][1])
 
 
+@compiled_slowly
 @pytest.mark.parametrize("plan", BAND)
 def test_an_attention_row_with_no_allowed_key_gives_zero(usable: Runtime, model: Model, plan: str) -> None:
     if plan not in plans(usable):
@@ -236,6 +245,7 @@ def test_closing_twice_is_fine_and_running_afterwards_is_not(usable: Runtime, mo
             session.run(feeds())
 
 
+@compiled_slowly
 def test_ten_sessions_one_after_another_leave_nothing_behind(usable: Runtime, model: Model) -> None:
     grown = grown_bytes(lambda: usable.open(opening(usable, model)))
     assert grown < 5 * WEIGHTS_BYTES, f"{grown / 2**20:.0f} MiB"

@@ -34,6 +34,7 @@ SMALL = {
 READERS_OWN = {
     "inspect PATH": "inspect out/",
     "bench out/": "bench out/ --budget 3",
+    "attnport ship ": "attnport ship --budget 3 ",
     " [--fail-on-regression]": "",
     "attnport gpu-check": "attnport gpu-check --budget 1",
 }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from kept import kept
 from spellings import ALL
 from spellings.case import SIZES, Arrays, Case
 from torch import nn
@@ -51,8 +52,13 @@ def export(module: nn.Module, io: IOContract) -> Exported:
 
 @functools.cache
 def captured(name: str) -> Exported:
-    """The spelling called `name`, as exported, once a process."""
-    return export(ALL[name].module(), ALL[name].io)
+    """The spelling called `name`, as exported, once for this state of the sources."""
+
+    def make() -> tuple[bytes, tuple[SourceAttention, ...]]:
+        made = export(ALL[name].module(), ALL[name].io)
+        return made.data, made.attentions
+
+    return Exported(*kept(name, make), ALL[name].io.masks)
 
 
 def lowered(name: str, target: str, plan: str = "fp32") -> Lowered:

@@ -8,12 +8,14 @@ import re
 import numpy as np
 import pytest
 from lookalikes import LOOKALIKES
+from representatives import representatives
 from running import Exported, distance, export, on_openvino, on_ort, on_reference
 from spellings.case import SIZES, in_order
 
 from attnport.exporter.lowering.base import Lowered
 
 UNCOUNTED = [name for name, each in LOOKALIKES.items() if not each.reasons and not each.case.masks]
+QUICK = list(LOOKALIKES)[::4]
 COMPARED = [name for name, each in LOOKALIKES.items() if not each.random]
 
 
@@ -26,7 +28,7 @@ def lowered(name: str, target: str, plan: str = "fp32") -> Lowered:
     return captured(name).lowered(target, plan)
 
 
-@pytest.mark.parametrize("name", LOOKALIKES)
+@pytest.mark.parametrize("name", representatives(LOOKALIKES, QUICK))
 def test_it_is_told_apart_with_its_reason(name: str) -> None:
     alike, counted = LOOKALIKES[name], [attention.name for attention in captured(name).attentions]
     result = lowered(name, "onnx")
@@ -37,13 +39,13 @@ def test_it_is_told_apart_with_its_reason(name: str) -> None:
     assert all(re.search(reason, note) for reason, note in zip(alike.reasons, told, strict=True)), told
 
 
-@pytest.mark.parametrize("name", UNCOUNTED)
+@pytest.mark.parametrize("name", representatives(UNCOUNTED, UNCOUNTED[:1]))
 def test_without_a_softmax_that_reaches_a_product_nothing_is_counted(name: str) -> None:
     assert captured(name).attentions == ()
 
 
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino", pytest.param("onnx_18", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("name", representatives(COMPARED, [name for name in COMPARED if name in QUICK]))
 def test_it_still_computes_what_the_module_computes(name: str, target: str) -> None:
     case = LOOKALIKES[name].case
     run = (on_openvino if target == "openvino" else on_ort)(lowered(name, target).model)

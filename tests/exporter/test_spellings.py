@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from representatives import representatives
 from running import ON_ORT, Run, captured, check_numbers, distance, lowered, on_openvino, on_ort, on_reference
 from spellings import ALL, AXES, CASES
 from spellings.case import MASK, SDPA, in_order
@@ -19,12 +20,8 @@ NOT_YET: dict[str, str] = {
 }
 
 FIRST_OF_EACH_AXIS = [next(iter(axis)) for axis in AXES.values()]
-QUICK = [name for axis in AXES.values() for name in list(axis)[::2]]
-EMPTY_ROWS = [
-    name
-    for name, case in AXES["masks"].items()
-    if case.masks == "padding(mask)" and MASK in case.io.inputs and name in QUICK
-]
+QUICK = [name for axis in AXES.values() for name in list(axis)[::6]]
+EMPTY_ROWS = [name for name, case in AXES["masks"].items() if case.masks == "padding(mask)" and MASK in case.io.inputs]
 
 
 def runner(result: Lowered, target: str) -> Run:
@@ -33,18 +30,10 @@ def runner(result: Lowered, target: str) -> Run:
     return on_ort(result.model) if target in ON_ORT else on_reference(result.model)
 
 
-def cases(*, limits: bool) -> list[object]:
-    """All names for parametrize, every second one of an axis as slow; with `limits`, those of `NOT_YET` must fail."""
-    found: list[object] = []
-    for name in ALL:
-        marks = [] if name in QUICK else [pytest.mark.slow]
-        if limits and name in NOT_YET:
-            marks.append(pytest.mark.xfail(strict=True, reason=NOT_YET[name]))
-        found.append(pytest.param(name, marks=marks))
-    return found
+UNREAD = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in NOT_YET.items()}
 
 
-@pytest.mark.parametrize("name", cases(limits=True))
+@pytest.mark.parametrize("name", representatives(ALL, QUICK, **UNREAD))
 def test_it_is_recognised_and_its_mask_is_read(name: str) -> None:
     counted = [attention.name for attention in captured(name).attentions]
     result = lowered(name, "onnx")
@@ -54,7 +43,7 @@ def test_it_is_recognised_and_its_mask_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["ort_cpu", "openvino"])
-@pytest.mark.parametrize("name", cases(limits=False))
+@pytest.mark.parametrize("name", representatives(ALL, QUICK))
 def test_it_computes_what_the_module_computes_and_is_told_in_one_row(name: str, target: str) -> None:
     result = lowered(name, target)
     onnx.checker.check_model(ir.to_proto(result.model), full_check=True)
@@ -95,7 +84,7 @@ def test_a_half_precision_form_stays_close(name: str, plan: str) -> None:
     check_numbers(run, ALL[name], within=0.03 if plan.startswith("fp16") else 0.2)
 
 
-@pytest.mark.parametrize("name", EMPTY_ROWS)
+@pytest.mark.parametrize("name", representatives(EMPTY_ROWS, [name for name in EMPTY_ROWS if name in QUICK]))
 def test_a_row_that_a_spelling_hides_whole_gives_zero(name: str) -> None:
     case = CASES[name]
     feeds = case.feeds({"batch": 3, "seq": 4, "mem": 6}, empty_row=True)
