@@ -23,12 +23,14 @@ from attnport.parity.evaluate import Progress
 from attnport.processes.child import Child, ChildError, reason_of
 from attnport.processes.isolated import TIMEOUT_S, memory_limit_bytes, reason_of_failure
 from attnport.processes.worker import save_feeds
-from attnport.runtimes.base import Opening, Runtime
+from attnport.runtimes.base import Opening, Runtime, physical_cores
 
 BASELINE = "torch_eager"
 MIN_ROUNDS, MAX_ROUNDS = 12, 1000
 
 _TURN_S, _MAX_CALLS = 0.02, 8
+_COLD_CALLS = 3
+"""What the first calls of a fresh process take, in usual calls: there are two, and the first is slower."""
 _LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
 _DRIFTED = 0.1
 
@@ -41,7 +43,8 @@ class Effort:
     """The settings of a measurement, which are equal for all runtimes and recorded in the report.
 
     Attributes:
-        budget_s: About how long the measurement may take; at least `MIN_ROUNDS` rounds are always made.
+        budget_s: How long the measurement may take, starts and warm-up included; at least `MIN_ROUNDS` rounds are
+            always made.
         precision: A workload is finished once every ratio is known within this share.
         samples: The fewest calls of every runtime, if there is time; p99 needs 1000.
         pin: Whether processes stay on fixed processors, if the system allows it.
@@ -71,17 +74,20 @@ class Measuring:
         effort: Effort,
         scratch: Path,
         progress: Progress,
+        began_s: float | None = None,
     ) -> None:
         """Writes the feeds into `scratch`, from where the processes read them.
 
         Args:
             subjects: What to time, by the name of its row.
+            began_s: The time (of `time.monotonic`) from which the budget counts; None = now.
         """
         self._subjects = subjects
         self._folder, self._manifest, self._workloads = folder, manifest, workloads
         self._effort, self._progress = effort, progress
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began_s is None else began_s
         self._watch = DriftWatch()
+        self._reserved_s = 0.0
         self._memory_bytes = memory_limit_bytes()
         self._processors = processors(effort.threads) if effort.pin else []
         self._timed_runtimes: dict[str, TimedRuntime] = {}
@@ -96,11 +102,13 @@ class Measuring:
     def report(self, settings: dict[str, str | int | float | bool]) -> LatencyReport:
         """Times everything, then takes memory and cold times; `settings` are recorded with what is found out here."""
         try:
+            before_s = time.monotonic()
             self._start()
-            started_s = time.monotonic() - self._began
+            alive = sum(timed.child is not None for timed in self._timed_runtimes.values())
+            # Memory is measured in processes that start one after the other; here as many started at once as fit.
+            self._reserved_s = (time.monotonic() - before_s) * max(1, min(alive, physical_cores()))
             for number, workload in enumerate(self._workloads):
-                # What starting took, memory takes again: its processes start one after the other.
-                left_s = self._effort.budget_s - (time.monotonic() - self._began) - started_s
+                left_s = self._effort.budget_s - (time.monotonic() - self._began) - self._reserved_s
                 self._time(workload, left_s / (len(self._workloads) - number))
             self._stop()
             for name, timed in self._timed_runtimes.items():
@@ -173,6 +181,9 @@ class Measuring:
         per_call_s = self._warm_up(workload, share_s)
         if not per_call_s:
             return
+        again_s = _COLD_CALLS * sum(per_call_s.values())
+        self._reserved_s += again_s
+        deadline -= again_s
         calls = max(1, min(_MAX_CALLS, int(_TURN_S / median(per_call_s.values()))))
         # A turn of several calls begins with an untimed one, as another process has used the caches before.
         warm = 1 if calls > 1 else 0

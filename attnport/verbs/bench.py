@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def bench(
         threads: Compute threads of every runtime; None = the physical cores.
         lengths: A file of lengths for ragged batches, each line a length or `length:count`.
         batch: The number of sentences or lengths in a padded batch.
-        budget_s: About how long the measurement may take; there are at least 12 rounds.
+        budget_s: How long this may take, starts and warm-up included; there are at least 12 rounds.
         precision: A workload is finished once every ratio is known within this share.
         samples: The fewest calls of each runtime, if there is time; p99 needs 1000.
         pin: Keep processes on fixed processors, if the system allows it.
@@ -90,6 +91,7 @@ def bench(
         SpecError: to load the source would run code that was not asked for on this machine; names it.
         UsageError: an unknown runtime or precision plan, a shape, text or lengths that do not fit.
     """
+    began_s = time.monotonic()
     open_folder(folder)
     chosen = [one for one in base.chosen(runtimes, bundle=bundle is not None) if runtimes or one.timed]
     baseline = base.get(baseline).name
@@ -122,7 +124,7 @@ def bench(
         todo = workloads(folder, manifest, shapes, sentences, seed, histogram, batch)
         with tempfile.TemporaryDirectory(prefix="attnport-bench-") as scratch:
             timed = subjects(chosen, probed, folder.resolve(), manifest, effort.threads, bundle, plan)
-            run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress)
+            run = Measuring(folder.resolve(), manifest, timed, todo, effort, Path(scratch), progress, began_s)
             lacking = tuple(name for name, found in probed.items() if absent(found))
             report = replace(run.report(settings), absent=lacking)
         edit.path(file).write_text(to_json(report), encoding="utf-8")

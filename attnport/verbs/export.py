@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -100,6 +101,19 @@ def export(
     return exported(given, folder, with_weights=with_weights, force=force, progress=progress, tell=tell)[0]
 
 
+@contextlib.contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Python's collector looks more rarely: imports and a trace make millions of objects that stay, and looking at them
+    again and again is a quarter of the time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@_seldom_collected()
 def exported(
     given: Given,
     folder: Path,
