@@ -47,6 +47,7 @@ WITH_COMMANDS = {
     "docs/gpu.md",
     "docs/huggingface.md",
     "docs/latency.md",
+    "docs/parity.md",
     "docs/precision.md",
     "docs/report.md",
     "docs/runtimes.md",
@@ -159,7 +160,7 @@ def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("guide", ["runtimes", "latency", "bisect", "precision", "report"])
+@pytest.mark.parametrize("guide", ["runtimes", "latency", "parity", "bisect", "precision", "report"])
 def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) -> None:
     shutil.copytree(readers / "out", tmp_path / "out")
     shutil.copy(readers / "sentences.txt", tmp_path)

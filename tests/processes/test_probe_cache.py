@@ -75,18 +75,19 @@ def test_what_is_absent_is_kept_and_a_probe_that_failed_is_not() -> None:
 def test_another_machine_or_package_is_probed_anew(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "site" / "openvino"
+    package = tmp_path / "site" / "package_of_this_test"  # no other test has imported it
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setattr(probe_cache, "_PACKAGES", ("openvino",))
+    monkeypatch.setattr(probe_cache, "_PACKAGES", (package.name,))
     keep_probe(FOUND, forms=False)
     assert kept_probe("ort_cpu", forms=False) == FOUND
     assert kept_probe("openvino", forms=False) is None
     if change == "environment":
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     elif change == "package":
-        (package / "libopenvino.so").touch()
+        (package / "lib").mkdir()
+        (package / "lib" / "library.so").touch()
     elif change == "version":
         monkeypatch.setattr(probe_cache, "version", lambda name: "9.9")
     elif change == "machine":
