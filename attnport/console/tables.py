@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attnport.console import cells
 from attnport.console.precision_tables import show_precision
 from attnport.console.runtime_tables import able, show_attention_forms, show_libraries
 from attnport.reporting import document as doc
@@ -71,3 +72,4 @@ def show_doctor(report: DoctorReport) -> Iterator[doc.Block]:
             yield doc.Text(f"  {line}")
     if not report.problems:
         yield doc.Text("No problem found.")
+    yield from cells.quiet("kept until the machine or a package changes; ask again: attnport doctor --refresh")

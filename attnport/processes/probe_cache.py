@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,6 +31,8 @@ _PACKAGES = (
 )
 _DISTRIBUTIONS = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt-cu13", "tensorrt-rtx")
 _VARIABLES = ("PATH", "CXX", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+_LIBRARIES_OF_SYSTEM = "/etc/ld.so.cache"
+"""Written anew when the system's package manager installs a library."""
 
 
 def kept_probe(runtime: str, *, forms: bool) -> Capabilities | None:
@@ -64,8 +67,17 @@ def _state() -> str:
     parts += [f"{name} {os.environ.get(name, '')}" for name in _VARIABLES]
     parts += [f"{name} {version(name)}" for name in _DISTRIBUTIONS]
     parts += [list(_places(name)) for name in _PACKAGES]
+    parts += [_stamp(path) for path in (_LIBRARIES_OF_SYSTEM, shutil.which(os.environ.get("CXX") or "g++"))]
     parts += [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(Path(base.__file__).parent.glob("*.py"))]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:_HEX]
+
+
+def _stamp(path: str | None) -> tuple[str, int, int] | None:
+    """A file with its size and time of change; None where there is none."""
+    if path is None or not Path(path).is_file():
+        return None
+    state = Path(path).stat()
+    return path, state.st_size, state.st_mtime_ns
 
 
 def _places(package: str) -> Iterator[tuple[str, int]]:

@@ -71,7 +71,7 @@ def test_what_is_absent_is_kept_and_a_probe_that_failed_is_not() -> None:
     assert kept_probe("damaged", forms=False) is None
 
 
-@pytest.mark.parametrize("change", ["environment", "package", "version", "machine", "code"])
+@pytest.mark.parametrize("change", ["environment", "package", "version", "machine", "code", "compiler", "library"])
 def test_another_machine_or_package_is_probed_anew(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +90,10 @@ def test_another_machine_or_package_is_probed_anew(
         (package / "lib" / "library.so").touch()
     elif change == "version":
         monkeypatch.setattr(probe_cache, "version", lambda name: "9.9")
+    elif change == "compiler":
+        monkeypatch.setattr(probe_cache.shutil, "which", lambda name: str(package / "__init__.py"))
+    elif change == "library":
+        monkeypatch.setattr(probe_cache, "_LIBRARIES_OF_SYSTEM", str(package / "__init__.py"))
     elif change == "machine":
         there = dataclasses.replace(probe_cache.machine(), cuda="13.0")
         monkeypatch.setattr(probe_cache, "machine", lambda: there)
@@ -109,6 +113,17 @@ def test_a_file_that_is_not_as_it_was_written_is_not_believed(cache: Path, text:
     other = path.read_text().replace("ort_cpu", "openvino")
     path.write_text(other if text.startswith("RUNTIME") else text)
     assert kept_probe("ort_cpu", forms=False) is None
+
+
+def test_doctor_believes_what_was_kept_and_says_how_to_ask_again() -> None:
+    from attnport.console.tables import show_doctor
+    from attnport.verbs.doctor import doctor
+
+    for name in base.names():
+        keep_probe(dataclasses.replace(FOUND, runtime=name, version="kept"), forms=True)
+    report = doctor()
+    assert {runtime.version for runtime in report.runtimes} == {"kept"}
+    assert "doctor --refresh" in " ".join(render(show_doctor, report).split())
 
 
 def test_the_tables_fit_a_terminal_of_80_columns_and_say_why_a_form_is_refused() -> None:
