@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attnport.artifacts import AUTO
 from attnport.errors import SpecError
+from attnport.runtimes._torch_dispatch import DispatchMode
 from attnport.runtimes._torch_range import HalfWithoutOverflow
 
 HIDDEN = -9e3
@@ -46,7 +46,7 @@ class _NoFastPath(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class AttentionMode(TorchDispatchMode):
+class AttentionMode(DispatchMode):
     """Passes every attention call to `attention` and every softmax to `softmax`, which by default change nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,7 +169,7 @@ class StepByStep(AttentionMode):
         return quick_product(func, *args, **kwargs)
 
 
-class _QuickProducts(TorchDispatchMode):
+class _QuickProducts(DispatchMode):
     """Runs the products of one attention by `quick_product`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -198,7 +198,7 @@ def _slow_half(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.float16 and value.device.type == "cpu"
 
 
-class Double(TorchDispatchMode):
+class Double(DispatchMode):
     """Computes in float64 even where the module asks for float32 itself (a softmax in float32, rotary angles).
     Otherwise the reference would be no more precise than the results that it judges."""
 
@@ -231,7 +231,7 @@ def operator_name(func: Any) -> str:
 
 
 @contextmanager
-def active(*modes: TorchDispatchMode | TorchFunctionMode) -> Iterator[None]:
+def active(*modes: DispatchMode | TorchFunctionMode) -> Iterator[None]:
     """Enters inference mode, then `modes` in order; the last one sees a call first."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
@@ -248,9 +248,9 @@ HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16
 
 def modes_for(
     plan: str, *, contract: bool, float64: bool, step_by_step: bool = False
-) -> list[TorchDispatchMode | TorchFunctionMode]:
+) -> list[DispatchMode | TorchFunctionMode]:
     """The modes, in the order to enter them, that run a module already cast to `plan` (or to float64)."""
-    chosen: list[TorchDispatchMode | TorchFunctionMode] = [StepByStep()] if step_by_step and plan != AUTO else []
+    chosen: list[DispatchMode | TorchFunctionMode] = [StepByStep()] if step_by_step and plan != AUTO else []
     if float64:
         chosen += [Double(), _WideNumbers()]
     elif plan in HALF_OF_ISLANDS:

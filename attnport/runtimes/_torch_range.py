@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from attnport.runtimes._torch_dispatch import DispatchMode
 
 LARGEST = 65504.0
 _BITS = 11
 
 
-class HalfWithoutOverflow(TorchDispatchMode):
+class HalfWithoutOverflow(DispatchMode):
     """Rounds every float32 result, in place if the operator works in place; views stay views.
 
     With `step_by_step` the scores and the probabilities of attention are rounded too, as in `Opening`.

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from attnport.runtimes._torch_dispatch import DispatchMode
 from attnport.runtimes._torch_modes import SOFTMAXES, operator_name
 
 PRODUCTS = {"matmul", "bmm", "mm", "baddbmm", "einsum"}
@@ -38,7 +38,7 @@ class _Origin:
         return _Origin(self.scores | other.scores, self.probabilities | other.probabilities)
 
 
-class _Numbered(TorchDispatchMode):
+class _Numbered(DispatchMode):
     """Numbers the products of a run."""
 
     def __init__(self) -> None:
