@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 
-def representatives(names: Iterable[str], quick: Collection[str], **marks: Any) -> list[Any]:
-    """The names for parametrize: those that are not in `quick` are slow. `marks` has a further mark of a name."""
-    names = list(names)
+def representatives(values: Iterable[Any], quick: Collection[Any], marks: Mapping[Any, Any] | None = None) -> list[Any]:
+    """The values for parametrize: those that are not in `quick` are slow. `marks` has a further mark of some.
+
+    A tuple holds a value for each name.
+    """
+    values, further = list(values), marks or {}
+    missing = [one for one in quick if one not in values]
     assert quick, "not one is quick"
-    assert set(quick) <= set(names), f"no parameters: {set(quick) - set(names)}"
-    further = {name: [marks[name]] if name in marks else [] for name in names}
-    return [
-        pytest.param(name, marks=further[name] if name in quick else [*further[name], pytest.mark.slow])
-        for name in names
-    ]
+    assert not missing, f"no parameters: {missing}"
+    found = []
+    for value in values:
+        own = [further[value]] if further and value in further else []
+        found.append(
+            pytest.param(
+                *(value if isinstance(value, tuple) else (value,)),
+                marks=own if value in quick else [*own, pytest.mark.slow],
+            )
+        )
+    return found

@@ -196,6 +196,7 @@ def test_every_file_of_ship_is_of_a_kind_that_it_is_killed_at() -> None:
     assert of_a_kind_each(["model.onnx", MANIFEST, "model.onnx.onnx", MANIFEST]) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_first_export_killed_between_two_renames_is_made_again_by_the_same_command(tmp_path: Path) -> None:
     target = tmp_path / "out"
     assert finish(start(EXPORT, target, "--at", "4")) == -signal.SIGKILL

@@ -33,7 +33,7 @@ def runner(result: Lowered, target: str) -> Run:
 UNREAD = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in NOT_YET.items()}
 
 
-@pytest.mark.parametrize("name", representatives(ALL, QUICK, **UNREAD))
+@pytest.mark.parametrize("name", representatives(ALL, QUICK, UNREAD))
 def test_it_is_recognised_and_its_mask_is_read(name: str) -> None:
     counted = [attention.name for attention in captured(name).attentions]
     result = lowered(name, "onnx")

@@ -171,12 +171,13 @@ class Hungry(Child):
         super().send(op, **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "said"), [(Hanging, "answer"), (Hungry, "memory")])
 def test_a_child_that_hangs_or_takes_all_memory_is_ended_and_the_others_still_report(
     kind: type[Child], said: str, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "Child", kind)
-    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0, timeout_s=20.0)
+    report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0, timeout_s=10.0)
     (rows,) = report.shapes.values()
     assert rows["ort_cpu"].verdict == "NOT_RUN"
     assert "its process failed" in rows["ort_cpu"].reason
@@ -184,6 +185,7 @@ def test_a_child_that_hangs_or_takes_all_memory_is_ended_and_the_others_still_re
     assert len(rows["torch_eager"].samples_ns) >= MIN_ROUNDS
 
 
+@pytest.mark.slow
 def test_a_runtime_that_was_missing_is_measured_once_it_is_there(
     tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +212,7 @@ class Unmeasured(Child):
         super().send(op, **fields)
 
 
+@pytest.mark.slow
 def test_memory_that_could_not_be_measured_is_said(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "Child", Unmeasured)
     report = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=1.0)

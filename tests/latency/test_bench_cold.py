@@ -76,6 +76,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, tiny_artifact: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_a_runtime_that_keeps_what_it_compiled_has_a_first_run_of_each_kind(measure: Any) -> None:
     row = measure(True)
     assert row.first_ns > COMPILES_S * 1e9

@@ -61,6 +61,7 @@ def test_the_runtime_is_judged_as_bf16_and_the_graph_as_float32(report: ParityRe
     assert largest(row) > 100 * largest(plain)  # it really computes in bf16: as float32 it would fail
 
 
+@pytest.mark.slow
 def test_each_form_is_timed_beside_the_other(folder: Path, report: ParityReport) -> None:
     timed = bench(folder, ["openvino"], ["batch=2,seq=8"], threads=1, budget_s=1.0)
     (rows,) = timed.shapes.values()

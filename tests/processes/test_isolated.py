@@ -134,7 +134,7 @@ def test_a_session_gives_what_it_gives_without_a_process_of_its_own(tiny_artifac
     ("run", "limits", "words"),
     [
         (CRASH, Limits(), ["SIGSEGV", "about to do it"]),
-        (HANG, Limits(timeout_s=8), ["did not answer in time", "about to do it"]),
+        (HANG, Limits(timeout_s=5), ["did not answer in time", "about to do it"]),
         (EAT, Limits(memory_bytes=1 << 30), ["GiB of memory; 1.0 GiB is its limit", "about to do it"]),
         ("raise MemoryError('none left')", Limits(), ["none left"]),
         ("os._exit(7)", Limits(), ["exit status 7", "about to do it"]),
@@ -155,6 +155,7 @@ def test_what_ends_a_process_is_said_with_its_last_lines(
     assert gone(pid)
 
 
+@pytest.mark.slow
 def test_all_others_report_beside_one_that_crashes_one_that_hangs_and_one_that_eats(
     planted: Path, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +187,7 @@ def test_a_probe_that_crashes_or_hangs_is_not_available(planted: Path) -> None:
     found = probe(write(planted, "crashes", probe=CRASH))
     assert (found.runtime, found.available) == ("crashes", False)
     assert "its probe failed: it ended by SIGSEGV" in found.reason
-    found = probe(write(planted, "hangs", probe=HANG), Limits(timeout_s=8))
+    found = probe(write(planted, "hangs", probe=HANG), Limits(timeout_s=5))
     assert "did not answer in time" in found.reason
     found = probe(write(planted, "raises", probe="raise ValueError('library is damaged')"))
     assert "ValueError: library is damaged" in found.reason

@@ -83,6 +83,7 @@ def test_a_range_with_another_step_is_refused_with_the_one_that_fits(
     assert said in f"{caught.value.message} {caught.value.hint}"
 
 
+@pytest.mark.slow
 def test_a_declared_step_may_be_a_multiple(text: str, tmp_path: Path) -> None:
     artifact = attnport.export(text, tmp_path / "out", inputs=INPUTS, dims="seq=8:16:64:8")
     seq = artifact.manifest.io.dim("seq")
