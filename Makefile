@@ -30,7 +30,7 @@ GPU_ARGS ?=
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
-	@echo "make test      lint, types and the tests that are quick (20 minutes at most)"
+	@echo "make test      lint, types and the tests that are quick (15 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
