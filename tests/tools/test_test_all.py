@@ -59,7 +59,8 @@ def runs(project: Path) -> int:
 def test_files_with_slow_tests_come_first(tool: ModuleType, project: Path) -> None:
     (project / "tests" / "sub").mkdir()
     (project / "tests" / "sub" / "test_long.py").write_text("@pytest.mark.slow\ndef test_one(): pass\n")
-    names = ["sub/test_long.py", "test_bad.py", "test_empty.py", "test_good.py"]
+    (project / "tests" / "test_many.py").write_text("NAMES = representatives(['a', 'b'], ['a'])\n")
+    names = ["sub/test_long.py", "test_many.py", "test_bad.py", "test_empty.py", "test_good.py"]
     assert tool.test_files(project) == [f"tests/{name}" for name in names]
 
 
