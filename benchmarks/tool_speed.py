@@ -69,6 +69,7 @@ class Place:
         """Seconds, and the megabytes of the largest process, of one command."""
         environment = {**os.environ, "PYTHONPATH": str(self.source), "HF_HUB_OFFLINE": "1"}
         environment["ATTNPORT_CACHE"] = str(self.work / "cache")
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
         with tempfile.TemporaryFile() as said:
             began = time.perf_counter()
             process = subprocess.Popen(command, cwd=self.work, env=environment, stdout=said, stderr=said)
