@@ -104,7 +104,7 @@ def export(
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
     """Python's collector looks more rarely: imports and a trace make millions of objects that stay, and looking at them
-    again and again is a quarter of the time."""
+    again and again takes up to a quarter of the time."""
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)
     try:
