@@ -160,7 +160,13 @@ _BENCH_OPTIONS = (
         default=0,
         help="The fewest calls of each runtime, if there is time; p99 needs 1000.",
     ),
-    click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds in total."),
+    click.option(
+        "--budget",
+        type=click.FloatRange(min=1),
+        default=60.0,
+        show_default=True,
+        help="Seconds in total, starts included; each workload is timed in 12 rounds at least.",
+    ),
     click.option(
         "--timeout",
         "timeout_s",

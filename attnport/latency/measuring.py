@@ -32,7 +32,7 @@ _TURN_S, _MAX_CALLS = 0.02, 8
 _COLD_CALLS = 3
 """What the first calls of a fresh process take, in usual calls: there are two, and the first is slower."""
 _LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
-_DRIFTED = 0.1
+_DRIFTED, _OVER_BUDGET = 0.1, 0.1
 
 Subject = tuple[Runtime, Opening | None, str]
 """A runtime, what it opens, and if that is None the reason why there is nothing to open."""
@@ -116,6 +116,7 @@ class Measuring:
         finally:
             self._stop()
         self._judge_clock()
+        self._judge_budget()
         shares = {
             name: timed.idle_cpu_ns / timed.idle_ns for name, timed in self._timed_runtimes.items() if timed.idle_ns
         }
@@ -289,6 +290,15 @@ class Measuring:
         self._settings["timer resolution ns"] = max(steps, default=0)
         if abs(ppm) > MOST_DRIFT_PPM:
             self._notes.append(f"the timer differed from the machine's raw clock by {ppm:+.0f} parts in a million")
+
+    def _judge_budget(self) -> None:
+        """Adds a note if the fewest rounds, with starts and warm-up, took longer than was asked for."""
+        took_s, budget_s = time.monotonic() - self._began, self._effort.budget_s
+        if took_s > budget_s * (1 + _OVER_BUDGET):
+            self._notes.append(
+                f"it took {took_s:.0f} s of a budget of {budget_s:.0f} s: {MIN_ROUNDS} rounds of each workload are the "
+                "least that an interval is made of"
+            )
 
     def _child(self) -> Child:
         return Child(self._effort.threads, COMMAND, self._memory_bytes)

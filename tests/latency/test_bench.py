@@ -70,6 +70,15 @@ def test_every_runtime_is_timed_on_every_workload_in_enough_rounds(timed: tuple[
         assert low <= middle <= high
 
 
+def test_a_budget_that_was_too_small_is_said_and_one_that_was_kept_is_not(
+    timed: tuple[Path, LatencyReport], tiny_artifact: Path
+) -> None:
+    _, report = timed
+    assert [note for note in report.notes if "s of a budget of 1 s: 12 rounds of each workload are the least" in note]
+    kept = bench(tiny_artifact, ["ort_cpu"], ["batch=1,seq=3"], threads=1, budget_s=60.0, precision=9.0)
+    assert not any("budget" in note for note in kept.notes)
+
+
 def test_sentences_and_real_tokens_are_counted_without_padding(timed: tuple[Path, LatencyReport]) -> None:
     _, report = timed
     assert report.items == {"1 sentence": 1, "32 sentences": 32, "batch=8,seq=48": 8}
