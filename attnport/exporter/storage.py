@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +19,7 @@ INLINE_BYTES = 1024
 
 def save_exported(model: ir.Model, path: Path, weights: str) -> None:
     """Saves a captured graph with its tensors in the new file `weights` beside it; equal tensors are stored once."""
-    import onnx_ir.passes.common as passes
-
-    passes.DeduplicateInitializersPass(size_limit=1 << 62)(model)
+    _share_equal_tensors(model)
     _externalise(model, path.parent, weights)
     _write(model, path)
 
@@ -103,6 +103,23 @@ def _external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]
             for attribute in node.attributes.values():
                 if isinstance(attribute.value, ir.ExternalTensor):
                     yield attribute.value.name or f"{node.name}.{attribute.name}", attribute.value
+
+
+def _share_equal_tensors(model: ir.Model) -> None:
+    """Keeps one of several equal initializers. onnx_ir's pass holds a copy of every weight while it looks for them."""
+    for graph in model.graphs():
+        alike = defaultdict(list)
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and not value.is_graph_input() and not value.is_graph_output():
+                alike[tensor.dtype, tuple(tensor.shape)].append((value, tensor))
+        kept: dict[bytes, ir.Value] = {}
+        for (dtype, shape), values in alike.items():
+            for value, tensor in values if len(values) > 1 else ():
+                content = hashlib.sha256(f"{dtype} {shape}".encode() + tensor.tobytes()).digest()
+                if (first := kept.setdefault(content, value)) is not value:
+                    value.replace_all_uses_with(first)
+                    graph.initializers.pop(str(value.name))
 
 
 def _externalise(model: ir.Model, folder: Path, weights: str) -> bool:

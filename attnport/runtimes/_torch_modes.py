@@ -201,18 +201,45 @@ def _slow_half(value: Any) -> bool:
 
 class Double(DispatchMode):
     """Computes in float64 even where the module asks for float32 itself (a softmax in float32, rotary angles).
-    Otherwise the reference would be no more precise than the results that it judges."""
+    Otherwise the reference would be no more precise than the results that it judges.
+
+    With `widens`, the module is not cast: each weight is widened where it is used, so that there is never a second copy
+    of them all.
+    """
+
+    def __init__(self, *, widens: bool = False) -> None:
+        super().__init__()
+        self._widens = widens
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(value: Any) -> Any:
-            return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
-
-        result = func(*tree_map(wide, args), **tree_map(wide, kwargs or {}))
-        # What a detached tensor is given back as has to share its memory.
-        detached = operator_name(func) == "detach"
-        if not types and not detached and isinstance(result, Tensor) and result.dtype in _WIDE:
-            return result.to(_WIDE[result.dtype])  # a tensor created in the default dtype
+        kwargs = kwargs or {}
+        if not func._schema.is_mutable and any(value.alias_info is not None for value in func._schema.returns):
+            return func(*tree_map(_wide_type, args), **tree_map(_wide_type, kwargs))  # a view shares memory
+        widen = _wide_type
+        if self._widens and operator_name(func) not in _PICKS:
+            if func._schema.is_mutable and any(map(_narrow, (*args[:1], *kwargs.values()))):
+                raise SpecError(f"the module writes to a float32 buffer by {operator_name(func)}.")
+            widen = _wide_tensor
+        result = func(*tree_map(widen, args), **tree_map(widen, kwargs))
+        if (not types or self._widens) and _narrow(result):
+            return _wide_tensor(result)  # a tensor created in the default dtype, or rows of a weight
         return result
+
+
+_PICKS = {"embedding", "index_select", "gather"}
+"""Operators whose result is elements of a weight, so that only these have to be widened."""
+
+
+def _narrow(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in _WIDE
+
+
+def _wide_type(value: Any) -> Any:
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _wide_tensor(value: Any) -> Any:
+    return value.to(_WIDE[value.dtype]) if _narrow(value) else _wide_type(value)
 
 
 class _WideNumbers(TorchFunctionMode):
@@ -248,12 +275,13 @@ HALF_OF_ISLANDS = {"fp16_islands": torch.float16, "bf16_islands": torch.bfloat16
 
 
 def modes_for(
-    plan: str, *, contract: bool, float64: bool, step_by_step: bool = False
+    plan: str, *, contract: bool, float64: bool, step_by_step: bool = False, widens: bool = False
 ) -> list[DispatchMode | TorchFunctionMode]:
-    """The modes, in the order to enter them, that run a module already cast to `plan` (or to float64)."""
+    """The modes, in the order to enter them, that run a module already cast to `plan` (or, unless the mode `widens` its
+    weights, to float64)."""
     chosen: list[DispatchMode | TorchFunctionMode] = [StepByStep()] if step_by_step and plan != AUTO else []
     if float64:
-        chosen += [Double(), _WideNumbers()]
+        chosen += [Double(widens=widens), _WideNumbers()]
     elif plan in HALF_OF_ISLANDS:
         chosen.append(Islands(HALF_OF_ISLANDS[plan]))
     elif plan == AUTO:

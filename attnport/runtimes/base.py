@@ -36,6 +36,7 @@ class Opening:
         form: bundles only: the form to open; "" = the first that can be opened here.
         cache: only for runtimes with `Runtime.keeps`: a folder that only this user can write to, which keeps what was
             compiled on the device for the next process; None = it is not kept.
+        lean: ort_cpu only: takes less memory and more time; weights have no second layout, and a run leaves nothing.
     """
 
     io: IOContract
@@ -50,6 +51,7 @@ class Opening:
     nudged: int | None = None
     form: str = ""
     cache: Path | None = None
+    lean: bool = False
 
 
 class Runtime(abc.ABC):

@@ -61,7 +61,11 @@ class OrtCpu(Runtime):
                 "use onnx_reference for the numbers of a half-precision form.",
             )
         path, _ = checked_model(self.name, opening)
-        session = _ort.open_session(path, _ort.options(opening.threads), PROVIDER)
+        settings = _ort.options(opening.threads)
+        if opening.lean:
+            settings.enable_cpu_mem_arena = False
+            settings.add_session_config_entry("session.disable_prepacking", "1")
+        session = _ort.open_session(path, settings, PROVIDER)
         return _ort.OrtSession(opening.io, session, Ran("CPU", session.get_providers()[0], "fp32"))
 
     def fusion_evidence(

@@ -51,6 +51,8 @@ class TorchEager(Runtime):
         import torch
 
         module, dtype = module_of(self.name, opening)
+        if dtype == torch.float64 and opening.nudged is None:
+            return _TorchSession(opening, module, dtype, widens=True)
         if dtype != torch.float32:
             module = cast(module, dtype)
         elif opening.plan == AUTO:
@@ -79,7 +81,7 @@ def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dt
 class EagerCall:
     """Calls a module that was cast to a plan, in the way of the plan and the mask contract, on any device."""
 
-    def __init__(self, opening: Opening, module: torch.nn.Module) -> None:
+    def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False) -> None:
         from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, FollowContract, modes_for
 
         self._nudged = opening.nudged
@@ -89,7 +91,11 @@ class EagerCall:
         self._masks = {mask.input for mask in opening.io.masks}
         self._steps = opening.step_by_step
         self._modes = modes_for(
-            opening.plan, contract=opening.contract, float64=opening.float64, step_by_step=self._steps
+            opening.plan,
+            contract=opening.contract,
+            float64=opening.float64,
+            step_by_step=self._steps,
+            widens=widens,
         )
         self._contract = next((mode for mode in self._modes if isinstance(mode, FollowContract)), None)
         self._island = None if opening.float64 else HALF_OF_ISLANDS.get(opening.plan)
@@ -133,7 +139,8 @@ class EagerCall:
 
 
 class _TorchSession(CheckedSession):
-    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, opening: Opening, module: torch.nn.Module, dtype: torch.dtype, *, widens: bool = False) -> None:
+        """`widens`: the module is not cast; each weight is while it is used, or all once that has failed."""
         import torch
 
         precision = "fp64" if opening.float64 else opening.plan
@@ -141,7 +148,8 @@ class _TorchSession(CheckedSession):
         if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
             precision += f" (matmul {torch.get_float32_matmul_precision()})"
         super().__init__(opening.io, Ran("CPU", f"torch {torch.__version__}", precision))
-        self._call: EagerCall | None = EagerCall(opening, module)
+        self._call: EagerCall | None = EagerCall(opening, module, widens=widens)
+        self._cast = (lambda: EagerCall(opening, cast(module, dtype))) if widens else None
         self._dtype = dtype
         self._threads = opening.threads or physical_cores()
 
@@ -157,12 +165,26 @@ class _TorchSession(CheckedSession):
             torch.set_num_threads(self._threads)  # the setting is process-wide, and another session may have changed it
         tensors = {spec.name: to_tensor(feeds[spec.name], self._dtype) for spec in self._io.inputs}
         assert self._call is not None
+        if self._cast is not None:
+            try:
+                return self._named(self._call(tensors))
+            except Exception:  # code that compares the type of a weight with an input's, or writes to a buffer
+                self._call, self._cast = self._cast(), None
         with refused("torch_eager", feeds):
             result = self._call(tensors)
-        return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
+        return self._named(result)
+
+    def _named(self, result: Any) -> dict[str, Array]:
+        tensors = named_outputs(result, self._io)
+        if self._cast is not None:  # an output may be a part of a weight
+            tensors = {
+                name: tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+                for name, tensor in tensors.items()
+            }
+        return {name: to_array(tensor) for name, tensor in tensors.items()}
 
     def _free(self) -> None:
-        self._call = None
+        self._call = self._cast = None
 
 
 def to_tensor(array: Array, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -190,7 +190,7 @@ def _checker(io: IOContract, model: Path, case: Case) -> tuple[str, Session]:
         if not runtime.probe().available:
             continue
         try:
-            session = runtime.open(Opening(io, model=model))
+            session = runtime.open(Opening(io, model=model, lean=True))
         except AttnportError as err:
             problems.append(f"{name}: {err.message}")
             continue

@@ -183,6 +183,31 @@ def _made_or_fixed(
         return made
 
 
+def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, ModelSpec, Capture]:
+    """The model, the model with the one module that was traced, and its graph.
+
+    Without `with_weights`, none of them has outputs that are attention weights.
+    """
+    from attnport.exporter.capture import capture
+    from attnport.exporter.weights_out import leave_out, weights_out
+
+    module = spec.make()
+    captured = capture(module, spec.io, observed=spec.observed)
+    spec = replace(spec, io=replace(spec.io, outputs=captured.outputs))
+    traced = replace(spec, make=lambda: module)
+    hidden = () if with_weights else weights_out(captured.model)
+    if not hidden:
+        return spec, traced, captured
+    if len(hidden) == len(spec.io.outputs):
+        raise ExportError(
+            f"every output of the module is attention weights: {', '.join(hidden)}.",
+            hint="They can reveal what the model reads; if that is wanted, export with --with-weights.",
+        )
+    leave_out(captured.model, hidden)
+    traced = without_outputs(traced, hidden)
+    return without_outputs(spec, hidden), replace(traced, make=cache(traced.make)), captured
+
+
 def _made(
     folder: Path,
     digest: str,
@@ -192,52 +217,26 @@ def _made(
     tell: Callable[[str], None],
     spec: ModelSpec,
 ) -> Manifest:
-    progress("tracing the module")
-    spec, captured = _capture(spec, with_weights)
-    return _export(spec, captured, folder, digest, progress, began_s, tell)
-
-
-def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, Capture]:
-    """The module and its graph; without `with_weights`, both have no outputs that are attention weights."""
-    from attnport.exporter.capture import capture
-    from attnport.exporter.weights_out import leave_out, weights_out
-
-    captured = capture(spec.make(), spec.io, observed=spec.observed)
-    spec = replace(spec, io=replace(spec.io, outputs=captured.outputs))
-    hidden = () if with_weights else weights_out(captured.model)
-    if not hidden:
-        return spec, captured
-    if len(hidden) == len(spec.io.outputs):
-        raise ExportError(
-            f"every output of the module is attention weights: {', '.join(hidden)}.",
-            hint="They can reveal what the model reads; if that is wanted, export with --with-weights.",
-        )
-    leave_out(captured.model, hidden)
-    return without_outputs(spec, hidden), captured
-
-
-def _export(
-    spec: ModelSpec,
-    captured: Capture,
-    folder: Path,
-    digest: str,
-    progress: Callable[[str], None],
-    began_s: float,
-    tell: Callable[[str], None],
-) -> Manifest:
     from attnport.exporter import storage
     from attnport.exporter.capture import OPSET
 
+    progress("tracing the module")
+    spec, traced, captured = _capture(spec, with_weights)
     with change(folder) as changing:
         changing.began(began_s)
         for name in tuple(changing.manifest.files) if changing.manifest else ():
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
-        with contextlib.closing(_Opened(spec, float64=True)) as reference, contextlib.closing(_Opened(spec)) as eager:
-            check_dims(spec.io, captured.guards, changing.path(MODEL), reference, eager, progress, _moved(spec), tell)
+        attentions, guards = captured.attentions, captured.guards
+        del captured  # the graph holds the module's weights
+        gc.collect()
+        reference, eager = _Opened(traced, float64=True), _Opened(traced)
+        with contextlib.closing(reference), contextlib.closing(eager):
+            check_dims(spec.io, guards, changing.path(MODEL), reference, eager, progress, _moved(traced), tell)
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, tell)
+        del traced
         progress("golden outputs in float64")
         write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:
@@ -250,7 +249,7 @@ def _export(
             source=spec.source,
             io=spec.io,
             opset=OPSET,
-            attentions=captured.attentions,
+            attentions=attentions,
             tokenizer="tokenizer.json" if spec.tokenizer is not None else None,
             versions=versions(_PACKAGES),
             files={},
@@ -286,8 +285,7 @@ def _store(spec: ModelSpec, changing: Change, reference: _Opened, tell: Callable
 
 def _moved(spec: ModelSpec) -> Callable[[int], Session]:
     """The unchanged module in float32 with weights and inputs moved by one rounding, by the seed of what is drawn."""
-    once = replace(spec, make=cache(spec.make))
-    return lambda seed: base.get("torch_eager").open(Opening(spec.io, spec=once, nudged=seed))
+    return lambda seed: base.get("torch_eager").open(Opening(spec.io, spec=spec, nudged=seed))
 
 
 class _Opened:
