@@ -262,6 +262,8 @@ class FusionTable:
     Attributes:
         proved_by: The runtime or engine that the evidence comes from. None if none on this machine could give any; then
             an attention that is not fused here may be fused on the target's machine.
+        padding: By padding mask: "" if the form computes the real tokens alone (its outputs are zero in rows of
+            padding), otherwise why it computes padding as well. Empty for forms that always compute it.
     """
 
     attentions: int
@@ -270,6 +272,7 @@ class FusionTable:
     file: str
     plan: str
     proved_by: str | None
+    padding: Mapping[str, str] = field(default_factory=dict)
 
     __pydantic_config__ = STRICT
 

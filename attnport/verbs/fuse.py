@@ -138,6 +138,7 @@ def _fuse_one(
     lowered, form = _write_form(folder, lowering, plan, searched)
     progress(f"{key}: proving")
     table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
+    table = dataclasses.replace(table, padding=lowered.padding)
     with change(folder) as changing:
         assert changing.manifest is not None
         changing.began(began_s)

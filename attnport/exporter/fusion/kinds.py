@@ -46,6 +46,19 @@ def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | Non
     return reading.spec(biased=biased)
 
 
+def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
+    """Whether a mask that allows a key where every formula of `keeps` holds hides what the input of `mask` hides.
+
+    Args:
+        mask: A padding mask `[B,T]`, of which item b hides keys from the queries of item b.
+    """
+    truths = [truth_of(part) for keep in keeps for part in conjuncts(plain(keep))]
+    return any(
+        (read.value.name, read.index, polarity) == (mask.input, (BATCH, J), mask.polarity)
+        for read, polarity in filter(None, truths)
+    )
+
+
 class _Reading:
     """What the conditions so far mean."""
 

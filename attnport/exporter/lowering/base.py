@@ -51,6 +51,7 @@ class Lowered:
         masks: The mask by attention, as text.
         notes: By attention: why it was not recognised or not lowered, or the form's note.
         costs: By attention: what it costs in addition to its form.
+        padding: By padding mask: "" if the graph computes its real tokens alone, otherwise why it computes padding.
     """
 
     model: ir.Model
@@ -59,6 +60,7 @@ class Lowered:
     masks: dict[str, str]
     notes: dict[str, str]
     costs: dict[str, str] = field(default_factory=dict)
+    padding: dict[str, str] = field(default_factory=dict)
 
 
 class Lowering(abc.ABC):
@@ -69,12 +71,14 @@ class Lowering(abc.ABC):
         opset: Of the graph that it writes.
         plans: The precision plans that it takes; the first is the default.
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
+        real_tokens: Whether the form computes the real tokens of padded batches alone, where that is proved right.
     """
 
     name: ClassVar[str]
     opset: ClassVar[int]
     plans: ClassVar[tuple[str, ...]] = ("fp32",)
     proved_by: ClassVar[tuple[str, ...]] = ()
+    real_tokens: ClassVar[bool] = False
 
     @abc.abstractmethod
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
@@ -157,9 +161,11 @@ class Lowering(abc.ABC):
     ) -> Lowered:
         """As `lower`, but all in float32, as a search for islands needs it."""
         from attnport.exporter.fusion import rewrites, second_branch
+        from attnport.exporter.fusion.kinds import hides_padding
         from attnport.exporter.fusion.recognise import recognise
         from attnport.exporter.passes.cleanup import clean_up, inline_functions
         from attnport.exporter.passes.sizes import infer_sizes
+        from attnport.exporter.tokens.real import run_real_tokens
 
         inline_functions(model)
         rewrites.apply_all(model)
@@ -169,6 +175,8 @@ class Lowering(abc.ABC):
         writer = self.mask_writer(build)
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
         replaced: dict[ir.Value, ir.Value] = {}
+        padding = [mask for mask in masks if mask.input and self.real_tokens and "padding" in mask.kinds]
+        hiding: dict[str, set[str]] = {str(mask.input): set() for mask in padding}
         for recognised in recognition.attentions:
             current = _current(recognised, replaced)
             build.before, build.scope = current.last, current.name
@@ -187,9 +195,15 @@ class Lowering(abc.ABC):
             result.anchors[current.name] = written.anchors
             result.forms[current.name] = written.form
             result.masks[current.name] = str(current.mask.spec)
+            for mask in padding:
+                if hides_padding([factor.keep for factor in current.mask.factors], mask):
+                    hiding[str(mask.input)] |= set(written.anchors)
             if written.note:
                 result.notes[current.name] = written.note
         clean_up(model)
+        for mask in padding:
+            infer_sizes(model)
+            result.padding[str(mask.input)] = run_real_tokens(model, mask, hiding[str(mask.input)])
         for recognised in recognition.attentions:
             extra = second_branch.cost(model.graph, recognised, build.sizes) if recognised.name in result.forms else ""
             if extra:

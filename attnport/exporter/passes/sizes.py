@@ -110,7 +110,10 @@ class Inference(KnownSizes):
             known = all(getattr(size, "is_Integer", False) for size in content.reshape(-1))
             if value.const_value is None and not value.is_graph_output() and known and value.dtype is not None:
                 array = np.asarray([int(size) for size in content.reshape(-1)], value.dtype.numpy())
-                constant = ir.Value(name=f"{value.name}/known", const_value=ir.tensor(array.reshape(content.shape)))
+                name = f"{value.name}/known"
+                while name in self.graph.initializers:  # an earlier run named another value so
+                    name = f"{name}_"
+                constant = ir.Value(name=name, const_value=ir.tensor(array.reshape(content.shape)))
                 constant.shape, constant.type = ir.Shape(content.shape), value.type
                 self.graph.register_initializer(constant)
                 ir.convenience.replace_all_uses_with(value, constant)

@@ -1,0 +1,295 @@
+"""Follows what stands in the rows of padding through a graph: where it goes if these rows change, and where it cannot.
+
+Rows of padding of a result that is computed for real tokens alone hold anything. The pass is right if no row of a real
+token, and nothing that is not of tokens, can see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnport.exporter.naming import module_of
+from attnport.exporter.tokens.rows import (
+    DOMAINS,
+    ELEMENTWISE,
+    NORMS,
+    REDUCTIONS,
+    SOFTMAXES,
+    Tokens,
+    axes_of,
+    axis_of,
+    dims_of,
+    numbers,
+)
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Axes = tuple[int, int]
+"""Where the items and the tokens are among the axes of a value whose rows of padding hold anything."""
+ATTENTIONS = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
+_MOVES = {"Transpose", "Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast"}
+_FIRST = 8
+"""Rows at the first so many positions can be picked out, as the one of [CLS] is; they are computed even if padding."""
+
+
+class Mixed(Exception):
+    """A node lets rows of padding be seen elsewhere; the message says which."""
+
+
+def constants_of_padding(graph: ir.Graph, tokens: Tokens, mask: ir.Value, kept: bool) -> dict[ir.Value, float]:
+    """What the values `[batch, seq, ...]` hold in every row of padding, where that is one number.
+
+    Args:
+        mask: The padding mask; it is not zero for tokens (`kept`) or for padding.
+    """
+    import onnx_ir as ir
+
+    known: dict[ir.Value, float] = {}
+    if kept:
+        known[mask] = 0.0
+    elif mask.dtype == ir.DataType.BOOL:
+        known[mask] = 1.0
+    for node in graph:
+        output = node.outputs[0]
+        if node.domain == "" and dims_of(output)[:2] == (tokens.batch, tokens.seq):
+            found = _at_padding(node, known)
+            if found is not None:
+                known[output] = found
+    return known
+
+
+def _at_padding(node: ir.Node, known: Mapping[ir.Value, float]) -> float | None:
+    """The number in a result's rows of padding."""
+    values = [_number(value, known) for value in node.inputs]
+    if node.op_type in ("Identity", "Unsqueeze", "Squeeze", "Expand"):
+        return values[0]
+    if node.op_type == "Cast":
+        to_bool = node.outputs[0].dtype is not None and node.outputs[0].dtype.name == "BOOL"
+        return values[0] if values[0] is None or not to_bool else float(values[0] != 0)
+    if node.op_type == "Where":
+        return None if values[0] is None else values[1] if values[0] else values[2]
+    if node.op_type == "Mul" and 0.0 in values:
+        return 0.0
+    compute = _COMPUTED.get(node.op_type)
+    if compute is None:
+        return None
+    given = [value for value in values if value is not None]
+    return float(compute(*given)) if len(given) == len(values) else None
+
+
+def _number(value: ir.Value | None, known: Mapping[ir.Value, float]) -> float | None:
+    if value in known:
+        return known[value]  # type: ignore[index]
+    array = numbers(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+_COMPUTED: dict[str, Callable[..., float]] = {
+    "Not": lambda a: not a,
+    "And": lambda a, b: a and b,
+    "Or": lambda a, b: a or b,
+    "Equal": lambda a, b: a == b,
+    "Greater": lambda a, b: a > b,
+    "GreaterOrEqual": lambda a, b: a >= b,
+    "Less": lambda a, b: a < b,
+    "LessOrEqual": lambda a, b: a <= b,
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Mul": lambda a, b: a * b,
+    "Neg": lambda a: -a,
+}
+
+
+def picked_positions(
+    graph: ir.Graph,
+    region: Collection[ir.Node],
+    tokens: Tokens,
+    constant: Collection[ir.Value],
+    hiding: Collection[str],
+) -> set[int]:
+    """Proves that nothing sees the rows of padding of what `region` computes.
+
+    Args:
+        region: The nodes that are to run for real tokens alone.
+        constant: Values with one known number in every row of padding, which is written there.
+        hiding: The names of the attention nodes whose mask hides the keys of padding.
+
+    Returns:
+        Positions whose rows are picked out and so have to be computed, padding or not.
+
+    Raises:
+        Mixed: it cannot be proved.
+    """
+    walk = _Walk(tokens, hiding)
+    for node in graph:
+        if node in region:
+            walk.check_operands(node, region)
+            spread = {value: (0, 1) for value in node.outputs if value not in constant}
+        else:
+            axes = walk.through(node)
+            spread = {} if axes is None else dict.fromkeys(node.outputs, axes)
+        for value, at in spread.items():
+            walk.reach[value] = at
+            if any(user.graph is not graph for user, _ in value.uses()):
+                raise Mixed(f"{_place(node)} is read inside of a branch or loop")
+    for value in graph.outputs:
+        axes, dims = walk.reach.get(value), dims_of(value)
+        if axes is not None and (dims[axes[0]], dims[axes[1]]) != (tokens.batch, tokens.seq):
+            raise Mixed(f"output {value.name} has no row for each token")
+    return walk.picked
+
+
+def _place(node: ir.Node) -> str:
+    module = module_of(node)
+    return f"{node.op_type} in {module}" if module else f"{node.op_type} {node.name}"
+
+
+class _Walk:
+    """The values that hold anything in rows of padding, node by node."""
+
+    def __init__(self, tokens: Tokens, hiding: Collection[str]) -> None:
+        self.tokens = tokens
+        self.hiding = hiding
+        self.reach: dict[ir.Value, Axes] = {}
+        self.picked: set[int] = set()
+
+    def check_operands(self, node: ir.Node, region: Collection[ir.Node]) -> None:
+        """Raises Mixed where an operand from outside of the region has its tokens elsewhere."""
+        for value in node.inputs:
+            if value is not None and value.producer() not in region and self.reach.get(value, (0, 1)) != (0, 1):
+                raise Mixed(f"{_place(node)} has an operand whose tokens are not along its second axis")
+
+    def through(self, node: ir.Node) -> Axes | None:
+        """Where a node's results hold anything; None = nowhere."""
+        given = {at: self.reach[value] for at, value in enumerate(node.inputs) if value in self.reach}
+        if not given or node.op_type in ("Shape", "Size"):
+            return None
+        rule = getattr(self, f"_{_RULES.get(node.op_type, '')}", None)
+        if rule is None or node.domain not in DOMAINS:
+            raise Mixed(f"{_place(node)} may mix tokens")
+        axes: Axes | None = rule(node, given)
+        return axes
+
+    def _fail(self, node: ir.Node) -> Mixed:
+        return Mixed(f"{_place(node)} mixes tokens")
+
+    def _attention(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes | None:
+        """Padded queries give padded rows; keys and values of padding are hidden by the mask."""
+        seq = 2 if len(dims_of(node.inputs[0])) == 4 else 1
+        if set(given) - {0, 1, 2} or any(axes != (0, seq) for axes in given.values()):
+            raise self._fail(node)
+        if {1, 2} & set(given) and node.name not in self.hiding:
+            raise Mixed(f"{_place(node)} does not hide the keys of padding")
+        if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+            raise Mixed(f"{_place(node)} gives its keys back")
+        return given.get(0)
+
+    def _elementwise(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
+        rank = len(dims_of(node.outputs[0]))
+        found = set()
+        for at, (item, token) in given.items():
+            more = rank - len(dims_of(node.inputs[at]))
+            found.add((item + more, token + more))
+        return self._one(node, found, node.outputs[0])
+
+    def _one(self, node: ir.Node, found: set[Axes], value: ir.Value) -> Axes:
+        """The only place of the tokens, which has to be theirs by its dims too."""
+        dims = dims_of(value)
+        for item, token in found if len(found) == 1 else ():
+            inside = 0 <= item < len(dims) and 0 <= token < len(dims)
+            if inside and (dims[item], dims[token]) == (self.tokens.batch, self.tokens.seq):
+                return item, token
+        raise self._fail(node)
+
+    def _move(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
+        item, token = given.get(0, (-1, -1))
+        before, after = dims_of(node.inputs[0]), dims_of(node.outputs[0])
+        if set(given) != {0}:
+            raise self._fail(node)
+        if node.op_type == "Transpose":
+            perm = list(node.attributes["perm"].as_ints())
+            return self._one(node, {(perm.index(item), perm.index(token))}, node.outputs[0])
+        if node.op_type == "Unsqueeze":
+            new = axes_of(node, len(after)) or []
+            left = [axis for axis in range(len(after)) if axis not in new]
+            return self._one(node, {(left[item], left[token])}, node.outputs[0])
+        if node.op_type == "Squeeze":
+            gone = axes_of(node, len(before)) or []
+            left = [axis for axis in range(len(before)) if axis not in gone]
+            return self._one(node, {(left.index(item), left.index(token))}, node.outputs[0])
+        last = max(item, token)
+        if node.op_type == "Reshape" and before[: last + 1] != after[: last + 1]:
+            raise self._fail(node)
+        return self._one(node, {(item, token)}, node.outputs[0])
+
+    def _along(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
+        """Works along one axis, which may not be the items' or the tokens'."""
+        default = {"Concat": 0, "Split": 0, "GatherElements": 0}.get(node.op_type, -1)
+        axis = axis_of(node, len(dims_of(node.outputs[0])), default)
+        found = set(given.values())
+        first = axis if node.op_type not in NORMS else min(axis, len(dims_of(node.outputs[0])))
+        if any(first in axes or (node.op_type in NORMS and max(axes) >= first) for axes in found):
+            raise self._fail(node)
+        return self._one(node, found, node.outputs[0])
+
+    def _reduce(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
+        rank = len(dims_of(node.inputs[0]))
+        axes = axes_of(node, rank)
+        item, token = given.get(0, (-1, -1))
+        if set(given) != {0} or not axes or {item, token} & set(axes):
+            raise self._fail(node)
+        if not ("keepdims" in node.attributes and node.attributes["keepdims"].as_int() == 0):
+            return self._one(node, {(item, token)}, node.outputs[0])
+        left = [axis for axis in range(rank) if axis not in axes]
+        return self._one(node, {(left.index(item), left.index(token))}, node.outputs[0])
+
+    def _product(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
+        """A product with what is the same for every token, not summed over tokens or items."""
+        (at, (item, token)), *others = given.items()
+        rank, more = len(dims_of(node.inputs[at])), len(dims_of(node.outputs[0])) - len(dims_of(node.inputs[at]))
+        summed = rank - 1 if at == 0 else rank - 2
+        if others or summed in (item, token):
+            raise self._fail(node)
+        return self._one(node, {(item + more, token + more)}, node.outputs[0])
+
+    def _pick(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes | None:
+        """`x[:, 0]`: rows at known first positions, which are then computed for every item."""
+        item, token = given.get(0, (-1, -1))
+        if set(given) != {0}:
+            raise self._fail(node)
+        picked: list[int] | None = None
+        if node.op_type == "Gather":
+            axis, found = axis_of(node, len(dims_of(node.inputs[0])), 0), numbers(node.inputs[1])
+            picked = None if found is None else [int(number) for number in found.reshape(-1)]
+        else:
+            axes = axes_of(node, len(dims_of(node.inputs[0])), 3)
+            starts, ends = (numbers(node.inputs[at]) for at in (1, 2))
+            steps = numbers(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1, np.int64)
+            if axes is None or len(axes) != 1 or steps is None or int(steps.reshape(-1)[0]) != 1:
+                raise self._fail(node)
+            axis = axes[0]
+            if starts is not None and ends is not None:
+                picked = list(range(int(starts.reshape(-1)[0]), min(int(ends.reshape(-1)[0]), _FIRST + 1)))
+        if axis == token and picked and all(0 <= at < _FIRST for at in picked):
+            self.picked |= set(picked)
+            return None
+        if axis in (item, token):
+            raise self._fail(node)
+        fewer = len(dims_of(node.inputs[0])) - len(dims_of(node.outputs[0]))
+        return self._one(node, {(item - fewer * (axis < item), token - fewer * (axis < token))}, node.outputs[0])
+
+
+_RULES = {
+    **dict.fromkeys(ATTENTIONS, "attention"),
+    **dict.fromkeys({*ELEMENTWISE, "Expand"}, "elementwise"),
+    **dict.fromkeys(_MOVES, "move"),
+    **dict.fromkeys({*NORMS, *SOFTMAXES, "Concat", "Split", "GatherElements"}, "along"),
+    **dict.fromkeys(REDUCTIONS, "reduce"),
+    "MatMul": "product",
+    "Gather": "pick",
+    "Slice": "pick",
+}

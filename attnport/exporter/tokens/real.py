@@ -1,0 +1,221 @@
+"""The pass: what works on a token alone runs on the real tokens `[1, N, ...]` of a padded batch `[batch, seq, ...]`.
+
+The rows of real tokens are gathered where they enter such a part, once for all layers, and put back around attention
+and at outputs. Rows of padding are zero in outputs; elsewhere they hold anything, which `padding` proves is not seen.
+(ByteTransformer: Zhai et al., 2022, does it in kernels of its own; here it is two `Gather` in any ONNX runtime.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.tokens.padding import Mixed, constants_of_padding, picked_positions
+from attnport.exporter.tokens.rows import Tokens, dims_of, is_heavy, operand_fits, works_on_tokens
+from attnport.masks.spec import MaskSpec
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+REAL = "tokens"
+"""The name of the dim that counts the real tokens."""
+
+
+def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) -> str:
+    """Runs the real tokens of one padding mask alone, in place.
+
+    Args:
+        model: A lowered graph with the standard's names of dims on its values.
+        mask: The padding mask: an input `[batch, seq]`.
+        hiding: The names of the attention nodes whose mask hides the keys of padding.
+
+    Returns:
+        "" if it was done; otherwise why not, and the graph is as it was.
+    """
+    given = next((value for value in model.graph.inputs if value.name == mask.input), None)
+    dims = dims_of(given)
+    if given is None or mask.carries != "mask" or mask.polarity not in ("keep", "hide") or len(dims) != 2:
+        return f"{mask} is no mask of tokens, [batch, seq]"
+    if not all(isinstance(dim, str) for dim in dims):
+        return f"{mask.input} has a fixed size"
+    tokens = Tokens(str(dims[0]), str(dims[1]))
+    region = _region(model.graph, tokens)
+    if not region:
+        return f"nothing works on each token of {mask.input} alone"
+    kept = mask.polarity == "keep"
+    constants = constants_of_padding(model.graph, tokens, given, kept)
+    try:
+        picked = picked_positions(model.graph, region, tokens, constants, hiding)
+    except Mixed as err:
+        return str(err)
+    _Rewrite(model, tokens, given, kept, picked, constants).run(region)
+    return ""
+
+
+def _region(graph: ir.Graph, tokens: Tokens) -> dict[ir.Node, None]:
+    """The nodes that work on each token alone, from the first one that is worth it."""
+    region: dict[ir.Node, None] = {}
+    for node in graph:
+        if works_on_tokens(node, tokens):
+            begun = any(value is not None and value.producer() in region for value in node.inputs)
+            if begun or is_heavy(node):
+                region[node] = None
+    return region
+
+
+class _Rewrite:
+    """Writes the graph for real tokens; nodes of the region stay, with other operands."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        tokens: Tokens,
+        mask: ir.Value,
+        kept: bool,
+        picked: Collection[int],
+        constants: dict[ir.Value, float],
+    ) -> None:
+        self.model, self.graph, self.tokens, self.mask = model, model.graph, tokens, mask
+        self.constants = constants
+        self.build = Builder(model)
+        self.build.scope = "real_tokens"
+        self.build.before = model.graph[0]
+        self._write_places(kept, picked)
+
+    def _write_places(self, kept: bool, picked: Collection[int]) -> None:
+        """Which rows of `[batch*seq]` are computed, and for each of these the row of the result to take."""
+        import onnx_ir as ir
+
+        build, int64 = self.build, ir.DataType.INT64
+        batch, seq = self.tokens.batch, self.tokens.seq
+        real = build.cast(self.mask, ir.DataType.BOOL, "real")
+        if not kept:
+            real = build.op("Not", real, name="real", shape=[batch, seq])
+        counted = build.cast(real, int64, "counted")
+        most = build.op("ReduceMax", counted, build.const([1], np.int64), name="any", keepdims=1, shape=[batch, 1])
+        # An item without a real token is computed whole: what the module gives there is defined by the mask contract.
+        empty = build.op("Equal", most, build.const(0, np.int64), name="empty", dtype=ir.DataType.BOOL,
+                         shape=[batch, 1])  # fmt: skip
+        rows = build.op("Or", real, empty, name="rows", dtype=ir.DataType.BOOL, shape=[batch, seq])
+        if picked:
+            size = build.op("Squeeze", build.size(self.mask, 1), name="seq", shape=[])
+            at = build.op("Range", build.const(0, np.int64), size, build.const(1, np.int64), name="at", shape=[seq])
+            for position in sorted(picked):
+                first = build.op("Equal", at, build.const(position, np.int64), name=f"at_{position}",
+                                 dtype=ir.DataType.BOOL, shape=[seq])  # fmt: skip
+                rows = build.op("Or", rows, first, name="rows", shape=[batch, seq])
+        self.rows = rows
+        flat = build.op("Reshape", rows, build.const([-1], np.int64), name="flat", shape=["size"])
+        found = build.op("NonZero", flat, name="found", dtype=int64, shape=[1, REAL])
+        self.taken = build.op("Squeeze", found, build.const([0], np.int64), name="taken", shape=[REAL])
+        ones = build.op("Cast", flat, name="ones", dtype=int64, to=int64)
+        upto = build.op("CumSum", ones, build.const(0, np.int64), name="upto")
+        last = build.op("Sub", upto, build.const(1, np.int64), name="last")
+        self.back = build.op("Max", last, build.const(0, np.int64), name="back")
+        self.sizes = build.op("Shape", self.mask, name="sizes", dtype=int64, shape=[2])
+
+    def run(self, region: Collection[ir.Node]) -> None:
+        """Changes the operands of the region's nodes, and what reads their results."""
+        import onnx_ir.passes.common as passes
+
+        entered: dict[ir.Value, ir.Value] = {}
+        for node in region:
+            self.build.before = node
+            for at, value in enumerate(node.inputs):
+                if value is not None and value.producer() not in region and self._is_along(node, at, value):
+                    if value not in entered:
+                        entered[value] = self._entered(value, len(dims_of(node.outputs[0])))
+                    node.replace_input_with(at, entered[value])
+            if node.op_type == "Reshape":
+                rest = dims_of(node.outputs[0])[2:]
+                node.replace_input_with(1, self.build.const([1, -1, *rest], np.int64))
+        for node in region:
+            self.build.before = node
+            self._put_back(node, region)
+        passes.TopologicalSortPass()(self.model)
+
+    def _is_along(self, node: ir.Node, at: int, value: ir.Value) -> bool:
+        """Whether an operand has other elements for other tokens or items."""
+        dims, rank = dims_of(value), len(dims_of(node.outputs[0]))
+        if node.op_type == "Gather":
+            return at == 1
+        if self.tokens.leads(value):
+            return at == 0 or node.op_type not in ("Reshape", "Slice", "Unsqueeze", "Squeeze", "Split")
+        if node.op_type == "MatMul" or not operand_fits(value, rank, self.tokens):
+            return False
+        along = {self.tokens.batch, self.tokens.seq}
+        return len(dims) >= rank - 1 and bool(along & set(dims[: 2 - (rank - len(dims))]))
+
+    def _entered(self, value: ir.Value, rank: int) -> ir.Value:
+        """`value` for the rows that are computed: [1, N, ...], or [N, ...] of one dim less."""
+        build, dims = self.build, dims_of(value)
+        if len(dims) == rank - 1 and rank > 2 and dims[:1] == (self.tokens.seq,) and not self.tokens.leads(value):
+            return build.op("Gather", value, self._column(), name="entered", shape=[REAL, *dims[1:]], axis=0)
+        rest, shape = dims[2:], [1, REAL, *dims[2:]]
+        if dims[0] == 1:
+            return build.op("Gather", value, self._column(), name="entered", shape=shape, axis=1)
+        if dims[1] == 1:
+            rows = build.op("Gather", value, self._row(), name="rows", shape=[REAL, 1, *rest], axis=0)
+            return build.op("Reshape", rows, build.const([1, -1, *rest], np.int64), name="entered", shape=shape)
+        flat = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="flat", shape=["size", *rest])
+        rows = build.op("Gather", flat, self.taken, name="rows", shape=[REAL, *rest], axis=0)
+        return build.op("Unsqueeze", rows, build.const([0], np.int64), name="entered", shape=shape)
+
+    def _column(self) -> ir.Value:
+        """The position of each row that is computed."""
+        return self.build.once("column", lambda: self._place("Mod"))
+
+    def _row(self) -> ir.Value:
+        """The item of each row that is computed."""
+        return self.build.once("row", lambda: self._place("Div"))
+
+    def _place(self, op_type: str) -> ir.Value:
+        return self.build.op(op_type, self.taken, self.build.size(self.mask, 1), name="place", shape=[REAL])
+
+    def _put_back(self, node: ir.Node, region: Collection[ir.Node]) -> None:
+        """Puts the rows of a result back for what reads it outside of the region."""
+        import onnx_ir as ir
+
+        for value in node.outputs:
+            outside = [(user, at) for user, at in value.uses() if user not in region]
+            dims, is_output = dims_of(value), value.is_graph_output()
+            if outside or is_output:
+                whole = self._whole(value, dims, zero=is_output)
+                for user, at in outside:
+                    user.replace_input_with(at, whole)
+                if is_output:
+                    name, value.name = value.name, f"{value.name}/rows"
+                    whole.name, whole.shape, whole.type = name, value.shape, value.type
+                    outputs = self.graph.outputs
+                    for at, output in enumerate(outputs):
+                        if output is value:
+                            outputs[at] = whole
+            value.shape = ir.Shape([1, REAL, *dims[2:]])
+
+    def _whole(self, value: ir.Value, dims: tuple[int | str | None, ...], *, zero: bool) -> ir.Value:
+        """A result `[batch, seq, ...]`; its rows of padding hold their known number, zero, or anything."""
+        build, rest = self.build, dims[2:]
+        flat = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="rows", shape=[REAL, *rest])
+        rows = build.op("Gather", flat, self.back, name="all", shape=["size", *rest], axis=0)
+        sizes = build.once(
+            ("sizes", rest),
+            lambda: (
+                build.op("Concat", self.sizes, build.const(rest, np.int64), name="sizes", axis=0)
+                if rest
+                else self.sizes
+            ),
+        )
+        whole = build.op("Reshape", rows, sizes, name="whole", shape=dims)
+        number = self.constants.get(value, 0.0 if zero else None)
+        if number is None:
+            return whole
+        real = self.rows
+        if rest:
+            axes = list(range(2, len(dims)))
+            real = build.once(("rows", len(dims)), lambda: build.op(
+                "Unsqueeze", self.rows, build.const(axes, np.int64), name="rows",
+                shape=[*dims[:2], *[1] * len(rest)]))  # fmt: skip
+        return build.op("Where", real, whole, build.like(number, value), name="filled", dtype=value.dtype, shape=dims)
