@@ -6,8 +6,8 @@ token, and nothing that is not of tokens, can see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Axes = tuple[int, int]
-"""Where the items and the tokens are among the axes of a value whose rows of padding hold anything."""
+"""Where items and tokens are among the axes of a value whose rows of padding hold anything; both the same if flat."""
 ATTENTIONS = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
-_MOVES = {"Transpose", "Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast"}
+_MOVES = {"Tile", "Transpose", "Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast"}
 _FIRST = 8
 """Rows at the first so many positions can be picked out, as the one of [CLS] is; they are computed even if padding."""
 
@@ -55,7 +55,7 @@ def constants_of_padding(graph: ir.Graph, tokens: Tokens, mask: ir.Value, kept: 
         known[mask] = 1.0
     for node in graph:
         output = node.outputs[0]
-        if node.domain == "" and dims_of(output)[:2] == (tokens.batch, tokens.seq):
+        if node.domain == "" and tokens.lead(output) == 2:
             found = _at_padding(node, known)
             if found is not None:
                 known[output] = found
@@ -115,7 +115,8 @@ def picked_positions(
 
     Args:
         region: The nodes that are to run for real tokens alone.
-        constant: Values with one known number in every row of padding, which is written there.
+        constant: Values with one known number in every row of padding, whatever stands in those of other values. The
+            number is written there.
         hiding: The names of the attention nodes whose mask hides the keys of padding.
 
     Returns:
@@ -128,17 +129,19 @@ def picked_positions(
     for node in graph:
         if node in region:
             walk.check_operands(node, region)
-            spread = {value: (0, 1) for value in node.outputs if value not in constant}
+            spread = {value: (0, tokens.lead(value) - 1) for value in node.outputs}
         else:
             axes = walk.through(node)
             spread = {} if axes is None else dict.fromkeys(node.outputs, axes)
         for value, at in spread.items():
+            if value in constant:
+                continue
             walk.reach[value] = at
             if any(user.graph is not graph for user, _ in value.uses()):
                 raise Mixed(f"{_place(node)} is read inside of a branch or loop")
     for value in graph.outputs:
         axes, dims = walk.reach.get(value), dims_of(value)
-        if axes is not None and (dims[axes[0]], dims[axes[1]]) != (tokens.batch, tokens.seq):
+        if axes is not None and not walk.are_tokens(dims, axes):
             raise Mixed(f"output {value.name} has no row for each token")
     return walk.picked
 
@@ -160,8 +163,10 @@ class _Walk:
     def check_operands(self, node: ir.Node, region: Collection[ir.Node]) -> None:
         """Raises Mixed where an operand from outside of the region has its tokens elsewhere."""
         for value in node.inputs:
-            if value is not None and value.producer() not in region and self.reach.get(value, (0, 1)) != (0, 1):
-                raise Mixed(f"{_place(node)} has an operand whose tokens are not along its second axis")
+            if value is None or value.producer() in region or value not in self.reach:
+                continue
+            if self.reach[value] != (0, self.tokens.lead(value) - 1):
+                raise Mixed(f"{_place(node)} has an operand whose tokens are along other axes")
 
     def through(self, node: ir.Node) -> Axes | None:
         """Where a node's results hold anything; None = nowhere."""
@@ -173,6 +178,15 @@ class _Walk:
             raise Mixed(f"{_place(node)} may mix tokens")
         axes: Axes | None = rule(node, given)
         return axes
+
+    def are_tokens(self, dims: Sequence[int | str | None], axes: Axes) -> bool:
+        """Whether the dims at these axes are those of items and tokens."""
+        if not all(0 <= axis < len(dims) for axis in axes):
+            return False
+        item, token = (dims[axis] for axis in axes)
+        return (item, token) == (self.tokens.batch, self.tokens.seq) or (
+            axes[0] == axes[1] and bool(self.tokens.flat) and item == self.tokens.flat
+        )
 
     def _fail(self, node: ir.Node) -> Mixed:
         return Mixed(f"{_place(node)} mixes tokens")
@@ -199,10 +213,9 @@ class _Walk:
     def _one(self, node: ir.Node, found: set[Axes], value: ir.Value) -> Axes:
         """The only place of the tokens, which has to be theirs by its dims too."""
         dims = dims_of(value)
-        for item, token in found if len(found) == 1 else ():
-            inside = 0 <= item < len(dims) and 0 <= token < len(dims)
-            if inside and (dims[item], dims[token]) == (self.tokens.batch, self.tokens.seq):
-                return item, token
+        for axes in found if len(found) == 1 else ():
+            if self.are_tokens(dims, axes):
+                return axes
         raise self._fail(node)
 
     def _move(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
@@ -221,9 +234,15 @@ class _Walk:
             gone = axes_of(node, len(before)) or []
             left = [axis for axis in range(len(before)) if axis not in gone]
             return self._one(node, {(left.index(item), left.index(token))}, node.outputs[0])
-        last = max(item, token)
-        if node.op_type == "Reshape" and before[: last + 1] != after[: last + 1]:
+        if node.op_type == "Tile" and not _once(numbers(node.inputs[1]), (item, token)):
             raise self._fail(node)
+        if node.op_type == "Reshape":
+            leads = self.tokens.lead(node.inputs[0]), self.tokens.lead(node.outputs[0])
+            if all(leads) and leads[0] != leads[1] and (item, token) == (0, leads[0] - 1):
+                return 0, leads[1] - 1
+            last = max(item, token)
+            if before[: last + 1] != after[: last + 1]:
+                raise self._fail(node)
         return self._one(node, {(item, token)}, node.outputs[0])
 
     def _along(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes:
@@ -283,6 +302,10 @@ class _Walk:
         return self._one(node, {(item - fewer * (axis < item), token - fewer * (axis < token))}, node.outputs[0])
 
 
+def _once(repeats: np.ndarray[Any, Any] | None, axes: Axes) -> bool:
+    return repeats is not None and all(repeats[axis] == 1 for axis in axes)
+
+
 _RULES = {
     **dict.fromkeys(ATTENTIONS, "attention"),
     **dict.fromkeys({*ELEMENTWISE, "Expand"}, "elementwise"),
@@ -290,6 +313,7 @@ _RULES = {
     **dict.fromkeys({*NORMS, *SOFTMAXES, "Concat", "Split", "GatherElements"}, "along"),
     **dict.fromkeys(REDUCTIONS, "reduce"),
     "MatMul": "product",
+    "Gemm": "product",
     "Gather": "pick",
     "Slice": "pick",
 }

@@ -8,13 +8,13 @@ and at outputs. Rows of padding are zero in outputs; elsewhere they hold anythin
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.tokens.padding import Mixed, constants_of_padding, picked_positions
-from attnport.exporter.tokens.rows import Tokens, dims_of, is_heavy, operand_fits, works_on_tokens
+from attnport.exporter.tokens.rows import ELEMENTWISE, SKIP_NORMS, Tokens, dims_of, is_heavy, tokens_of, works_on_tokens
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) ->
         return f"{mask} is no mask of tokens, [batch, seq]"
     if not all(isinstance(dim, str) for dim in dims):
         return f"{mask.input} has a fixed size"
-    tokens = Tokens(str(dims[0]), str(dims[1]))
+    tokens = tokens_of(model.graph, given)
     region = _region(model.graph, tokens)
     if not region:
         return f"nothing works on each token of {mask.input} alone"
@@ -109,6 +109,7 @@ class _Rewrite:
                 rows = build.op("Or", rows, first, name="rows", shape=[batch, seq])
         self.rows = rows
         flat = build.op("Reshape", rows, build.const([-1], np.int64), name="flat", shape=["size"])
+        self.flat_rows = flat
         found = build.op("NonZero", flat, name="found", dtype=int64, shape=[1, REAL])
         self.taken = build.op("Squeeze", found, build.const([0], np.int64), name="taken", shape=[REAL])
         ones = build.op("Cast", flat, name="ones", dtype=int64, to=int64)
@@ -121,17 +122,19 @@ class _Rewrite:
         """Changes the operands of the region's nodes, and what reads their results."""
         import onnx_ir.passes.common as passes
 
-        entered: dict[ir.Value, ir.Value] = {}
+        entered: dict[Any, ir.Value] = {}
         for node in region:
             self.build.before = node
             for at, value in enumerate(node.inputs):
                 if value is not None and value.producer() not in region and self._is_along(node, at, value):
-                    if value not in entered:
-                        entered[value] = self._entered(value, len(dims_of(node.outputs[0])))
-                    node.replace_input_with(at, entered[value])
+                    key = value, len(dims_of(node.outputs[0])) - len(dims_of(value)), self.tokens.lead(node.outputs[0])
+                    if key not in entered:
+                        entered[key] = self._entered(value, node.outputs[0])
+                    node.replace_input_with(at, entered[key])
             if node.op_type == "Reshape":
-                rest = dims_of(node.outputs[0])[2:]
-                node.replace_input_with(1, self.build.const([1, -1, *rest], np.int64))
+                lead = self.tokens.lead(node.outputs[0])
+                sizes = [*[1] * (lead - 1), -1, *dims_of(node.outputs[0])[lead:]]
+                node.replace_input_with(1, self.build.const(sizes, np.int64))
         for node in region:
             self.build.before = node
             self._put_back(node, region)
@@ -139,20 +142,21 @@ class _Rewrite:
 
     def _is_along(self, node: ir.Node, at: int, value: ir.Value) -> bool:
         """Whether an operand has other elements for other tokens or items."""
-        dims, rank = dims_of(value), len(dims_of(node.outputs[0]))
         if node.op_type == "Gather":
             return at == 1
-        if self.tokens.leads(value):
-            return at == 0 or node.op_type not in ("Reshape", "Slice", "Unsqueeze", "Squeeze", "Split")
-        if node.op_type == "MatMul" or not operand_fits(value, rank, self.tokens):
-            return False
-        along = {self.tokens.batch, self.tokens.seq}
-        return len(dims) >= rank - 1 and bool(along & set(dims[: 2 - (rank - len(dims))]))
+        if node.op_type not in ELEMENTWISE:
+            return self.tokens.lead(value) > 0 and (at == 0 or node.op_type in ("Concat", *SKIP_NORMS))
+        like = node.outputs[0]
+        along = len(dims_of(value)) - (len(dims_of(like)) - self.tokens.lead(like))
+        return any(isinstance(dim, str) for dim in dims_of(value)[: max(along, 0)])
 
-    def _entered(self, value: ir.Value, rank: int) -> ir.Value:
-        """`value` for the rows that are computed: [1, N, ...], or [N, ...] of one dim less."""
+    def _entered(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """`value` for the rows that are computed, which are `[1, N, ...]` or, if flat, `[N, ...]`."""
         build, dims = self.build, dims_of(value)
-        if len(dims) == rank - 1 and rank > 2 and dims[:1] == (self.tokens.seq,) and not self.tokens.leads(value):
+        lead = self.tokens.lead(value)
+        if lead == 1:
+            return build.op("Gather", value, self.taken, name="entered", shape=[REAL, *dims[1:]], axis=0)
+        if lead == 0 and len(dims) < len(dims_of(like)):  # [seq, ...], the same for every item
             return build.op("Gather", value, self._column(), name="entered", shape=[REAL, *dims[1:]], axis=0)
         rest, shape = dims[2:], [1, REAL, *dims[2:]]
         if dims[0] == 1:
@@ -193,29 +197,32 @@ class _Rewrite:
                     for at, output in enumerate(outputs):
                         if output is value:
                             outputs[at] = whole
-            value.shape = ir.Shape([1, REAL, *dims[2:]])
+            lead = self.tokens.lead(value)
+            value.shape = ir.Shape([*[1] * (lead - 1), REAL, *dims[lead:]])
 
     def _whole(self, value: ir.Value, dims: tuple[int | str | None, ...], *, zero: bool) -> ir.Value:
         """A result `[batch, seq, ...]`; its rows of padding hold their known number, zero, or anything."""
-        build, rest = self.build, dims[2:]
-        flat = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="rows", shape=[REAL, *rest])
-        rows = build.op("Gather", flat, self.back, name="all", shape=["size", *rest], axis=0)
-        sizes = build.once(
-            ("sizes", rest),
-            lambda: (
-                build.op("Concat", self.sizes, build.const(rest, np.int64), name="sizes", axis=0)
-                if rest
-                else self.sizes
-            ),
-        )
-        whole = build.op("Reshape", rows, sizes, name="whole", shape=dims)
+        build, lead = self.build, self.tokens.lead(value)
+        rest, rows = dims[lead:], value
+        if lead == 2:
+            rows = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="rows", shape=[REAL, *rest])
+        whole = build.op("Gather", rows, self.back, name="all", shape=["size", *rest], axis=0)
+        if lead == 2:
+            whole = build.op("Reshape", whole, self._sizes(rest), name="whole", shape=dims)
         number = self.constants.get(value, 0.0 if zero else None)
         if number is None:
             return whole
-        real = self.rows
-        if rest:
-            axes = list(range(2, len(dims)))
-            real = build.once(("rows", len(dims)), lambda: build.op(
-                "Unsqueeze", self.rows, build.const(axes, np.int64), name="rows",
-                shape=[*dims[:2], *[1] * len(rest)]))  # fmt: skip
+        real = build.once(("real", lead, len(rest)), lambda: self._real(lead, len(rest)))
         return build.op("Where", real, whole, build.like(number, value), name="filled", dtype=value.dtype, shape=dims)
+
+    def _sizes(self, rest: tuple[int | str | None, ...]) -> ir.Value:
+        """The sizes `[batch, seq, *rest]`."""
+        build = self.build
+        more = build.const(np.array(rest, np.int64))
+        return build.once(rest, lambda: build.op("Concat", self.sizes, more, name="sizes", axis=0))
+
+    def _real(self, lead: int, more: int) -> ir.Value:
+        """Which rows are computed, with as many axes of size 1 behind."""
+        axes = self.build.const([*range(lead, lead + more)], np.int64)
+        rows = self.rows if lead == 2 else self.flat_rows
+        return self.build.op("Unsqueeze", rows, axes, name="rows") if more else rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ ELEMENTWISE = {
 }
 """Operators that compute each element from the elements at its place; operands are broadcast."""
 NORMS = {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
+SKIP_NORMS = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
 SOFTMAXES = {"Softmax", "LogSoftmax", "LpNormalization"}
 REDUCTIONS = {
     *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
@@ -31,15 +33,32 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class Tokens:
-    """The names of the two dims of a padding mask: items and tokens."""
+    """The names of the two dims of a padding mask, items and tokens, and of their product; "" = it does not occur."""
 
     batch: str
     seq: str
+    flat: str = ""
 
-    def leads(self, value: ir.Value | None) -> bool:
-        """Whether a value has a row for each token, `[batch, seq, ...]`, of a known size."""
+    def lead(self, value: ir.Value | None) -> int:
+        """How many axes of a value count tokens: 2 for `[batch, seq, ...]`, 1 for `[batch*seq, ...]`, or 0.
+
+        All other sizes have to be known.
+        """
         dims = dims_of(value)
-        return dims[:2] == (self.batch, self.seq) and all(isinstance(dim, int) and dim > 0 for dim in dims[2:])
+        lead = 2 if dims[:2] == (self.batch, self.seq) else int(bool(self.flat) and dims[:1] == (self.flat,))
+        return lead if all(isinstance(dim, int) and dim > 0 for dim in dims[lead:]) else 0
+
+
+def tokens_of(graph: ir.Graph, mask: ir.Value) -> Tokens:
+    """The dims of a mask `[batch, seq]`; their product is the first size behind a `Reshape` of rows that stay whole."""
+    tokens = Tokens(*map(str, dims_of(mask)))
+    for node in graph:
+        if node.op_type == "Reshape" and node.domain == "" and tokens.lead(node.inputs[0]):
+            (_, _, *row), (first, *rest) = dims_of(node.inputs[0]), dims_of(node.outputs[0]) or (None,)
+            known = isinstance(first, str) and all(isinstance(dim, int) for dim in rest)
+            if known and math.prod(map(int, row)) == math.prod(map(int, rest)):  # type: ignore[arg-type]
+                return Tokens(tokens.batch, tokens.seq, str(first))
+    return tokens
 
 
 def dims_of(value: ir.Value | None) -> tuple[int | str | None, ...]:
@@ -83,7 +102,7 @@ def axis_of(node: ir.Node, rank: int, default: int) -> int:
 
 
 def works_on_tokens(node: ir.Node, tokens: Tokens) -> bool:
-    """Whether a node works on each token alone, and its results are `[batch, seq, ...]` of floats.
+    """Whether a node works on each token alone, and its results are rows of floats for tokens.
 
     Nodes of truths and whole numbers are left as they are: they cost nothing and tell padding from tokens.
     """
@@ -91,114 +110,109 @@ def works_on_tokens(node: ir.Node, tokens: Tokens) -> bool:
     if node.domain not in DOMAINS or rule is None or not node.outputs:
         return False
     used = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-    return (
-        bool(used)
-        and all(tokens.leads(value) and value.dtype is not None and _is_float(value) for value in node.outputs)
-        and rule(node, tokens)
+    floats = all(value.dtype is not None and value.dtype.is_floating_point() for value in node.outputs)
+    if not used or not floats or not all(tokens.lead(value) for value in node.outputs):
+        return False
+    first = tokens.lead(node.inputs[0])
+    if node.op_type not in (*ELEMENTWISE, "Gather", "Reshape") and first != tokens.lead(node.outputs[0]):
+        return False
+    return rule(node, tokens)
+
+
+def operand_fits(value: ir.Value, like: ir.Value, tokens: Tokens) -> bool:
+    """Whether an operand of an element-wise node can be given for the real tokens alone.
+
+    Its shape has to say what it is along the dims of tokens: every token's own, an item's, a position's, or one for
+    all.
+    """
+    dims, rank, lead = dims_of(value), len(dims_of(like)), tokens.lead(like)
+    own = ((1, tokens.batch), (1, tokens.seq)) if lead == 2 else ((1, tokens.flat),)
+    along = len(dims) - (rank - lead)
+    if value.shape is None or len(dims) > rank:
+        return False
+    return along <= 0 or (
+        all(dim in known for dim, known in zip(dims[:along], own[lead - along :], strict=True))
+        and all(isinstance(dim, int) for dim in dims[along:])
     )
 
 
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
-
-
-def operand_fits(value: ir.Value, rank: int, tokens: Tokens) -> bool:
-    """Whether an operand of an element-wise node can be given for the real tokens alone.
-
-    Its shape has to say what it is along both dims: every token's own, an item's, a position's, or one for all.
-    """
-    dims = dims_of(value)
-    if value.shape is None or len(dims) > rank:
-        return False
-    if len(dims) < rank - 1:
-        return True
-    if len(dims) == rank - 1:
-        return dims[0] in (1, tokens.seq)
-    return dims[0] in (1, tokens.batch) and dims[1] in (1, tokens.seq) and all(isinstance(dim, int) for dim in dims[2:])
-
-
 def _elementwise(node: ir.Node, tokens: Tokens) -> bool:
-    rank = len(dims_of(node.outputs[0]))
-    return all(operand_fits(value, rank, tokens) for value in node.inputs if value is not None)
+    return all(operand_fits(value, node.outputs[0], tokens) for value in node.inputs if value is not None)
 
 
 def _matmul(node: ir.Node, tokens: Tokens) -> bool:
     left, right = node.inputs
-    return tokens.leads(left) and len(dims_of(left)) > 2 and right is not None and len(dims_of(right)) == 2
+    return len(dims_of(left)) > tokens.lead(left) and len(dims_of(right)) == 2
+
+
+def _gemm(node: ir.Node, tokens: Tokens) -> bool:
+    """`[batch*seq, K]` times a matrix, with a bias that is the same for every row."""
+    turned = node.attributes["transA"].as_int() if "transA" in node.attributes else 0
+    bias = dims_of(node.inputs[2]) if len(node.inputs) > 2 else ()
+    return not turned and (len(bias) < 2 or bias[0] == 1)
 
 
 def _gather(node: ir.Node, tokens: Tokens) -> bool:
     """Rows of a table by the ids of tokens."""
     table, ids = node.inputs
-    return axis_of(node, 2, 0) == 0 and is_constant(table) and dims_of(ids) == (tokens.batch, tokens.seq)
-
-
-def _norm(node: ir.Node, tokens: Tokens) -> bool:
-    return tokens.leads(node.inputs[0]) and axis_of(node, len(dims_of(node.inputs[0])), -1) >= 2
-
-
-def _skip_norm(node: ir.Node, tokens: Tokens) -> bool:
-    return tokens.leads(node.inputs[0]) and tokens.leads(node.inputs[1])
-
-
-def _softmax(node: ir.Node, tokens: Tokens) -> bool:
-    rank = len(dims_of(node.inputs[0]))
-    return tokens.leads(node.inputs[0]) and axis_of(node, rank, -1) >= 2
-
-
-def _reduction(node: ir.Node, tokens: Tokens) -> bool:
-    axes = axes_of(node, len(dims_of(node.inputs[0])))
-    return tokens.leads(node.inputs[0]) and axes is not None and min(axes, default=0) >= 2
+    lead = tokens.lead(ids)
+    return axis_of(node, 2, 0) == 0 and is_constant(table) and lead > 0 and len(dims_of(ids)) == lead
 
 
 def _reshape(node: ir.Node, tokens: Tokens) -> bool:
-    return tokens.leads(node.inputs[0])
+    return tokens.lead(node.inputs[0]) > 0
 
 
-def _transpose(node: ir.Node, tokens: Tokens) -> bool:
-    return tokens.leads(node.inputs[0]) and list(node.attributes["perm"].as_ints()[:2]) == [0, 1]
+def _skip_norm(node: ir.Node, tokens: Tokens) -> bool:
+    return tokens.lead(node.inputs[1]) == tokens.lead(node.inputs[0])
 
 
-def _along(at: int) -> Callable[[ir.Node, Tokens], bool]:
-    """A rule for nodes whose axes, in the input at `at`, are all behind the tokens'."""
+def _by_axis(node: ir.Node, tokens: Tokens) -> bool:
+    """Works along one axis, which has to be behind those of tokens."""
+    rank = len(dims_of(node.inputs[0]))
+    same = all(tokens.lead(value) == tokens.lead(node.inputs[0]) for value in node.inputs)
+    default = 0 if node.op_type in ("Split", "Concat") else -1
+    return (same or node.op_type != "Concat") and axis_of(node, rank, default) >= tokens.lead(node.inputs[0])
+
+
+def _by_axes(at: int) -> Callable[[ir.Node, Tokens], bool]:
+    """A rule for nodes with several axes, in the input at `at`, all behind those of tokens."""
 
     def rule(node: ir.Node, tokens: Tokens) -> bool:
-        axes = axes_of(node, len(dims_of(node.outputs[0])) if node.op_type == "Unsqueeze" else
-                       len(dims_of(node.inputs[0])), at)  # fmt: skip
-        return tokens.leads(node.inputs[0]) and axes is not None and min(axes, default=0) >= 2
+        ranked = node.outputs[0] if node.op_type == "Unsqueeze" else node.inputs[0]
+        axes = axes_of(node, len(dims_of(ranked)), at)
+        return axes is not None and min(axes, default=0) >= tokens.lead(node.inputs[0])
 
     return rule
 
 
-def _split(node: ir.Node, tokens: Tokens) -> bool:
-    return tokens.leads(node.inputs[0]) and axis_of(node, len(dims_of(node.inputs[0])), 0) >= 2
+def _tile(node: ir.Node, tokens: Tokens) -> bool:
+    repeats = numbers(node.inputs[1])
+    return repeats is not None and bool((repeats[: tokens.lead(node.inputs[0])] == 1).all())
 
 
-def _concat(node: ir.Node, tokens: Tokens) -> bool:
-    return all(tokens.leads(value) for value in node.inputs) and axis_of(node, len(dims_of(node.outputs[0])), 0) >= 2
+def _transpose(node: ir.Node, tokens: Tokens) -> bool:
+    lead = tokens.lead(node.inputs[0])
+    return list(node.attributes["perm"].as_ints()[:lead]) == list(range(lead))
 
 
 _RULES: dict[str, Callable[[ir.Node, Tokens], bool]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(NORMS, _norm),
-    **dict.fromkeys(SOFTMAXES, _softmax),
-    **dict.fromkeys(REDUCTIONS, _reduction),
+    **dict.fromkeys({*NORMS, *SOFTMAXES, "Split", "Concat"}, _by_axis),
+    **dict.fromkeys({*REDUCTIONS, "Unsqueeze", "Squeeze"}, _by_axes(1)),
+    "Slice": _by_axes(3),
     "MatMul": _matmul,
+    "Gemm": _gemm,
     "Gather": _gather,
-    "SkipLayerNormalization": _skip_norm,
-    "SkipSimplifiedLayerNormalization": _skip_norm,
+    **dict.fromkeys(SKIP_NORMS, _skip_norm),
     "Reshape": _reshape,
+    "Tile": _tile,
     "Transpose": _transpose,
-    "Unsqueeze": _along(1),
-    "Squeeze": _along(1),
-    "Slice": _along(3),
-    "Split": _split,
-    "Concat": _concat,
 }
 
 
 def is_heavy(node: ir.Node) -> bool:
     """Whether leaving out padding is worth it for this node by itself."""
     if node.op_type == "Gather":
-        return all(isinstance(dim, int) and dim >= _FEW for dim in dims_of(node.outputs[0])[2:])
-    return node.op_type == "MatMul" or node.op_type in NORMS
+        return any(isinstance(dim, int) and dim >= _FEW for dim in dims_of(node.outputs[0])[-1:])
+    return node.op_type in ("MatMul", "Gemm") or node.op_type in NORMS

@@ -1,0 +1,270 @@
+"""Padded batches compute their real tokens alone: the same on every row that counts, left alone where tokens mix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnport.artifacts import IOContract, ModelSpec, Source
+from attnport.cases.inputs import case as case_of
+from attnport.dims import Dim, TensorSpec
+from attnport.exporter import storage
+from attnport.exporter.capture import capture
+from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.lowering.base import Lowered
+from attnport.masks.spec import MaskSpec
+from attnport.runtimes import base as runtimes
+from attnport.runtimes.base import Opening
+from tests.representatives import representatives
+
+WIDTH, HEADS = 32, 4
+BATCH, SEQ = Dim("batch", 1, 3, 8), Dim("seq", 2, 7, 16)
+IDS = TensorSpec("input_ids", "int64", ("batch", "seq"), high=50)
+ROWS = TensorSpec("rows", "float32", ("batch", "seq", WIDTH))
+POOLED = TensorSpec("pooled", "float32", ("batch", WIDTH))
+
+
+class Block(nn.Module):
+    """One step of an encoder: rows `[batch, seq, WIDTH]` and which tokens are real, bool, to rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm, self.table = nn.LayerNorm(WIDTH), nn.Parameter(torch.randn(16, WIDTH))
+
+
+class FeedForward(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return self.norm(x + self.second(functional.gelu(self.first(x))))
+
+
+class Attend(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        q, k, v = (self.first(x) + self.norm(x).repeat(1, 1, 2)).chunk(2, -1)[0], x, self.norm(x)
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (q, k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=real[:, None, None, :])
+        return x + y.transpose(1, 2).flatten(2)
+
+
+class Positions(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return x + self.table[: x.shape[1]]
+
+
+class Gate(Block):
+    """Heads that are weighed against each other, for each token."""
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (HEADS, -1))
+        return (heads * heads.mean(-1, keepdim=True).softmax(-2)).flatten(2)
+
+
+class Flat(Block):
+    """A product of `[batch*seq, WIDTH]`, as of GPT-2's Conv1D."""
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        flat = torch.addmm(self.first.bias, x.reshape(-1, WIDTH), self.first.weight.T)
+        return functional.silu(flat[:, :WIDTH]).reshape(x.shape)
+
+
+class FromItem(Block):
+    """The mean of an item's real tokens, added to each of its tokens."""
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        keep = real[..., None].to(x.dtype)
+        return x + self.norm((x * keep).sum(1, keepdim=True) / keep.sum(1, keepdim=True).clamp(min=1))
+
+
+class FromFirst(Block):
+    """The row of the first token, added to each; it counts even where it is padding."""
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return x + x[:, :1]
+
+
+class Mean(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return x + x.mean(1, keepdim=True)
+
+
+class Convolution(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.along = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return x + self.along(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Roll(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return x + torch.cat([x[:, 1:], x[:, :1]], 1)
+
+
+class NormOverTokens(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return (x - x.amax(1, keepdim=True)) * 0.1
+
+
+class SoftmaxOverTokens(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        return x * x.softmax(1)
+
+
+class Unmasked(Block):
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        q = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return x + functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)
+
+
+class OtherItem(Block):
+    """Attention that hides the padding of the first item from all."""
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        q = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        y = functional.scaled_dot_product_attention(q, q, q, attn_mask=real[:1, None, None, :])
+        return x + y.transpose(1, 2).flatten(2)
+
+
+ALONE: list[type[Block]] = [FeedForward, Attend, Positions, Gate, Flat, FromItem, FromFirst]
+MIXING: list[type[Block]] = [Mean, Convolution, Roll, NormOverTokens, SoftmaxOverTokens, Unmasked, OtherItem]
+
+
+class Encoder(nn.Module):
+    """An embedding, blocks, and the rows with the mean of the real ones."""
+
+    def __init__(self, blocks: list[type[Block]]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(block() for block in blocks)
+
+    def forward(self, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        x, real = self.embedding(input_ids), mask != 0 if self.keeps else mask == 0
+        for block in self.blocks:
+            x = block(x, real)
+        return x, torch.where(real[..., None], x, 0.0).sum(1)
+
+    keeps = True
+
+
+def spec_of(blocks: list[type[Block]], polarity: str = "keep") -> ModelSpec:
+    module = Encoder(blocks).eval()
+    module.keeps = polarity == "keep"
+    mask = TensorSpec("mask", "int64" if polarity == "keep" else "bool", ("batch", "seq"))
+    io = IOContract((IDS, mask), (ROWS, POOLED), (BATCH, SEQ), (MaskSpec(("padding",), "mask", polarity),))
+    return ModelSpec("encoder", Source("encoder"), io, lambda: module)
+
+
+def lowered(spec: ModelSpec, target: str, folder: Path) -> Lowered:
+    """The form of a target, saved as `form.onnx`."""
+    captured = capture(spec.make(), spec.io)
+    storage.save_exported(captured.model, folder / "model.onnx", "weights.bin")
+    model = storage.load(folder / "model.onnx")
+    made = lowerings.get(target).lower(model, captured.attentions, plan="fp32", masks=spec.io.masks)
+    storage.save_form(made.model, folder / "form.onnx", "form.bin")
+    return made
+
+
+def masks(random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Which tokens are real, by what padding looks like."""
+    right = np.arange(9) < random.integers(1, 10, (4, 1))
+    empty = random.random((4, 9)) < 0.5
+    empty[1] = False
+    return {
+        "right": right,
+        "left": right[:, ::-1],
+        "interior": random.random((4, 9)) < 0.5,
+        "one item empty": empty,
+        "all empty": np.zeros((4, 9), bool),
+        "full": np.ones((4, 9), bool),
+        "one token": np.arange(9) == random.integers(0, 9, (4, 1)),
+        "one item": right[:1],
+    }
+
+
+def worst(spec: ModelSpec, target: str, form: Path) -> dict[str, float]:
+    """By mask, the largest error of a form on valid rows, and infinity where a row of padding is not finite."""
+    reference = runtimes.get("torch_eager").open(Opening(spec.io, spec=spec, float64=True, contract=True))
+    session = runtimes.get(target).open(Opening(spec.io, model=form))
+    random, found = np.random.default_rng(0), dict[str, float]()
+    for name, real in masks(random).items():
+        ids = random.integers(0, 50, real.shape)
+        dtype = spec.io.inputs[1].dtype
+        case = case_of(
+            spec.io, name, "masks", {"input_ids": ids, "mask": (real if dtype == "int64" else ~real).astype(dtype)}
+        )
+        got, expected = session.run(case.feeds), reference.run(case.feeds)
+        errors = [np.abs(got[key] - array)[case.valid[key]].max(initial=0.0) for key, array in expected.items()]
+        finite = all(np.isfinite(array).all() for array in got.values())
+        found[name] = float(max(errors)) if finite else np.inf
+    return found
+
+
+def chain(seed: int) -> list[type[Block]]:
+    """Three to six blocks that work on tokens alone or hide padding."""
+    random = np.random.default_rng(seed)
+    return [ALONE[at] for at in random.integers(0, len(ALONE), random.integers(3, 7))]
+
+
+@pytest.mark.parametrize("target", ["ort_cpu", "openvino"])
+@pytest.mark.parametrize("seed", representatives(range(24), (0, 1)))
+def test_random_encoders_equal_the_module_on_valid_rows(seed: int, target: str, tmp_path: Path) -> None:
+    spec = spec_of(chain(seed), "keep" if seed % 3 else "hide")
+    form = lowered(spec, target, tmp_path)
+    assert form.padding == {"mask": ""}
+    errors = worst(spec, target, tmp_path / "form.onnx")
+    assert max(errors.values()) < 1e-4, errors
+
+
+@pytest.mark.parametrize("block", representatives(ALONE, (Attend, Flat, FromFirst)))
+def test_each_block_runs_on_real_tokens(block: type[Block], tmp_path: Path) -> None:
+    spec = spec_of([FeedForward, block, FeedForward])
+    assert lowered(spec, "ort_cpu", tmp_path).padding == {"mask": ""}
+    assert max(worst(spec, "ort_cpu", tmp_path / "form.onnx").values()) < 1e-4
+    model = ir.load(tmp_path / "form.onnx")
+    products = [node for node in model.graph if node.op_type in ("MatMul", "Gemm")]
+    assert products
+    assert all("tokens" in map(str, node.outputs[0].shape or ()) for node in products)
+
+
+@pytest.mark.parametrize("block", representatives(MIXING, (Mean, Roll, Unmasked, OtherItem)))
+def test_what_mixes_tokens_is_left_alone_and_says_where(block: type[Block], tmp_path: Path) -> None:
+    spec = spec_of([FeedForward, block, FeedForward])
+    reason = lowered(spec, "ort_cpu", tmp_path).padding["mask"]
+    assert "blocks.1" in reason
+    assert max(worst(spec, "ort_cpu", tmp_path / "form.onnx").values()) < 1e-4
+    assert not any((node.name or "").startswith("real_tokens") for node in ir.load(tmp_path / "form.onnx").graph)
+
+
+def test_rows_of_padding_are_zero_in_outputs(tmp_path: Path) -> None:
+    spec = spec_of([FeedForward, Attend, FeedForward])
+    lowered(spec, "ort_cpu", tmp_path)
+    session = runtimes.get("ort_cpu").open(Opening(spec.io, model=tmp_path / "form.onnx"))
+    real = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
+    rows = session.run({"input_ids": np.ones((3, 4), np.int64), "mask": real})["rows"]
+    assert not rows[:2][real[:2] == 0].any()
+    assert rows[:2][real[:2] == 1].all(-1).all()
+    assert rows[2].any(-1).all()  # the mask contract says what an item without a key gives, and it is compared
+
+
+@pytest.mark.parametrize("fault", ["hides", "constants"])
+def test_a_wrong_proof_would_be_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnport.exporter.fusion import kinds
+    from attnport.exporter.tokens import real
+
+    blocks: list[type[Block]] = [FeedForward, Unmasked]
+    if fault == "hides":
+        monkeypatch.setattr(kinds, "hides_padding", lambda keeps, mask: True)
+    else:
+        blocks = [FeedForward, Mean]
+        monkeypatch.setattr(real, "picked_positions", lambda *given: set())
+    spec = spec_of(blocks)
+    assert lowered(spec, "ort_cpu", tmp_path).padding == {"mask": ""}
+    assert max(worst(spec, "ort_cpu", tmp_path / "form.onnx").values()) > 1e-3
