@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnport.exporter.naming import branches, module_of
+from attnport.exporter.tokens.real import dims_of_all, with_all_rows
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -49,7 +50,7 @@ def tensors(model: ir.Model) -> dict[str, Tensor]:
                 if _integral(value) and exact.issuperset(sources):
                     exact.add(value.name)
                 floating = value.dtype is not None and value.dtype.is_floating_point()
-                of = (module_of(node), _dims(value), sources, floating, value.name in exact)
+                of = (module_of(node), _dims(model.graph, value), sources, floating, value.name in exact)
                 by_name[value.name] = Tensor(value.name, node.op_type, *of)
     return by_name
 
@@ -79,10 +80,15 @@ def _walk(by_name: Mapping[str, Tensor], name: str, chosen: Collection[str]) -> 
 
 
 def mark(model: ir.Model, names: Collection[str]) -> None:
-    """Appends tensors of the main graph to its outputs, in place."""
+    """Appends tensors of the main graph to its outputs, in place; those of real tokens alone with rows for all."""
+    import onnx_ir.passes.common as passes
+
     already = {value.name for value in model.graph.outputs}
-    for node in model.graph:
-        model.graph.outputs.extend(value for value in node.outputs if value.name in names and value.name not in already)
+    wanted = [value for node in model.graph for value in node.outputs if value.name in names]
+    for value in wanted:
+        if value.name not in already:
+            model.graph.outputs.append(with_all_rows(model, value))
+    passes.TopologicalSortPass()(model)
 
 
 def _read(node: ir.Node) -> Iterator[str]:
@@ -100,7 +106,5 @@ def _integral(value: ir.Value) -> bool:
     return value.dtype is not None and (value.dtype.is_integer() or value.dtype.name == "BOOL")
 
 
-def _dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    if value.shape is None:
-        return None
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+def _dims(graph: ir.Graph, value: ir.Value) -> tuple[int | str | None, ...] | None:
+    return None if value.shape is None else dims_of_all(graph, value)

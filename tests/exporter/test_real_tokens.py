@@ -231,7 +231,7 @@ def test_each_block_runs_on_real_tokens(block: type[Block], tmp_path: Path) -> N
     model = ir.load(tmp_path / "form.onnx")
     products = [node for node in model.graph if node.op_type in ("MatMul", "Gemm")]
     assert products
-    assert all("tokens" in map(str, node.outputs[0].shape or ()) for node in products)
+    assert all("mask_tokens" in map(str, node.outputs[0].shape or ()) for node in products)
 
 
 @pytest.mark.parametrize("block", representatives(MIXING, (Mean, Roll, Unmasked, OtherItem)))

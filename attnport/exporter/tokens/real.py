@@ -20,8 +20,8 @@ from attnport.masks.spec import MaskSpec
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-REAL = "tokens"
-"""The name of the dim that counts the real tokens."""
+_SCOPE, _COUNT = "real_tokens/", "_tokens"
+"""What the names of the nodes of one mask begin with, and what the name of the dim that counts its tokens ends with."""
 
 
 def run_real_tokens(model: ir.Model, mask: MaskSpec, hiding: Collection[str]) -> str:
@@ -66,6 +66,39 @@ def _region(graph: ir.Graph, tokens: Tokens) -> dict[ir.Node, None]:
     return region
 
 
+def dims_of_all(graph: ir.Graph, value: ir.Value) -> tuple[int | str | None, ...]:
+    """A value's dims; of one with rows for real tokens alone, the dims that it has with rows for all."""
+    dims = dims_of(value)
+    mask = _mask_of(graph, value)
+    if mask is None:
+        return dims
+    return (*dims_of(mask), *dims[2:]) if dims[0] == 1 else ("?", *dims[1:])
+
+
+def with_all_rows(model: ir.Model, value: ir.Value) -> ir.Value:
+    """`value`; if it has rows for real tokens alone, a new value with a row for every token takes its name over."""
+    mask = _mask_of(model.graph, value)
+    if mask is None:
+        return value
+    made = {output.name: output for node in model.graph for output in node.outputs}
+    build, (*_, last) = Builder(model), model.graph
+    build.before, rest = last, dims_of(value)[2 if dims_of(value)[0] == 1 else 1 :]
+    rows = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="rows")
+    whole = build.op("Gather", rows, made[f"{_SCOPE}{mask.name}/back/output"], name="all", axis=0)
+    if dims_of(value)[0] == 1:
+        sizes = build.op("Concat", build.op("Shape", mask, name="sizes"), build.const(np.array(rest, np.int64)), axis=0)
+        whole = build.op("Reshape", whole, sizes, name="whole", shape=dims_of_all(model.graph, value))
+    name, value.name = value.name, f"{value.name}/rows"
+    whole.name, whole.type = name, value.type
+    return whole
+
+
+def _mask_of(graph: ir.Graph, value: ir.Value) -> ir.Value | None:
+    """The padding mask whose real tokens a value has rows for; None if it has rows for all, or for no tokens."""
+    counts = {f"{mask.name}{_COUNT}": mask for mask in graph.inputs}
+    return next((counts[dim] for dim in dims_of(value)[:2] if isinstance(dim, str) and dim in counts), None)
+
+
 class _Rewrite:
     """Writes the graph for real tokens; nodes of the region stay, with other operands."""
 
@@ -81,7 +114,8 @@ class _Rewrite:
         self.model, self.graph, self.tokens, self.mask = model, model.graph, tokens, mask
         self.constants = constants
         self.build = Builder(model)
-        self.build.scope = "real_tokens"
+        self.build.scope = f"{_SCOPE}{mask.name}"
+        self.count = f"{mask.name}{_COUNT}"
         self.build.before = model.graph[0]
         self._write_places(kept, picked)
 
@@ -110,8 +144,8 @@ class _Rewrite:
         self.rows = rows
         flat = build.op("Reshape", rows, build.const([-1], np.int64), name="flat", shape=["size"])
         self.flat_rows = flat
-        found = build.op("NonZero", flat, name="found", dtype=int64, shape=[1, REAL])
-        self.taken = build.op("Squeeze", found, build.const([0], np.int64), name="taken", shape=[REAL])
+        found = build.op("NonZero", flat, name="found", dtype=int64, shape=[1, self.count])
+        self.taken = build.op("Squeeze", found, build.const([0], np.int64), name="taken", shape=[self.count])
         ones = build.op("Cast", flat, name="ones", dtype=int64, to=int64)
         upto = build.op("CumSum", ones, build.const(0, np.int64), name="upto")
         last = build.op("Sub", upto, build.const(1, np.int64), name="last")
@@ -155,17 +189,17 @@ class _Rewrite:
         build, dims = self.build, dims_of(value)
         lead = self.tokens.lead(value)
         if lead == 1:
-            return build.op("Gather", value, self.taken, name="entered", shape=[REAL, *dims[1:]], axis=0)
+            return build.op("Gather", value, self.taken, name="entered", shape=[self.count, *dims[1:]], axis=0)
         if lead == 0 and len(dims) < len(dims_of(like)):  # [seq, ...], the same for every item
-            return build.op("Gather", value, self._column(), name="entered", shape=[REAL, *dims[1:]], axis=0)
-        rest, shape = dims[2:], [1, REAL, *dims[2:]]
+            return build.op("Gather", value, self._column(), name="entered", shape=[self.count, *dims[1:]], axis=0)
+        rest, shape = dims[2:], [1, self.count, *dims[2:]]
         if dims[0] == 1:
             return build.op("Gather", value, self._column(), name="entered", shape=shape, axis=1)
         if dims[1] == 1:
-            rows = build.op("Gather", value, self._row(), name="rows", shape=[REAL, 1, *rest], axis=0)
+            rows = build.op("Gather", value, self._row(), name="rows", shape=[self.count, 1, *rest], axis=0)
             return build.op("Reshape", rows, build.const([1, -1, *rest], np.int64), name="entered", shape=shape)
         flat = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="flat", shape=["size", *rest])
-        rows = build.op("Gather", flat, self.taken, name="rows", shape=[REAL, *rest], axis=0)
+        rows = build.op("Gather", flat, self.taken, name="rows", shape=[self.count, *rest], axis=0)
         return build.op("Unsqueeze", rows, build.const([0], np.int64), name="entered", shape=shape)
 
     def _column(self) -> ir.Value:
@@ -177,7 +211,7 @@ class _Rewrite:
         return self.build.once("row", lambda: self._place("Div"))
 
     def _place(self, op_type: str) -> ir.Value:
-        return self.build.op(op_type, self.taken, self.build.size(self.mask, 1), name="place", shape=[REAL])
+        return self.build.op(op_type, self.taken, self.build.size(self.mask, 1), name="place", shape=[self.count])
 
     def _put_back(self, node: ir.Node, region: Collection[ir.Node]) -> None:
         """Puts the rows of a result back for what reads it outside of the region."""
@@ -198,14 +232,16 @@ class _Rewrite:
                         if output is value:
                             outputs[at] = whole
             lead = self.tokens.lead(value)
-            value.shape = ir.Shape([*[1] * (lead - 1), REAL, *dims[lead:]])
+            value.shape = ir.Shape([*[1] * (lead - 1), self.count, *dims[lead:]])
 
     def _whole(self, value: ir.Value, dims: tuple[int | str | None, ...], *, zero: bool) -> ir.Value:
         """A result `[batch, seq, ...]`; its rows of padding hold their known number, zero, or anything."""
         build, lead = self.build, self.tokens.lead(value)
         rest, rows = dims[lead:], value
         if lead == 2:
-            rows = build.op("Reshape", value, build.const([-1, *rest], np.int64), name="rows", shape=[REAL, *rest])
+            rows = build.op(
+                "Reshape", value, build.const([-1, *rest], np.int64), name="rows", shape=[self.count, *rest]
+            )
         whole = build.op("Gather", rows, self.back, name="all", shape=["size", *rest], axis=0)
         if lead == 2:
             whole = build.op("Reshape", whole, self._sizes(rest), name="whole", shape=dims)
