@@ -113,16 +113,16 @@ def no_mask(module: str) -> Edit:
 
 
 def shifted_mask(module: str) -> Edit:
-    """An attention whose mask is that of the keys one to the right."""
+    """An attention whose mask is that of the keys one to the left."""
 
     def edit(model: onnx.ModelProto) -> None:
         node = node_in(model, module, "Attention")
         place = list(model.graph.node).index(node)
-        for name, value in (("one", 1), ("none", 0), ("last", -1), ("big", 2**40)):
+        for name, value in (("none", 0), ("last", -1), ("big", 2**40)):
             model.graph.initializer.append(numpy_helper.from_array(np.array([value]), f"fault/{name}"))
         mask = node.input[3]
-        first = helper.make_node("Slice", [mask, "fault/one", "fault/big", "fault/last"], ["fault/tail"])
-        front = helper.make_node("Slice", [mask, "fault/none", "fault/one", "fault/last"], ["fault/head"])
+        first = helper.make_node("Slice", [mask, "fault/last", "fault/big", "fault/last"], ["fault/tail"])
+        front = helper.make_node("Slice", [mask, "fault/none", "fault/last", "fault/last"], ["fault/head"])
         joined = helper.make_node("Concat", ["fault/tail", "fault/head"], ["fault/mask"], axis=-1)
         node.input[3] = "fault/mask"
         for offset, made in enumerate((first, front, joined)):
