@@ -232,16 +232,16 @@ def _read(kind: type[T], folder: Path, manifest: Manifest, name: str) -> T | Non
 
 def _fuse(run: _Ship, require: bool, force: bool) -> str:
     """Fuses target by target, so that all other forms are written if one target lacks an operator."""
-    from attnport.exporter.lowering.base import names
+    from attnport.exporter.lowering.base import get, names
     from attnport.verbs import fuse as fusing
 
     problem: AttnportError | None = None
     report = FusionReport({})
-    targets = names()
-    for number, target in enumerate(targets, start=1):
-        told = fusing.numbered(run.progress, number, len(targets))
+    forms = [(target, plan) for target in names() for plan in (get(target).plans[0], *_quick_plans(target))]
+    for number, (target, plan) in enumerate(forms, start=1):
+        told = fusing.numbered(run.progress, number, len(forms))
         try:
-            report = fusing.fuse(run.folder, targets=[target], force=force, progress=told)
+            report = fusing.fuse(run.folder, targets=[target], plans={target: plan}, force=force, progress=told)
         except AttnportError as err:
             problem = problem or err
     if problem is not None:
@@ -249,6 +249,19 @@ def _fuse(run: _Ship, require: bool, force: bool) -> str:
     if require:
         fusing.require(report, [key for key, table in report.targets.items() if table.proved_by is not None])
     return ", ".join(f"{key} {table}" for key, table in report.targets.items())
+
+
+def _quick_plans(target: str) -> tuple[str, ...]:
+    """bf16 where this processor has instructions for it and the target's runtime uses them; then it is tried too."""
+    from attnport.exporter.lowering.base import get
+    from attnport.processes.isolated import Limits, probe_all
+    from attnport.runtimes import base
+
+    if "bf16" not in get(target).plans:
+        return ()
+    provers = [base.get(name) for name in get(target).proved_by if name in base.names()]
+    probed = probe_all([runtime for runtime in provers if not runtime.gpu], Limits())
+    return ("bf16",) if any(found.available and "bf16" in found.plans for found in probed.values()) else ()
 
 
 def _build(run: _Ship, force: bool) -> str:
