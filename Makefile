@@ -28,12 +28,13 @@ GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 # Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
 GPU_ARGS ?=
 
-.PHONY: demo test test-all cpp-test embedders gpu-check gpu-driver lint fuzz help clean
+.PHONY: demo test test-all bench-quick cpp-test embedders gpu-check gpu-driver lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (15 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
+	@echo "make bench-quick MiniLM on ragged and dense batches beside PyTorch and plain exports (5 minutes)"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
 	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
@@ -55,6 +56,12 @@ test-all: lint
 	-$(BIN)/python tools/cpp_setup.py --all
 	-$(BIN)/python tools/browser_setup.py
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
+
+# Into benchmarks/real_text.json and docs/performance.md; beside nothing else.
+bench-quick: $(VENV)/.demo
+	$(BIN)/attnport export "hf:$(MINILM)" -o out/bench
+	$(BIN)/attnport fuse out/bench --target ort_cpu --target openvino
+	$(BIN)/python benchmarks/real_text.py --artifact out/bench --json benchmarks/real_text.json --docs
 
 # In the order of tests/cpp/conftest.py: by itself, pytest-xdist begins with the files of most tests.
 cpp-test: $(VENV)/.dev

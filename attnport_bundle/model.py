@@ -6,16 +6,16 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import batches, files, trust
 from . import feeds as feeding
-from . import files, trust
 from .cache import Cache, entry, find
 from .contract import IO
 from .device_tensors import described
-from .errors import BundleError, BundleWarning, IntegrityError, NumbersOff, RuntimeMissing
+from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
 from .goldens import GoldenCases
 from .halves import from_file, to_file
 from .manifest import ENGINES, Manifest
@@ -25,6 +25,8 @@ from .session import Session
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from .text import Tokenizer
 
 HERE = Path(__file__).resolve().parents[2]
 """The bundle that this package was copied into, as `python/attnport_bundle`."""
@@ -50,6 +52,8 @@ class Model:
         self.provider, self.version, self.machine = session.provider, session.version, session.machine
         self.passed_over: tuple[str, ...] = ()
         self._session: Session | None = session
+        self._folder: Path | None = None
+        self._tokenizer: Tokenizer | None = None
 
     @property
     def io(self) -> IO:
@@ -113,6 +117,52 @@ class Model:
         """
         return feeding.padding_masks(self.io, lengths, size)
 
+    def map(
+        self, feeds: Mapping[str, np.ndarray[Any, Any]], *, tokens: int = batches.TOKENS
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Runs any number of items, in batches of like length; results are in the order of the items.
+
+        What a call needs of memory grows with `tokens`. In outputs with a row for each token, what stands behind the
+        last real token is zero.
+
+        Args:
+            feeds: As of `run`, padded at the end to the longest item.
+            tokens: The most places of a batch, padding included.
+
+        Raises:
+            FeedError: as `run`; or the model has no single padding mask `[batch, seq]`, or an output without items.
+            BundleError: as `run`.
+        """
+        return batches.mapped(self.run, self.io, feeds, tokens)
+
+    def embed(self, texts: Iterable[str], *, tokens: int = batches.TOKENS) -> np.ndarray[Any, Any]:
+        """The vectors of any number of texts, `[texts, width]` in their order; see `map`.
+
+        A text that is too long for the model is cut at its end. Texts are read `batches.WINDOW` at a time.
+
+        Raises:
+            FeedError: there is no text, or the model has no output that is a vector for each text.
+            BundleError: as `run`; or the bundle has no tokenizer, or one that only the package `tokenizers` reads.
+        """
+        import itertools
+
+        import numpy as np
+
+        from .text import Tokenizer
+
+        if isinstance(texts, str):
+            raise FeedError(f"texts: got {texts!r:.60}; expected several texts.")
+        output, rows, rest = batches.embedding(self.io), [], iter(texts)
+        if self._tokenizer is None:
+            if self._folder is None or self.manifest.tokenizer is None:
+                raise BundleError("the bundle has no tokenizer; make the inputs yourself and use map.")
+            self._tokenizer = Tokenizer(self._folder / self.manifest.tokenizer, self.io)
+        while window := list(itertools.islice(rest, batches.WINDOW)):
+            rows.append(self.map(self._tokenizer.encode(window), tokens=tokens)[output])
+        if not rows:
+            raise FeedError("texts: got none; expected one or more.")
+        return np.concatenate(rows)
+
     def close(self) -> None:
         """Frees the model; closing twice is fine."""
         session, self._session = self._session, None
@@ -165,6 +215,7 @@ def load(
 
     def proved(name: str) -> Model:
         model = Model(manifest, name, open_session(path, manifest, name, threads, store))
+        model._folder = path
         try:
             _prove(model, path, store, record=check_files)
         except BaseException:

