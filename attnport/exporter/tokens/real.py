@@ -14,7 +14,16 @@ import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.tokens.padding import Mixed, constants_of_padding, picked_positions
-from attnport.exporter.tokens.rows import ELEMENTWISE, SKIP_NORMS, Tokens, dims_of, is_heavy, tokens_of, works_on_tokens
+from attnport.exporter.tokens.rows import (
+    ELEMENTWISE,
+    MOVES,
+    SKIP_NORMS,
+    Tokens,
+    dims_of,
+    is_heavy,
+    tokens_of,
+    works_on_tokens,
+)
 from attnport.masks.spec import MaskSpec
 
 if TYPE_CHECKING:
@@ -63,6 +72,11 @@ def _region(graph: ir.Graph, tokens: Tokens) -> dict[ir.Node, None]:
             begun = any(value is not None and value.producer() in region for value in node.inputs)
             if begun or is_heavy(node):
                 region[node] = None
+    # Rows are put back before they are cut and moved for attention: once for several heads or parts.
+    for node in reversed(list(region)):
+        users = {user for value in node.outputs for user, _ in value.uses()}
+        if node.op_type in MOVES and not users & region.keys() and not any(v.is_graph_output() for v in node.outputs):
+            del region[node]
     return region
 
 

@@ -26,6 +26,8 @@ REDUCTIONS = {
     *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
     *("ReduceSumSquare", "ReduceLogSum"),
 }
+MOVES = {"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Split", "Slice", "Concat"}
+"""Operators that only give elements other places."""
 DOMAINS = {"", "com.microsoft"}
 _FEW = 16
 """Rows of a table shorter than this are not worth leaving out."""
