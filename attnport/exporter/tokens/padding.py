@@ -276,30 +276,34 @@ class _Walk:
         return self._one(node, {(item + more, token + more)}, node.outputs[0])
 
     def _pick(self, node: ir.Node, given: Mapping[int, Axes]) -> Axes | None:
-        """`x[:, 0]`: rows at known first positions, which are then computed for every item."""
+        """`x[:, 0]`: rows at known first positions, which are then computed for every item. Other axes may be cut."""
         item, token = given.get(0, (-1, -1))
         if set(given) != {0}:
             raise self._fail(node)
-        picked: list[int] | None = None
-        if node.op_type == "Gather":
-            axis, found = axis_of(node, len(dims_of(node.inputs[0])), 0), numbers(node.inputs[1])
-            picked = None if found is None else [int(number) for number in found.reshape(-1)]
-        else:
-            axes = axes_of(node, len(dims_of(node.inputs[0])), 3)
-            starts, ends = (numbers(node.inputs[at]) for at in (1, 2))
-            steps = numbers(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1, np.int64)
-            if axes is None or len(axes) != 1 or steps is None or int(steps.reshape(-1)[0]) != 1:
-                raise self._fail(node)
-            axis = axes[0]
-            if starts is not None and ends is not None:
-                picked = list(range(int(starts.reshape(-1)[0]), min(int(ends.reshape(-1)[0]), _FIRST + 1)))
-        if axis == token and picked and all(0 <= at < _FIRST for at in picked):
-            self.picked |= set(picked)
-            return None
-        if axis in (item, token):
+        rank = len(dims_of(node.inputs[0]))
+        axes = [axis_of(node, rank, 0)] if node.op_type == "Gather" else axes_of(node, rank, 3)
+        if axes is None or (item in axes and item != token):
             raise self._fail(node)
-        fewer = len(dims_of(node.inputs[0])) - len(dims_of(node.outputs[0]))
-        return self._one(node, {(item - fewer * (axis < item), token - fewer * (axis < token))}, node.outputs[0])
+        if token not in axes:
+            fewer = rank - len(dims_of(node.outputs[0]))
+            at = (item - fewer * (axes[0] < item), token - fewer * (axes[0] < token))
+            return self._one(node, {at}, node.outputs[0])
+        picked = _positions(node) if len(axes) == 1 and item != token else ()
+        if not picked or not all(0 <= at < _FIRST for at in picked):
+            raise self._fail(node)
+        self.picked |= set(picked)
+        return None
+
+
+def _positions(node: ir.Node) -> tuple[int, ...]:
+    """The positions that a `Gather` or a `Slice` of one axis takes, if they are known and few."""
+    if node.op_type == "Gather":
+        found = numbers(node.inputs[1])
+        return () if found is None else tuple(int(number) for number in found.reshape(-1))
+    start, end, step = (numbers(node.inputs[at]) if len(node.inputs) > at else np.ones(1) for at in (1, 2, 4))
+    if start is None or end is None or step is None or int(step.reshape(-1)[0]) != 1:
+        return ()
+    return tuple(range(int(start.reshape(-1)[0]), min(int(end.reshape(-1)[0]), _FIRST + 1)))
 
 
 def _once(repeats: np.ndarray[Any, Any] | None, axes: Axes) -> bool:
