@@ -158,7 +158,8 @@ class Model:
                 raise BundleError("the bundle has no tokenizer; make the inputs yourself and use map.")
             self._tokenizer = Tokenizer(self._folder / self.manifest.tokenizer, self.io)
         while window := list(itertools.islice(rest, batches.WINDOW)):
-            rows.append(self.map(self._tokenizer.encode(window), tokens=tokens)[output])
+            feeds = self._tokenizer.encode(window)
+            rows.append(batches.mapped(self.run, self.io, feeds, tokens, only=output)[output])
         if not rows:
             raise FeedError("texts: got none; expected one or more.")
         return np.concatenate(rows)
