@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnport.console import cells
 from attnport.reporting import document as doc
+from attnport.reporting.fusion import of_padding
 
 if TYPE_CHECKING:
     from attnport.artifacts import FusionReport, FusionTable
@@ -32,18 +33,10 @@ def show_fusion(report: FusionReport) -> Iterator[doc.Block]:
     for key, table in report.targets.items():
         reasons = dict.fromkeys(item.cost if item.fused else item.reason for item in table.items)
         reasons.pop("", None)
-        reasons |= dict.fromkeys(padding(table))
+        reasons |= dict.fromkeys(of_padding(table))
         if reasons:
             notes[key] = "; ".join(reasons)
     yield cells.notes(notes)
-
-
-def padding(table: FusionTable) -> tuple[str, ...]:
-    """A line for each padding mask: whether the form computes padding, and why."""
-    return tuple(
-        f"computes padding: {reason}" if reason else f"only real tokens of {mask}; outputs are zero for padding"
-        for mask, reason in table.padding.items()
-    )
 
 
 def _kernels(table: FusionTable) -> str:
@@ -60,7 +53,7 @@ def show_fusion_explained(report: FusionReport) -> Iterator[doc.Block]:
     """What happened to each attention on each target, and why."""
     for key, table in report.targets.items():
         yield doc.Text((doc.Span(key, "strong"), f" ({table.plan}, {table.file}): {table}"))
-        yield doc.Bullets(tuple(doc.Span(line, "quiet") for line in padding(table)), level=1)
+        yield doc.Bullets(tuple(doc.Span(line, "quiet") for line in of_padding(table)), level=1)
         for item in table.items:
             unfused = doc.Verdict("not proven" if table.proved_by is None else "not fused", "miss")
             state = (doc.Verdict("fused", "pass"), f" in {item.kernel}") if item.fused else (unfused,)

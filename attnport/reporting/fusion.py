@@ -87,6 +87,14 @@ def _heading(target: str, table: FusionTable) -> doc.Line:
     return (doc.Name(target), *(doc.Span(line, "sub") for line in lines if line))
 
 
+def of_padding(table: FusionTable) -> tuple[str, ...]:
+    """A line for each padding mask: whether the form computes padding, and why."""
+    return tuple(
+        f"computes padding: {reason}" if reason else f"only real tokens of {mask}; outputs are zero for padding"
+        for mask, reason in table.padding.items()
+    )
+
+
 def section(attentions: Sequence[SourceAttention], report: FusionReport | None, folder: str) -> Iterator[doc.Block]:
     """The table of attentions by targets, the reasons, and the evidence on demand."""
     if report is None:
@@ -118,5 +126,10 @@ def section(attentions: Sequence[SourceAttention], report: FusionReport | None, 
     if notes:
         yield doc.Text("Notes", "label")
         yield doc.Bullets(tuple(notes), anchor="fusion-note")
+    told = tuple((doc.Name(target), "; ".join(of_padding(table))) for target, table in report.targets.items()
+                 if table.padding)  # fmt: skip
+    if told:
+        yield doc.Text("Padding", "label")
+        yield doc.Pairs(told, "reasons")
     yield doc.Only("page", tuple(evidence))
     yield doc.Only("markdown", (doc.Text(("The evidence is in ", doc.Name("fusion.json"), ".")),))
