@@ -143,12 +143,28 @@ def recommend(
             notes.append(f"{name} is faster than {best} on {', '.join(faster)}{why}")
     del others[best]
     chosen = embeddable[best]
+    notes += _of_plan(best, fit, latency, workloads, embeddable)
     command = f"attnport bundle {folder} -o app/ --form {shlex.quote(chosen.form)} --lang python"
     timings = tuple(_timing(workload, latency.shapes[workload][best]) for workload in workloads)
     if not any(timing.verdict == "faster" for timing in timings) and best != latency.baseline:
         notes.append(f"on no workload is it shown to be faster than {latency.baseline}")
     choice = Choice(best, chosen.form, chosen.plan, chosen.file, command, timings, chosen.weights)
     return Recommendation(choice, ties=tuple(ties), notes=tuple(notes), others=others)
+
+
+def _of_plan(
+    best: str, fit: list[str], latency: LatencyReport, workloads: list[str], embeddable: Mapping[str, Embeddable]
+) -> list[str]:
+    """What the reader must know of a choice that does not compute in fp32: the time of the fastest that does."""
+    plan, plain = embeddable[best].plan, [name for name in fit if embeddable[name].plan == "fp32"]
+    if plan == "fp32":
+        return []
+    note = f"it computes in {plan}, within the bound of PyTorch in {plan}"
+    if plain:
+        nearest = min(plain, key=lambda name: _mean(name, latency, workloads))
+        over = _over(nearest, best, latency, workloads)
+        note += f"; in fp32 {nearest} is the fastest, at {over:.2f} times its medians"
+    return [note]
 
 
 def _against(

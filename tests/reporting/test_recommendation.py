@@ -67,6 +67,20 @@ def test_a_folder_and_a_form_stand_in_the_command_as_a_shell_takes_them() -> Non
     assert found.command == "attnport bundle 'my out' -o app/ --form 'my form' --lang python"
 
 
+def test_half_precision_is_recommended_with_what_fp32_would_take() -> None:
+    forms = {**FORMS, "openvino": Embeddable("openvino.bf16", "bf16", "model.openvino.bf16.onnx")}
+    found = advice(BOTH, FAST, forms)
+    assert found.choice is not None
+    assert found.choice.plan == "bf16"
+    assert found.notes == (
+        "it computes in bf16, within the bound of PyTorch in bf16; "
+        "in fp32 ort_cpu is the fastest, at 1.31 times its medians",
+    )
+    alone = advice(parity(openvino="PASS"), FAST, {"openvino": forms["openvino"]})
+    assert alone.notes == ("it computes in bf16, within the bound of PyTorch in bf16",)
+    assert not any("computes in" in note for note in advice(BOTH, FAST).notes)
+
+
 @pytest.mark.parametrize("verdict", ["FAIL", "NOT_RUN"])
 def test_what_is_not_shown_to_be_right_is_never_recommended_however_fast(verdict: Verdict) -> None:
     found = advice(parity(torch_eager="PASS", ort_cpu="PASS", openvino=verdict), FAST)
