@@ -243,6 +243,43 @@ def test_what_mixes_tokens_is_left_alone_and_says_where(block: type[Block], tmp_
     assert not any((node.name or "").startswith("real_tokens") for node in ir.load(tmp_path / "form.onnx").graph)
 
 
+class TimeFirst(nn.Module):
+    """A product of `[seq*batch, WIDTH]`, whose rows are not in the order of `[batch, seq]`, beside one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
+        batch, seq, _ = rows.shape
+        turned = torch.addmm(self.linear.bias, rows.transpose(0, 1).reshape(-1, WIDTH), self.linear.weight)
+        flat = torch.addmm(self.linear.bias, rows.reshape(-1, WIDTH), self.linear.weight)
+        return turned.reshape(seq, batch, WIDTH).transpose(0, 1) * 2 + flat.reshape(batch, seq, WIDTH)
+
+
+@pytest.mark.parametrize("target", ["ort_cpu", "openvino"])
+def test_rows_in_another_order_are_not_taken_for_tokens(target: str, tmp_path: Path) -> None:
+    module = TimeFirst().eval()
+    mask = TensorSpec("mask", "int64", ("batch", "seq"))
+    given = TensorSpec("given", "float32", ("batch", "seq", WIDTH))
+    io = IOContract((given, mask), (ROWS,), (BATCH, SEQ), (MaskSpec(("padding",), "mask"),))
+
+    class Named(nn.Module):
+        def forward(self, given: Tensor, mask: Tensor) -> Tensor:
+            return module(given, mask) + mask[..., None] * 0
+
+    spec = ModelSpec("time", Source("time"), io, lambda: Named().eval())
+    assert "Reshape" in lowered(spec, target, tmp_path).padding["mask"]
+    session = runtimes.get(target).open(Opening(io, model=tmp_path / "form.onnx"))
+    random = np.random.default_rng(0)
+    feeds = {"given": random.standard_normal((3, 5, WIDTH), np.float32), "mask": np.tri(3, 5, 1, dtype=np.int64)}
+    with torch.no_grad():
+        expected = module(torch.from_numpy(feeds["given"]), torch.from_numpy(feeds["mask"])).numpy()
+    real = feeds["mask"] == 1
+    assert np.abs(session.run(feeds)["rows"] - expected)[real].max() < 1e-4
+
+
 def test_rows_of_padding_are_zero_in_outputs(tmp_path: Path) -> None:
     spec = spec_of([FeedForward, Attend, FeedForward])
     lowered(spec, "ort_cpu", tmp_path)
