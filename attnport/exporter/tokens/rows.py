@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnport.exporter.fusion import moves
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -65,9 +67,7 @@ def tokens_of(graph: ir.Graph, mask: ir.Value) -> Tokens:
 
 def dims_of(value: ir.Value | None) -> tuple[int | str | None, ...]:
     """A value's dims: numbers, names, or None; () also where they are not known."""
-    if value is None or value.shape is None:
-        return ()
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return tuple(moves.dims_of(value) or ())
 
 
 def numbers(value: ir.Value | None) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
