@@ -62,8 +62,12 @@ def mapped(
     if outside:
         raise FeedError(f"output {outside[0]!r} has no row for each item of {item}; run one batch at a time.")
     missing = [each.name for each in io.inputs if each.name not in feeds]
-    if missing or any(name not in {each.name for each in io.inputs} for name in feeds):
+    if missing or len(feeds) > len(io.inputs) or any(np.ndim(feeds[one.name]) != len(one.dims) for one in io.inputs):
         return run(**feeds)  # which says what is wrong
+    feeds = {name: np.asarray(array) for name, array in feeds.items()}
+    widths = {one.name: feeds[one.name].shape[one.dims.index(place)] for one in io.inputs if place in one.dims}
+    if len(set(widths.values())) > 1:
+        raise FeedError(f"{place}: got {widths}; expected the same size for every input.")
     own = {each.name for each in io.inputs if each.dims[:1] == (item,)}
     counts = {name: len(feeds[name]) for name in own}
     if len(set(counts.values())) > 1 or not min(counts.values()):

@@ -92,6 +92,10 @@ def test_what_does_not_fit_is_refused_with_words() -> None:
     run = Runs()
     with pytest.raises(FeedError, match="same number"):
         batches.mapped(run, TEXT, {"ids": np.zeros((2, 3), int), "mask": np.ones((3, 3), int)})
+    with pytest.raises(FeedError, match="same size"):  # else a column of ids would be lost
+        batches.mapped(run, TEXT, {"ids": np.zeros((2, 9), int), "mask": np.ones((2, 8), int)})
+    with pytest.raises(AssertionError):  # the model's own refusal: here that of `Runs`
+        batches.mapped(run, TEXT, {**feeds([1], 2), "more": np.zeros((1, 2), int)})
     with pytest.raises(FeedError, match="at least one"):
         batches.mapped(run, TEXT, feeds([], 3))
     lengths = IO((IDS, TensorSpec("n", "int64", ("batch",))), (VECTORS,), DIMS,
