@@ -144,7 +144,7 @@ def measure(work: Work, runs: Mapping[str, Run], names: Sequence[str], output: s
         once[side, way] = time.perf_counter() - began
         norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
         cosines[side] = min(cosines.get(side, 1.0), float(((got * expected).sum(-1) / norms).min()))
-    # What takes twice as long as a side's best is not measured on.
+    # A schedule that takes twice as long as the side's best is not measured further.
     best = {side: min(once[each] for each in jobs if each[0] == side) for side in runs}
     left = [each for each in jobs if once[each] < 2 * best[each[0]]]
     taken: dict[tuple[str, str], list[float]] = {each: [] for each in left}

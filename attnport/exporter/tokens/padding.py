@@ -82,8 +82,8 @@ def _at_padding(node: ir.Node, known: Mapping[ir.Value, float]) -> float | None:
 
 
 def _number(value: ir.Value | None, known: Mapping[ir.Value, float]) -> float | None:
-    if value in known:
-        return known[value]  # type: ignore[index]
+    if value is not None and value in known:
+        return known[value]
     array = numbers(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 

@@ -59,9 +59,10 @@ def tokens_of(graph: ir.Graph, mask: ir.Value) -> Tokens:
     for node in graph:
         if node.op_type == "Reshape" and node.domain == "" and tokens.lead(node.inputs[0]):
             (_, _, *row), (first, *rest) = dims_of(node.inputs[0]), dims_of(node.outputs[0]) or (None,)
-            known = isinstance(first, str) and all(isinstance(dim, int) for dim in rest)
-            if known and math.prod(map(int, row)) == math.prod(map(int, rest)):  # type: ignore[arg-type]
-                return Tokens(tokens.batch, tokens.seq, str(first))
+            whole = [dim for dim in rest if isinstance(dim, int)]
+            same = math.prod(whole) == math.prod(dim for dim in row if isinstance(dim, int))
+            if isinstance(first, str) and len(whole) == len(rest) and same:
+                return Tokens(tokens.batch, tokens.seq, first)
     return tokens
 
 
