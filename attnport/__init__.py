@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attnport.verbs.inspect import inspect
     from attnport.verbs.report import report
     from attnport.verbs.ship import ship
+    from attnport.verbs.tune import tune
     from attnport.verbs.verify import verify
 
 _DOOR = ("Artifact", "export", "open")
@@ -42,6 +43,7 @@ __all__ = [
     "open",
     "report",
     "ship",
+    "tune",
     "verify",
 ]
 

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from attnport.artifacts import EngineRecord, FusionReport, FusionTable, LatencyReport, ParityReport, Session
+    from attnport.artifacts import (
+        EngineRecord,
+        FusionReport,
+        FusionTable,
+        LatencyReport,
+        ParityReport,
+        Session,
+        TuneReport,
+    )
     from attnport.verbs.audit import AuditReport
     from attnport.verbs.inspect import Inspection
     from attnport.verbs.verify import VerifyResult
@@ -138,6 +146,13 @@ class Artifact:
 
         paths = _paths(options, "text", "lengths", "bundle")
         return _shown(bench(self.folder, _names(runtimes), _names(shapes), **paths), "show_latency")
+
+    def tune(self, runtimes: Names | None = None, shapes: Names | None = None, **options: Any) -> TuneReport:
+        """Tries every runtime and precision, and keeps the fastest; as `attnport.verbs.tune.tune`."""
+        from attnport.verbs.tune import tune
+
+        paths = _paths(options, "text", "inputs", "lengths")
+        return _shown(tune(self.folder, _names(runtimes), _names(shapes), **paths), "show_tune")
 
     def bundle(self, out: Place, lang: Names = ("python",), forms: Names = ("ort_cpu",), **options: Any) -> Path:
         """Packs a folder that runs without PyTorch and re-checks itself; as `attnport.verbs.bundle.bundle`."""

@@ -11,7 +11,14 @@ from typing import Any
 import click
 
 from attnport.console.arguments import FOLDER
-from attnport.console.options import bench_options, check_options, check_together, gpu_options, source_options
+from attnport.console.options import (
+    bench_options,
+    check_options,
+    check_together,
+    gpu_options,
+    source_options,
+    tune_options,
+)
 from attnport.console.run import OWN_PROCESS, Reporter, Verbs, complain, verb
 from attnport.console.signals import INTERRUPTED
 from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
@@ -243,6 +250,21 @@ def bench(
         raise_for(report, options["runtimes"])
 
     return finish
+
+
+@cli.command()
+@tune_options
+@verb
+def tune(out: Reporter, folder: Path, budget: float, **options: Any) -> Callable[[], None]:
+    """Try every runtime and precision on your data, and keep the fastest.
+
+    float32 and bf16 must pass the check. int8 is made of half of the given sentences or items, judged on the others by
+    a metric, and kept only where it is shown to be faster on this machine.
+    """
+    from attnport.verbs.tune import tune as run
+
+    report = run(folder, budget_s=budget, progress=out.progress, **options)
+    return lambda: out.show(report, "show_tune")
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""The content of `latency.json`: rows by workload and runtime. Import these from `artifacts`."""
+"""The content of `latency.json` and `tune.json`: rows by workload and runtime. Import these from `artifacts`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from attnport.precisions import Score
 from attnport_bundle.contract import STRICT, Ran
 
 DEVICE_PARTS = ("host_to_device", "device", "device_to_host")
@@ -78,3 +79,57 @@ class LatencyReport:
     absent: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a model that `tune` tried: a runtime, a precision plan and a number of threads.
+
+    Attributes:
+        form: The form's key in the manifest.
+        verdict: `chosen`, `slower`, `no faster` (than one in a plainer precision), `refused` (by parity or the metric)
+            or `NOT_RUN`.
+        reason: Why it was not chosen, or what is known of its numbers.
+        score: What the metric says of it; None if it was not scored.
+        drop: By how much that is below the score in float32, as a share.
+        ms: The median by workload; empty if it was not timed.
+    """
+
+    runtime: str
+    form: str
+    plan: str
+    threads: int
+    verdict: str
+    reason: str
+    score: Score | None = None
+    drop: float | None = None
+    ms: Mapping[str, float] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """`tune.json`: every candidate, and the latencies behind the choice.
+
+    Attributes:
+        metric: What int8 is judged by, or every candidate where the user gave it.
+        max_drop: The largest drop of it that is allowed, as a share.
+        candidates: The chosen one first, then by time.
+        latency: By the number of threads.
+        notes: What the reader must know.
+    """
+
+    schema: Literal["attnport/tune/1"] = field(default="attnport/tune/1", kw_only=True)
+    metric: str
+    max_drop: float
+    candidates: tuple[Candidate, ...]
+    latency: Mapping[int, LatencyReport]
+    notes: tuple[str, ...] = ()
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """What is recommended; None if no candidate was timed and within the bound."""
+        return next((one for one in self.candidates if one.verdict == "chosen"), None)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attnport.artifacts import EngineRecord, FusionReport, LatencyReport, Manifest, ParityReport
+from attnport.artifacts import EngineRecord, FusionReport, LatencyReport, Manifest, ParityReport, TuneReport
 from attnport.console.run import Written
 from attnport.latency.regression import RegressionReport
 from attnport.parity.bisect import Bisected
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 PRINTED = (
     *(AuditReport, Bisected, DoctorReport, EngineRecord, FusionReport, GpuReport, Inspection, LatencyReport, Listing),
-    *(Manifest, ParityReport, RegressionReport, ShipResult, VerifyResult, Written),
+    *(Manifest, ParityReport, RegressionReport, ShipResult, TuneReport, VerifyResult, Written),
 )
 
 

@@ -33,6 +33,13 @@ _STYLES = {
 _MOST_IN_A_CELL = 150
 
 
+def short_shape(shape: str) -> str:
+    """The name of a workload for the head of a column: `8x128` for `batch=8,seq=128`."""
+    import re
+
+    return re.sub(r"(^|,)\w+=", lambda match: "x" if match[1] else "", shape)
+
+
 def render(show: Show, value: Any, *, colour: bool = False, width: int = WIDTH) -> str:
     """The text that a verb prints for `value`, in lines of at most `width` columns."""
     import io

@@ -196,6 +196,62 @@ def bench_options(work: F) -> F:
     return _with(work, _BENCH_OPTIONS)
 
 
+class Percent(click.ParamType[float]):
+    """A share, written as `0.5%` or `0.005`."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The share as a number."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        try:
+            return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            self.fail(f"{value!r} is no share; write 0.5% or 0.005", param, ctx)
+
+
+_TUNE_OPTIONS = (
+    click.argument("folder", type=FOLDER),
+    click.option("--runtime", "runtimes", multiple=True, help="ort_cpu or openvino; default: both."),
+    click.option("--text", type=FOLDER, help="Sentences, one in each line: to time, and to make and judge int8 by."),
+    click.option("--inputs", type=FOLDER, help="Instead, an .npz of many items, an array for each input."),
+    click.option("--shape", "shapes", multiple=True, help='Sizes to time, as in bench: "batch=1/8,seq=64/128".'),
+    click.option("--lengths", type=FOLDER, help="Lengths to time, one in each line, or LENGTH:COUNT."),
+    click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        default=32,
+        show_default=True,
+        help="Sentences or lengths in a padded batch.",
+    ),
+    click.option(
+        "--metric", metavar="FILE.py:FUNCTION", help="Your own measure, the larger the better; it judges all of them."
+    ),
+    click.option(
+        "--max-drop", type=Percent(), default="0.5%", show_default=True, help="How far the metric may fall in int8."
+    ),
+    click.option("--threads", type=click.IntRange(min=1), multiple=True, help="Compute threads; several allowed."),
+    click.option(
+        "--budget",
+        type=click.FloatRange(min=1),
+        default=300.0,
+        show_default=True,
+        help="Seconds for the search and the timing.",
+    ),
+    click.option(
+        "--trust-source", is_flag=True, help="Run the code that a folder from elsewhere names, now and later."
+    ),
+    click.option("--force", is_flag=True, help="Try everything again even if nothing has changed."),
+)
+
+
+def tune_options(work: F) -> F:
+    """FOLDER and every option of `tune`."""
+    return _with(work, _TUNE_OPTIONS)
+
+
 def check_together(folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool) -> None:
     """Refuses combinations of options that make no sense.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from attnport.artifacts import INT8
 from attnport.console import cells
 from attnport.reporting import document as doc
 from attnport.reporting.absences import line, not_checked
@@ -86,7 +87,8 @@ def _verdicts(title: doc.Line, what: str, parities: Mapping[str, RuntimeParity])
         for name, row in parities.items()
     )
     yield doc.Table(title, columns, doc.rows(rows))
-    yield cells.notes({name: row.reason for name, row in parities.items() if row.verdict != "PASS"})
+    told = {name: row.reason for name, row in parities.items() if row.verdict != "PASS" or row.plan in INT8}
+    yield cells.notes(told)
 
 
 def _padding(row: RuntimeParity) -> doc.Line:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -70,7 +69,7 @@ def _verdicts(result: ShipResult, parity: ParityReport) -> doc.Table:
     """The verdict table: parity, fusion and speed of each runtime."""
     latency = result.latency
     shapes = _shapes(latency)
-    timed = [re.sub(r"(^|,)\w+=", lambda match: "x" if match[1] else "", shape) + " ms" for shape in shapes]  # 8x128
+    timed = [f"{cells.short_shape(shape)} ms" for shape in shapes]
     whole = ("runtime", "parity", "fused")
     rows: list[tuple[doc.Line, ...]] = []
     left_out = _left_out(result, parity)

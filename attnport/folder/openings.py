@@ -55,12 +55,17 @@ def model_openings(
     if not runtime.form:
         return {runtime.name: Opening(manifest.io, model=folder / MODEL, threads=threads)}
     return {
-        runtime.name if form.plan == usual else f"{runtime.name}.{form.plan}": Opening(
+        name_of(runtime.name, form.plan, usual): Opening(
             manifest.io, plan=form.plan, model=folder / form.file, threads=threads
         )
         for form in manifest.forms.values()
         if form.target == runtime.form and form.plan in (plans or ("fp32",))
     }
+
+
+def name_of(runtime: str, plan: str, usual: str = "fp32") -> str:
+    """The name that reports use for a runtime with the form of a precision plan."""
+    return runtime if plan == usual else f"{runtime}.{plan}"
 
 
 def model_files(manifest: Manifest) -> list[str]:

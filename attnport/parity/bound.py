@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from attnport.artifacts import (
     AUTO,
+    INT8,
     CaseResult,
     InvarianceResult,
     ParityReport,
@@ -39,7 +40,14 @@ COSINE = 0.99999
 """The least cosine of an embedding to the float64 one, in fp32 plans."""
 
 # An islands model computes in float32 but for q, k and v, so float32 rounding is its floor.
-EPS = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp16_islands": 2.0**-23, "bf16_islands": 2.0**-23}
+EPS = {
+    "fp32": 2.0**-23,
+    "fp16": 2.0**-10,
+    "bf16": 2.0**-7,
+    "fp16_islands": 2.0**-23,
+    "bf16_islands": 2.0**-23,
+    **dict.fromkeys(INT8, 2.0**-7),
+}
 EPS[AUTO] = EPS["fp16"]
 _MOST_NAMED = 4
 """Results that the reason of a failure names."""

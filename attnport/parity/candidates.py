@@ -38,11 +38,7 @@ class Candidates:
         """
         self._io, self._lowering, self._runtime, self._threads = manifest.io, lowering, runtime, threads
         self._scratch = scratch
-        for weights in external_files(read_graph(folder / MODEL)):
-            place = scratch / weights
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # A copy: readers refuse a link, soft or hard, as an attack.
-            shutil.copyfile(folder / weights, place)
+        copy_weights(folder, scratch)
         model = storage.load(folder / MODEL)
         usual = manifest.io.profile().sizes("opt")
         written = lowering.written(model, manifest.attentions, plan=AUTO, masks=manifest.io.masks, sizes=usual)
@@ -91,3 +87,12 @@ class Candidates:
         """The largest magnitude that an attention computes."""
         made = (name for node in self.attentions[attention] for name in self._made[node])
         return max((ranges.get(name, 0.0) for name in made), default=0.0)
+
+
+def copy_weights(folder: Path, scratch: Path) -> None:
+    """Copies the weights of an artifact's model beside graphs that are tried."""
+    for weights in external_files(read_graph(folder / MODEL)):
+        place = scratch / weights
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # A copy: readers refuse a link, soft or hard, as an attack.
+        shutil.copyfile(folder / weights, place)

@@ -21,6 +21,7 @@ from attnport.artifacts import (
     ParityReport,
     RuntimeParity,
     Session,
+    Verdict,
 )
 from attnport.cases.inputs import Case
 from attnport.cases.sizes import untried
@@ -163,7 +164,18 @@ class Comparison:
         openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads, self.bundle)
         if not openings:
             return {runtime.name: self._not_run(why_none(runtime), "fp32")}
-        return {name: self._measured(runtime, opening) for name, opening in openings.items()}
+        forms = {self.folder / form.file: form for form in self.manifest.forms.values() if form.int8}
+        rows: dict[str, RuntimeParity | _Tried] = {}
+        for name, opening in openings.items():
+            form = forms.get(opening.model) if opening.model else None
+            rows[name] = self._by_metric(form) if form else self._measured(runtime, opening)
+        return rows
+
+    def _by_metric(self, form: Form) -> RuntimeParity:
+        """The verdict on a form in int8, which has no twin in PyTorch: that of its metric, when it was written."""
+        assert form.int8 is not None
+        verdict: Verdict = "PASS" if form.int8.drop <= form.int8.max_drop else "FAIL"
+        return RuntimeParity(verdict, f"judged by its metric: {form.int8}", form.plan)
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
         """Graph parity: a form run numerically without its target, unless a runtime that opens it passes all cases."""
@@ -171,6 +183,8 @@ class Comparison:
         if passed := self._passed.get((self.folder / form.file, plan)):
             runtime_name, row = passed
             return replace(row, note=f"this is what {runtime_name} opens, and ran", as_exported=False)
+        if form.int8:
+            return self._by_metric(form)
         opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.threads)
         refused: list[str] = []
         for runtime in self._evaluators(form, plan):

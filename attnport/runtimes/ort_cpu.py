@@ -38,7 +38,7 @@ class OrtCpu(Runtime):
                 True,
                 version=str(ort.__version__),
                 devices=("CPU",),
-                plans=("fp32",),
+                plans=("fp32", "int8"),
                 max_opset=_ort.max_opset(PROVIDER),
             )
         except Exception as err:  # a half-installed wheel fails anywhere
@@ -48,15 +48,15 @@ class OrtCpu(Runtime):
         """Opens the form `ort_cpu`.
 
         Raises:
-            UnavailableError: ONNX Runtime is not installed, the plan is not fp32, or the session fell back to another
-                provider.
+            UnavailableError: ONNX Runtime is not installed, it does not compute in the plan, or the session fell back
+                to another provider.
             ArtifactError: ONNX Runtime cannot read the file, or its inputs and outputs are not the contract's.
             IntegrityError: external data lies outside the model's folder.
         """
         require("onnxruntime")
-        if opening.plan != "fp32":
+        if opening.plan not in ("fp32", "int8"):
             raise UnavailableError(
-                f"ort_cpu computes in fp32; {opening.plan} was asked for.",
+                f"ort_cpu computes in fp32, and linear layers in int8; {opening.plan} was asked for.",
                 hint="ONNX Runtime's CPU kernels cast half precision to fp32 and so hide its overflow: "
                 "use onnx_reference for the numbers of a half-precision form.",
             )
@@ -66,7 +66,7 @@ class OrtCpu(Runtime):
             settings.enable_cpu_mem_arena = False
             settings.add_session_config_entry("session.disable_prepacking", "1")
         session = _ort.open_session(path, settings, PROVIDER)
-        return _ort.OrtSession(opening.io, session, Ran("CPU", session.get_providers()[0], "fp32"))
+        return _ort.OrtSession(opening.io, session, Ran("CPU", session.get_providers()[0], opening.plan))
 
     def fusion_evidence(
         self,

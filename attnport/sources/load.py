@@ -87,7 +87,16 @@ def factory_of(text: str) -> Callable[[], Any]:
     """The factory that a SPEC names; its random numbers are the same each time.
 
     Raises:
-        SpecError: it names none (`hf:`, or a name without a colon), there is no such factory, or loading its file
+        SpecError: as `function_of`.
+    """
+    return seeded(function_of(text))
+
+
+def function_of(text: str) -> Callable[..., Any]:
+    """The function that `FILE.py:NAME` or `PACKAGE.MODULE:NAME` names.
+
+    Raises:
+        SpecError: it names none (`hf:`, or a name without a colon), there is no such function, or loading its file
             raised an error.
     """
     place, _, factory = text.rpartition(":")
@@ -100,8 +109,7 @@ def factory_of(text: str) -> Callable[[], Any]:
 
     try:
         with seeding():  # a file may make its module when it is loaded
-            made = file_factory(Path(place), factory) if is_file_name(place) else package_factory(place, factory)
-        return seeded(made)
+            return file_factory(Path(place), factory) if is_file_name(place) else package_factory(place, factory)
     except AttnportError:
         raise
     except (Exception, SystemExit) as err:

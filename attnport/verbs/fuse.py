@@ -16,11 +16,13 @@ from attnport.artifacts import (
     FusionItem,
     FusionReport,
     FusionTable,
+    Int8Plan,
     Manifest,
     PrecisionPlan,
 )
 from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
 from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text
+from attnport.exporter.int8 import Seen
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.folder.portable import portable
@@ -111,6 +113,30 @@ def fuse_searched(
     return _fuse_one(folder, open_folder(folder), lowering, AUTO, force, progress, found)
 
 
+def fuse_int8(
+    folder: Path, lowering: Lowering, plan: str, found: Int8Plan, seen: Mapping[str, Seen], progress: Progress
+) -> Manifest:
+    """Writes the form of a plan with layers in int8, by what they read; raises as `fuse`."""
+    return _fuse_one(folder, open_folder(folder), lowering, plan, True, progress, int8=(found, seen))
+
+
+def drop_form(changing: Change, key: str) -> None:
+    """Removes a form from a folder, with its table, its engines and its files."""
+    assert changing.manifest is not None
+    form = changing.manifest.forms[key]
+    for name in _files_of(form, changing.manifest):
+        changing.remove(name)
+    _drop_engines(changing, key)
+    tables = _tables(changing.folder, changing.manifest)
+    left = {name: table for name, table in tables.items() if table.file != form.file}
+    changing.path(FILE).write_text(to_json(FusionReport(left)), encoding="utf-8")
+    forms = {name: one for name, one in changing.manifest.forms.items() if name != key}
+    stages = {
+        name: stage for name, stage in changing.manifest.stages.items() if name not in (f"fuse:{key}", f"lower:{key}")
+    }
+    changing.manifest = dataclasses.replace(changing.manifest, forms=forms, stages=stages)
+
+
 def _fuse_one(
     folder: Path,
     manifest: Manifest,
@@ -119,6 +145,7 @@ def _fuse_one(
     force: bool,
     progress: Progress,
     searched: PrecisionPlan | None = None,
+    int8: tuple[Int8Plan, Mapping[str, Seen]] | None = None,
 ) -> Manifest:
     began_s = time.monotonic()
     key = lowering.form_key(plan)
@@ -129,13 +156,14 @@ def _fuse_one(
         manifest.files.get(MODEL, ""),
         manifest.files.get(WEIGHTS, ""),
         *([to_json(searched)] if searched else []),
+        *([to_json(int8[0])] if int8 else []),
     )
     table_key = lowering.table_key(plan)
     if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
         return manifest
     check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
     progress(f"{key}: lowering")
-    lowered, form = _write_form(folder, lowering, plan, searched)
+    lowered, form = _write_form(folder, lowering, plan, searched, int8)
     progress(f"{key}: proving")
     table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
     table = dataclasses.replace(table, padding=lowered.padding)
@@ -166,9 +194,16 @@ def _tables(folder: Path, manifest: Manifest) -> Mapping[str, FusionTable]:
         return {}
 
 
-def _write_form(folder: Path, lowering: Lowering, plan: str, searched: PrecisionPlan | None) -> tuple[Lowered, Form]:
+def _write_form(
+    folder: Path,
+    lowering: Lowering,
+    plan: str,
+    searched: PrecisionPlan | None,
+    int8: tuple[Int8Plan, Mapping[str, Seen]] | None,
+) -> tuple[Lowered, Form]:
     """Lowers and saves the form; the same change removes the table of the earlier form."""
     from attnport.exporter import storage
+    from attnport.exporter.int8 import quantize
 
     key = lowering.form_key(plan)
     name = f"model.{key}.onnx"
@@ -179,16 +214,19 @@ def _write_form(folder: Path, lowering: Lowering, plan: str, searched: Precision
         lowered = lowering.lower(
             model,
             changing.manifest.attentions,
-            plan=plan,
+            plan="fp32" if int8 else plan,
             masks=changing.manifest.io.masks,
             sizes=usual,
             islands=searched.nodes if searched else None,
         )
+        if int8:
+            quantize(lowered.model, int8[1], int8[0].kept)
         weights = f"model.{key}.bin"
         written = storage.save_form(lowered.model, changing.path(name), weights)
         if not written and weights in changing.manifest.files:
             changing.remove(weights)
-        form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks, searched)
+        of_plan = searched, int8[0] if int8 else None
+        form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks, *of_plan)
         _drop_engines(changing, key)
         changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})
         tables = _tables(folder, changing.manifest)

@@ -45,6 +45,7 @@ class OrtCpu(Lowering):
     name = "ort_cpu"
     opset = 23
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
+    int8: ClassVar[tuple[str, ...]] = ("int8",)
     real_tokens: ClassVar[bool] = True
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:

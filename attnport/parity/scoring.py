@@ -1,0 +1,189 @@
+"""Metrics by which a model without a bound is judged: agreement with float32, or a function of the user's.
+
+A metric is given a session and returns a score, the larger the better; `artifacts.drop` compares two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from attnport.artifacts import IOContract, Manifest, Score, Session
+from attnport.cases.inputs import Array, Case, case
+from attnport.cases.text import text_cases
+from attnport.errors import AttnportError, SpecError, UsageError, first_line
+from attnport.sources.load import function_of
+from attnport_bundle.batches import embedding, mapped
+
+FEWEST = 20
+"""Items that must be scored, at least: with fewer, one of them decides."""
+
+
+class Metric(Protocol):
+    """Scores a model.
+
+    Attributes:
+        name: What it measures, for reports.
+    """
+
+    name: str
+
+    def __call__(self, session: Session) -> Score:
+        """The score of a session; raises SpecError where a user's function fails."""
+        ...
+
+
+class Agreement:
+    """How much of a model's answers stays the same as those of the session that is scored first.
+
+    Logits: the share of positions with the same largest. Otherwise, vectors of one item each: the mean cosine, or the
+    share of items whose nearest neighbour among the others stays the same, whichever is less. Otherwise: 1 - the norm
+    of the difference as a share of the norm. The least over outputs counts.
+    """
+
+    def __init__(self, io: IOContract, items: Sequence[Case]) -> None:
+        """`items`: batches of one item each.
+
+        Raises:
+            UsageError: there are fewer than `FEWEST`.
+        """
+        if len(items) < FEWEST:
+            raise UsageError(
+                f"got {len(items)} items to judge int8 by; expected at least {FEWEST}.",
+                hint=f"Half of the given items are for ranges; give {2 * FEWEST} or more, as they occur in use.",
+            )
+        self._io, self._items = io, items
+        self._expected: dict[str, list[Array]] | None = None
+        logits = [spec.name for spec in io.outputs if spec.name == "logits" or spec.name.endswith("_logits")]
+        vectors = [spec.name for spec in io.outputs if len(spec.dims) == 2 and "float" in spec.dtype]
+        self._measure, self._outputs = (
+            (_same_largest, logits)
+            if logits
+            else (_neighbours, vectors)
+            if vectors
+            else (_nearness, [spec.name for spec in io.outputs if "float" in spec.dtype])
+        )
+        if not self._outputs:
+            raise UsageError("the model has no floating-point output.", hint="Give --metric FILE.py:FUNCTION.")
+        self.name = _NAMES[self._measure]
+
+    def __call__(self, session: Session) -> Score:
+        """The agreement; 1 for the session that is scored first."""
+        found: dict[str, list[Array]] = {name: [] for name in self._outputs}
+        for item in self._items:
+            outputs = session.run(item.feeds)
+            for name in self._outputs:
+                found[name].append(outputs[name][item.valid[name]].astype(np.float64))
+        if self._expected is None:
+            self._expected = found
+        if not all(np.isfinite(row).all() for rows in found.values() for row in rows):
+            return Score(float("-inf"), {"finite": 0.0})
+        scores = [self._measure(found[name], self._expected[name]) for name in self._outputs]
+        return min(scores, key=lambda score: score.value)
+
+
+def _same_largest(found: Sequence[Array], expected: Sequence[Array]) -> Score:
+    same = np.concatenate(
+        [np.atleast_1d(got.argmax(-1) == wanted.argmax(-1)) for got, wanted in zip(found, expected, strict=True)]
+    )
+    return Score(float(same.mean()))
+
+
+def _neighbours(found: Sequence[Array], expected: Sequence[Array]) -> Score:
+    got, wanted = (_directions(rows) for rows in (found, expected))
+    cosine = float((got * wanted).sum(-1).mean())
+    same = float((_nearest(got) == _nearest(wanted)).mean())
+    return Score(min(cosine, same), {"mean cosine": cosine, "nearest neighbours unchanged": same})
+
+
+def _directions(rows: Sequence[Array]) -> Array:
+    vectors = np.stack([row.reshape(-1) for row in rows])
+    directions: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)
+    return directions
+
+
+def _nearest(directions: Array) -> Array:
+    similar = directions @ directions.T
+    np.fill_diagonal(similar, -np.inf)
+    nearest: Array = similar.argmax(-1)
+    return nearest
+
+
+def _nearness(found: Sequence[Array], expected: Sequence[Array]) -> Score:
+    missed = sum(float(((got - wanted) ** 2).sum()) for got, wanted in zip(found, expected, strict=True))
+    whole = sum(float((wanted**2).sum()) for wanted in expected)
+    return Score(1 - (missed / max(whole, 1e-30)) ** 0.5)
+
+
+_NAMES: dict[Callable[..., Score], str] = {
+    _same_largest: "agreement of the largest logit",
+    _neighbours: "agreement of vectors and their nearest neighbours",
+    _nearness: "agreement of outputs",
+}
+
+
+class ScoredModel:
+    """What a user's metric is given: a model to run, whatever its runtime and precision."""
+
+    def __init__(self, session: Session, io: IOContract, tokenizer: Path | None) -> None:
+        self._session, self._io, self._tokenizer = session, io, tokenizer
+
+    def run(self, **feeds: Array) -> dict[str, Array]:
+        """Outputs by name; takes an array for each input."""
+        return self._session.run(feeds)
+
+    def map(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """As `run`, for any number of items, in batches of like length."""
+        return mapped(self.run, self._io, feeds)
+
+    def embed(self, texts: Sequence[str]) -> Array:
+        """The vectors of texts, `[texts, width]`, for models that read text and give one vector for each."""
+        if self._tokenizer is None:
+            raise UsageError("the model has no tokenizer; use run or map.")
+        output = embedding(self._io)
+        rows = [self._session.run(one.feeds)[output] for one in text_cases(self._io, texts, self._tokenizer, batch=1)]
+        vectors: Array = np.concatenate(rows)
+        return vectors
+
+
+class UserMetric:
+    """A function of the user's, `FILE.py:FUNCTION` or `MODULE:FUNCTION`, called with a `ScoredModel`."""
+
+    def __init__(self, text: str, folder: Path, manifest: Manifest) -> None:
+        """Loads the function. Raises UsageError, SpecError: it cannot be loaded."""
+        self.name = text
+        self._function: Callable[[ScoredModel], Any] = function_of(text)
+        self._io = manifest.io
+        self._tokenizer = folder / manifest.tokenizer if manifest.tokenizer else None
+
+    def __call__(self, session: Session) -> Score:
+        """What the function returns for a session.
+
+        Raises:
+            SpecError: it raised, or returned something else than a number.
+        """
+        try:
+            value = self._function(ScoredModel(session, self._io, self._tokenizer))
+        except AttnportError:
+            raise
+        except Exception as err:  # the user's own code may raise anything
+            raise SpecError(f"metric {self.name} raised {type(err).__name__}: {first_line(err)}.") from err
+        try:
+            return Score(float(value))
+        except (TypeError, ValueError) as err:
+            raise SpecError(f"metric {self.name} returned {value!r:.60}; expected a number.") from err
+
+
+def items_of(io: IOContract, given: Case) -> list[Case]:
+    """A case's items, each in a batch of its own. Raises UsageError where not all inputs have the batch first."""
+    batch = io.inputs[0].dims[0]
+    if any(spec.dims[:1] != (batch,) for spec in io.inputs) or isinstance(batch, int):
+        raise UsageError(f"the inputs have no common first dim of items: {', '.join(map(str, io.inputs))}.")
+    count = len(next(iter(given.feeds.values())))
+    return [
+        case(io, f"{given.name} {at}", given.group, {name: array[at : at + 1] for name, array in given.feeds.items()})
+        for at in range(count)
+    ]

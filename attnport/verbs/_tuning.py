@@ -1,0 +1,249 @@
+"""What `tune` does with an open folder: search int8, score, time, choose, and keep what was chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+from attnport.artifacts import (
+    INT8,
+    Candidate,
+    Capabilities,
+    Form,
+    LatencyReport,
+    Manifest,
+    RuntimeParity,
+    Score,
+    Session,
+    TuneReport,
+    drop,
+)
+from attnport.cases.inputs import Case
+from attnport.exporter.lowering import base as lowerings
+from attnport.folder.openings import name_of
+from attnport.folder.workspace import change, check_files, open_folder
+from attnport.jsonfile import digest_text, to_json
+from attnport.latency.choosing import NOT_RUN, REFUSED, choose
+from attnport.latency.measuring import BASELINE, Effort, Measuring
+from attnport.latency.workloads import Workload
+from attnport.parity.evaluate import Progress
+from attnport.parity.golden import FILE as GOLDEN
+from attnport.parity.golden import set_plan
+from attnport.parity.int8_search import Int8Graphs, search
+from attnport.parity.scoring import Agreement, Metric, UserMetric
+from attnport.runtimes import base
+from attnport.runtimes.base import Opening, Runtime
+from attnport.verbs import fuse as fusing
+from attnport.verbs._advice import ratio
+from attnport.verbs.bench import subjects
+from attnport.verbs.export import MODEL
+
+STAGE, FILE = "tune", "tune.json"
+_TIMED_SHARE = 0.4
+_LEAST_S = 20.0
+_CALLS = 7
+
+
+@dataclass(frozen=True)
+class Data:
+    """What int8 is made and judged by: batches of one item each, some for ranges, others for the metric."""
+
+    ranged: tuple[Case, ...]
+    scored: tuple[Case, ...]
+
+
+@dataclass
+class Tuning:
+    """One run of the verb."""
+
+    folder: Path
+    runtimes: Sequence[Runtime]
+    probed: Mapping[str, Capabilities]
+    threads: Sequence[int]
+    max_drop: float
+    data: Data | None
+    workloads: Sequence[Workload]
+    until_s: float
+    seed: int
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+
+    def judge(self, parity: Mapping[str, RuntimeParity], metric: str | None) -> None:
+        """Finds the forms in int8, and says of every form whether its numbers are good enough."""
+        manifest = open_folder(self.folder)
+        self.metric = self._metric(manifest, metric)
+        self.references: dict[str, Score] = {}
+        if self.metric is None:
+            self.notes.append("int8 was not tried: give sentences with --text, or many items with --inputs")
+        else:
+            for runtime in self.runtimes:
+                with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
+                    self.references[runtime.name] = self.metric(session)
+            for number, runtime in enumerate(self.runtimes):
+                self._find_int8(runtime, len(self.runtimes) - number, metric)
+        manifest = open_folder(self.folder)
+        for runtime in self.runtimes:
+            for key, form in manifest.forms.items():
+                if form.target == runtime.form and form.plan in self.probed[runtime.name].plans:
+                    row = parity.get(name_of(runtime.name, form.plan))
+                    self._judge_form(runtime, key, manifest, row, by_metric=metric is not None)
+
+    def _metric(self, manifest: Manifest, metric: str | None) -> Metric | None:
+        if self.data is None:
+            return None
+        return UserMetric(metric, self.folder, manifest) if metric else Agreement(manifest.io, self.data.scored)
+
+    def _judge_form(
+        self, runtime: Runtime, key: str, manifest: Manifest, parity: RuntimeParity | None, *, by_metric: bool
+    ) -> None:
+        form = manifest.forms[key]
+        score, fall = self._score(runtime, form, manifest)
+        verdict, reason = "", ""
+        if form.int8 is not None:
+            reason = f"{form.int8.layers - len(form.int8.kept)} of {form.int8.layers} layers in int8"
+        elif not by_metric and (parity is None or parity.verdict != "PASS"):
+            verdict, reason = REFUSED, f"parity: {parity.reason if parity else 'not checked'}"
+        if (by_metric or form.int8) and fall is not None and fall > self.max_drop:
+            verdict, reason = REFUSED, f"the metric falls by {fall:.2%}"
+        self.candidates += [
+            Candidate(runtime.name, key, form.plan, threads, verdict, reason, score, fall) for threads in self.threads
+        ]
+
+    def _score(self, runtime: Runtime, form: Form, manifest: Manifest) -> tuple[Score | None, float | None]:
+        """What the metric says of a form, and how much less that is than in float32."""
+        if self.metric is None:
+            return None, None
+        if form.int8 is not None:
+            return form.int8.score, form.int8.drop
+        self.progress(f"scoring {name_of(runtime.name, form.plan)}")
+        with self._open(runtime, form, manifest) as session:
+            score = self.metric(session)
+        return score, drop(score, self.references[runtime.name])
+
+    def _find_int8(self, runtime: Runtime, left: int, metric: str | None) -> None:
+        """Writes the form of a runtime in int8, unless there is none that is faster and within the metric."""
+        lowering = lowerings.get(runtime.form)
+        plan = next((plan for plan in lowering.int8 if plan in self.probed[runtime.name].plans), None)
+        if plan is None or self.data is None or self.metric is None:
+            return
+        manifest = open_folder(self.folder)
+        inputs = digest_text(
+            manifest.files[MODEL],
+            *(f"{metric} {self.max_drop} {array.tobytes()!r}" for item in (*self.data.ranged, *self.data.scored)
+              for array in item.feeds.values()),
+        )  # fmt: skip
+        earlier = manifest.forms.get(lowering.form_key(plan))
+        if earlier is not None and earlier.int8 is not None and earlier.int8.inputs == inputs:
+            return
+        self.progress(f"{runtime.name}: ranges of {len(self.data.ranged)} items")
+        with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
+            given = self.folder, manifest, lowering, runtime, plan
+            graphs = Int8Graphs(*given, self.data.ranged, Path(scratch), max(self.threads))
+            if graphs.layers and (slower := self._slower(runtime, graphs, manifest)):
+                self.notes.append(f"{runtime.name}: int8 was not searched: {slower}")
+                return
+            now_s = time.monotonic()
+            found = search(
+                graphs,
+                self.metric,
+                self.references[runtime.name],
+                max_drop=self.max_drop,
+                items=(len(self.data.ranged), len(self.data.scored)),
+                inputs=inputs,
+                until_s=now_s + max(0.0, self.until_s - now_s) * (1 - _TIMED_SHARE) / left,
+                progress=lambda step: self.progress(f"{runtime.name}, {step}"),
+            )
+            if isinstance(found, str):
+                self.notes.append(f"{runtime.name}: no form in int8: {found}")
+                return
+            fusing.fuse_int8(self.folder, lowering, plan, found, graphs.seen, self.progress)
+
+    def _slower(self, runtime: Runtime, graphs: Int8Graphs, manifest: Manifest) -> str:
+        """Why int8 cannot be faster here: by a few calls with every layer in int8, beside the other precisions."""
+        plain = [form for form in manifest.forms.values() if form.target == runtime.form and form.plan not in INT8]
+        plain = [form for form in plain if form.plan in self.probed[runtime.name].plans]
+        with contextlib.ExitStack() as stack:
+            sides = {form.plan: stack.enter_context(self._open(runtime, form, manifest)) for form in plain}
+            sides["int8"] = stack.enter_context(graphs.open(()))
+            ratios = []
+            for workload in self.workloads:
+                times: dict[str, list[float]] = {name: [] for name in sides}
+                for _ in range(_CALLS):
+                    for name, session in sides.items():
+                        began = time.perf_counter()
+                        session.run(workload.feeds)
+                        times[name].append(time.perf_counter() - began)
+                medians = {name: median(taken) for name, taken in times.items()}
+                ratios.append(medians.pop("int8") / min(medians.values()))
+        least = min(ratios)
+        return "" if least < 1 else f"with every layer in int8 it takes {least:.2f} of the fastest plainer precision"
+
+    def _open(self, runtime: Runtime, form: Form, manifest: Manifest) -> contextlib.closing[Session]:
+        opening = Opening(manifest.io, form.plan, self.folder / form.file, threads=max(self.threads))
+        return contextlib.closing(runtime.open(opening))
+
+    def finish(self, digest: str) -> TuneReport:
+        """Times the candidates, chooses, removes the forms in int8 that lost, and writes the report."""
+        latency = self._timed() if any(not one.verdict for one in self.candidates) else {}
+        timed = [self._with_times(one, latency.get(one.threads)) for one in self.candidates]
+        candidates = choose(timed, latency, ratio)
+        report = TuneReport(
+            metric=self.metric.name if self.metric else "",
+            max_drop=self.max_drop,
+            candidates=candidates,
+            latency=latency,
+            notes=tuple(self.notes),
+        )
+        manifest = open_folder(self.folder)
+        best = report.chosen
+        chosen = manifest.forms[best.form] if best else None
+        if best and chosen and chosen.int8 and GOLDEN in manifest.files:
+            self._write_golden(base.get(best.runtime), chosen)
+        with change(self.folder) as edit:
+            assert edit.manifest is not None
+            for key, form in edit.manifest.forms.items():
+                if form.int8 is not None and form != chosen:
+                    fusing.drop_form(edit, key)
+            edit.path(FILE).write_text(to_json(report), encoding="utf-8")
+            edit.finish(STAGE, digest, extra=(chosen.file,) if chosen else ())
+        return report
+
+    def _write_golden(self, runtime: Runtime, form: Form) -> None:
+        """Lets bundles judge the form; a change of its own, as `check` writes this file too."""
+        with change(self.folder) as edit:
+            assert edit.manifest is not None
+            check_files(self.folder, edit.manifest, GOLDEN)
+            with self._open(runtime, form, edit.manifest) as session:
+                set_plan(session, edit.manifest.io, form.plan, self.folder / GOLDEN, edit.path(GOLDEN))
+            edit.finish(f"{STAGE}:golden", "")
+
+    def _timed(self) -> dict[int, LatencyReport]:
+        """The latency of every candidate that is not refused, for each number of threads in a run of its own."""
+        manifest, found = open_folder(self.folder), {}
+        refused = {name_of(one.runtime, one.plan) for one in self.candidates if one.verdict}
+        for number, threads in enumerate(self.threads):
+            budget_s = max(_LEAST_S, (self.until_s - time.monotonic()) / (len(self.threads) - number))
+            effort = Effort(threads, budget_s, seed=self.seed)
+            every = [*self.runtimes, base.get(BASELINE)]
+            timed = subjects(every, self.probed, self.folder, manifest, threads)
+            timed = {name: subject for name, subject in timed.items() if name not in refused}
+            with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
+                given = self.folder, manifest, timed, self.workloads, effort, Path(scratch), self.progress
+                found[threads] = Measuring(*given).report({"threads": threads, "seed": self.seed})
+        return found
+
+    def _with_times(self, one: Candidate, latency: LatencyReport | None) -> Candidate:
+        if one.verdict or latency is None:
+            return one
+        rows = {shape: rows[name_of(one.runtime, one.plan)] for shape, rows in latency.shapes.items()}
+        ms = {shape: row.median_ns / 1e6 for shape, row in rows.items() if row.median_ns is not None}
+        if len(ms) < len(rows):
+            why = next(row.reason for row in rows.values() if row.median_ns is None)
+            return replace(one, verdict=NOT_RUN, reason=why)
+        return replace(one, ms=ms)

@@ -1,0 +1,161 @@
+"""`attnport tune`: tries every runtime and precision on the user's own data and lengths, and keeps the fastest."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from attnport.artifacts import Capabilities, Manifest, TuneReport
+from attnport.cases.choosing import read_feeds
+from attnport.cases.inputs import case as given_case
+from attnport.cases.text import read_sentences, text_cases
+from attnport.errors import UsageError
+from attnport.exporter.lowering import base as lowerings
+from attnport.folder.machine import machine
+from attnport.folder.trust import require
+from attnport.folder.workspace import fresh, open_folder, toolchain
+from attnport.jsonfile import digest_file, digest_text, read
+from attnport.latency.lengths import read_lengths
+from attnport.latency.measuring import BASELINE
+from attnport.latency.workloads import MANY, workloads
+from attnport.parity.evaluate import Progress
+from attnport.parity.scoring import items_of
+from attnport.processes.isolated import Limits, probe_all
+from attnport.runtimes import base
+from attnport.runtimes.base import Runtime, physical_cores
+from attnport.verbs import fuse as fusing
+from attnport.verbs._tuning import FILE, STAGE, Data, Tuning
+from attnport.verbs.check import check
+from attnport.verbs.export import MODEL, WEIGHTS
+
+MAX_DROP = 0.005
+RUNTIMES = ("ort_cpu", "openvino")
+_MOST_ITEMS = 400
+_PACKAGES = ("torch", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "numpy")
+
+
+def tune(
+    folder: Path,
+    runtimes: Sequence[str] | None = None,
+    shapes: Sequence[str] | None = None,
+    text: Path | None = None,
+    inputs: Path | None = None,
+    *,
+    lengths: Path | None = None,
+    batch: int = MANY,
+    metric: str | None = None,
+    max_drop: float = MAX_DROP,
+    threads: Sequence[int] = (),
+    budget_s: float = 300.0,
+    seed: int = 0,
+    force: bool = False,
+    trust_source: bool = False,
+    progress: Progress = lambda message: None,
+) -> TuneReport:
+    """Writes and times every form of the runtimes on the processor, keeps the fastest, and writes `tune.json`.
+
+    Tried are float32, bf16 where the processor has it, and int8: linear layers as integer products, but those that cost
+    more accuracy than is allowed. float32 and bf16 must pass `check`, by whose bound they are judged, unless there is a
+    metric. int8 has no such bound and is judged by the metric. It is kept only if it is shown to be faster here.
+
+    What an interrupted run has found is used by the next.
+
+    Args:
+        folder: An artifact folder.
+        runtimes: `ort_cpu`, `openvino`; none = both, as far as they are installed.
+        shapes, lengths, batch: The workloads, as in `bench`.
+        text: Sentences, one in each line: workloads, as in `bench`; and what int8 is made and judged by, half of them
+            for ranges, the others for the metric.
+        inputs: The same for models that do not read text: an `.npz` of many items, an array for each input.
+        metric: `FILE.py:FUNCTION`, called with a `parity.scoring.ScoredModel`, returns a number, the larger the better.
+            It judges every candidate. Without one, int8 is judged by how much of the answers stays the same.
+        max_drop: By how much the metric may be below that in float32, as a share.
+        threads: The numbers of compute threads to try; none = the physical cores.
+        budget_s: How long the search for int8 and the timing may take.
+        force: Run again even if nothing has changed.
+        trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
+
+    Raises:
+        ArtifactError, IntegrityError, SpecError: the folder, its files or its source are not what they were, or the
+            metric cannot be loaded or fails.
+        UsageError: an unknown runtime, or inputs, text or lengths that do not fit.
+    """
+    manifest = open_folder(folder)
+    require(manifest.source, given=trust_source)
+    if not 0 < max_drop < 1:
+        raise UsageError(f"--max-drop: got {max_drop:g}; expected a share between 0 and 1, such as 0.5%.")
+    chosen = [base.get(name) for name in runtimes or RUNTIMES]
+    if other := [runtime.name for runtime in chosen if runtime.name not in RUNTIMES]:
+        raise UsageError(f"--runtime {other[0]}: tune tries {' and '.join(RUNTIMES)}.")
+    sentences = read_sentences(text) if text else []
+    data = _data(folder, manifest, sentences, inputs)
+    counts = tuple(dict.fromkeys(threads or (physical_cores(),)))
+    progress("probing the runtimes")
+    probed = probe_all([*chosen, base.get(BASELINE)], Limits())
+    settings = [list(probed), list(shapes or ()), batch, metric, max_drop, counts, budget_s, seed]
+    digest = _digest(manifest, sentences, [inputs, lengths, _file_of(metric)], settings, probed)
+    if not force and fresh(folder, manifest, STAGE, digest):
+        return read(TuneReport, folder / FILE)
+    ready = [runtime for runtime in chosen if probed[runtime.name].available]
+    _write_plain(folder, ready, probed, progress)
+    names = [runtime.name for runtime in ready]
+    parity = check(folder, names, text, trust_source=trust_source, progress=progress) if ready else None
+    manifest = open_folder(folder)
+    todo = workloads(folder, manifest, shapes, sentences, seed, read_lengths(lengths) if lengths else {}, batch)
+    run = Tuning(
+        folder.resolve(), ready, probed, counts, max_drop, data, todo, time.monotonic() + budget_s, seed, progress
+    )
+    run.judge(parity.runtimes if parity else {}, metric)
+    return run.finish(digest)
+
+
+def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None) -> Data | None:
+    """The user's items, of which every second one is for ranges; None if there are none."""
+    if inputs is not None:
+        items = items_of(manifest.io, given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
+    elif sentences and manifest.tokenizer:
+        texts = [manifest.prompts.usual + sentence for sentence in sentences[:_MOST_ITEMS]]
+        items = text_cases(manifest.io, texts, folder / manifest.tokenizer, batch=1)
+    else:
+        return None
+    items = items[:_MOST_ITEMS]
+    return Data(tuple(items[::2]), tuple(items[1::2]))
+
+
+def _write_plain(
+    folder: Path, runtimes: Sequence[Runtime], probed: Mapping[str, Capabilities], progress: Progress
+) -> None:
+    """Writes the forms that are not in int8, in every precision that the runtime has here."""
+    for runtime in runtimes:
+        for plan in lowerings.get(runtime.form).plans:
+            if plan in probed[runtime.name].plans:
+                fusing.fuse(folder, targets=[runtime.form], plans={runtime.form: plan}, progress=progress)
+
+
+def _file_of(metric: str | None) -> Path | None:
+    file = Path(metric.rpartition(":")[0]) if metric else None
+    return file if file is not None and file.is_file() else None
+
+
+def _digest(
+    manifest: Manifest,
+    sentences: Sequence[str],
+    files: Sequence[Path | None],
+    settings: Sequence[object],
+    probed: Mapping[str, Capabilities],
+) -> str:
+    """All that the result depends on, but the forms, which the run itself writes."""
+    here = machine()
+    parts = [
+        toolchain(*_PACKAGES),
+        [here.cpu, here.features],
+        asdict(manifest.source),
+        [manifest.files.get(MODEL), manifest.files.get(WEIGHTS)],
+        settings,
+        [asdict(found) for found in probed.values()],
+        [digest_file(file) if file is not None and file.is_file() else "" for file in files],
+    ]
+    return digest_text(json.dumps(parts, sort_keys=True, default=str), *sentences)
