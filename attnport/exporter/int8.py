@@ -4,11 +4,12 @@ Weights are int8 with a scale for each output channel, activations uint8 with on
 `QuantizeLinear` and `DequantizeLinear`, which ONNX Runtime and OpenVINO compute as integer products. Attention, norms
 and sums stay as they are. Two well-known steps keep the numbers: channels with large activations are scaled down, and
 their weights up (SmoothQuant, Xiao et al. 2023), and the mean error that rounding weights makes is taken out of the
-bias. On MiniLM this is nearer to float32 than the tools that could do it instead: see docs/adr/0020-int8.md.
+bias. On MiniLM this is nearer to float32 than the tools that could do it instead: see docs/adr/0021-int8.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -49,11 +50,13 @@ class Layer:
         name: The module paths: of the first product, then the last parts of the others'.
         reads: The name of what they read.
         nodes: The names of their nodes.
+        weights: The number of their weights, by which the work for a token grows.
     """
 
     name: str
     reads: str
     nodes: tuple[str, ...]
+    weights: int
 
 
 def layers(model: ir.Model) -> tuple[Layer, ...]:
@@ -67,7 +70,8 @@ def layers(model: ir.Model) -> tuple[Layer, ...]:
         name = _path(nodes)
         seen[name] += 1
         name = name if seen[name] == 1 else f"{name} #{seen[name]}"
-        made.append(Layer(name, reads, tuple(str(node.name) for node in nodes)))
+        weights = sum(_size(node) for node in nodes)
+        made.append(Layer(name, reads, tuple(str(node.name) for node in nodes), weights))
     return tuple(made)
 
 
@@ -188,6 +192,11 @@ def _weight(node: ir.Node) -> Array:
     array: Array = node.inputs[1].const_value.numpy().astype(np.float64)  # type: ignore[union-attr]
     turned = "transB" in node.attributes and node.attributes["transB"].value
     return array.T if turned else array
+
+
+def _size(node: ir.Node) -> int:
+    """The number of a layer's weights."""
+    return math.prod(node.inputs[1].const_value.shape)  # type: ignore[union-attr, arg-type]
 
 
 def _path(nodes: list[ir.Node]) -> str:

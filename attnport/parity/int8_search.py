@@ -18,14 +18,10 @@ from attnport.exporter import storage
 from attnport.exporter.int8 import PREFIX, Seen, layers, observe, quantize
 from attnport.exporter.lowering.base import Lowering
 from attnport.folder.openings import MODEL
-from attnport.parity import islands
 from attnport.parity.candidates import copy_weights
 from attnport.parity.evaluate import Progress
 from attnport.parity.scoring import Metric
 from attnport.runtimes.base import Opening, Runtime
-
-MOST = 60
-"""The most graphs that a search scores."""
 
 
 class Int8Graphs:
@@ -33,6 +29,7 @@ class Int8Graphs:
 
     Attributes:
         layers: The names of the layers, in topological order.
+        weights: The number of weights by layer.
         seen: What each layer reads, by the name of that tensor.
     """
 
@@ -63,6 +60,7 @@ class Int8Graphs:
         storage.save_form(model, self._lowered, "lowered.bin")
         self._layers = layers(model)
         self.layers = tuple(layer.name for layer in self._layers)
+        self.weights = {layer.name: layer.weights for layer in self._layers}
         self.seen = self._ranges(items) if self._layers else {}
 
     def open(self, kept: Collection[str]) -> contextlib.closing[Session]:
@@ -104,51 +102,67 @@ def search(
     reference: Score,
     *,
     max_drop: float,
+    near: Metric,
     items: tuple[int, int],
     inputs: str,
     until_s: float = math.inf,
-    most: int = MOST,
     progress: Progress = lambda message: None,
 ) -> Int8Plan | str:
-    """The plan with the fewest layers kept in float32, or why there is none.
+    """The plan with few layers kept in float32 whose drop is small enough, or why there is none.
+
+    If the drop with every layer in int8 is too large, each layer is tried alone, and those with the largest error for
+    their work are kept: as many as bisection finds to be enough. Errors of layers add up, so that their order hardly
+    depends on the others.
 
     Args:
         reference: The score of the same target's form in float32.
+        near: 1 - the error of a session, to order layers by; it was called with that form already.
         items: How many inputs the ranges are of, and how many are scored.
         inputs: See `Int8Plan`.
-        until_s: The time (of `time.monotonic`) after which what was found is not made smaller any more.
+        until_s: The time (of `time.monotonic`) after which no layer is tried alone any more; the others are kept.
     """
-    scores: dict[frozenset[str], Score] = {}
-    began_s, rest = time.monotonic(), max(3, most)
-
-    def share(kept: islands.Parts) -> float:
-        progress(f"int8: graph {len(scores) + 1}, {len(kept)} of {len(graphs.layers)} layers in float32")
-        with graphs.open(kept) as session:
-            scores[kept] = metric(session)
-        return drop(scores[kept], reference) / max_drop if max_drop else math.inf * drop(scores[kept], reference)
-
     if not graphs.layers:
         return "it has no linear layer with a weight of its own"
-    all_of_them = frozenset(graphs.layers)
-    first = share(frozenset())
-    each_s = time.monotonic() - began_s
-    if math.isfinite(until_s):
-        rest = max(3, min(rest, int((until_s - time.monotonic()) / max(each_s, 1e-3))))
-    known = {frozenset[str](): first, all_of_them: 0.0}
-    found = islands.search(graphs.layers, lambda kept: known[kept] if kept in known else share(kept), most=rest)
-    kept = frozenset(found.parts)
-    if kept == all_of_them or kept not in scores:
-        fall = drop(scores[frozenset()], reference)
-        return f"{metric.name} falls by {fall:.2%} with all in int8, and by more than {max_drop:.2%} with any layer"
+    scores: dict[int, Score] = {}
+    order: list[str] = []
+
+    def holds(count: int) -> bool:
+        progress(f"int8: {count} of {len(graphs.layers)} layers in float32")
+        with graphs.open(order[:count]) as session:
+            scores[count] = metric(session)
+        return drop(scores[count], reference) <= max_drop
+
+    if not holds(0):
+        order = _by_error(graphs, near, until_s, progress)
+        too_few, enough = 0, len(order)
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            too_few, enough = (too_few, middle) if holds(middle) else (middle, enough)
+        if enough == len(order):
+            fall = drop(scores[0], reference)
+            return f"{metric.name} falls by {fall:.2%}, and by more than {max_drop:.2%} with any layer in int8"
+    kept = min(count for count in scores if drop(scores[count], reference) <= max_drop)
     return Int8Plan(
         metric=metric.name,
         score=scores[kept],
         reference=reference,
         max_drop=max_drop,
         layers=len(graphs.layers),
-        kept=found.parts,
-        drop_of_all=drop(scores[frozenset()], reference),
+        kept=tuple(layer for layer in graphs.layers if layer in order[:kept]),
+        drop_of_all=drop(scores[0], reference),
         items=items,
         evaluations=len(scores),
         inputs=inputs,
     )
+
+
+def _by_error(graphs: Int8Graphs, near: Metric, until_s: float, progress: Progress) -> list[str]:
+    """The layers, those with the largest error for their work first; before them those that there was no time for."""
+    errors: dict[str, float] = {}
+    for number, layer in enumerate(graphs.layers, start=1):
+        if time.monotonic() > until_s:
+            break
+        progress(f"int8: layer {number} of {len(graphs.layers)} alone")
+        with graphs.open([name for name in graphs.layers if name != layer]) as session:
+            errors[layer] = (1 - near(session).value) ** 2 / graphs.weights[layer]
+    return sorted(graphs.layers, key=lambda layer: -errors.get(layer, math.inf))

@@ -47,6 +47,8 @@ STAGE, FILE = "tune", "tune.json"
 _TIMED_SHARE = 0.4
 _LEAST_S = 20.0
 _CALLS = 7
+_RANKED = 32
+"""Items by which layers are put in order."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,16 @@ class Tuning:
             if graphs.layers and (slower := self._slower(runtime, graphs, manifest)):
                 self.notes.append(f"{runtime.name}: int8 was not searched: {slower}")
                 return
+            near = Agreement(manifest.io, self.data.ranged[:_RANKED], near=True)
+            with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
+                near(session)
             now_s = time.monotonic()
             found = search(
                 graphs,
                 self.metric,
                 self.references[runtime.name],
                 max_drop=self.max_drop,
+                near=near,
                 items=(len(self.data.ranged), len(self.data.scored)),
                 inputs=inputs,
                 until_s=now_s + max(0.0, self.until_s - now_s) * (1 - _TIMED_SHARE) / left,
