@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import attention_op, form_name
+from attnport.exporter.forms.attention_op import attention_op, form_name, in_blocks
 from attnport.exporter.forms.contrib import (
     group_query_attention,
     multi_head_attention,
@@ -49,16 +49,21 @@ class OrtCpu(Lowering):
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`Attention` with one additive mask that all layers share, unless the usual length is known to be large."""
+        blocks = in_blocks(build, masks, attention, "float_full")
+        if not isinstance(blocks, str):
+            output, anchors, name, local = blocks
+            return Written(output, name, anchors, local=local)
+        note = blocks and f"not in blocks: {blocks}"
         length = build.usual_size(attention.v, 2) or 0
         masked = bool(attention.mask.factors or attention.mask.biases)
         if length >= LONG and not why_not_group_query(attention):
             output, anchors = group_query_attention(build, masks, attention)
-            return Written(output, f"GroupQueryAttention (keys: {length})", anchors)
+            return Written(output, f"GroupQueryAttention (keys: {length})", anchors, note)
         if length >= (LONG_MASKED if masked else LONG) and not why_not_multi_head(attention):
             output, anchors = multi_head_attention(build, masks, attention, key_padding=True)
-            return Written(output, f"MultiHeadAttention (keys: {length})", anchors)
+            return Written(output, f"MultiHeadAttention (keys: {length})", anchors, note)
         output, anchors = attention_op(build, masks, attention, "float_full")
-        return Written(output, form_name(attention, "float_full"), anchors)
+        return Written(output, form_name(attention, "float_full"), anchors, note)
 
 
 LOWERING = OrtCpu()
