@@ -157,7 +157,10 @@ class Child:
         assert self.process.stdout is not None
         self.process.stdin.write(f"{shape}\n")
         self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(self.process.args)} ended; was it out of memory? Leave it out by --sides.")
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def end(self) -> None:
