@@ -123,31 +123,62 @@ def _decomposed(mask: bool) -> Callable[[Case, str, str], str]:
     return write
 
 
+def _repeat_rows(case: Case, y: str) -> tuple[str, str, str]:
+    """Grouped heads of k and v as `[B,T,H*D]`, repeated: the text and the two names."""
+    if case.key_heads == case.heads:
+        return "", "k", "v"
+    text, times, wide = "", case.heads // case.key_heads, case.heads * case.depth
+    for name, to in (("k", f"{y}k"), ("v", f"{y}v")):
+        text += (
+            f" {to}_shape = Constant<value_ints=[0,0,{case.key_heads},1,{case.depth}]>()"
+            f" {to}_5 = Reshape({name}, {to}_shape) {to}_each = Constant<value_ints=[1,1,1,{times},1]>()"
+            f" {to}_6 = Expand({to}_5, {to}_each) {to}_rows = Constant<value_ints=[0,0,{wide}]>()"
+            f" {to} = Reshape({to}_6, {to}_rows)"
+        )
+    return text, f"{y}k", f"{y}v"
+
+
+def _zero_without_keys(y: str) -> str:
+    return (
+        f" {y}some_a = Constant<value_ints=[1]>() {y}some = Squeeze(some, {y}some_a) {y} = Where({y}some, {y}u, none)"
+    )
+
+
 def _contrib(mask: str, attributes: str = "", guard: bool = False) -> Callable[[Case, str, str], str]:
     """com.microsoft.MultiHeadAttention on `[B,S,H*D]`, grouped heads repeated."""
 
     def write(case: Case, x: str, y: str) -> str:
-        text, k, v = "", "k", "v"
-        if case.key_heads != case.heads:
-            k, v = f"{y}k", f"{y}v"
-            times, wide = case.heads // case.key_heads, case.heads * case.depth
-            for name, to in (("k", k), ("v", v)):
-                text += (
-                    f" {to}_shape = Constant<value_ints=[0,0,{case.key_heads},1,{case.depth}]>()"
-                    f" {to}_5 = Reshape({name}, {to}_shape) {to}_each = Constant<value_ints=[1,1,1,{times},1]>()"
-                    f" {to}_6 = Expand({to}_5, {to}_each) {to}_rows = Constant<value_ints=[0,0,{wide}]>()"
-                    f" {to} = Reshape({to}_6, {to}_rows)"
-                )
+        text, k, v = _repeat_rows(case, y)
         result = f"{y}u" if guard else y
         text += (
             f" {result} = com.microsoft.MultiHeadAttention<num_heads={case.heads}{attributes}>({x}, {k}, {v}, {mask})"
         )
-        if guard:
-            text += f" {y}some_a = Constant<value_ints=[1]>() {y}some = Squeeze(some, {y}some_a)"
-            text += f" {y} = Where({y}some, {y}u, none)"
-        return text
+        return text + (_zero_without_keys(y) if guard else "")
 
     return write
+
+
+_COLUMNS = """
+ lead = Shape<end=2>(mask) tail = Constant<value_ints=[1,1]>() column = Concat<axis=0>(lead, tail)
+ low_ = Constant<value_float=-1e30>() one_f = Constant<value_float=1.0>() hide = Where(keep, none, low_)
+ hidden = Reshape(hide, column) ones = Expand(one_f, column)
+"""
+
+
+def _column(case: Case, x: str, y: str) -> str:
+    """com.microsoft.MultiHeadAttention whose key padding is one more column of q and k: without a mask, it is flash."""
+    text, k, v = _repeat_rows(case, y)
+    for name, to, more in ((x, f"{y}q", "ones"), (k, f"{y}kc", "hidden")):
+        text += (
+            f" {to}_each = Constant<value_ints=[1,1,{case.heads},1]>() {to}_more = Expand({more}, {to}_each)"
+            f" {to}_shape = Constant<value_ints=[0,0,{case.heads},{case.depth}]>() {to}_4 = Reshape({name}, {to}_shape)"
+            f" {to}_5 = Concat<axis=3>({to}_4, {to}_more)"
+            f" {to}_wide = Constant<value_ints=[0,0,{case.heads * (case.depth + 1)}]>()"
+            f" {to}_rows = Reshape({to}_5, {to}_wide)"
+        )
+    scale = f", scale={1 / math.sqrt(case.depth):.9f}"
+    text += f" {y}u = com.microsoft.MultiHeadAttention<num_heads={case.heads}{scale}>({y}q_rows, {y}kc_rows, {v})"
+    return text + _zero_without_keys(y)
 
 
 def _grouped(causal: int, bias: str) -> Callable[[Case, str, str], str]:
@@ -186,6 +217,7 @@ def forms(mask: str) -> dict[str, tuple[str, Callable[[Case, str, str], str]]]:
     if mask == "padding":
         key = _contrib(", kpm", f", mask_filter_value={LOW}", guard=True)
         found["MultiHeadAttention, key padding"] = (keep + _ROWS + _PAD, key)
+        found["MultiHeadAttention, key padding as a column"] = (keep + _ROWS + _COLUMNS, _column)
         found["GroupQueryAttention, bias"] = (keep + _FLOAT + _LENGTHS, _grouped(0, ", f"))
     if mask == "causal":
         found["Attention, is_causal"] = ("", _attention("", "<is_causal=1>"))

@@ -22,12 +22,13 @@ from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering import base
 from attnport.exporter.lowering.base import Lowered, Lowering, Written
-from attnport.exporter.lowering.ort_cpu import LONG, LONG_MASKED
+from attnport.exporter.lowering.ort_cpu import LONG, LONG_FLASH, LONG_MASKED
 
 pytest.importorskip("onnxruntime")
 
 MULTI_HEAD = [name for name in CASES if name != "softcap"]
 GROUP_QUERY = [name for name in CASES if CASES[name].grouped_operator]
+OF_KEYS = ["padding", "grouped", "padding_expanded", "lengths"]
 WITH_EMPTY_ROWS = [name for name in CASES if CASES[name].can_be_empty]
 
 
@@ -38,15 +39,15 @@ class Forced(Lowering):
     opset = 23
     plans = ("fp32", "fp16")
 
-    def __init__(self, operator: str, *, key_padding: bool = False) -> None:
-        self.grouped, self.key_padding = operator == "GroupQueryAttention", key_padding
+    def __init__(self, operator: str, *, key_column: bool = False) -> None:
+        self.grouped, self.key_column = operator == "GroupQueryAttention", key_column
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         assert not (contrib.why_not_group_query if self.grouped else contrib.why_not_multi_head)(attention)
         if self.grouped:
             output, anchors = contrib.group_query_attention(build, masks, attention)
         else:
-            output, anchors = contrib.multi_head_attention(build, masks, attention, key_padding=self.key_padding)
+            output, anchors = contrib.multi_head_attention(build, masks, attention, key_column=self.key_column)
         return Written(output, "forced", anchors)
 
 
@@ -89,15 +90,33 @@ def test_an_operator_computes_every_mask_that_it_is_given(operator: str, name: s
         assert error(name, model, on) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["padding", "grouped", "padding_expanded", "causal_padding", "bias_padding"])
-def test_a_mask_of_keys_alone_can_be_key_padding(name: str) -> None:
-    model = lowered(name, Forced("MultiHeadAttention", key_padding=True)).model
+@pytest.mark.parametrize(
+    "name", ["padding", "grouped", "padding_expanded", "lengths", "causal_padding", "bias_padding"]
+)
+def test_a_mask_of_keys_alone_can_be_a_column_of_q_and_k(name: str) -> None:
+    model = lowered(name, Forced("MultiHeadAttention", key_column=True)).model
     (node,) = (node for node in model.graph if node.domain == contrib.DOMAIN)
-    by_key = len(node.inputs) == 5 and node.inputs[4] is not None and node.inputs[4].dtype == ir.DataType.INT32
-    assert by_key is (name in ("padding", "grouped", "padding_expanded"))
+    assert (len(node.inputs) == 3) is (name in OF_KEYS)
     for run in (on_ort, on_reference):
         assert error(name, model, run) < 2e-6
         assert error(name, model, run, empty=True) < 2e-6
+
+
+@pytest.mark.parametrize("length", [1, 700, 1500])
+def test_a_column_hides_keys_in_every_block_of_the_flash_kernel(length: int) -> None:
+    sizes = {"batch": 2, "seq": length, "mem": length}
+    run = on_ort(lowered("padding", Forced("MultiHeadAttention", key_column=True)).model)
+    for hidden in (slice(0, length - 1), slice(1, length), slice(length // 4, length // 2), slice(length, length)):
+        given = CASES["padding"].feeds(sizes)
+        given["mask"][:] = 1
+        given["mask"][:, hidden] = 0
+        expected = CASES["padding"].reference(given)
+        assert distance(run(given), [expected]) < 2e-6
+        given["k"][:, :, hidden] = given["v"][:, :, hidden] = 1e4  # what is hidden has no influence
+        assert distance(run(given), [expected]) < 2e-6
+        if hidden.start < hidden.stop:
+            shown = given | {"mask": np.ones_like(given["mask"])}
+            assert distance(run(shown), [expected]) > 1
 
 
 @pytest.mark.parametrize("run", [on_ort, on_reference])
@@ -232,15 +251,18 @@ def test_the_evaluators_operators_refuse_what_they_do_not_know() -> None:
 @pytest.mark.parametrize(
     ("name", "usual", "form"),
     [
-        ("none", LONG - 1, "Attention"),
-        ("none", LONG, "MultiHeadAttention"),
-        ("cross", LONG, "MultiHeadAttention"),
+        ("none", LONG_FLASH - 1, "Attention"),
+        ("none", LONG_FLASH, "MultiHeadAttention"),
+        ("cross", LONG_FLASH, "MultiHeadAttention"),
         ("causal", LONG - 1, "Attention"),
         ("causal", LONG, "GroupQueryAttention"),
         ("softcap", LONG, "GroupQueryAttention"),
         ("causal_cross", LONG, "Attention"),
-        ("padding", LONG_MASKED - 1, "Attention"),
-        ("padding", LONG_MASKED, "MultiHeadAttention"),
+        ("padding", LONG_FLASH - 1, "Attention"),
+        ("padding", LONG_FLASH, "MultiHeadAttention"),
+        ("lengths", LONG_FLASH, "MultiHeadAttention"),
+        ("bias_padding", LONG_MASKED - 1, "Attention"),
+        ("grouped", LONG_MASKED - 1, "Attention"),
         ("bias_padding", LONG_MASKED, "MultiHeadAttention"),
         ("grouped", LONG_MASKED, "MultiHeadAttention"),
         ("padding", 0, "Attention"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnport.exporter.builder import Builder, node_name
+from attnport.exporter.forms.blocks import Local, local, window_of
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.forms.operands import key_of, scaled
 from attnport.exporter.forms.sinks import sink_bias
@@ -74,3 +75,20 @@ def _mask(
         return keep if bias is None else bias
     additive = masks.additive(keep, compute)
     return additive if bias is None else build.op("Add", additive, bias, name="mask/with_bias")
+
+
+def in_blocks(
+    build: Builder, masks: MaskWriter, attention: Attention, style: MaskStyle
+) -> tuple[ir.Value, tuple[str, ...], str, Local] | str:
+    """As `attention_op`, for a window that is to be computed in blocks: its output, anchors, form name and blocks.
+
+    Returns:
+        Otherwise why not; "" for an attention without a window.
+    """
+    window, why_not = window_of(attention, build.usual_size(attention.v, 2))
+    if window is None:
+        return why_not
+    output, anchors = attention_op(build, masks, attention, style)
+    blocks = local(masks, attention, output, window, additive=style == "float_full")
+    name = f"Attention, blocks of {window.block} queries from {window.short + 1} tokens on"
+    return output, anchors, name, blocks

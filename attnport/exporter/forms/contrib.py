@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 DOMAIN = "com.microsoft"
 LOWEST = float(np.finfo(np.float32).min)
+HIDING = -1e30
+"""Added to a score before it is scaled, hides the key exactly: the sum is this number, and its exponential is zero."""
 SEQUENCE_FIRST, KEYS_LAST = (0, 2, 1, 3), (0, 3, 1, 2)
 """Permutations that bring `[B,H,S,D]` and `[B,H,D,S]` to `[B,S,H,D]`."""
 
@@ -71,7 +73,7 @@ def length_factor(mask: Mask) -> Factor | None:
 
 
 def multi_head_attention(
-    build: Builder, masks: MaskWriter, attention: Attention, *, key_padding: bool
+    build: Builder, masks: MaskWriter, attention: Attention, *, key_column: bool
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `MultiHeadAttention(q, k, v)` for an attention for which `why_not_multi_head` returned "".
 
@@ -79,29 +81,38 @@ def multi_head_attention(
     an attention bias, `[B|1,H|1,S,T]`. Grouped heads are repeated.
 
     Args:
-        key_padding: Whether a mask of keys alone becomes key padding too, int32 `[B,T]`. This is faster on CPU; on CUDA
-            only a bias reaches the memory-efficient kernels (read in the source, not run).
+        key_column: Whether a mask of keys alone becomes one more column of q and k, of ones and of numbers that hide.
+            The flash kernel on CPU, whose memory is linear in T, takes no mask. On CUDA only a bias reaches the
+            memory-efficient kernels (read in the source, not run).
 
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
     """
+    import onnx_ir as ir
+
     heads, key_heads = attention.head_counts()
     assert heads is not None
     assert key_heads is not None
-    q, k, v = _rows_of(build, attention, heads // key_heads)
+    columns = None
+    if key_column and isinstance(_dim(attention.v, 3), int) and _is_of_keys(attention.mask) and attention.scale > 0:
+        columns = _columns(build, masks, attention, heads, key_heads)
+    q, k, v = _rows_of(build, attention, heads // key_heads, columns)
     causal = attention.mask.is_causal_only and _same_lengths(attention)
     padding, bias = None, None
     options: dict[str, Any] = {"unidirectional": 1} if causal else {}
     by_length = length_factor(attention.mask)
-    if by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
+    if columns is not None:
+        pass
+    elif by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
         padding, options["mask_filter_value"] = _counted(build, by_length), LOWEST
-    elif key_padding and _is_of_keys(attention.mask):
-        padding, options["mask_filter_value"] = _key_padding(build, masks, attention), LOWEST
     elif not causal:
         bias = _attention_bias(build, masks, attention)
     output = _contrib(
         build, "MultiHeadAttention", q, k, v, None, padding, bias, num_heads=heads, scale=attention.scale, **options
     )
+    depth = _dim(attention.v, 3)
+    width = heads * depth if isinstance(depth, int) else None  # ONNX Runtime may infer that of q, with its column
+    output.shape = ir.Shape([_dim(attention.q, 0), _dim(attention.q, 2), width])
     anchor = node_name(output)
     output = _heads_first(build, output, heads, attention.v)
     return _guarded(build, masks, attention, output), (anchor,)
@@ -166,18 +177,27 @@ def _contrib(build: Builder, op_type: str, *inputs: ir.Value | None, **attribute
     return build.op(op_type, *operands, name=op_type, domain=DOMAIN, **attributes)
 
 
-def _rows_of(build: Builder, attention: Attention, times: int) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """q, k and v as `[B,S,H*D]`, the heads of k and v repeated `times`."""
-    q = _rows(build, attention.q, SEQUENCE_FIRST, 1, "q")
+def _rows_of(
+    build: Builder, attention: Attention, times: int, columns: tuple[ir.Value, ir.Value] | None = None
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """q, k and v as `[B,S,H*D]`, the heads of k and v repeated `times`.
+
+    Args:
+        columns: One more column of each head of q and of k, `[B,S,H,1]` and `[B,T,G,1]`.
+    """
+    of_q, of_k = columns or (None, None)
+    q = _rows(build, attention.q, SEQUENCE_FIRST, 1, "q", of_q)
     if attention.k is not None:
-        k = _rows(build, attention.k, SEQUENCE_FIRST, times, "k")
+        k = _rows(build, attention.k, SEQUENCE_FIRST, times, "k", of_k)
     else:
         assert attention.k_transposed is not None
-        k = _rows(build, attention.k_transposed, KEYS_LAST, times, "k")
+        k = _rows(build, attention.k_transposed, KEYS_LAST, times, "k", of_k)
     return q, k, _rows(build, attention.v, SEQUENCE_FIRST, times, "v")
 
 
-def _rows(build: Builder, value: ir.Value, order: Sequence[int], times: int, name: str) -> ir.Value:
+def _rows(
+    build: Builder, value: ir.Value, order: Sequence[int], times: int, name: str, column: ir.Value | None = None
+) -> ir.Value:
     """A value as `[B,S,H*D]`; a transposition that computes it is combined with `order`."""
     depth, heads = _dim(value, order[3]), _dim(value, 1)
     source, perm = value, list(order)
@@ -187,6 +207,9 @@ def _rows(build: Builder, value: ir.Value, order: Sequence[int], times: int, nam
         source, perm = node.inputs[0], [perm_before[at] for at in order]
     if perm != sorted(perm):
         source = build.op("Transpose", source, name=f"{name}_BSHD", perm=perm)
+    if column is not None:
+        source = build.op("Concat", source, column, name=f"{name}_column", axis=3)
+        depth = depth + 1 if isinstance(depth, int) else None
     if times > 1:
         source = build.op("Unsqueeze", source, build.const([3], np.int64), name=f"{name}_group")
         source = build.op("Expand", source, build.const([1, 1, 1, times, 1], np.int64), name=f"{name}_group_each")
@@ -201,28 +224,44 @@ def _heads_first(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.
     return build.op("Transpose", build.op("Reshape", rows, shape, name="out_BSHD"), name="out", perm=[0, 2, 1, 3])
 
 
+def hides_keys_alone(attention: Attention) -> bool:
+    """Whether an attention has no mask, or one that only hides keys and can become a column of q and k."""
+    mask = attention.mask
+    return not (mask.factors or mask.biases) or (_is_of_keys(mask) and attention.scale > 0)
+
+
 def _is_of_keys(mask: Mask) -> bool:
     """Whether a mask only hides keys, the same ones from every query and head."""
     return bool(mask.factors) and not mask.biases and all(axes_of(factor.keep) <= {"b", "j"} for factor in mask.factors)
 
 
-def _key_padding(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value:
-    """The allowed keys of a mask of keys alone as int32 `[B,T]`."""
-    import onnx_ir as ir
-
-    keep = masks.keep(attention)
+def _columns(
+    build: Builder, masks: MaskWriter, attention: Attention, heads: int, key_heads: int
+) -> tuple[ir.Value, ir.Value]:
+    """One more column of q and of k, `[B,S,H,1]` and `[B,T,G,1]`, whose product hides what the mask hides."""
+    assert attention.q.dtype is not None
+    keep, dtype = masks.keep(attention), attention.q.dtype
     assert keep is not None
 
-    def write() -> ir.Value:
+    def hiding() -> ir.Value:
         zeros, ones, axes = (build.const(numbers, np.int64) for numbers in ([0, 0], [1, 1], [1, 2]))
         # A mask from the graph itself may have equal rows for all queries; one row is enough.
         row = build.op("Slice", keep, zeros, ones, axes, name="mask/keys_row")
-        row = build.cast(build.op("Squeeze", row, axes, name="mask/keys"), ir.DataType.INT32, "mask/keys_int")
-        sizes = (build.size(attention.q, 0), build.size(attention.v, 2))
-        shape = build.op("Concat", *sizes, name="mask/keys_shape", axis=0)
-        return build.op("Expand", row, shape, name="mask/keys_BT")
+        row = build.op("Transpose", row, name="mask/keys_column", perm=[0, 3, 1, 2])
+        shown, hidden = build.const(0.0, dtype.numpy()), build.const(HIDING, dtype.numpy())
+        return build.op("Where", row, shown, hidden, name="mask/column", dtype=dtype)
 
-    return build.once(("key padding", keep, *map(_name_or_value, (attention.q, attention.v), (0, 2))), write)
+    def column(of: ir.Value, number: ir.Value, count: int, name: str) -> ir.Value:
+        def write() -> ir.Value:
+            sizes = (build.size(of, 0), build.size(of, 2), build.const([count, 1], np.int64))
+            shape = build.op("Concat", *sizes, name="mask/column_shape", axis=0)
+            return build.op("Expand", number, shape, name=name)
+
+        return build.once(("column", number, count, *(_name_or_value(of, axis) for axis in (0, 2))), write)
+
+    of_q = column(attention.q, build.const(1.0, dtype.numpy()), heads, "mask/q_column")
+    of_k = build.once(("hiding", keep, dtype), hiding)
+    return of_q, column(attention.v, of_k, key_heads, "mask/k_column")
 
 
 def _name_or_value(value: ir.Value, axis: int) -> int | str | ir.Value:

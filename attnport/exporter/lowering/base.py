@@ -12,6 +12,7 @@ from attnport import registry
 from attnport.artifacts import AUTO, INT8, SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.builder import Builder
+from attnport.exporter.forms.blocks import Local, to_blocks
 from attnport.exporter.forms.canonical import Layouts, attention_of
 from attnport.exporter.forms.heads import CannotRepeat
 from attnport.exporter.forms.masks import MaskWriter
@@ -33,12 +34,14 @@ class Written:
         form: The form's name, for reports.
         anchors: Names of the nodes that one kernel must cover for the attention to count as fused.
         note: Why this form and not another; "" if the form is the target's usual one.
+        local: How the attention is computed in blocks, which is written last; None = as it is.
     """
 
     output: ir.Value
     form: str
     anchors: tuple[str, ...]
     note: str = ""
+    local: Local | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,7 @@ class Lowering(abc.ABC):
         result = Lowered(model, {}, {}, {}, dict(recognition.reasons))
         replaced: dict[ir.Value, ir.Value] = {}
         padding = [mask for mask in masks if mask.input and self.real_tokens and "padding" in mask.kinds]
+        locals_: list[Local] = []
         hiding: dict[str, set[str]] = {str(mask.input): set() for mask in padding}
         for recognised in recognition.attentions:
             current = _current(recognised, replaced)
@@ -205,12 +209,16 @@ class Lowering(abc.ABC):
             for mask in padding:
                 if hides_padding([factor.keep for factor in current.mask.factors], mask):
                     hiding[str(mask.input)] |= set(written.anchors)
+            if written.local is not None:
+                locals_.append(written.local)
             if written.note:
                 result.notes[current.name] = written.note
         clean_up(model)
         for mask in padding:
             infer_sizes(model)
             result.padding[str(mask.input)] = run_real_tokens(model, mask, hiding[str(mask.input)])
+        if locals_:
+            to_blocks(model, locals_)
         for recognised in recognition.attentions:
             extra = second_branch.cost(model.graph, recognised, build.sizes) if recognised.name in result.forms else ""
             if extra:

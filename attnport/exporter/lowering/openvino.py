@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.attention_op import attention_op, form_name
+from attnport.exporter.forms.attention_op import attention_op, form_name, in_blocks
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
@@ -46,9 +46,13 @@ class OpenVino(Lowering):
         super().typed(model, plan, islands)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
-        """`Attention` with a bool mask in its smallest shape."""
+        """`Attention` with a bool mask in its smallest shape, or in blocks."""
+        blocks = in_blocks(build, masks, attention, "bool")
+        if not isinstance(blocks, str):
+            output, anchors, name, local = blocks
+            return Written(output, name, anchors, local=local)
         output, anchors = attention_op(build, masks, attention, "bool")
-        return Written(output, form_name(attention, "bool"), anchors)
+        return Written(output, form_name(attention, "bool"), anchors, note=blocks and f"not in blocks: {blocks}")
 
 
 LOWERING = OpenVino()

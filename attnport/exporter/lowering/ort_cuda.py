@@ -35,7 +35,7 @@ class OrtCuda(Lowering):
         if plan == "bf16":
             reason = "MultiHeadAttention has no bf16 kernel"
         if not reason:
-            output, anchors = multi_head_attention(build, masks, attention, key_padding=False)
+            output, anchors = multi_head_attention(build, masks, attention, key_column=False)
             return Written(output, "MultiHeadAttention", anchors)
         output, anchors = attention_op(build, masks, attention, "bool_full")
         return Written(output, f"{form_name(attention, 'bool_full')} ({reason})", anchors)
