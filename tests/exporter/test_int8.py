@@ -1,0 +1,157 @@
+"""Linear layers in int8: near to float32, and only where a layer is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from attnport.exporter import int8
+from attnport.exporter.int8 import KINDS, PREFIX, Seen, layers, observe, quantize
+
+ort = pytest.importorskip("onnxruntime")
+Array = np.ndarray[Any, Any]
+WIDTH, TOKENS = 32, 200
+
+
+@pytest.fixture
+def weights() -> dict[str, Array]:
+    random = np.random.default_rng(0)
+    return {
+        "w": random.normal(size=(WIDTH, 48)).astype(np.float32),
+        "bias": random.normal(size=48).astype(np.float32),
+        "gemm": random.normal(size=(24, 48)).astype(np.float32),
+        "shift": random.normal(size=24).astype(np.float32),
+    }
+
+
+@pytest.fixture
+def tokens() -> Array:
+    """One channel is a hundred times as large as the others, as in transformers."""
+    values = np.random.default_rng(1).normal(size=(TOKENS, WIDTH)).astype(np.float32)
+    values[:, 3] *= 100
+    return values
+
+
+def graph(weights: Mapping[str, Array], *, alpha: float = 1.0) -> ir.Model:
+    """`relu(x w + bias)`, then a `Gemm` with its weight transposed."""
+    x = ir.Value(name="x", shape=ir.Shape(["tokens", WIDTH]), type=ir.TensorType(ir.DataType.FLOAT))
+    stored = {
+        name: ir.Value(
+            name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape),
+            type=ir.TensorType(ir.DataType.FLOAT),
+        )
+        for name, array in weights.items()
+    }  # fmt: skip
+    product = ir.node("MatMul", [x, stored["w"]], name="first")
+    added = ir.node("Add", [product.outputs[0], stored["bias"]], name="add")
+    active = ir.node("Relu", [added.outputs[0]], name="relu")
+    last = ir.node(
+        "Gemm", [active.outputs[0], stored["gemm"], stored["shift"]], {"transB": 1, "alpha": alpha}, name="last"
+    )
+    for at, node in enumerate((product, added, active, last)):
+        node.outputs[0].name, node.outputs[0].dtype = f"value{at}", ir.DataType.FLOAT
+    last.outputs[0].name = "y"
+    nodes = [product, added, active, last]
+    made = ir.Graph([x], [last.outputs[0]], nodes=nodes, initializers=list(stored.values()), opset_imports={"": 21})
+    return ir.Model(made, ir_version=10)
+
+
+def run(model: ir.Model, tokens: Array, folder: Path) -> dict[str, Array]:
+    path = folder / "model.onnx"
+    ir.save(model, path)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"x": tokens}), strict=True))
+
+
+def seen(weights: Mapping[str, Array], tokens: Array, folder: Path) -> dict[str, Seen]:
+    model = graph(weights)
+    chosen = layers(model)
+    observe(model, chosen)
+    made = run(model, tokens, folder)
+    return {layer.reads: Seen(*(made[f"{PREFIX}{kind}/{layer.reads}"] for kind in KINDS)) for layer in chosen}
+
+
+def error(model: ir.Model, weights: Mapping[str, Array], tokens: Array, folder: Path) -> float:
+    expected = run(graph(weights), tokens, folder)["y"]
+    return float(np.linalg.norm(run(model, tokens, folder)["y"] - expected) / np.linalg.norm(expected))
+
+
+def test_what_is_seen_is_each_channels_range_and_mean(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
+    found = seen(weights, tokens, tmp_path)["x"]
+    np.testing.assert_allclose(found.least, tokens.min(0), rtol=1e-6)
+    np.testing.assert_allclose(found.largest, tokens.max(0), rtol=1e-6)
+    np.testing.assert_allclose(found.mean, tokens.mean(0), atol=1e-3)
+
+
+def test_every_layer_is_an_integer_product_and_near_to_float32(
+    weights: dict[str, Array], tokens: Array, tmp_path: Path
+) -> None:
+    model = graph(weights)
+    quantize(model, seen(weights, tokens, tmp_path))
+    kinds = [node.op_type for node in model.graph]
+    assert kinds.count("QuantizeLinear") == 2
+    assert "Gemm" not in kinds
+    stored = [value.dtype for value in model.graph.initializers.values() if value.shape and len(value.shape) == 2]
+    assert stored == [ir.DataType.INT8] * 2
+    assert error(model, weights, tokens, tmp_path) < 0.02
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.75])
+def test_a_large_channel_does_not_coarsen_the_others(
+    weights: dict[str, Array], tokens: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoothing: float
+) -> None:
+    """Without smoothing the error of the small channels is many times as large."""
+    small = dict(weights)
+    small["w"] = weights["w"].copy()
+    small["w"][3] *= 0.01  # the large channel counts for no more than the others
+    monkeypatch.setattr(int8, "SMOOTHING", smoothing)
+    if not smoothing:
+        monkeypatch.setattr(int8, "_smoothing", lambda seen, weights: np.ones(len(seen.mean)))
+    model = graph(small)
+    quantize(model, seen(small, tokens, tmp_path))
+    assert (error(model, small, tokens, tmp_path) < 0.03) == bool(smoothing)
+
+
+def test_the_bias_takes_the_mean_error_of_the_weights(
+    weights: dict[str, Array], tokens: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shifted = tokens + 5  # rounding errors of weights then have one sign for all tokens
+    corrected, plain = graph(weights), graph(weights)
+    ranges = seen(weights, shifted, tmp_path)
+    quantize(corrected, ranges)
+    quantize(plain, {name: Seen(one.least, one.largest, one.mean * 0) for name, one in ranges.items()})
+    expected = run(graph(weights), shifted, tmp_path)["y"].mean(0)
+
+    def off(model: ir.Model) -> float:
+        return float(np.abs(run(model, shifted, tmp_path)["y"].mean(0) - expected).mean())
+
+    assert off(corrected) < off(plain) / 2
+
+
+def test_a_kept_layer_stays_float32(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
+    model = graph(weights)
+    first, last = (layer.name for layer in layers(model))
+    quantize(model, seen(weights, tokens, tmp_path), kept=[last])
+    assert [node.op_type for node in model.graph].count("QuantizeLinear") == 1
+    assert any(node.name == "last" for node in model.graph)
+    assert first != last
+
+
+def test_a_gemm_that_scales_is_no_layer(weights: dict[str, Array]) -> None:
+    assert [layer.nodes for layer in layers(graph(weights, alpha=0.5))] == [("first",)]
+
+
+def test_products_that_read_the_same_share_a_layer(weights: dict[str, Array]) -> None:
+    model = graph(weights)
+    x = model.graph.inputs[0]
+    second = ir.node("MatMul", [x, model.graph.initializers["w"]], name="second")
+    second.outputs[0].name, second.outputs[0].dtype = "other", ir.DataType.FLOAT
+    model.graph.insert_before(model.graph[0], second)
+    assert layers(model)[0].nodes == ("second", "first")
+    assert layers(model)[0].weights == 2 * WIDTH * 48

@@ -1,0 +1,158 @@
+"""Metrics: agreement with float32 falls with what a user would notice, and a user's function is called as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnport.artifacts import IOContract, Ran, Score, drop
+from attnport.cases.inputs import Array, Case, case
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import SpecError, UsageError
+from attnport.parity.scoring import FEWEST, Agreement, UserMetric, items_of
+
+ITEMS, WIDTH = 40, 8
+
+
+def contract(name: str, *dims: str | int) -> IOContract:
+    return IOContract(
+        inputs=(TensorSpec("x", "float32", ("batch", WIDTH)),),
+        outputs=(TensorSpec(name, "float32", ("batch", *dims)),),
+        dims=(Dim("batch", 1, 4, 64),),
+    )
+
+
+class Fake:
+    """A session that computes its one output by a function of `x`."""
+
+    ran = Ran("CPU", "fake", "fp32")
+
+    def __init__(self, name: str, compute: Callable[[Array], Array]) -> None:
+        self._name, self._compute = name, compute
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {self._name: self._compute(feeds["x"])}
+
+    def close(self) -> None:
+        pass
+
+
+def items(io: IOContract, count: int = ITEMS) -> list[Case]:
+    rows = np.random.default_rng(0).normal(size=(count, 1, WIDTH)).astype(np.float32)
+    return [case(io, f"{at}", "given", {"x": row}) for at, row in enumerate(rows)]
+
+
+def scores(name: str, dims: tuple[int, ...], *functions: Callable[[Array], Array]) -> list[Score]:
+    io = contract(name, *dims)
+    metric = Agreement(io, items(io))
+    return [metric(Fake(name, function)) for function in functions]
+
+
+def test_a_session_agrees_with_itself() -> None:
+    for name in ("logits", "embedding"):
+        first, again = scores(name, (WIDTH,), lambda x: x, lambda x: x)
+        assert first.value == again.value == pytest.approx(1)
+
+
+def test_logits_count_the_positions_with_the_same_largest() -> None:
+    def other_for_some(x: Array) -> Array:
+        return -x if x[0, 0] > 0 else x
+
+    _, score = scores("logits", (WIDTH,), lambda x: x, other_for_some)
+    assert 0.2 < score.value < 0.8
+    _, scaled = scores("logits", (WIDTH,), lambda x: x, lambda x: 3 * x)
+    assert scaled.value == 1
+
+
+def test_vectors_lose_by_direction_and_by_other_neighbours() -> None:
+    def turned(x: Array) -> Array:
+        return x + 0.5 * np.roll(x, 1, axis=-1)
+
+    _, score = scores("embedding", (WIDTH,), lambda x: x, turned)
+    assert score.value < 0.95
+    assert score.parts["neighbours unchanged"] < 1
+    assert score.value == min(score.parts["mean cosine"], score.parts["likeness of neighbours"])
+    _, longer = scores("embedding", (WIDTH,), lambda x: x, lambda x: 7 * x)
+    assert longer.value == pytest.approx(1)
+
+
+def test_neighbours_that_are_less_alike_cost_what_they_are_less_alike() -> None:
+    def two_channels(x: Array) -> Array:
+        return np.concatenate([x[:, :2], np.zeros_like(x[:, 2:])], axis=1)
+
+    _, score = scores("embedding", (WIDTH,), lambda x: x, two_channels)
+    assert score.parts["neighbours unchanged"] < 0.5
+    assert 0 < score.parts["likeness of neighbours"] < 0.5
+
+
+def test_other_outputs_count_by_their_difference() -> None:
+    _, score = scores("hidden", (2, WIDTH), lambda x: np.stack([x, x], 1), lambda x: np.stack([x, x * 0.9], 1))
+    assert score.value == pytest.approx(1 - (0.01 / 2) ** 0.5, abs=1e-3)
+
+
+def test_no_number_is_an_infinite_drop() -> None:
+    first, score = scores("embedding", (WIDTH,), lambda x: x, lambda x: x * np.nan)
+    assert drop(score, first) == np.inf
+
+
+def test_too_few_items_are_refused() -> None:
+    io = contract("embedding", WIDTH)
+    with pytest.raises(UsageError, match=f"at least {FEWEST}"):
+        Agreement(io, items(io, FEWEST - 1))
+
+
+def test_items_are_batches_of_one() -> None:
+    io = contract("embedding", WIDTH)
+    rows = np.arange(3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)
+    found = items_of(io, case(io, "all", "given", {"x": rows}))
+    assert [one.feeds["x"].tolist() for one in found] == [[row.tolist()] for row in rows]
+
+
+class Folder:
+    """As much of a manifest as a user's metric needs."""
+
+    io = contract("embedding", WIDTH)
+    tokenizer = None
+
+
+def metric(text: str, folder: Path) -> UserMetric:
+    given: Any = Folder()
+    return UserMetric(text, folder, given)
+
+
+def test_a_users_function_gets_a_model_to_run(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def total(model):\n"
+        "    x = np.ones((3, 8), np.float32)\n"
+        "    return model.run(x=x)['embedding'].sum() + model.map({'x': x})['embedding'].sum()\n"
+    )
+    score = metric(f"{file}:total", tmp_path)(Fake("embedding", lambda x: 2 * x))
+    assert score.value == 2 * 2 * 3 * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return None", "expected a number"),
+        ("return 'much'", "expected a number"),
+        ("raise KeyError('lost')", "KeyError"),
+        ("return model.embed(['a'])", "no tokenizer"),
+    ],
+)
+def test_a_users_function_that_fails_is_named(tmp_path: Path, body: str, said: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def mine(model):\n    {body}\n")
+    with pytest.raises((SpecError, UsageError), match=said):
+        metric(f"{file}:mine", tmp_path)(Fake("embedding", lambda x: x))
+
+
+@pytest.mark.parametrize("text", ["nothing", "lost.py:mine", "mine.py:", "json:lost"])
+def test_a_function_that_is_not_there_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SpecError):
+        metric(text, tmp_path)
