@@ -189,13 +189,20 @@ class UserMetric:
             raise SpecError(f"metric {self.name} returned {value!r:.60}; expected a number.") from err
 
 
-def items_of(io: IOContract, given: Case) -> list[Case]:
-    """A case's items, each in a batch of its own. Raises UsageError where not all inputs have the batch first."""
-    batch = io.inputs[0].dims[0]
-    if any(spec.dims[:1] != (batch,) for spec in io.inputs) or isinstance(batch, int):
+def items_of(io: IOContract, name: str, feeds: Mapping[str, Array]) -> list[Case]:
+    """The items of arrays of any number of them, each in a batch of its own.
+
+    Raises:
+        UsageError: an input is missing, has other items than the first, or the model has no common first dim of items.
+        FeedError: an item does not fit the contract.
+    """
+    batch = io.inputs[0].dims[0] if io.inputs[0].dims else 0
+    if isinstance(batch, int) or any(spec.dims[:1] != (batch,) for spec in io.inputs):
         raise UsageError(f"the inputs have no common first dim of items: {', '.join(map(str, io.inputs))}.")
-    count = len(next(iter(given.feeds.values())))
+    counts = {spec.name: len(feeds[spec.name]) if spec.name in feeds else 0 for spec in io.inputs}
+    if len(set(counts.values())) > 1 or not min(counts.values()):
+        raise UsageError(f"{name}: got {counts} items by input; expected the same number for each, at least one.")
     return [
-        case(io, f"{given.name} {at}", given.group, {name: array[at : at + 1] for name, array in given.feeds.items()})
-        for at in range(count)
+        case(io, f"{name} {at}", "given", {key: array[at : at + 1] for key, array in feeds.items()})
+        for at in range(min(counts.values()))
     ]

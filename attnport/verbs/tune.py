@@ -10,7 +10,6 @@ from pathlib import Path
 
 from attnport.artifacts import Capabilities, Manifest, TuneReport
 from attnport.cases.choosing import read_feeds
-from attnport.cases.inputs import case as given_case
 from attnport.cases.text import read_sentences, text_cases
 from attnport.errors import UsageError
 from attnport.exporter.lowering import base as lowerings
@@ -115,7 +114,7 @@ def tune(
 def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None) -> Data | None:
     """The user's items, of which every second one is for ranges; None if there are none."""
     if inputs is not None:
-        items = items_of(manifest.io, given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
+        items = items_of(manifest.io, inputs.name, read_feeds(inputs))
     elif sentences and manifest.tokenizer:
         texts = [manifest.prompts.usual + sentence for sentence in sentences[:_MOST_ITEMS]]
         items = text_cases(manifest.io, texts, folder / manifest.tokenizer, batch=1)

@@ -108,7 +108,7 @@ def test_too_few_items_are_refused() -> None:
 def test_items_are_batches_of_one() -> None:
     io = contract("embedding", WIDTH)
     rows = np.arange(3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)
-    found = items_of(io, case(io, "all", "given", {"x": rows}))
+    found = items_of(io, "all", {"x": rows})
     assert [one.feeds["x"].tolist() for one in found] == [[row.tolist()] for row in rows]
 
 
@@ -156,3 +156,9 @@ def test_a_users_function_that_fails_is_named(tmp_path: Path, body: str, said: s
 def test_a_function_that_is_not_there_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SpecError):
         metric(text, tmp_path)
+
+
+@pytest.mark.parametrize("feeds", [{}, {"x": np.zeros((0, WIDTH), np.float32)}])
+def test_arrays_without_items_are_refused(feeds: dict[str, Array]) -> None:
+    with pytest.raises(UsageError, match="expected the same number for each"):
+        items_of(contract("embedding", WIDTH), "mine.npz", feeds)

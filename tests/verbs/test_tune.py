@@ -1,0 +1,207 @@
+"""`tune` on a small model: every candidate is judged and timed, and a form in int8 stays only where it is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnport.artifacts import Candidate
+from attnport.errors import SpecError, UsageError
+from attnport.folder.workspace import open_folder
+from attnport.verbs import _tuning
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.tune import tune
+from attnport_bundle.selftest import selftest
+
+pytest.importorskip("onnxruntime")
+MODEL = Path(__file__).parent.parent / "ship_model.py"
+SHAPES = ["batch=2,seq=8"]
+
+
+@pytest.fixture(scope="module")
+def _exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune") / "out"
+    export(f"{MODEL}:spec", folder)
+    return folder
+
+
+@pytest.fixture
+def folder(_exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(_exported, tmp_path / "out"))
+
+
+@pytest.fixture
+def items(folder: Path, tmp_path: Path) -> Path:
+    """60 items of up to 6 positions, padded on the right."""
+    random = np.random.default_rng(0)
+    keep = np.arange(6) < random.integers(1, 7, (60, 1))
+    feeds: dict[str, Any] = {}
+    for spec in open_folder(folder).io.inputs:
+        shape = (60, 6, *(int(size) for size in spec.dims[2:]))
+        number = random.normal(size=shape) if "float" in spec.dtype else random.integers(0, 9, shape)
+        feeds[spec.name] = (keep if "mask" in spec.name else number).astype(spec.dtype)
+    path = tmp_path / "items.npz"
+    np.savez(path, **feeds)
+    return path
+
+
+def run(folder: Path, items: Path | None, **options: Any) -> Any:
+    given: dict[str, Any] = {"shapes": SHAPES, "inputs": items, "threads": [1], "budget_s": 1.0, **options}
+    return tune(folder, ["ort_cpu"], **given)
+
+
+def prefer_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where int8 is the fastest."""
+
+    def choose(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
+        return tuple(
+            dataclasses.replace(one, verdict="chosen" if one.plan == "int8" else "slower") for one in candidates
+        )
+
+    monkeypatch.setattr(_tuning, "choose", choose)
+    monkeypatch.setattr(_tuning.Tuning, "_slower", lambda *given: "")
+
+
+def test_a_form_in_int8_that_is_not_faster_is_not_kept(
+    folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tuning.Tuning, "_slower", lambda *given: "")
+    real = _tuning.choose
+    seen: list[str] = []
+
+    def choose(candidates: Sequence[Candidate], latency: Any, compare: Any) -> tuple[Candidate, ...]:
+        seen.extend(one.form for one in candidates)
+        slow = [
+            dataclasses.replace(one, ms=dict.fromkeys(one.ms, 1000.0)) if one.plan == "int8" else one
+            for one in candidates
+        ]
+        return real(slow, latency, compare)
+
+    monkeypatch.setattr(_tuning, "choose", choose)
+    report = run(folder, items, max_drop=0.5)
+    assert seen == ["ort_cpu", "ort_cpu.int8"]
+    assert report.chosen is not None
+    assert report.chosen.form == "ort_cpu"
+    manifest = open_folder(folder)
+    assert list(manifest.forms) == ["ort_cpu"]
+    assert not [name for name in (*manifest.files, *(path.name for path in folder.iterdir())) if "int8" in name]
+    assert "int8" not in (folder / "fusion.json").read_text()
+
+
+def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
+    folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer_int8(monkeypatch)
+    report = run(folder, items, max_drop=0.5)
+    assert report.chosen is not None
+    assert report.chosen.form == "ort_cpu.int8"
+    found = open_folder(folder).forms["ort_cpu.int8"].int8
+    assert found is not None
+    assert found.items == (30, 30)
+    assert found.drop == report.chosen.drop
+    row = check(folder, ["ort_cpu"]).runtimes["ort_cpu.int8"]
+    assert row.verdict == "PASS"
+    assert "judged by its metric" in row.reason
+    app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int8", "ort_cpu"])
+    judged = [each for each in selftest(app).rows if "int8" in each.check]
+    assert judged
+    assert {each.verdict for each in judged} == {"PASS"}
+
+
+def test_a_bundle_in_int8_that_computes_something_else_fails_where_it_lands(
+    folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer_int8(monkeypatch)
+    run(folder, items, max_drop=0.5)
+    check(folder, ["ort_cpu"])
+    app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int8"])
+    described = json.loads((app / "bundle.json").read_text())
+    for bound in described["goldens"]["bounds"]:
+        bound["rms_bound"] = bound["max_bound"] = 1e-9
+    (app / "bundle.json").write_text(json.dumps(described))
+    assert "FAIL" in {each.verdict for each in selftest(app).rows}
+
+
+def test_it_is_not_run_again_unless_something_changed(
+    folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(folder, items)
+
+    def timed_again(*given: object) -> None:
+        raise AssertionError("it was run again")
+
+    monkeypatch.setattr(_tuning.Tuning, "judge", timed_again)
+    assert run(folder, items) == first
+    with pytest.raises(AssertionError, match="again"):
+        run(folder, items, max_drop=0.1)
+
+
+def test_what_an_interrupted_run_has_written_is_used(
+    folder: Path, items: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer_int8(monkeypatch)
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_tuning.Tuning, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, items, max_drop=0.5)
+    assert "ort_cpu.int8" in open_folder(folder).forms
+    monkeypatch.setattr(_tuning, "search", interrupted)
+    assert run(folder, items, max_drop=0.5).chosen.form == "ort_cpu.int8"
+
+
+def test_a_drop_that_is_not_allowed_leaves_no_form(
+    folder: Path, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefer_int8(monkeypatch)
+    metric = tmp_path / "mine.py"
+    metric.write_text("def mine(model):\n    return 1.0 if model._session.ran.precision == 'fp32' else 0.9\n")
+    report = run(folder, items, metric=f"{metric}:mine")
+    assert [one.form for one in report.candidates] == ["ort_cpu"]
+    assert any("falls by 10.00%" in note for note in report.notes)
+    report = run(folder, items, metric=f"{metric}:mine", max_drop=0.2)
+    assert report.chosen.form == "ort_cpu.int8"
+    assert report.chosen.drop == pytest.approx(0.1)
+
+
+def test_without_data_int8_is_not_tried_and_the_report_says_so(folder: Path) -> None:
+    report = run(folder, None)
+    assert [one.form for one in report.candidates] == ["ort_cpu"]
+    assert "--text" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_drop": 0.0}, "--max-drop"),
+        ({"max_drop": 1.5}, "--max-drop"),
+        ({"metric": "lost.py:mine"}, "lost.py"),
+    ],
+)
+def test_bad_input_is_named(folder: Path, items: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((UsageError, SpecError), match=said):
+        run(folder, items, **options)
+
+
+def test_a_runtime_that_it_does_not_try_is_named(folder: Path) -> None:
+    with pytest.raises(UsageError, match="tune tries ort_cpu and openvino"):
+        tune(folder, ["torch_eager"])
+
+
+def test_too_few_items_are_refused(folder: Path, items: Path, tmp_path: Path) -> None:
+    with np.load(items) as arrays:
+        np.savez(tmp_path / "few.npz", **{name: array[:10] for name, array in arrays.items()})
+    with pytest.raises(UsageError, match="at least 20"):
+        run(folder, tmp_path / "few.npz")
