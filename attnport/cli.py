@@ -13,9 +13,11 @@ import click
 from attnport.console.arguments import FOLDER
 from attnport.console.options import (
     bench_options,
+    bundle_options,
     check_options,
     check_together,
     gpu_options,
+    ship_options,
     source_options,
     tune_options,
 )
@@ -54,10 +56,7 @@ def main() -> None:
 
 @cli.command()
 @source_options
-@click.option("--text", type=FOLDER, help="Sentences, one in each line, for models that read text.")
-@click.option("--require", is_flag=True, help="Exit 5 if a target whose fusion can be proved is not fused.")
-@click.option("--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds for latency.")
-@click.option("--shape", "shapes", multiple=True, help="Sizes to time, as in bench: batch=1/8,seq=64/128.")
+@ship_options
 @verb
 def ship(
     out: Reporter, spec: str, output: Path, text: Path | None, budget: float, **options: Any
@@ -256,7 +255,7 @@ def bench(
 @tune_options
 @verb
 def tune(out: Reporter, folder: Path, budget: float, **options: Any) -> Callable[[], None]:
-    """Try every runtime and precision on your data, and keep the fastest.
+    """Try every precision on your data; keep the fastest.
 
     float32 and bf16 must pass the check. int8 is made of half of the given sentences or items, judged on the others by
     a metric, and kept only where it is shown to be faster on this machine.
@@ -268,20 +267,7 @@ def tune(out: Reporter, folder: Path, budget: float, **options: Any) -> Callable
 
 
 @cli.command()
-@click.argument("folder", type=FOLDER)
-@click.option("-o", "--output", type=FOLDER, required=True, help="The bundle's folder.")
-@click.option("--lang", multiple=True, default=("python",), help="A reader: python, which is always included, or cpp.")
-@click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    default=("ort_cpu",),
-    show_default=True,
-    help="Forms and engines, the preferred one first.",
-)
-@click.option("--sign", type=FOLDER, help="An Ed25519 private key (PEM) outside of both folders.")
-@click.option("--unverified", is_flag=True, help="Accept forms whose parity was not run; the bundle says so.")
-@click.option("--force", is_flag=True, help="Replace a bundle even if its files were changed.")
+@bundle_options
 @verb
 def bundle(
     out: Reporter, folder: Path, output: Path, lang: tuple[str, ...], forms: tuple[str, ...], **options: Any

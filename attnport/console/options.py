@@ -1,4 +1,4 @@
-"""The longer lists of options: those of a module's source, of `check`, `bench` and `gpu-check`."""
+"""The longer lists of options: those of a module's source, of `ship`, `check`, `bench`, `tune` and `gpu-check`."""
 
 from __future__ import annotations
 
@@ -63,6 +63,22 @@ _SOURCE_OPTIONS = (
 def source_options(work: F) -> F:
     """SPEC, -o, --input, --dim, --examples, --outputs, --task, --part, --with-weights, --trust-remote-code, --force."""
     return _with(work, _SOURCE_OPTIONS)
+
+
+_SHIP_OPTIONS = (
+    click.option("--text", type=FOLDER, help="Sentences, one in each line, for models that read text."),
+    click.option("--require", is_flag=True, help="Exit 5 if a target whose fusion can be proved is not fused."),
+    click.option(
+        "--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds for latency."
+    ),
+    click.option("--shape", "shapes", multiple=True, help="Sizes to time, as in bench: batch=1/8,seq=64/128."),
+    click.option("--tune", is_flag=True, help="Try int8 as well, made of the sentences and judged by them; see tune."),
+)
+
+
+def ship_options(work: F) -> F:
+    """The options of `ship` besides those of a module's source."""
+    return _with(work, _SHIP_OPTIONS)
 
 
 _CHECK_OPTIONS = (
@@ -250,6 +266,31 @@ _TUNE_OPTIONS = (
 def tune_options(work: F) -> F:
     """FOLDER and every option of `tune`."""
     return _with(work, _TUNE_OPTIONS)
+
+
+_BUNDLE_OPTIONS = (
+    click.argument("folder", type=FOLDER),
+    click.option("-o", "--output", type=FOLDER, required=True, help="The bundle's folder."),
+    click.option(
+        "--lang", multiple=True, default=("python",), help="A reader: python, which is always included, or cpp."
+    ),
+    click.option(
+        "--form",
+        "forms",
+        multiple=True,
+        default=("ort_cpu",),
+        show_default=True,
+        help="Forms and engines, the preferred one first.",
+    ),
+    click.option("--sign", type=FOLDER, help="An Ed25519 private key (PEM) outside of both folders."),
+    click.option("--unverified", is_flag=True, help="Accept forms whose parity was not run; the bundle says so."),
+    click.option("--force", is_flag=True, help="Replace a bundle even if its files were changed."),
+)
+
+
+def bundle_options(work: F) -> F:
+    """FOLDER and every option of `bundle`."""
+    return _with(work, _BUNDLE_OPTIONS)
 
 
 def check_together(folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool) -> None:

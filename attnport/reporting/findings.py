@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnport.artifacts import FusionReport, LatencyReport, LayerReport, Manifest, ParityReport
+from attnport.artifacts import FusionReport, LatencyReport, LayerReport, Manifest, ParityReport, TuneReport
 from attnport.reporting.heatmap import Heatmap
 from attnport.reporting.recommendation import Recommendation
 
@@ -22,6 +22,7 @@ class Findings:
         folder: The artifact folder.
         sentence: The sentence, or a description of the inputs, for the heatmaps.
         heatmap_note: Why there are no heatmaps.
+        tuning: What `tune` tried; None = the report has no such section.
     """
 
     manifest: Manifest
@@ -35,6 +36,7 @@ class Findings:
     folder: str = "out/"
     sentence: str = ""
     heatmap_note: str = ""
+    tuning: TuneReport | None = None
 
     @property
     def quoted(self) -> str:

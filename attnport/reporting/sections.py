@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnport.reporting import advice, along, fusion, holdings, latency, parity
+from attnport.reporting import advice, along, fusion, holdings, latency, parity, tuning
 from attnport.reporting import document as doc
 from attnport.reporting.absences import absent
 from attnport.reporting.facts import again
@@ -24,6 +24,7 @@ def sections(findings: Findings) -> tuple[doc.Section, ...]:
         doc.Section("parity", "Parity", parity.section(findings.parity, folder)),
         doc.Section("layers", "Error by layer", along.layers(findings.layers, folder)),
         doc.Section("latency", "Latency", latency.section(findings.latency, findings.parity, folder, more)),
+        *([doc.Section("tuning", "Tuning", tuning.section(findings.tuning))] if findings.tuning else []),
         doc.Section("attention", "Attention maps", (maps,)),
         doc.Section("files", "Model and files", (doc.Only("page", files),)),
         doc.Section("environment", "Environment", holdings.environment(findings.environment, manifest)),

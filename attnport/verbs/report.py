@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport
+from attnport.artifacts import FusionReport, LatencyReport, Manifest, ModelSpec, ParityReport, TuneReport
 from attnport.errors import ArtifactError, AttnportError
 from attnport.folder.machine import machine
 from attnport.folder.workspace import change, check_files, fresh, load_spec, open_folder, read_report
@@ -101,6 +101,7 @@ def report(
             advise(folder, manifest, parity, latency),
             environment=_environment(),
             folder=str(folder),
+            tuning=read_report(TuneReport, folder, manifest, "tune.json"),
         )
         if kind == "md":  # only the HTML page has pictures
             edit.path(FILES[kind]).write_text(markdown(findings), encoding="utf-8")

@@ -25,12 +25,13 @@ STAGES = {
     "export": "tracing the module, and trying the graph at several sizes",
     "fuse": "writing attention as each target fuses it, and proving that it does",
     "build": "building an engine of TensorRT-RTX",
+    "tune": "trying every precision",
     "check": "comparing every runtime with a float64 run",
     "bench": "timing every runtime",
     "bundle": "packing what an application needs, and verifying it",
     "report": "writing the report",
 }
-"""The stages in their order, and what each does."""
+"""The stages in their order, and what each does; `tune` is one only where it is asked for."""
 ENGINE_TARGET, ENGINE_PLAN = "tensorrt_rtx", "fp16"
 T = TypeVar("T")
 Status = Literal["done", "up to date", "failed", "not run"]
@@ -74,11 +75,12 @@ class _Ship:
     progress: Callable[[str], None]
     on_bug: Callable[[Exception], None]
     begin: Callable[[str, str, int, int], None]
+    names: Sequence[str] = tuple(STAGES)
     stages: list[StageResult] = field(default_factory=list)
 
     def run(self, stage: str, work: Callable[[], str]) -> None:
         """Runs a stage; `work` returns a line about its result."""
-        self.begin(stage, STAGES[stage], list(STAGES).index(stage) + 1, len(STAGES))
+        self.begin(stage, STAGES[stage], self.names.index(stage) + 1, len(self.names))
         began = time.monotonic()
         status: Status = "failed"
         code = 0
@@ -133,6 +135,7 @@ def ship(
     force: bool = False,
     budget_s: float = 60.0,
     shapes: Sequence[str] | None = None,
+    tune: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
     on_bug: Callable[[Exception], None] = lambda error: None,
@@ -155,6 +158,7 @@ def ship(
         force: Run every stage again, even if nothing has changed.
         budget_s: About how long the latency measurement may take.
         shapes: Grids of sizes to time, as in `bench`.
+        tune: Try int8 too, made of the sentences and judged by them; see `attnport.verbs.tune.tune`.
         tell: Called with a line if outputs were left out.
         on_bug: Called with each unexpected error of a stage; the other stages still run.
         begin: Called before each stage with its name, what it does, its number, and how many there are.
@@ -171,10 +175,11 @@ def ship(
 
     if sentences is not None:
         read_sentences(sentences)  # report errors now, not after the minutes that export and build take
-    run = _Ship(folder, force, progress, on_bug, begin)
+    names = [stage for stage in STAGES if tune or stage != "tune"]
+    run = _Ship(folder, force, progress, on_bug, begin, names)
     began = time.monotonic()
     before = run.done("export")
-    begin("export", STAGES["export"], 1, len(STAGES))
+    begin("export", STAGES["export"], 1, len(names))
     manifest = export(
         text,
         folder,
@@ -196,6 +201,8 @@ def ship(
     run.add("export", status, began, f"{count(len(manifest.attentions), 'attention')} counted, opset {manifest.opset}")
     run.run("fuse", lambda: _fuse(run, require, force))
     run.run("build", lambda: _build(run, force))
+    if tune:
+        run.run("tune", lambda: _tune(run, sentences, budget_s, shapes, force))
     run.run("check", lambda: _check(run, sentences, force))
     run.run("bench", lambda: _bench(run, sentences, budget_s, shapes, force))
     run.run("bundle", lambda: _bundle(run, force))
@@ -271,6 +278,14 @@ def _build(run: _Ship, force: bool) -> str:
     record, table = build(run.folder, ENGINE_TARGET, ENGINE_PLAN, force=force, progress=run.progress)
     require_fused(table)
     return f"{record.file}, {record.size_bytes / 2**20:.0f} MiB, {table} fused"
+
+
+def _tune(run: _Ship, sentences: Path | None, budget_s: float, shapes: Sequence[str] | None, force: bool) -> str:
+    from attnport.verbs.tune import tune
+
+    report = tune(run.folder, None, shapes or None, sentences, budget_s=budget_s, force=force, progress=run.progress)
+    chosen = report.chosen
+    return f"{count(len(report.candidates), 'candidate')}; {chosen.form if chosen else 'none'} is chosen"
 
 
 def _check(run: _Ship, sentences: Path | None, force: bool) -> str:

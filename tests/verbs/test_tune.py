@@ -54,6 +54,11 @@ def items(folder: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tuning, "_LEAST_S", 1.0)
+
+
 def run(folder: Path, items: Path | None, **options: Any) -> Any:
     given: dict[str, Any] = {"shapes": SHAPES, "inputs": items, "threads": [1], "budget_s": 1.0, **options}
     return tune(folder, ["ort_cpu"], **given)
