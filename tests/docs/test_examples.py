@@ -34,6 +34,7 @@ SMALL = {
 READERS_OWN = {
     "inspect PATH": "inspect out/",
     "bench out/": "bench out/ --budget 3",
+    "tune out/": "tune out/ --budget 5",
     "attnport ship ": "attnport ship --budget 3 ",
     " [--fail-on-regression]": "",
     "attnport gpu-check": "attnport gpu-check --budget 1",
@@ -51,6 +52,7 @@ WITH_COMMANDS = {
     "docs/precision.md",
     "docs/report.md",
     "docs/runtimes.md",
+    "docs/tune.md",
     "examples/custom_attention.py",
     "examples/masked_attention.py",
 }
@@ -101,7 +103,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lay_model(folder / "path" / "to" / "model")
     (folder / "examples").symlink_to(ROOT / "examples")
     sentences = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()
-    (folder / "sentences.txt").write_text("\n".join(sentences[:16]))
+    (folder / "sentences.txt").write_text("\n".join(sentences[:48]))
     for line in shell_lines(page("README.md")):
         run(line, folder)
     return folder
@@ -160,11 +162,12 @@ def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("guide", ["runtimes", "latency", "parity", "bisect", "precision", "report"])
+@pytest.mark.parametrize("guide", ["runtimes", "latency", "parity", "bisect", "precision", "report", "tune"])
 def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) -> None:
     shutil.copytree(readers / "out", tmp_path / "out")
     shutil.copy(readers / "sentences.txt", tmp_path)
     (tmp_path / "lengths.txt").write_text("5\n9:3\n17\n")
+    (tmp_path / "evaluate.py").write_text("def accuracy(model):\n    return 0.9\n")
     for name in ("examples", "path"):
         (tmp_path / name).symlink_to((readers / name).resolve())
     for line in shell_lines(page(f"docs/{guide}.md")):
