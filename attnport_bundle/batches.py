@@ -195,6 +195,8 @@ class _Items:
 
 def _lengths(mask: MaskSpec, values: Array) -> list[int]:
     """For each item, the places up to its last real token, at least one."""
+    if not values.shape[1]:
+        return [1] * len(values)  # the model says what is wrong
     real = (values != 0) if mask.polarity == "keep" else (values == 0)
     last = real.shape[1] - real[:, ::-1].argmax(1)
     return [int(length) if any_real else 1 for length, any_real in zip(last, real.any(1), strict=True)]
