@@ -66,7 +66,7 @@ std::int64_t MemoryLimit::places(std::int64_t length, std::int64_t tokens) const
 std::vector<std::int64_t> MemoryLimit::steps(std::int64_t length) const {
     std::vector<std::int64_t> found;
     if (!limit_) return found;
-    for (std::int64_t step = std::max(start_places, 2 * learned_.length); step < length; step *= 2) found.push_back(step);
+    for (auto step = std::max(start_places, 2 * learned_.length); step < length; step *= 2) found.push_back(step);
     return found;
 }
 

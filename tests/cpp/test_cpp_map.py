@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import c_binding as c
 import numpy as np
 import pytest
-from cpp_builds import Build
+from cpp_builds import Build, onnxruntime_library
 
 import attnport_bundle as reader
 from attnport_bundle import batches
@@ -106,6 +107,38 @@ def test_vectors_of_texts_are_pythons_bit_for_bit(
     assert done.returncode == 0, done.stderr
     found = np.array([[float.fromhex(value) for value in row.split()] for row in done.stdout.splitlines()])
     assert np.array_equal(found.astype(np.float32), expected)
+
+
+@pytest.fixture
+def library(cpp_build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> c.Library:
+    monkeypatch.setenv("ATTNPORT_ONNXRUNTIME", str(onnxruntime_library()))
+    monkeypatch.setenv("ATTNPORT_CACHE", str(tmp_path / "cache"))
+    return c.Library(cpp_build.library)
+
+
+def test_the_c_interface_maps_as_python_does(library: c.Library, made_bundle: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 50, (70, 9))
+    feeds = {"ids": ids, "attention_mask": (np.arange(9) < np.arange(70)[:, None] % 9 + 1).astype(np.int64)}
+    with reader.load(made_bundle, threads=1) as model, library.open(made_bundle, threads=1) as opened:
+        for tokens, limit in ((0, 0), (20, 0), (20, 1 << 33)):
+            expected = model.map(feeds, tokens=tokens or 1024, max_memory=limit or None)
+            found = opened.map(feeds, tokens, limit)
+            assert {name: array.tobytes() for name, array in found.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }
+        for tokens, limit, words in ((-1, 0, "tokens: got -1"), (0, -1, "max_memory: got -1"), (0, 1, "process holds")):
+            with pytest.raises(c.Failed, match=words):
+                opened.map(feeds, tokens, limit)
+
+
+@pytest.mark.slow
+def test_the_c_interface_embeds_as_python_does(library: c.Library, minilm_app: Path) -> None:
+    with reader.load(minilm_app, threads=1) as model, library.open(minilm_app, threads=1) as opened:
+        (found,) = opened.embed(TEXTS, 100).values()
+        assert found.tobytes() == model.embed(TEXTS, tokens=100).tobytes()
+        for texts, words in (([], "texts: got none"), (["a", None], "a text")):
+            with pytest.raises(c.Failed, match=words):
+                opened.embed(texts)
 
 
 @pytest.mark.slow
