@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .contract import IO, MaskSpec, TensorSpec
 from .errors import FeedError
+from .memory import Memory
 
 if TYPE_CHECKING:
     import numpy as np
 
+    Array = np.ndarray[Any, Any]
+    Arrays = dict[str, Array]
+
 TOKENS = 1024
 """Places of a batch, padding included. A call's memory grows with them; MiniLM is as fast with 256 as with 4096."""
-WINDOW = 4096
-"""Texts that are tokenised and sorted together."""
+WINDOW = 1024
+"""Texts that are tokenised and sorted together. If one has 512 tokens, the inputs are 13 MB; 4096 are no faster."""
 
 
-def groups(lengths: Sequence[int], tokens: int, most: int) -> Iterator[list[int]]:
-    """The items of each batch, by length, so that a batch has at most `tokens` places and `most` items.
+def groups(lengths: Sequence[int], places: Callable[[int], int], most: int) -> Iterator[list[int]]:
+    """The items of each batch, the longest first: if one is too large, that is known before others ran.
 
-    An item that is longer than `tokens` has a batch of its own.
+    Args:
+        lengths: The places of each item.
+        places: The most places of a batch whose longest item has the given length; asked before each batch. An item
+            that is longer has a batch of its own.
+        most: The most items of a batch.
     """
-    order = sorted(range(len(lengths)), key=lambda at: lengths[at])
-    batch: list[int] = []
-    for at in order:
-        if batch and (len(batch) == most or (len(batch) + 1) * lengths[at] > tokens):
-            yield batch
-            batch = []
-        batch.append(at)
-    if batch:
-        yield batch
+    order = sorted(range(len(lengths)), key=lambda at: -lengths[at])
+    begin = 0
+    while begin < len(order):
+        longest = lengths[order[begin]]
+        end = begin + max(1, min(places(longest) // longest, most))
+        yield order[begin:end]
+        begin = end
 
 
 def mapped(
-    run: Callable[..., dict[str, np.ndarray[Any, Any]]],
+    run: Callable[..., Arrays],
     io: IO,
-    feeds: Mapping[str, np.ndarray[Any, Any]],
+    feeds: Mapping[str, Array],
     tokens: int = TOKENS,
     only: str = "",
-) -> dict[str, np.ndarray[Any, Any]]:
+    memory: Memory | None = None,
+) -> Arrays:
     """Runs a model on more items than one batch should have.
 
     Columns that are padding for every item of a batch are cut off its end. In outputs they are zero.
@@ -50,76 +58,148 @@ def mapped(
         feeds: An array for each input, with any number of items.
         tokens: The most places of a batch.
         only: The one output to return; "" = all.
+        memory: The limit that batches keep to; None = none.
 
     Raises:
-        FeedError: the contract does not fit, inputs have different numbers of items, or what `run` raises.
+        FeedError: the contract does not fit, inputs have different numbers of items, there is too little memory, or
+            what `run` raises.
     """
     import numpy as np
 
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        raise FeedError(f"tokens: got {tokens!r:.60}; expected 1 or more.")
+    memory = memory or Memory()
     mask, spec = _padding(io)
-    item, place = str(spec.dims[0]), spec.dims[1] if mask is not None else None
-    outside = [each.name for each in io.outputs if each.dims[:1] != (item,) and only in ("", each.name)]
-    if outside:
-        raise FeedError(f"output {outside[0]!r} has no row for each item of {item}; run one batch at a time.")
+    _require_rows(io, spec, only)
     missing = [each.name for each in io.inputs if each.name not in feeds]
     if missing or len(feeds) > len(io.inputs) or any(np.ndim(feeds[one.name]) != len(one.dims) for one in io.inputs):
         return run(**feeds)  # which says what is wrong
-    feeds = {name: np.asarray(array) for name, array in feeds.items()}
-    widths = {one.name: feeds[one.name].shape[one.dims.index(place)] for one in io.inputs if place in one.dims}
-    if len(set(widths.values())) > 1:
-        raise FeedError(f"{place}: got {widths}; expected the same size for every input.")
-    own = {each.name for each in io.inputs if each.dims[:1] == (item,)}
-    counts = {name: len(feeds[name]) for name in own}
-    if len(set(counts.values())) > 1 or not min(counts.values()):
-        raise FeedError(f"items: got {counts}; expected the same number for every input, at least one.")
-    count = counts[spec.name]
-    lengths = _lengths(mask, np.asarray(feeds[spec.name])) if mask is not None else [1] * count
-    limits = {dim.name: dim for dim in io.dims}
-    if isinstance(place, str):
-        lengths = [limits[place].at_least(length) for length in lengths]
-    whole: dict[str, np.ndarray[Any, Any]] = {}
-    for batch in groups(lengths, tokens, limits[item].max):
-        size = lengths[batch[-1]] if isinstance(place, str) else None
-        part = {
-            each.name: _cut(feeds[each.name][batch] if each.name in own else feeds[each.name], each, place, size)
-            for each in io.inputs
-        }
-        for each, array in zip(io.outputs, run(**part).values(), strict=True):
-            if only not in ("", each.name):
-                continue
-            if each.name not in whole:
-                full = feeds[spec.name].shape[-1]
-                rest = [full if dim == place else got for dim, got in zip(each.dims[1:], array.shape[1:], strict=True)]
-                whole[each.name] = np.zeros((count, *rest), array.dtype)
+    items = _Items(io, feeds, mask, spec)
+    longest = max(range(items.count), key=lambda at: items.lengths[at])
+    for step in memory.steps(items.lengths[longest]):
+        size = items.at_least(step)
+        if size < items.lengths[longest]:
+            memory.run(size, size, partial(run, **items.part([longest], size)))
+    whole: Arrays = {}
+    for batch in groups(items.lengths, lambda length: memory.places(length, tokens), items.most):
+        length = items.lengths[batch[0]]
+        found = memory.run(len(batch) * length, length, partial(run, **items.part(batch, length)))
+        kept = {name: array for name, array in found.items() if only in ("", name)}
+        whole = whole or items.whole(kept, memory)
+        for name, array in kept.items():
             into: Any = (batch, *(slice(0, got) for got in array.shape[1:]))
-            whole[each.name][into] = array
+            whole[name][into] = array
     return whole
+
+
+def _require_rows(io: IO, spec: TensorSpec, only: str) -> None:
+    outside = [each.name for each in io.outputs if each.dims[:1] != spec.dims[:1] and only in ("", each.name)]
+    if outside:
+        raise FeedError(f"output {outside[0]!r} has no row for each item of {spec.dims[0]}; run one batch at a time.")
 
 
 def _padding(io: IO) -> tuple[MaskSpec | None, TensorSpec]:
     """The padding mask and the input that carries it; without one, the first input."""
-    tensors = {spec.name: spec for spec in io.inputs}
+    named = {dim.name for dim in io.dims}
     masks = io.padding_masks()
     if not masks:
-        return None, io.inputs[0]
-    spec = tensors[str(masks[0].input)]
+        if io.inputs[0].dims[:1] and io.inputs[0].dims[0] in named:
+            return None, io.inputs[0]
+        raise FeedError(f"{io.inputs[0]}: its first dim is no number of items; run one batch at a time.")
+    spec = next(each for each in io.inputs if each.name == masks[0].input)
     simple = masks[0].carries == "mask" and masks[0].polarity in ("keep", "hide") and len(spec.dims) == 2
-    if len(masks) > 1 or not simple or not all(isinstance(dim, str) for dim in spec.dims):
+    if len(masks) > 1 or not simple or not all(dim in named for dim in spec.dims):
         raise FeedError("the model has no single padding mask [batch, seq]; run one batch at a time.")
     return masks[0], spec
 
 
-def _lengths(mask: MaskSpec, values: np.ndarray[Any, Any]) -> list[int]:
+class _Items:
+    """What is to be run, an array for each input.
+
+    Attributes:
+        count: How many there are.
+        most: How many a batch may have.
+        lengths: For each, the places that it needs, in sizes that the model takes; 1 in a model without places.
+    """
+
+    def __init__(self, io: IO, feeds: Mapping[str, Array], mask: MaskSpec | None, spec: TensorSpec) -> None:
+        """Raises FeedError if inputs have different numbers of items or places, or there is no item."""
+        import numpy as np
+
+        self._io = io
+        self._feeds = {each.name: np.asarray(feeds[each.name]) for each in io.inputs}
+        dims = {dim.name: dim for dim in io.dims}
+        item, self._place = str(spec.dims[0]), dims[str(spec.dims[1])] if mask is not None else None
+        if self._place is not None:
+            place = self._place.name
+            widths = {
+                each.name: self._feeds[each.name].shape[each.dims.index(place)]
+                for each in io.inputs
+                if place in each.dims
+            }
+            if len(set(widths.values())) > 1:
+                raise FeedError(f"{place}: got {widths}; expected the same size for every input.")
+        self._own = [each.name for each in io.inputs if each.dims[:1] == (item,)]
+        counts = {name: len(self._feeds[name]) for name in self._own}
+        if len(set(counts.values())) > 1 or not min(counts.values()):
+            raise FeedError(f"items: got {counts}; expected the same number for every input, at least one.")
+        self.count, self.most = counts[spec.name], dims[item].max
+        self._width = self._feeds[spec.name].shape[-1] if mask is not None else 0
+        self.lengths = [1] * self.count
+        if mask is not None:
+            self.lengths = [self.at_least(length) for length in _lengths(mask, self._feeds[spec.name])]
+
+    def at_least(self, length: int) -> int:
+        """The least size of the model that has room for the length."""
+        return length if self._place is None else self._place.at_least(length)
+
+    def part(self, batch: list[int], length: int) -> Arrays:
+        """The inputs of a batch, cut to the length."""
+        part = {}
+        for each in self._io.inputs:
+            array = self._feeds[each.name]
+            cut: Any = tuple(slice(0, length) if self._is_place(dim) else slice(None) for dim in each.dims)
+            part[each.name] = array[cut][batch] if each.name in self._own else array[cut]
+        return part
+
+    def whole(self, outputs: Mapping[str, Array], memory: Memory) -> Arrays:
+        """Zeros for the outputs of all items, from those of a batch.
+
+        Raises:
+            FeedError: there is too little memory.
+        """
+        import numpy as np
+
+        shapes = {
+            each.name: (
+                self.count,
+                *(
+                    self._width if self._is_place(dim) else got
+                    for dim, got in zip(each.dims[1:], outputs[each.name].shape[1:], strict=True)
+                ),
+            )
+            for each in self._io.outputs
+            if each.name in outputs
+        }
+        needed = sum(int(np.prod(shapes[name])) * array.itemsize for name, array in outputs.items())
+        memory.require(needed, "what all items give")
+        whole = {name: np.zeros(shapes[name], array.dtype) for name, array in outputs.items()}
+        if memory.limit is not None:
+            for array in whole.values():
+                array.fill(0)  # so that it is resident, and counted, from the beginning
+        return whole
+
+    def _is_place(self, dim: object) -> bool:
+        return self._place is not None and dim == self._place.name
+
+
+def _lengths(mask: MaskSpec, values: Array) -> list[int]:
     """For each item, the places up to its last real token, at least one."""
+    if not values.shape[1]:
+        return [1] * len(values)  # the model says what is wrong
     real = (values != 0) if mask.polarity == "keep" else (values == 0)
     last = real.shape[1] - real[:, ::-1].argmax(1)
     return [int(length) if any_real else 1 for length, any_real in zip(last, real.any(1), strict=True)]
-
-
-def _cut(array: np.ndarray[Any, Any], spec: TensorSpec, place: object, size: int | None) -> np.ndarray[Any, Any]:
-    if size is None or place not in spec.dims:
-        return array
-    return array[tuple(slice(0, size) if dim == place else slice(None) for dim in spec.dims)]
 
 
 def embedding(io: IO) -> str:

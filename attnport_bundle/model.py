@@ -19,6 +19,7 @@ from .errors import BundleError, BundleWarning, FeedError, IntegrityError, Numbe
 from .goldens import GoldenCases
 from .halves import from_file, to_file
 from .manifest import ENGINES, Manifest
+from .memory import Learned, Memory, limit_bytes
 from .opening import open_session
 from .printable import escaped
 from .session import Session
@@ -54,6 +55,7 @@ class Model:
         self._session: Session | None = session
         self._folder: Path | None = None
         self._tokenizer: Tokenizer | None = None
+        self._learned = Learned()
 
     @property
     def io(self) -> IO:
@@ -118,7 +120,11 @@ class Model:
         return feeding.padding_masks(self.io, lengths, size)
 
     def map(
-        self, feeds: Mapping[str, np.ndarray[Any, Any]], *, tokens: int = batches.TOKENS
+        self,
+        feeds: Mapping[str, np.ndarray[Any, Any]],
+        *,
+        tokens: int = batches.TOKENS,
+        max_memory: int | str | None = None,
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Runs any number of items, in batches of like length; results are in the order of the items.
 
@@ -128,41 +134,57 @@ class Model:
         Args:
             feeds: As of `run`, padded at the end to the longest item.
             tokens: The most places of a batch, padding included.
+            max_memory: What the process may hold, resident, with all that it held before: bytes, or text such as
+                `512MB` or `1GiB`; None = no limit. Batches begin small, and grow as far as the limit allows by what
+                they were measured to take. Linux only.
 
         Raises:
-            FeedError: as `run`; or the model has no single padding mask `[batch, seq]`, or an output without items.
+            FeedError: as `run`; or the model has no single padding mask `[batch, seq]`, or an output without items; or
+                the limit is too low, with what is held and needed.
             BundleError: as `run`.
         """
-        return batches.mapped(self.run, self.io, feeds, tokens)
+        return batches.mapped(self.run, self.io, feeds, tokens, memory=self._memory(max_memory))
 
-    def embed(self, texts: Iterable[str], *, tokens: int = batches.TOKENS) -> np.ndarray[Any, Any]:
+    def embed(
+        self, texts: Iterable[str], *, tokens: int = batches.TOKENS, max_memory: int | str | None = None
+    ) -> np.ndarray[Any, Any]:
         """The vectors of any number of texts, `[texts, width]` in their order; see `map`.
 
         A text that is too long for the model is cut at its end. Texts are read `batches.WINDOW` at a time.
 
         Raises:
-            FeedError: there is no text, or the model has no output that is a vector for each text.
+            FeedError: there is no text, the model has no output that is a vector for each text, or the limit is too
+                low, as in `map`.
             BundleError: as `run`; or the bundle has no tokenizer, or one that only the package `tokenizers` reads.
         """
         import itertools
-
-        import numpy as np
 
         from .text import Tokenizer
 
         if isinstance(texts, str):
             raise FeedError(f"texts: got {texts!r:.60}; expected several texts.")
-        output, rows, rest = batches.embedding(self.io), [], iter(texts)
+        output, rest, memory = batches.embedding(self.io), iter(texts), self._memory(max_memory)
         if self._tokenizer is None:
             if self._folder is None or self.manifest.tokenizer is None:
                 raise BundleError("the bundle has no tokenizer; make the inputs yourself and use map.")
             self._tokenizer = Tokenizer(self._folder / self.manifest.tokenizer, self.io)
+        vectors: np.ndarray[Any, Any] | None = None
         while window := list(itertools.islice(rest, batches.WINDOW)):
             feeds = self._tokenizer.encode(window)
-            rows.append(batches.mapped(self.run, self.io, feeds, tokens, only=output)[output])
-        if not rows:
+            found = batches.mapped(self.run, self.io, feeds, tokens, output, memory)[output]
+            if vectors is None:
+                vectors = found
+                continue
+            # It grows in place: at the end, parts and whole would be in memory together.
+            count = len(vectors)
+            vectors.resize((count + len(found), *found.shape[1:]), refcheck=False)
+            vectors[count:] = found
+        if vectors is None:
             raise FeedError("texts: got none; expected one or more.")
-        return np.concatenate(rows)
+        return vectors
+
+    def _memory(self, limit: int | str | None) -> Memory:
+        return Memory(limit_bytes(limit), self._learned)
 
     def close(self) -> None:
         """Frees the model; closing twice is fine."""

@@ -182,6 +182,13 @@ template <class Act> attnport_status giving(attnport_outputs** outputs, const Ac
     });
 }
 
+attnport::MapOptions map_options_of(std::int64_t tokens, std::int64_t max_memory) {
+    attnport::MapOptions found;
+    if (tokens != 0) found.tokens = tokens;
+    if (max_memory != 0) found.max_memory_bytes = max_memory;
+    return found;
+}
+
 /// A text that lives as long as the model; "" where there is no model.
 template <class Pick> const char* text_of(const attnport_model* model, const Pick& pick) noexcept {
     const char* found = "";
@@ -227,6 +234,28 @@ attnport_status attnport_run_device(attnport_model* model, const attnport_tensor
     return giving(outputs, [&] {
         const attnport::Inputs given = inputs_of(model, inputs, count);
         return tensors_of(model->model.run_device(given));
+    });
+}
+
+attnport_status attnport_map(attnport_model* model, const attnport_tensor* inputs, size_t count, int64_t tokens,
+                             int64_t max_memory, attnport_outputs** outputs) {
+    return giving(outputs, [&] {
+        const attnport::Inputs given = inputs_of(model, inputs, count);
+        return tensors_of(model->model.map(given, map_options_of(tokens, max_memory)));
+    });
+}
+
+attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count, int64_t tokens,
+                               int64_t max_memory, attnport_outputs** outputs) {
+    return giving(outputs, [&] {
+        require(model, "model");
+        if (count != 0) require(texts, "texts");
+        std::vector<std::string> given;
+        for (std::size_t at = 0; at < count; ++at) {
+            require(texts[at], "a text");
+            given.emplace_back(texts[at]);
+        }
+        return std::vector<attnport::Tensor>{model->model.embed(given, map_options_of(tokens, max_memory))};
     });
 }
 

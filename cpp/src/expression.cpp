@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t max_letters = 400;
 constexpr int max_depth = 16;
 constexpr std::size_t max_digits = 16;
-constexpr std::int64_t largest = (std::int64_t{1} << 53) - 1;
+constexpr std::int64_t max_number = (std::int64_t{1} << 53) - 1;
 
 bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
 
@@ -20,9 +20,9 @@ bool is_letter(char letter) {
     return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') || letter == '_';
 }
 
-bool fits(std::int64_t value) { return -largest <= value && value <= largest; }
+bool fits(std::int64_t value) { return -max_number <= value && value <= max_number; }
 
-/// First and second are at most `largest`, so that only a product can leave 64 bits.
+/// First and second are at most `max_number`, so that only a product can leave 64 bits.
 std::optional<std::int64_t> applied(std::string_view operation, std::int64_t first, std::int64_t second) {
     if (operation == "//" || operation == "%") {
         if (second < 1) return std::nullopt;
@@ -33,7 +33,7 @@ std::optional<std::int64_t> applied(std::string_view operation, std::int64_t fir
     if (operation == "max") return std::max(first, second);
     if (operation == "*") {
         const auto size = [](std::int64_t value) { return value < 0 ? -value : value; };
-        if (first != 0 && size(second) > largest / size(first)) return std::nullopt;
+        if (first != 0 && size(second) > max_number / size(first)) return std::nullopt;
         return first * second;
     }
     return operation == "+" ? first + second : first - second;
@@ -130,7 +130,7 @@ private:
     void number(std::string_view digits) {
         std::int64_t value = 0;
         for (const char digit : digits.substr(0, max_digits)) value = value * 10 + (digit - '0');
-        if (digits.size() > max_digits || value > largest) problem = quoted(cut(digits, 20)) + " is beyond 2^53 - 1";
+        if (digits.size() > max_digits || value > max_number) problem = quoted(cut(digits, 20)) + " is beyond 2^53 - 1";
         steps.push_back({Step::Kind::number, digits, value});
     }
 

@@ -18,7 +18,7 @@
 namespace attnport::reader {
 namespace {
 
-constexpr std::size_t max_depth = 32;
+constexpr std::size_t max_nesting = 32;
 constexpr std::size_t max_text = 1000;
 constexpr std::int64_t max_integer = (std::int64_t{1} << 53U) - 1;
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
@@ -64,8 +64,8 @@ private:
         return true;
     }
     bool open(Json container) {
-        if (open_.size() == max_depth) {
-            throw std::invalid_argument("nested deeper than " + std::to_string(max_depth));
+        if (open_.size() == max_nesting) {
+            throw std::invalid_argument("nested deeper than " + std::to_string(max_nesting));
         }
         open_.push_back(place(std::move(container)));
         return true;

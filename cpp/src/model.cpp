@@ -1,15 +1,25 @@
 #include <attnport/model.hpp>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <mutex>
 #include <utility>
 
+#include <attnport/tokenizer.hpp>
+
+#include "batches.hpp"
 #include "cache.hpp"
 #include "feeds.hpp"
 #include "files.hpp"
 #include "goldens.hpp"
 #include "guarded.hpp"
 #include "manifest.hpp"
+#include "memory.hpp"
+#include "memory_limit.hpp"
 #include "open_form.hpp"
 #include "signature.hpp"
 #include "words.hpp"
@@ -128,15 +138,52 @@ private:
 }  // namespace
 
 struct Model::Open {
+    std::filesystem::path folder;
     Manifest manifest;
     std::unique_ptr<OpenForm> form;
     std::vector<std::string> passed_over;
+    std::mutex lock;  ///< of what follows
+    reader::Learned learned;
+    std::shared_ptr<const Tokenizer> tokenizer;
+
+    /// The bundle's tokenizer, read at the first call. Throws Error: it has none that is read here.
+    std::shared_ptr<const Tokenizer> text() {
+        const std::lock_guard<std::mutex> held(lock);
+        if (tokenizer == nullptr) {
+            if (!manifest.tokenizer) {
+                throw Error("the bundle has no tokenizer; make the inputs yourself and use map.");
+            }
+            tokenizer = std::make_shared<const Tokenizer>(folder / *manifest.tokenizer, manifest.io);
+        }
+        return tokenizer;
+    }
 };
 
 namespace {
 
+/// What is known of a model, for one call: others may run beside it.
+class Lent {
+public:
+    Lent(std::mutex& lock, reader::Learned& learned) : lock_(lock), learned_(learned) {
+        const std::lock_guard<std::mutex> held(lock_);
+        own = learned_;
+    }
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+    ~Lent() {
+        const std::lock_guard<std::mutex> held(lock_);
+        learned_ = own;
+    }
+
+    reader::Learned own;
+
+private:
+    std::mutex& lock_;
+    reader::Learned& learned_;
+};
+
 /// A model that was moved from has nothing open.
-template <class Opened> const Opened& required(const std::unique_ptr<Opened>& open) {
+template <class Opened> Opened& required(const std::unique_ptr<Opened>& open) {
     if (open == nullptr) throw Error("the model is closed.");
     return *open;
 }
@@ -149,6 +196,7 @@ Model::Model(const std::filesystem::path& given, const Options& options) {
         const std::filesystem::path folder = reader::not_empty(given);
         const auto& warn = options.warn ? options.warn : reader::Warn(to_stderr);
         auto open = std::make_unique<Open>();
+        open->folder = folder;
         open->manifest = reader::read_trusted(folder, options.require_signature).manifest;
         const Manifest& manifest = open->manifest;
         if (options.check_files) reader::require_files(folder, manifest);
@@ -177,6 +225,45 @@ Outputs Model::run(const Inputs& inputs) const {
 
 Outputs Model::run_device(const Inputs& inputs) const {
     return guarded([&] { return required(open_).form->run_device(inputs); });
+}
+
+Outputs Model::map(const Inputs& inputs, const MapOptions& options) const {
+    return guarded([&] {
+        Open& open = required(open_);
+        Lent known(open.lock, open.learned);
+        reader::MemoryLimit memory(options.max_memory_bytes, known.own);
+        const auto run = [&open](const Inputs& part) { return open.form->run(part); };
+        return reader::mapped(run, open.manifest.io, inputs, options.tokens, "", memory);
+    });
+}
+
+Tensor Model::embed(const std::vector<std::string>& texts, const MapOptions& options) const {
+    return guarded([&] {
+        Open& open = required(open_);
+        const TensorSpec& output = reader::embedding(open.manifest.io);
+        const auto tokenizer = open.text();
+        Lent known(open.lock, open.learned);
+        reader::MemoryLimit memory(options.max_memory_bytes, known.own);
+        const auto run = [&open](const Inputs& part) { return open.form->run(part); };
+        if (texts.empty()) throw FeedError("texts: got none; expected one or more.");
+        std::shared_ptr<std::byte> whole;
+        const DType dtype = output.dtype;
+        Shape shape{static_cast<std::int64_t>(texts.size()), 0};
+        for (std::size_t begin = 0; begin < texts.size(); begin += reader::window) {
+            const std::size_t end = std::min(texts.size(), begin + reader::window);
+            const std::vector<Tensor> feeds = tokenizer->encode(texts, begin, end);
+            const Inputs given(feeds.begin(), feeds.end());
+            const Outputs found = reader::mapped(run, open.manifest.io, given, options.tokens, output.name, memory);
+            shape[1] = found[0].shape()[1];
+            const std::size_t row = static_cast<std::size_t>(shape[1]) * size_bytes(dtype);
+            if (whole == nullptr) {
+                memory.require(static_cast<std::int64_t>(texts.size() * row), "what all texts give");
+                whole = reader::allocate(texts.size() * row);
+            }
+            if (row != 0) std::memcpy(whole.get() + begin * row, found[0].data(), (end - begin) * row);
+        }
+        return Tensor(output.name, dtype, std::move(shape), std::move(whole));
+    });
 }
 
 std::vector<Tensor> Model::masks(const std::vector<std::int64_t>& lengths, std::optional<std::int64_t> size) const {

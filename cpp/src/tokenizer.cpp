@@ -110,10 +110,11 @@ struct Tokenizer::Rules {
         return reader::joined(listed);
     }
 
-    [[nodiscard]] std::vector<reader::Tokens> rows(const std::vector<std::string>& texts) const {
+    [[nodiscard]] std::vector<reader::Tokens> rows(const std::vector<std::string>& texts, std::size_t begin,
+                                                    std::size_t end) const {
         std::vector<reader::Tokens> found;
-        found.reserve(texts.size());
-        for (std::size_t at = 0; at < texts.size(); ++at) {
+        found.reserve(end - begin);
+        for (std::size_t at = begin; at < end; ++at) {
             try {
                 found.push_back(words.encode(texts[at], length.max));
             } catch (const std::invalid_argument& err) {
@@ -123,9 +124,10 @@ struct Tokenizer::Rules {
         return found;
     }
 
-    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts) const {
-        if (texts.empty()) throw FeedError("texts: got []; expected a list of one text or more.");
-        const std::vector<reader::Tokens> tokens = rows(texts);
+    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin,
+                                             std::size_t end) const {
+        if (begin == end) throw FeedError("texts: got []; expected a list of one text or more.");
+        const std::vector<reader::Tokens> tokens = rows(texts, begin, end);
         std::vector<const std::vector<std::int64_t>*> ids;
         std::vector<const std::vector<std::int64_t>*> types;
         std::vector<std::int64_t> lengths;
@@ -155,13 +157,18 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts) const {
-    const auto too_many = [&texts] {
-        return Error("there is no memory for " + std::to_string(texts.size()) + " texts at this model's length.");
+    return encode(texts, 0, texts.size());
+}
+
+std::vector<Tensor> Tokenizer::encode(const std::vector<std::string>& texts, std::size_t begin,
+                                      std::size_t end) const {
+    const auto too_many = [&] {
+        return Error("there is no memory for " + std::to_string(end - begin) + " texts at this model's length.");
     };
     return reader::guarded([&] {
         if (rules_ == nullptr) throw Error("the tokenizer was moved from.");
         try {
-            return rules_->encode(texts);
+            return rules_->encode(texts, begin, end);
         } catch (const std::bad_alloc&) {
             throw too_many();
         } catch (const std::length_error&) {

@@ -13,6 +13,7 @@ import pytest
 from attnport_bundle import batches
 from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
 from attnport_bundle.errors import BundleError, FeedError
+from attnport_bundle.memory import Learned
 from attnport_bundle.model import Model
 
 IDS, MASK = TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))
@@ -63,7 +64,7 @@ def test_results_are_in_the_order_of_the_items(tokens: int, left: bool) -> None:
 
 def test_a_batch_has_items_of_like_length() -> None:
     lengths = [int(length) for length in np.random.default_rng(0).integers(1, 60, 500)]
-    found = list(batches.groups(lengths, 256, 64))
+    found = list(batches.groups(lengths, lambda _: 256, 64))
     assert sorted(at for batch in found for at in batch) == list(range(500))
     computed = sum(len(batch) * max(lengths[at] for at in batch) for batch in found)
     assert computed < 1.1 * sum(lengths)
@@ -105,6 +106,12 @@ def test_what_does_not_fit_is_refused_with_words() -> None:
     shared = IO((IDS, MASK), (TensorSpec("all", "float32", (3,)),), DIMS, (MaskSpec(("padding",), "mask"),))
     with pytest.raises(FeedError, match="no row for each item"):
         batches.mapped(run, shared, feeds([1], 2))
+    with pytest.raises(FeedError, match="no number of items"):
+        batches.mapped(run, IO((TensorSpec("x", "float32", (3,)),), (VECTORS,), DIMS), {"x": np.zeros(3)})
+    wrong: list[Any] = [0, True, "64"]
+    for tokens in wrong:
+        with pytest.raises(FeedError, match="tokens: got"):
+            batches.mapped(run, TEXT, feeds([1], 2), tokens)
     with pytest.raises(FeedError, match="expected one"):
         batches.embedding(IO((IDS, MASK), (ROWS,), DIMS, (MaskSpec(("padding",), "mask"),)))
     assert batches.embedding(TEXT) == "vector"
@@ -117,7 +124,7 @@ class Embedder(Model):
         inputs = tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in ("input_ids", "attention_mask"))
         io = IO(inputs, (ROWS, VECTORS), DIMS, (MaskSpec(("padding",), "attention_mask"),))
         self.manifest: Any = SimpleNamespace(io=io, tokenizer=tokenizer)
-        self._folder, self._tokenizer = folder, None
+        self._folder, self._tokenizer, self._learned = folder, None, Learned()
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         return Runs()(ids=feeds["input_ids"], mask=feeds["attention_mask"])
@@ -134,7 +141,7 @@ def test_embed_equals_one_text_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert whole.shape == (16, 3)
     assert np.array_equal(whole, np.concatenate([model.embed([text]) for text in texts]))
     assert len(set(whole[:, 0].tolist())) == 4
-    for bad in ("a text", []):
+    for bad in ("a text", list[str]()):
         with pytest.raises(FeedError, match="texts"):
             model.embed(bad)
 

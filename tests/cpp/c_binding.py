@@ -78,13 +78,15 @@ class Library:
         handle, size = ctypes.c_void_p, ctypes.c_size_t
         tensors, given = ctypes.POINTER(Tensor), ctypes.POINTER(Options)
         out = ctypes.POINTER(handle)
-        lengths = ctypes.POINTER(ctypes.c_int64)
+        lengths, texts = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_char_p)
         for name, result, arguments in (
             ("abi_version", ctypes.c_int, []),
             ("open", ctypes.c_int, [ctypes.c_char_p, given, out]),
             ("close", None, [handle]),
             ("run", ctypes.c_int, [handle, tensors, size, out]),
             ("run_device", ctypes.c_int, [handle, tensors, size, out]),
+            ("map", ctypes.c_int, [handle, tensors, size, ctypes.c_int64, ctypes.c_int64, out]),
+            ("embed", ctypes.c_int, [handle, texts, size, ctypes.c_int64, ctypes.c_int64, out]),
             ("masks", ctypes.c_int, [handle, lengths, size, ctypes.c_int64, out]),
             ("outputs_count", size, [handle]),
             ("outputs_get", ctypes.c_int, [handle, size, tensors]),
@@ -132,6 +134,17 @@ class Model:
         found = ctypes.c_void_p()
         call = getattr(self.library.call, function)
         self.library.check(call(self.handle, inputs, len(feeds), ctypes.byref(found)))
+        return self._taken(found)
+
+    def map(self, feeds: Mapping[str, Array], tokens: int = 0, max_memory: int = 0) -> dict[str, Array]:
+        found, call = ctypes.c_void_p(), self.library.call.attnport_map
+        self.library.check(call(self.handle, tensors(feeds), len(feeds), tokens, max_memory, ctypes.byref(found)))
+        return self._taken(found)
+
+    def embed(self, texts: Sequence[str | None], tokens: int = 0, max_memory: int = 0) -> dict[str, Array]:
+        given = (ctypes.c_char_p * len(texts))(*(text if text is None else text.encode() for text in texts))
+        found, call = ctypes.c_void_p(), self.library.call.attnport_embed
+        self.library.check(call(self.handle, given, len(texts), tokens, max_memory, ctypes.byref(found)))
         return self._taken(found)
 
     def masks(self, lengths: Sequence[int], size: int = 0) -> dict[str, Array]:

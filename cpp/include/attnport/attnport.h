@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* The version of this interface; attnport_abi_version() is that of the library that was loaded. */
-#define ATTNPORT_ABI_VERSION 2
+#define ATTNPORT_ABI_VERSION 3
 
 typedef enum attnport_status {
     ATTNPORT_OK = 0,
@@ -96,6 +96,15 @@ ATTNPORT_C_API attnport_status attnport_run(attnport_model* model, const attnpor
 /* As attnport_run, for inputs where the model computes, in the file's dtypes; outputs stay on its device. */
 ATTNPORT_C_API attnport_status attnport_run_device(attnport_model* model, const attnport_tensor* inputs, size_t count,
                                                    attnport_outputs** outputs);
+
+/* Since version 3 of the interface: runs any number of items in batches of like length, of at most `tokens` places each
+ * (0: 1024); outputs are in the order of the items. `max_memory`: the bytes that the process may hold (0: no limit). */
+ATTNPORT_C_API attnport_status attnport_map(attnport_model* model, const attnport_tensor* inputs, size_t count,
+                                            int64_t tokens, int64_t max_memory, attnport_outputs** outputs);
+
+/* Since version 3: the vectors of any number of texts (UTF-8), one output [texts, width]; see attnport_map. */
+ATTNPORT_C_API attnport_status attnport_embed(attnport_model* model, const char* const* texts, size_t count,
+                                              int64_t tokens, int64_t max_memory, attnport_outputs** outputs);
 
 /* Every input that says what is padding, for items of `lengths` padded on the right to `size` (0: the longest). */
 ATTNPORT_C_API attnport_status attnport_masks(attnport_model* model, const int64_t* lengths, size_t count, int64_t size,

@@ -1,6 +1,7 @@
 // Opening a bundle's model, and running it.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -42,6 +43,15 @@ struct Options {
     std::function<void(const std::string&)> warn = {};
 };
 
+/// How many items are run.
+struct MapOptions {
+    /// The most places of a batch, padding included; what a call needs of memory grows with them.
+    std::int64_t tokens = 1024;
+    /// What the process may hold, resident, with all that it held before; none = no limit. Batches begin small, and
+    /// grow as far as the limit allows by what they were measured to take. Linux only.
+    std::optional<std::int64_t> max_memory_bytes = {};
+};
+
 /// A model that is open. `run` may be called from several threads at once; it is closed by its destructor.
 class ATTNPORT_API Model {
 public:
@@ -77,6 +87,27 @@ public:
     /// tensor that says another place than the model's. An address is believed where ONNX Runtime runs; TensorRT's is
     /// looked up, and one that is no memory of the GPU is a FeedError too.
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
+
+    /// Runs any number of items, in batches of like length; results are in the order of the items. Inputs are as those
+    /// of `run`, padded at the end to the longest item. In outputs with a row for each token, what stands behind the
+    /// last real token is zero.
+    ///
+    /// Throws as `run`, and FeedError: the model has no single padding mask [batch, seq], or an output without items;
+    /// or the limit is too low, with what is held and needed.
+    [[nodiscard]] Outputs map(const Inputs& inputs, const MapOptions& options = {}) const;
+
+    /// As above, of tensors such as Tokenizer::encode makes.
+    template <class T, std::enable_if_t<std::is_same_v<T, Tensor>, int> = 0>
+    [[nodiscard]] Outputs map(const std::vector<T>& inputs, const MapOptions& options = {}) const {
+        return map(Inputs(inputs.begin(), inputs.end()), options);
+    }
+
+    /// The vectors of any number of texts (UTF-8), [texts, width] in their order, by the bundle's tokenizer; what the
+    /// model cannot hold is cut at a text's end. See `map`.
+    ///
+    /// Throws as `map`, and FeedError: there is no text, one is no UTF-8, or no output is a vector for each text.
+    /// Error: the bundle has no tokenizer, or one of another kind than BERT's.
+    [[nodiscard]] Tensor embed(const std::vector<std::string>& texts, const MapOptions& options = {}) const;
 
     /// Every input that says what is padding, for items of `lengths` padded on the right to `size` (none = the
     /// longest). Throws FeedError: no padding mask, one without a rule, or lengths beyond the size.

@@ -1,6 +1,7 @@
 // Text into the inputs of a model, as its contract asks for them.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -10,6 +11,8 @@
 #include <attnport/error.hpp>
 
 namespace attnport {
+
+class Model;
 
 /// Fills every input of a text model: token ids, type ids, and what says where padding is. BERT's tokenizers only.
 class ATTNPORT_API Tokenizer {
@@ -31,7 +34,11 @@ public:
     [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts) const;
 
 private:
+    friend class Model;  // which reads many texts in parts
     struct Rules;
+    [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin,
+                                             std::size_t end) const;
+
     std::unique_ptr<Rules> rules_;
 };
 

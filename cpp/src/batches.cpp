@@ -1,0 +1,353 @@
+#include "batches.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include <attnport/error.hpp>
+
+#include "contract.hpp"
+#include "memory.hpp"
+#include "words.hpp"
+
+namespace attnport::reader {
+namespace {
+
+using Batch = std::vector<std::size_t>;
+
+const Dim* named(const IO& io, const Axis& axis) {
+    const auto* const called = std::get_if<std::string>(&axis);
+    if (called == nullptr) return nullptr;
+    const auto found =
+        std::find_if(io.dims.begin(), io.dims.end(), [&](const Dim& dim) { return dim.name == *called; });
+    return found == io.dims.end() ? nullptr : &*found;
+}
+
+/// The input that says how many items there are, and the padding mask that it carries, if the model has one.
+struct Counted {
+    const TensorSpec& spec;
+    const Mask* mask;
+};
+
+Counted counted(const IO& io) {
+    std::vector<const Mask*> masks;
+    for (const auto& mask : io.masks) {
+        if (mask.input && mask.has("padding")) masks.push_back(&mask);
+    }
+    if (masks.empty()) {
+        const TensorSpec& first = io.inputs.front();
+        if (!first.dims.empty() && named(io, first.dims[0]) != nullptr) return {first, nullptr};
+        throw FeedError(first.text() + ": its first dim is no number of items; run one batch at a time.");
+    }
+    const auto at = std::find_if(io.inputs.begin(), io.inputs.end(),
+                                 [&](const TensorSpec& spec) { return spec.name == masks[0]->input; });
+    const bool simple = at != io.inputs.end() && masks.size() == 1 && masks[0]->carries == "mask" &&
+                        (masks[0]->polarity == "keep" || masks[0]->polarity == "hide") && at->dims.size() == 2 &&
+                        named(io, at->dims[0]) != nullptr && named(io, at->dims[1]) != nullptr;
+    if (!simple) throw FeedError("the model has no single padding mask [batch, seq]; run one batch at a time.");
+    return {*at, masks[0]};
+}
+
+bool is_first(const TensorSpec& spec, const Axis& item) { return !spec.dims.empty() && spec.dims[0] == item; }
+
+void require_rows(const IO& io, const Axis& item, std::string_view only) {
+    for (const auto& spec : io.outputs) {
+        if (is_first(spec, item) || (!only.empty() && only != spec.name)) continue;
+        throw FeedError("output " + reader::quoted(spec.name) + " has no row for each item of " +
+                        std::get<std::string>(item) + "; run one batch at a time.");
+    }
+}
+
+/// The inputs in the contract's order; none if a name or rank is not the contract's, which `run` says better.
+std::optional<std::vector<const Input*>> in_order(const IO& io, const Inputs& inputs) {
+    if (inputs.size() != io.inputs.size()) return std::nullopt;
+    std::vector<const Input*> found;
+    for (const auto& spec : io.inputs) {
+        const auto at = std::find_if(inputs.begin(), inputs.end(),
+                                     [&](const Input& input) { return input.name() == spec.name; });
+        if (at == inputs.end() || at->shape().size() != spec.dims.size()) return std::nullopt;
+        found.push_back(&*at);
+    }
+    return found;
+}
+
+void require_memory(const Input& input) {
+    const std::string about = "input " + reader::quoted(input.name()) + ": got ";
+    if (input.place() != Place::Cpu) throw FeedError(about + "a tensor on cuda; map takes tensors on the cpu.");
+    const std::size_t count = elements(input.shape());
+    if (count != 0 && input.data() == nullptr) {
+        throw FeedError(about + "no memory for " + std::to_string(count) + " elements.");
+    }
+}
+
+/// Such as `{'ids': 3, 'mask': 4}`.
+std::string words_of(const std::vector<std::pair<std::string, std::int64_t>>& sizes) {
+    std::vector<std::string> parts;
+    for (const auto& [name, size] : sizes) parts.push_back(reader::quoted(name) + ": " + std::to_string(size));
+    return "{" + joined(parts) + "}";
+}
+
+bool differ(const std::vector<std::pair<std::string, std::int64_t>>& sizes) {
+    return std::any_of(sizes.begin(), sizes.end(), [&](const auto& one) { return one.second != sizes[0].second; });
+}
+
+/// Without the first axis: the shape of one item.
+Shape rest(const Shape& shape) { return {shape.begin() + 1, shape.end()}; }
+
+/// Copies what two arrays both have room for, at the origin of both.
+class Block {
+public:
+    Block(std::size_t width, Shape from, Shape into) : width_(width), from_(std::move(from)), into_(std::move(into)) {}
+
+    void copy(const std::byte* source, std::byte* target) const { copy(source, target, 0); }
+
+    [[nodiscard]] std::size_t from_bytes() const { return elements(from_) * width_; }
+    [[nodiscard]] std::size_t into_bytes() const { return elements(into_) * width_; }
+
+private:
+    void copy(const std::byte* source, std::byte* target, std::size_t axis) const {
+        const auto at = static_cast<std::ptrdiff_t>(axis);
+        if (std::equal(from_.begin() + at, from_.end(), into_.begin() + at)) {
+            const std::size_t bytes = elements({from_.begin() + at, from_.end()}) * width_;
+            if (bytes != 0) std::memcpy(target, source, bytes);
+            return;
+        }
+        const std::size_t source_step = elements({from_.begin() + at + 1, from_.end()}) * width_;
+        const std::size_t target_step = elements({into_.begin() + at + 1, into_.end()}) * width_;
+        const auto count = static_cast<std::size_t>(std::min(from_[axis], into_[axis]));
+        for (std::size_t index = 0; index < count; ++index) {
+            copy(source + index * source_step, target + index * target_step, axis + 1);
+        }
+    }
+
+    std::size_t width_;
+    Shape from_;
+    Shape into_;
+};
+
+/// A tensor that is being filled.
+struct Filled {
+    std::string name;
+    DType dtype;
+    Shape shape;
+    std::shared_ptr<std::byte> memory;
+
+    Filled(std::string called, DType type, Shape sizes)
+        : name(std::move(called)), dtype(type), shape(std::move(sizes)),
+          memory(allocate(elements(shape) * size_bytes(dtype))) {}
+
+    [[nodiscard]] Tensor tensor() const { return {name, dtype, shape, memory}; }
+};
+
+/// Whether an element is not zero; -0.0 is.
+bool is_set(const std::byte* element, DType dtype) {
+    const std::size_t width = size_bytes(dtype);
+    const bool is_float = dtype != DType::Int32 && dtype != DType::Int64 && dtype != DType::Bool;
+    for (std::size_t byte = 0; byte < width; ++byte) {
+        const bool has_sign = is_float && byte + 1 == width;
+        if ((element[byte] & (has_sign ? std::byte{0x7F} : std::byte{0xFF})) != std::byte{0}) return true;
+    }
+    return false;
+}
+
+/// What is to be run.
+class Items {
+public:
+    /// Throws FeedError: inputs have different numbers of items or places, or there is no item.
+    Items(const IO& io, std::vector<const Input*> inputs, const Counted& by)
+        : io_(io), inputs_(std::move(inputs)), item_(by.spec.dims[0]),
+          place_(by.mask == nullptr ? nullptr : named(io, by.spec.dims[1])) {
+        for (const Input* input : inputs_) require_memory(*input);
+        std::vector<std::pair<std::string, std::int64_t>> widths;
+        std::vector<std::pair<std::string, std::int64_t>> counts;
+        for (std::size_t index = 0; index < inputs_.size(); ++index) {
+            const TensorSpec& spec = io.inputs[index];
+            const Shape& shape = inputs_[index]->shape();
+            const auto axis =
+                std::find_if(spec.dims.begin(), spec.dims.end(), [&](const Axis& one) { return is_place(one); });
+            if (axis != spec.dims.end()) {
+                widths.emplace_back(spec.name, shape[static_cast<std::size_t>(axis - spec.dims.begin())]);
+            }
+            if (is_first(spec, item_)) counts.emplace_back(spec.name, shape[0]);
+        }
+        if (differ(widths)) {
+            throw FeedError(place_->name + ": got " + words_of(widths) + "; expected the same size for every input.");
+        }
+        if (differ(counts) || counts[0].second == 0) {
+            throw FeedError("items: got " + words_of(counts) +
+                            "; expected the same number for every input, at least one.");
+        }
+        lengths_.assign(static_cast<std::size_t>(counts[0].second), 1);
+        if (place_ == nullptr) return;
+        width_ = widths[0].second;
+        const auto carrier = static_cast<std::size_t>(&by.spec - io.inputs.data());
+        for (std::size_t at = 0; at < lengths_.size(); ++at) {
+            lengths_[at] = at_least(real_length(*inputs_[carrier], by.mask->polarity == "keep", at));
+        }
+    }
+
+    [[nodiscard]] const std::vector<std::int64_t>& lengths() const noexcept { return lengths_; }
+    [[nodiscard]] std::size_t most() const { return static_cast<std::size_t>(named(io_, item_)->max); }
+
+    /// The least size of the model that has room for the length.
+    [[nodiscard]] std::int64_t at_least(std::int64_t length) const {
+        return place_ == nullptr ? length : reader::at_least(*place_, length);
+    }
+
+    /// The inputs of a batch, cut to the length.
+    [[nodiscard]] std::vector<Tensor> part(const Batch& batch, std::int64_t length) const {
+        std::vector<Tensor> found;
+        for (std::size_t index = 0; index < inputs_.size(); ++index) {
+            const TensorSpec& spec = io_.inputs[index];
+            const Input& input = *inputs_[index];
+            Shape shape = input.shape();
+            for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+                if (is_place(spec.dims[axis])) shape[axis] = std::min(length, shape[axis]);
+            }
+            const std::size_t width = size_bytes(input.dtype());
+            const auto* const data = static_cast<const std::byte*>(input.data());
+            if (is_first(spec, item_)) {
+                shape[0] = static_cast<std::int64_t>(batch.size());
+                const Filled filled(spec.name, input.dtype(), shape);
+                const Block row(width, rest(input.shape()), rest(shape));
+                for (std::size_t at = 0; at < batch.size(); ++at) {
+                    row.copy(data + batch[at] * row.from_bytes(), filled.memory.get() + at * row.into_bytes());
+                }
+                found.push_back(filled.tensor());
+            } else {
+                const Filled filled(spec.name, input.dtype(), shape);
+                Block(width, input.shape(), shape).copy(data, filled.memory.get());
+                found.push_back(filled.tensor());
+            }
+        }
+        return found;
+    }
+
+    /// Zeros for the outputs of all items, from those of a batch. Throws FeedError: there is too little memory.
+    [[nodiscard]] std::vector<Filled> whole(const Outputs& outputs, std::string_view only,
+                                            const MemoryLimit& memory) const {
+        std::vector<Shape> shapes;
+        std::size_t needed = 0;
+        for (std::size_t index = 0; index < outputs.size(); ++index) {
+            Shape shape = outputs[index].shape();
+            shape[0] = static_cast<std::int64_t>(lengths_.size());
+            for (std::size_t axis = 1; axis < shape.size(); ++axis) {
+                if (is_place(io_.outputs[index].dims[axis])) shape[axis] = width_;
+            }
+            if (is_asked(index, only)) needed += elements(shape) * size_bytes(outputs[index].dtype());
+            shapes.push_back(std::move(shape));
+        }
+        memory.require(static_cast<std::int64_t>(needed), "what all items give");
+        std::vector<Filled> found;
+        for (std::size_t index = 0; index < outputs.size(); ++index) {
+            if (!is_asked(index, only)) continue;
+            found.emplace_back(outputs[index].name(), outputs[index].dtype(), shapes[index]);
+        }
+        return found;
+    }
+
+    /// Puts the outputs of a batch in the places of its items.
+    void put(const Outputs& outputs, const Batch& batch, std::string_view only,
+             const std::vector<Filled>& whole) const {
+        auto into = whole.begin();
+        for (std::size_t index = 0; index < outputs.size(); ++index) {
+            if (!is_asked(index, only)) continue;
+            const Tensor& output = outputs[index];
+            const Block row(size_bytes(output.dtype()), rest(output.shape()), rest(into->shape));
+            const auto* const data = static_cast<const std::byte*>(output.data());
+            for (std::size_t at = 0; at < batch.size(); ++at) {
+                row.copy(data + at * row.from_bytes(), into->memory.get() + batch[at] * row.into_bytes());
+            }
+            ++into;
+        }
+    }
+
+private:
+    [[nodiscard]] bool is_place(const Axis& axis) const { return place_ != nullptr && axis == Axis(place_->name); }
+
+    [[nodiscard]] bool is_asked(std::size_t output, std::string_view only) const {
+        return only.empty() || only == io_.outputs[output].name;
+    }
+
+    /// The places up to an item's last real token, at least one.
+    [[nodiscard]] std::int64_t real_length(const Input& mask, bool keep, std::size_t item) const {
+        const std::size_t width = size_bytes(mask.dtype());
+        const auto* const all = static_cast<const std::byte*>(mask.data());
+        const std::byte* const row = all + item * static_cast<std::size_t>(width_) * width;
+        for (std::int64_t length = width_; length > 1; --length) {
+            if (is_set(row + static_cast<std::size_t>(length - 1) * width, mask.dtype()) == keep) return length;
+        }
+        return 1;
+    }
+
+    const IO& io_;
+    std::vector<const Input*> inputs_;
+    Axis item_;
+    const Dim* place_;        ///< null in a model without a padding mask
+    std::int64_t width_ = 0;  ///< the places that inputs come with
+    std::vector<std::int64_t> lengths_;
+};
+
+Inputs views_of(const std::vector<Tensor>& tensors) { return {tensors.begin(), tensors.end()}; }
+
+}  // namespace
+
+Outputs mapped(const std::function<Outputs(const Inputs&)>& run, const IO& io, const Inputs& inputs,
+               std::int64_t tokens, std::string_view only, MemoryLimit& memory) {
+    if (tokens < 1) throw FeedError("tokens: got " + std::to_string(tokens) + "; expected 1 or more.");
+    const Counted by = counted(io);
+    require_rows(io, by.spec.dims[0], only);
+    auto ordered = in_order(io, inputs);
+    if (!ordered) return run(inputs);
+    const Items items(io, std::move(*ordered), by);
+    const std::vector<std::int64_t>& lengths = items.lengths();
+    const auto ran = [&](const Batch& batch, std::int64_t length) {
+        const std::vector<Tensor> part = items.part(batch, length);
+        const auto places = static_cast<std::int64_t>(batch.size()) * length;
+        return memory.run(places, length, [&] { return run(views_of(part)); });
+    };
+    // The longest items first: if one is too large, that is known before others ran.
+    Batch order(lengths.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return lengths[a] > lengths[b]; });
+    for (const std::int64_t step : memory.steps(lengths[order[0]])) {
+        const std::int64_t size = items.at_least(step);
+        if (size < lengths[order[0]]) static_cast<void>(ran({order[0]}, size));
+    }
+    std::vector<Filled> whole;
+    for (std::size_t begin = 0; begin < order.size();) {
+        const std::int64_t length = lengths[order[begin]];
+        const auto fitting = static_cast<std::size_t>(memory.places(length, tokens) / length);
+        const std::size_t most = std::max<std::size_t>(1, std::min(fitting, items.most()));
+        const std::size_t end = std::min(order.size(), begin + most);
+        const auto first = order.begin() + static_cast<std::ptrdiff_t>(begin);
+        const Batch batch(first, first + static_cast<std::ptrdiff_t>(end - begin));
+        const Outputs found = ran(batch, length);
+        if (begin == 0) whole = items.whole(found, only, memory);
+        items.put(found, batch, only, whole);
+        begin = end;
+    }
+    std::vector<Tensor> tensors;
+    for (const auto& filled : whole) tensors.push_back(filled.tensor());
+    return Outputs(std::move(tensors));
+}
+
+const TensorSpec& embedding(const IO& io) {
+    std::vector<std::string> given;
+    const TensorSpec* found = nullptr;
+    std::size_t vectors = 0;
+    for (const auto& spec : io.outputs) {
+        given.push_back(spec.text());
+        if (spec.dims.size() != 2 || !std::holds_alternative<std::int64_t>(spec.dims[1])) continue;
+        found = &spec;
+        ++vectors;
+    }
+    if (vectors == 1) return *found;
+    throw FeedError("embed: got the outputs " + joined(given) + "; expected one [batch, number].");
+}
+
+}  // namespace attnport::reader

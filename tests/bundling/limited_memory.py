@@ -1,0 +1,91 @@
+"""A model and the process that holds it, made up, and cases of both, for both readers: what is held follows a rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnport_bundle import batches, memory
+from attnport_bundle.contract import IO, Dim, MaskSpec, TensorSpec
+from attnport_bundle.errors import FeedError
+
+MB = 1_000_000
+IO_OF_ROWS = IO(
+    (TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))),
+    (TensorSpec("rows", "float32", ("batch", "seq", 2)), TensorSpec("vector", "float32", ("batch", 3))),
+    (Dim("batch", 1, 2, 64), Dim("seq", 1, 8, 512)),
+    (MaskSpec(("padding",), "mask"),),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Items to run, and a process: it holds `base`, from the first call on `first` more, and keeps what the largest
+    batch took, `rate` bytes a place. During a call, it holds `passing` more."""
+
+    lengths: tuple[int, ...]
+    limit: int | None = None
+    tokens: int = 1024
+    base: int = 100 * MB
+    first: int = 0
+    rate: int = 20_000
+    passing: int = 0
+    times: int = 1
+
+
+CASES = {
+    "no_limit": Case((3, 90, 7, 64, 64, 1, 0, 200), tokens=128),
+    "enough": Case((3, 90, 7, 64, 64, 1, 0, 200) * 20, 500 * MB),
+    "one_longer_than_the_places": Case((300, 2, 3), 500 * MB, tokens=64),
+    "little": Case((3, 90, 7, 64, 64, 1, 0, 200) * 20, 108 * MB),
+    "a_first_call_that_takes_more": Case((500, 20, 30) * 9, 200 * MB, first=40 * MB),
+    "several_calls": Case((3, 90, 7, 64) * 30, 115 * MB, times=3),
+    "tokens_below_one": Case((3,), 500 * MB, tokens=0),
+    "held_already": Case((3, 90), 99 * MB),
+    "an_item_too_long": Case((3, 500, 4), 105 * MB, rate=40_000),
+    "the_first_batch_too_large": Case((3, 4), 103 * MB, rate=MB),
+    "a_peak_that_passes": Case((3, 4), 103 * MB, rate=0, passing=4 * MB),
+    "outputs_too_large": Case((512,) * 64, 100 * MB + 100_000, rate=10),
+}
+
+
+class Process:
+    """Stands for a model and the memory of its process; rows are the ids, a vector is the sum of an item's real ids."""
+
+    def __init__(self, case: Case) -> None:
+        self.used = memory.Used(case.base, case.base)
+        self.shapes: list[tuple[int, ...]] = []
+        self._case, self._most = case, 0
+
+    def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        ids, mask = feeds["ids"], feeds["mask"]
+        self.shapes.append(ids.shape)
+        self._most = max(self._most, ids.size)
+        held = self._case.base + self._case.first + self._case.rate * self._most
+        self.used = memory.Used(held, max(self.used.peak, held + self._case.passing))
+        vector = np.repeat((ids * mask).sum(1)[:, None], 3, 1).astype(np.float32)
+        return {"rows": np.stack([ids, mask], -1).astype(np.float32), "vector": vector}
+
+
+def feeds_of(case: Case) -> dict[str, np.ndarray[Any, Any]]:
+    size = max(case.lengths)
+    mask = (np.arange(size)[None, :] < np.array(case.lengths)[:, None]).astype(np.int64)
+    return {"ids": np.arange(1, mask.size + 1).reshape(mask.shape) % 1000 * mask, "mask": mask}
+
+
+def shapes_and_outputs(case: Case) -> tuple[list[tuple[int, ...]], dict[str, np.ndarray[Any, Any]] | str]:
+    """The shapes of the calls, and the outputs or the words of the error. Wherever it looks, it is within the limit."""
+    process, feeds, learned = Process(case), feeds_of(case), memory.Learned()
+    outputs: dict[str, np.ndarray[Any, Any]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "used", lambda: process.used)
+        try:
+            for _ in range(case.times):
+                limit = memory.Memory(case.limit, learned)
+                outputs = batches.mapped(process.run, IO_OF_ROWS, feeds, case.tokens, memory=limit)
+        except FeedError as err:
+            return process.shapes, str(err)
+    return process.shapes, outputs
