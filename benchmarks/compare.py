@@ -201,6 +201,8 @@ def measure(
             if model.lean and trials[named].typical_ns > 1.25 * quickest:
                 sides.drop(named)
         ready = {named: trial for named, trial in trials.items() if named in sides.open}
+        if not model.lean:
+            sampling.settle(ready, lambda named, way: sides.open[named].run(work.name, way))
         ratios = sampling.sample(ready, lambda named, way: sides.open[named].run(work.name, way), until,
                                  least=3 if model.lean else 5)  # fmt: skip
     if work.share < 1:

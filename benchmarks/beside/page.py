@@ -13,7 +13,7 @@ from beside.side import ROOT
 PAGE = ROOT / "docs" / "performance.md"
 PICTURES = ROOT / "docs" / "images"
 BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
-WORDS = {"fp32": "float32", "any": "any precision"}
+WORDS = {"fp32": "float32", "half": "float32 or half", "any": "any precision"}
 FLOOR = 1.3
 """The multiple of the floor that is asked of float32."""
 
@@ -52,7 +52,7 @@ def section(result: Mapping[str, Any]) -> str:
         "rate that PyTorch or oneDNN reaches for these shapes on one thread.",
     ]
     for name, found in result["models"].items():
-        lines += ["", f"### {MODELS[name].said}", "", *ratio_table(name, found["works"])]
+        lines += ["", f"### {MODELS[name].said}", "", *ratio_table(name, found)]
         lines += [
             "",
             f"![{MODELS[name].said}: attnport's time divided by the fastest peer's](images/compare_{name}.svg)",
@@ -61,21 +61,19 @@ def section(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def ratio_table(model: str, works: Mapping[str, Any]) -> list[str]:
+def ratio_table(model: str, found: Mapping[str, Any]) -> list[str]:
     """A row a work and precision."""
     lines = [
         "| work | | attnport, ms | fastest peer, ms | ratio | asked | reached | times the floor |",
         "|-|-|-|-|-|-|-|-|",
     ]
-    for work, row in works.items():
-        for precision, word in WORDS.items():
-            if precision not in row["ratios"]:
-                continue
+    for work, row in found["works"].items():
+        for precision, word in _told(row["ratios"]).items():
             ratio = row["ratios"][precision]
             low, high = ratio["interval"]
             wanted = asked(model, work, precision)
             target = ("| " if wanted is None else f"{wanted:.2f} | {verdict(ratio['interval'], wanted)}") + " |"
-            ours, peer = (_side(row["sides"], ratio[side]) for side in ("ours", "peer"))
+            ours, peer = (_side(row["sides"], ratio[side], found) for side in ("ours", "peer"))
             middle = f"{ratio['ratio']:.2f} ({low:.2f} to {high:.2f})"
             floor = _floor(row, ratio, precision)
             lines.append(f"| {work} | {word} | {ours} | {peer} | {middle} | {target} {floor} |")
@@ -83,10 +81,24 @@ def ratio_table(model: str, works: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _side(sides: Mapping[str, Any], name: str) -> str:
+def _told(ratios: Mapping[str, Any]) -> dict[str, str]:
+    """The classes of precision that differ: one that compares the same two sides as that before it says nothing."""
+    found: dict[str, str] = {}
+    last = None
+    for precision, word in WORDS.items():
+        pair = (ratios[precision]["ours"], ratios[precision]["peer"]) if precision in ratios else last
+        if pair != last:
+            found[precision] = word
+        last = pair
+    return found
+
+
+def _side(sides: Mapping[str, Any], name: str, found: Mapping[str, Any]) -> str:
+    """Time, name, schedule, and the share of sentences with another nearest neighbour where that is not none."""
     row = sides[name]
     schedule = "" if row["schedule"] == PADDED else f", {row['schedule']}"
-    return f"{_ms(row['ms'])} ({name}{schedule})"
+    changed = found.get("accuracy", {}).get(name, {}).get("neighbours_changed", 0)
+    return f"{_ms(row['ms'])} ({name}{schedule}{f'; {changed:.1%} other neighbours' if changed else ''})"
 
 
 def _ms(value: float) -> str:
@@ -159,8 +171,7 @@ def picture(model: str, found: Mapping[str, Any]) -> str:
 
     rows = {}
     for work, row in found["works"].items():
-        for precision, word in WORDS.items():
-            if precision in row["ratios"]:
-                low, high = row["ratios"][precision]["interval"]
-                rows[f"{work}, {word}"] = (low, row["ratios"][precision]["ratio"], high)
+        for precision, word in _told(row["ratios"]).items():
+            low, high = row["ratios"][precision]["interval"]
+            rows[f"{work}, {word}"] = (low, row["ratios"][precision]["ratio"], high)
     return ratios(rows, "attnport's time divided by the fastest peer's")

@@ -138,6 +138,19 @@ def known(found: Mapping[str, Mapping[str, Any]], least: int = 8) -> bool:
     )  # fmt: skip
 
 
+def settle(trials: Mapping[Named, Trial], run: Run, rounds: int = 2) -> None:
+    """Runs every side's best schedule again, in random order: who is near the quickest must not hang on one run."""
+    random, sides = np.random.default_rng(1), list(trials)
+    for _ in range(rounds):
+        for at in random.permutation(len(sides)):
+            trial = trials[sides[at]]
+            try:
+                if not trial.failed:
+                    trial.ns[trial.best].append(run(sides[at], trial.best))
+            except SideFailed as err:
+                trial.failed = str(err)
+
+
 def sample(trials: dict[Named, Trial], run: Run, until: float, least: int = 5) -> dict[str, dict[str, Any]]:
     """Rounds of the finalists in random order, until every ratio is known or the time is over.
 
