@@ -201,8 +201,7 @@ def measure(
             if model.lean and trials[named].typical_ns > 1.25 * quickest:
                 sides.drop(named)
         ready = {named: trial for named, trial in trials.items() if named in sides.open}
-        if not model.lean:
-            sampling.settle(ready, lambda named, way: sides.open[named].run(work.name, way))
+        sampling.settle(ready, lambda named, way: sides.open[named].run(work.name, way))
         ratios = sampling.sample(ready, lambda named, way: sides.open[named].run(work.name, way), until,
                                  least=3 if model.lean else 5)  # fmt: skip
     if work.share < 1:
@@ -265,12 +264,13 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
     rates = floor.rates(model.shape, 512, 0.2)
     wanted = named_sides(model, told, run.quick)
     before: dict[Named, list[str]] = {}
+    kept = run.result["models"].setdefault(model.name, {"works": {}})
+    kept["rates"] = rates
     with table(told, 1) as sides:
         if model.everything:
             for named in wanted:
                 sides.add(named)
-            exact = accuracy(sides, model)
-            run.result["models"].setdefault(model.name, {"works": {}})["accuracy"] = exact
+            kept["accuracy"] = accuracy(sides, model)
         for work in left:
             until = time.perf_counter() + _time(run, share, model.name, work.name)
             if model.lean:
@@ -279,7 +279,6 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
             row["floor"] = floor_of(model, work, rates, row)
             run.save(model.name, work.name, row)
             report(model, work.name, row)
-    run.result["models"][model.name]["rates"] = rates
     if double:
         _on_two_threads(run, model, told, double, share)
 

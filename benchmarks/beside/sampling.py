@@ -20,6 +20,8 @@ WIDTH = 0.01
 LEAST = {"fp32": 0.999, "half": 0.99, "int8": 0.9}
 """The least cosine to float32 of a side whose time counts. Below, what it gives is wrong or in another order."""
 FINALISTS = 3
+SLOW_NS = 1_000_000_000
+"""Where a run takes this long, fewer are run."""
 Job = tuple[Named, str]
 Run = Callable[[Named, str], int]
 Array = np.ndarray[Any, Any]
@@ -77,13 +79,16 @@ def try_side(named: Named, schedules: Sequence[str], run: Run, quickest_ns: floa
     """Each schedule once to warm up and once timed; one that is far behind is not run again.
 
     Args:
+        schedules: The first of them has been run already, for its outputs.
         quickest_ns: The best of the sides before it.
     """
     trial = Trial()
     for schedule in schedules:
         first = run(named, schedule)
         best = min([quickest_ns * 1.5, *(min(taken) for taken in trial.ns.values())])
-        trial.ns[schedule] = [first if first > 4 * best else run(named, schedule)]
+        behind = first > (1.3 if first > SLOW_NS / 3 else 4) * best
+        warm = schedule == schedules[0] and first > SLOW_NS / 3
+        trial.ns[schedule] = [first if behind or warm else run(named, schedule)]
     return trial
 
 
@@ -99,7 +104,8 @@ def finalists(trials: Mapping[Named, Trial]) -> list[Job]:
                 for schedule, taken in trial.ns.items()
             ]
             jobs.sort(key=lambda job: job[0])
-            near = [job for job in jobs[:FINALISTS] if job[0] < 1.25 * jobs[0][0]]
+            slow = bool(jobs) and jobs[0][0] > SLOW_NS
+            near = [job for job in jobs[: 2 if slow else FINALISTS] if job[0] < (1.1 if slow else 1.25) * jobs[0][0]]
             found += [(named, schedule) for _, named, schedule in near]
     return list(dict.fromkeys(found))
 
@@ -140,7 +146,7 @@ def known(found: Mapping[str, Mapping[str, Any]], least: int = 8) -> bool:
 
 def settle(trials: Mapping[Named, Trial], run: Run, rounds: int = 2) -> None:
     """Runs every side's best schedule again, in random order: who is near the quickest must not hang on one run."""
-    random, sides = np.random.default_rng(1), list(trials)
+    random, sides = np.random.default_rng(1), [named for named, trial in trials.items() if trial.typical_ns < SLOW_NS]
     for _ in range(rounds):
         for at in random.permutation(len(sides)):
             trial = trials[sides[at]]
