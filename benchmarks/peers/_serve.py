@@ -1,0 +1,126 @@
+"""The child process of a side: opens a peer in its own environment, keeps batches, and times itself.
+
+    PYTHON _serve.py ADAPTER.py
+
+One JSON object a line, in and out. `make` converts a model, once; `open` opens it; `work` reads batches from an .npz
+file; `run` runs one and says the seconds; `outputs` writes an .npz file with the rows in the order of the batch;
+`memory` says the kilobytes. What fails is answered with `error`, and the process goes on. NumPy and the peer's own
+packages are all that this needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Adapters are named as what they import: this folder must not be on the path, that of their common parts must.
+sys.path[0] = str(Path(__file__).resolve().parent / "common")
+Array = np.ndarray[Any, Any]
+Calls = list[tuple[Array, dict[str, Array]]]
+
+
+def read_calls(path: Path) -> dict[str, Calls]:
+    """Calls by schedule, of keys `SCHEDULE/NUMBER/INPUT`; the input `@places` says where the rows belong."""
+    found: dict[str, dict[int, dict[str, Array]]] = {}
+    with np.load(path, allow_pickle=False) as stored:
+        for key in stored.files:
+            schedule, number, name = key.split("/")
+            found.setdefault(schedule, {}).setdefault(int(number), {})[name] = stored[key]
+    return {
+        schedule: [(feeds.pop("@places"), feeds) for _, feeds in sorted(calls.items())]
+        for schedule, calls in found.items()
+    }
+
+
+def in_order(run: Callable[[dict[str, Array]], Array], calls: Calls) -> Array:
+    """The rows of all calls, each at its place."""
+    parts = [(places, run(feeds)) for places, feeds in calls]
+    if len(parts) == 1 and (np.diff(parts[0][0]) == 1).all():
+        return parts[0][1]
+    first = parts[0][1]
+    whole = np.empty((sum(len(places) for places, _ in parts), *first.shape[1:]), first.dtype)
+    for places, part in parts:
+        whole[places] = part
+    return whole
+
+
+def kilobytes(name: str) -> int:
+    """`VmRSS` or `VmHWM` of this process."""
+    found = re.search(rf"^{name}:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+class Peer:
+    """An adapter, and what it has opened."""
+
+    def __init__(self, path: Path) -> None:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        self.adapter = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.adapter)
+        self.works: dict[str, dict[str, Calls]] = {}
+        self.base_kb = 0
+
+    def make(self, model: Mapping[str, Any], folder: str, variant: str) -> dict[str, Any]:
+        """Converts the model, where the peer needs that."""
+        self.adapter.make(model, Path(folder), variant)
+        return {}
+
+    def open(self, model: Mapping[str, Any], folder: str, variant: str, threads: int) -> dict[str, Any]:
+        """Opens it; memory counts from here, after what it imports."""
+        getattr(self.adapter, "imports", lambda: None)()
+        self.base_kb = kilobytes("VmRSS")
+        self.run_feeds = self.adapter.opened(model, Path(folder), variant, threads)
+        return {}
+
+    def work(self, work: str, file: str) -> dict[str, Any]:
+        """Reads a work's batches."""
+        self.works[work] = read_calls(Path(file))
+        return {}
+
+    def run(self, work: str, schedule: str) -> dict[str, Any]:
+        """Seconds from inputs to outputs in order."""
+        calls = self.works[work][schedule]
+        began = time.perf_counter_ns()
+        in_order(self.run_feeds, calls)
+        return {"ns": time.perf_counter_ns() - began}
+
+    def outputs(self, work: str, schedule: str, file: str) -> dict[str, Any]:
+        """Writes the outputs of a work."""
+        np.savez(file, output=np.asarray(in_order(self.run_feeds, self.works[work][schedule]), np.float32))
+        return {}
+
+    def memory(self) -> dict[str, Any]:
+        """The peak since the process began, and the level before opening."""
+        return {"peak_kb": kilobytes("VmHWM"), "base_kb": self.base_kb}
+
+
+def main() -> None:
+    """Answers until the input ends. What libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    peer: Peer | None = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            peer = peer or Peer(Path(sys.argv[1]))
+            told = getattr(peer, asked.pop("do"))(**asked)
+        except Exception as err:
+            traceback.print_exc()
+            told = {"error": f"{type(err).__name__}: {err}"}
+        answers.write(json.dumps(told) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""torch.compile with inductor: any size in one graph, weights constant, so that products are packed for oneDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from peer_module import first, imports, module, tensors
+
+ENVIRONMENT = ""
+VARIANTS = {"fp32": "fp32", "bf16": "half"}
+__all__ = ["ENVIRONMENT", "VARIANTS", "imports", "opened"]
+
+
+def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[Any], Any]:
+    """Compiles at the first run."""
+    import numpy as np
+    import torch
+    import torch._inductor.config as inductor
+
+    torch.set_num_threads(threads)
+    inductor.freezing = True
+    dtype = torch.bfloat16 if variant == "bf16" else torch.float32
+    made, name = torch.compile(module(model).to(dtype), dynamic=True), model["output"]
+
+    def run(feeds: Any) -> Any:
+        with torch.no_grad():
+            return first(made(**tensors(feeds, dtype)), name)
+
+    with np.load(model["example"]) as example:
+        run(dict(example))
+    return run

