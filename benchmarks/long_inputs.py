@@ -52,7 +52,7 @@ def _module(folder: Path) -> Any:
     from transformers import AutoModel
 
     torch.set_num_threads(1)
-    return AutoModel.from_pretrained(folder / "torch", attn_implementation="sdpa").eval()
+    return AutoModel.from_pretrained(folder / "torch", attn_implementation="sdpa", trust_remote_code=False).eval()
 
 
 def _plain(folder: Path) -> Path:

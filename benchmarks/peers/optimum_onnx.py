@@ -31,10 +31,13 @@ def make(model: Mapping[str, Any], folder: Path, variant: str) -> None:
     main_export(model["folder"], output=folder / "plain", task="feature-extraction", library_name="transformers")
     if variant == "dynamic int8":
         config = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
-        ORTQuantizer.from_pretrained(folder / "plain").quantize(save_dir=folder, quantization_config=config)
+        ORTQuantizer(folder / "plain" / "model.onnx").quantize(save_dir=folder, quantization_config=config)
         return
+    from transformers import AutoConfig
+
     config = getattr(AutoOptimizationConfig, variant)()
-    ORTOptimizer.from_pretrained(folder / "plain").optimize(save_dir=folder, optimization_config=config)
+    known = AutoConfig.from_pretrained(folder / "plain", trust_remote_code=False)
+    ORTOptimizer([folder / "plain" / "model.onnx"], known).optimize(save_dir=folder, optimization_config=config)
 
 
 def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[Any], Any]:

@@ -22,7 +22,7 @@ from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering import base
 from attnport.exporter.lowering.base import Lowered, Lowering, Written
-from attnport.exporter.lowering.ort_cpu import LONG, LONG_FLASH, LONG_MASKED
+from attnport.exporter.lowering.ort_cpu import LONG, LONG_MASKED
 
 pytest.importorskip("onnxruntime")
 
@@ -251,16 +251,16 @@ def test_the_evaluators_operators_refuse_what_they_do_not_know() -> None:
 @pytest.mark.parametrize(
     ("name", "usual", "form"),
     [
-        ("none", LONG_FLASH - 1, "Attention"),
-        ("none", LONG_FLASH, "MultiHeadAttention"),
-        ("cross", LONG_FLASH, "MultiHeadAttention"),
+        ("none", LONG - 1, "Attention"),
+        ("none", LONG, "MultiHeadAttention"),
+        ("cross", LONG, "MultiHeadAttention"),
         ("causal", LONG - 1, "Attention"),
         ("causal", LONG, "GroupQueryAttention"),
         ("softcap", LONG, "GroupQueryAttention"),
         ("causal_cross", LONG, "Attention"),
-        ("padding", LONG_FLASH - 1, "Attention"),
-        ("padding", LONG_FLASH, "MultiHeadAttention"),
-        ("lengths", LONG_FLASH, "MultiHeadAttention"),
+        ("padding", LONG - 1, "Attention"),
+        ("padding", LONG, "MultiHeadAttention"),
+        ("lengths", LONG, "MultiHeadAttention"),
         ("bias_padding", LONG_MASKED - 1, "Attention"),
         ("grouped", LONG_MASKED - 1, "Attention"),
         ("bias_padding", LONG_MASKED, "MultiHeadAttention"),

@@ -37,10 +37,10 @@ from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
 
-LONG_FLASH, LONG, LONG_MASKED = 128, 256, 1024
-"""Usual key lengths from which the runtime's own operators are used: the first where only keys are hidden, or nothing,
-which the flash kernel computes in memory that is linear in the length; the second with the causal mask; the third with
-any other mask (at 512 the gain is within the variation between runs) or with grouped heads, which are repeated."""
+LONG, LONG_MASKED = 256, 1024
+"""Usual key lengths from which the runtime's own operators are used: the first with the causal mask, and where only
+keys are hidden, or nothing, which the flash kernel computes in memory that is linear in the length; the second with any
+other mask (at 512 the gain is within the variation between runs) or with grouped heads, which are repeated."""
 
 
 class OrtCpu(Lowering):
@@ -65,7 +65,7 @@ class OrtCpu(Lowering):
             return Written(output, f"GroupQueryAttention (keys: {length})", anchors, note)
         heads, key_heads = attention.head_counts()
         alone = heads == key_heads and hides_keys_alone(attention)
-        if length >= (LONG_FLASH if alone else LONG_MASKED) and not why_not_multi_head(attention):
+        if length >= (LONG if alone else LONG_MASKED) and not why_not_multi_head(attention):
             output, anchors = multi_head_attention(build, masks, attention, key_column=True)
             return Written(output, f"MultiHeadAttention (keys: {length})", anchors, note)
         output, anchors = attention_op(build, masks, attention, "float_full")
