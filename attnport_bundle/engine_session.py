@@ -122,6 +122,10 @@ class EngineSession:
         """As `run`; inputs come from the CPU and outputs are copied there."""
         return dict(self.run(through_numpy(feeds)))
 
+    def give_back(self) -> bool:
+        """What an engine keeps is memory of the GPU."""
+        return False
+
     def close(self) -> None:
         """Frees memory, contexts and engine, and closes the device; closing twice is fine."""
         with self._lock:

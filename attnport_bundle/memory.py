@@ -1,7 +1,11 @@
 """Keeps the resident memory of the process within a limit, by the size of the batches that a model is given.
 
-A runtime keeps the memory of its largest batch: ONNX Runtime's arena and OpenVINO's pool never shrink by themselves. So
-what a batch adds is what it takes beyond the largest one so far.
+A runtime keeps the memory of earlier batches: ONNX Runtime's arena and OpenVINO's pool never shrink by themselves. A
+batch of another shape may fit into it, or take all that it needs once more: batches are planned for the latter, and
+refused only if there is no room for the former. Where room is short, OpenVINO is told to give back what it keeps.
+
+ONNX Runtime's arena is left as it is. Shrunk after each call (`memory.enable_memory_arena_shrinkage`), MiniLM's peak was
+higher and its speed lower; with `kSameAsRequested` too the peak was; without one it was nearly the same, and slower.
 """
 
 from __future__ import annotations
@@ -79,14 +83,14 @@ class Learned:
 
     Attributes:
         length: The longest item that ran.
-        places: The places of the largest batch since an item of that length ran: their memory is kept.
-        kept_rate: The bytes that one more place added and that are kept.
+        places: The places of the largest batch since an item of that length ran.
+        rate: The bytes that one more place took, without outputs.
         output_rate: The bytes of the outputs of a place.
     """
 
     length: int = 0
     places: int = 0
-    kept_rate: float = 0.0
+    rate: float = 0.0
     output_rate: float = 0.0
 
 
@@ -96,27 +100,37 @@ class Memory:
     Args:
         limit: Bytes; None = no limit, and nothing is measured.
         learned: Of the model that runs; is brought up to date.
+        give_back: Makes the runtime give the system what it keeps between calls. Returns whether it can.
     """
 
-    def __init__(self, limit: int | None = None, learned: Learned | None = None) -> None:
+    def __init__(
+        self,
+        limit: int | None = None,
+        learned: Learned | None = None,
+        give_back: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.limit = limit
+        self._give_back = give_back
         self._learned = learned or Learned()
 
     def places(self, length: int, tokens: int) -> int:
         """The most places of a batch whose longest item has `length`; 0 = that item alone.
 
-        At most twice as many as ran before, so that what they take is measured before there are many.
+        At most twice as many as ran before, so that what they take is measured before there are many. No fewer than
+        the longest item that ran: shorter ones take no more than that did.
         """
         known = self._learned
         if self.limit is None:
             return tokens
         if length > known.length:
             return 0
-        rate = known.kept_rate + known.output_rate
+        aim = self.limit - self.limit // RESERVE
+        room = aim - self._held(aim)
+        rate = known.rate + known.output_rate
+        most = min(tokens, 2 * known.places)
         if rate > 0:
-            room = self.limit - self.limit // RESERVE - self._held(self.limit)
-            tokens = min(tokens, int((room + known.places * known.kept_rate) / rate))
-        return max(0, min(tokens, 2 * known.places))
+            most = min(most, int(room / rate))
+        return max(most, min(tokens, known.length))
 
     def steps(self, length: int) -> Iterator[int]:
         """The lengths at which an item of `length` is tried first, cut: each twice the one before."""
@@ -135,8 +149,8 @@ class Memory:
             return call()
         known = self._learned
         extra = places - (known.places if length <= known.length else min(known.places, known.length))
-        needed = int(max(0, extra) * known.kept_rate + places * known.output_rate)
-        self.require(needed, f"a batch of {places} places")
+        self._held(self.limit - int(places * (known.rate + known.output_rate)))
+        self.require(int(max(0, extra) * known.rate + places * known.output_rate), f"a batch of {places} places")
         before = used()
         outputs = call()
         given = sum(array.nbytes for array in outputs.values())
@@ -146,7 +160,7 @@ class Memory:
         grown = held - before.now - given
         if grown > 0 and 4 * extra >= places:
             # No less than half of before: a batch that found memory of earlier ones says little.
-            known.kept_rate = max(grown / extra, known.kept_rate / 2)
+            known.rate = max(grown / extra, known.rate / 2)
         known.places = places if length > known.length else max(known.places, places)
         known.length = max(known.length, length)
         if held > self.limit:
@@ -160,19 +174,22 @@ class Memory:
         """Raises FeedError if there is no room for so many bytes more."""
         if self.limit is None:
             return
-        held = self._held(self.limit)
+        held = used().now
+        if held > self.limit:
+            raise FeedError(f"max_memory: the process holds {_mb(held)}; the limit is {_mb(self.limit)}.")
         if held + needed > self.limit:
             raise FeedError(
                 f"max_memory: {what} needs {_mb(needed)} more; the process holds {_mb(held)}, "
                 f"the limit is {_mb(self.limit)}."
             )
 
-    def _held(self, limit: int) -> int:
+    def _held(self, aim: int) -> int:
+        """What the process holds; if that is more than `aim`, behind what the runtime gives back."""
         held = used().now
-        if held > limit:
-            raise FeedError(f"max_memory: the process holds {_mb(held)}; the limit is {_mb(limit)}.")
+        if held > aim and self._give_back():
+            held = used().now
         return held
 
 
 def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
+    return f"{size / 1e6:.2f} MB"

@@ -184,7 +184,10 @@ class Model:
         return vectors
 
     def _memory(self, limit: int | str | None) -> Memory:
-        return Memory(limit_bytes(limit), self._learned)
+        return Memory(limit_bytes(limit), self._learned, self._give_back)
+
+    def _give_back(self) -> bool:
+        return self._session is not None and self._session.give_back()
 
     def close(self) -> None:
         """Frees the model; closing twice is fine."""

@@ -105,6 +105,10 @@ class OnnxRuntimeSession:
         # An output that is an input passed through is the caller's memory, which the caller may free after the call.
         return {name: self._copied(name, value) if name in feeds else value for name, value in outputs.items()}
 
+    def give_back(self) -> bool:
+        """The arena shrinks only at the end of a call, by an option of that call: not here."""
+        return False
+
     def close(self) -> None:
         """Frees the session."""
         self._session = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +135,16 @@ class OpenVinoSession:
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """As `run`: this runtime computes on the CPU and copies inputs and outputs."""
         return dict(self.run(through_numpy(feeds)))
+
+    def give_back(self) -> bool:
+        """Frees the pool and what was compiled for sizes; the C library has to be asked to pass it on."""
+        with self._lock:
+            if self._made is not None:
+                self._made.release_memory()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+        return True
 
     def close(self) -> None:
         """Frees the model."""

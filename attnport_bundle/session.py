@@ -60,6 +60,9 @@ class Session(Protocol):
     def run_device(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """As `run`, for tensors with `__dlpack__`; the outputs have it too and stay on the device."""
 
+    def give_back(self) -> bool:
+        """Gives the system what the runtime keeps between calls. Returns whether it can; nothing else changes."""
+
     def close(self) -> None:
         """Frees the session."""
 

@@ -231,7 +231,7 @@ Outputs Model::map(const Inputs& inputs, const MapOptions& options) const {
     return guarded([&] {
         Open& open = required(open_);
         Lent known(open.lock, open.learned);
-        reader::MemoryLimit memory(options.max_memory_bytes, known.own);
+        reader::MemoryLimit memory(options.max_memory_bytes, known.own, [&open] { return open.form->give_back(); });
         const auto run = [&open](const Inputs& part) { return open.form->run(part); };
         return reader::mapped(run, open.manifest.io, inputs, options.tokens, "", memory);
     });
@@ -243,7 +243,7 @@ Tensor Model::embed(const std::vector<std::string>& texts, const MapOptions& opt
         const TensorSpec& output = reader::embedding(open.manifest.io);
         const auto tokenizer = open.text();
         Lent known(open.lock, open.learned);
-        reader::MemoryLimit memory(options.max_memory_bytes, known.own);
+        reader::MemoryLimit memory(options.max_memory_bytes, known.own, [&open] { return open.form->give_back(); });
         const auto run = [&open](const Inputs& part) { return open.form->run(part); };
         if (texts.empty()) throw FeedError("texts: got none; expected one or more.");
         std::shared_ptr<std::byte> whole;

@@ -26,6 +26,9 @@ public:
     [[nodiscard]] Outputs run(const Inputs& inputs) const;
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
 
+    /// As Session::give_back.
+    [[nodiscard]] bool give_back() const { return session_->give_back(); }
+
     /// Whether it has to pass the goldens here before its first answer: nobody ran it on its runtime, or it runs on
     /// another provider than the one that it was judged on.
     [[nodiscard]] bool to_be_proved() const;

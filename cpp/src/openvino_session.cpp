@@ -28,6 +28,10 @@ std::unique_ptr<Session> open_openvino(const std::filesystem::path&, const Manif
 #include <string_view>
 #include <utility>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <openvino/openvino.hpp>
 
 #include "memory.hpp"
@@ -181,6 +185,7 @@ public:
     std::vector<Tensor> run(const std::vector<Input>& given) override;
     /// The CPU is where this runtime computes.
     std::vector<Tensor> run_device(const std::vector<Input>& given) override { return run(given); }
+    bool give_back() override;
 
 private:
     void take(const std::vector<Input>& given);
@@ -244,6 +249,16 @@ void OpenVinoSession::take(const std::vector<Input>& given) {
         auto* data = const_cast<void*>(input.data());
         request_.set_tensor(taken_[index], data == nullptr ? ov::Tensor(type, shape) : ov::Tensor(type, shape, data));
     }
+}
+
+/// Frees the pool and what was compiled for sizes; the C library has to be asked to pass it on.
+bool OpenVinoSession::give_back() {
+    const std::lock_guard<std::mutex> held(lock_);
+    made_.release_memory();
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+    return true;
 }
 
 void OpenVinoSession::forget() noexcept {

@@ -59,6 +59,9 @@ public:
     /// As `run`, for inputs where the session computes, or on the CPU; outputs stay on its device.
     virtual std::vector<Tensor> run_device(const std::vector<Input>& inputs) = 0;
 
+    /// Gives the system what the runtime keeps between calls. Returns whether it can; nothing else changes.
+    virtual bool give_back() { return false; }
+
     std::string provider;  ///< what the file was opened with: a provider that ONNX Runtime started, or the runtime
     std::string version;   ///< the runtime's release
     Machine machine;

@@ -24,7 +24,8 @@ IO_OF_ROWS = IO(
 @dataclass(frozen=True)
 class Case:
     """Items to run, and a process: it holds `base`, from the first call on `first` more, and keeps what the largest
-    batch took, `rate` bytes a place. During a call, it holds `passing` more."""
+    batch took, `rate` bytes a place. During a call, it holds `passing` more. Each call
+    adds `creep`; the model gives back what it keeps if it `gives_back`."""
 
     lengths: tuple[int, ...]
     limit: int | None = None
@@ -33,6 +34,8 @@ class Case:
     first: int = 0
     rate: int = 20_000
     passing: int = 0
+    creep: int = 0
+    gives_back: bool = False
     times: int = 1
 
 
@@ -43,6 +46,8 @@ CASES = {
     "little": Case((3, 90, 7, 64, 64, 1, 0, 200) * 20, 108 * MB),
     "a_first_call_that_takes_more": Case((500, 20, 30) * 9, 200 * MB, first=40 * MB),
     "several_calls": Case((3, 90, 7, 64) * 30, 115 * MB, times=3),
+    "kept_memory_is_given_back": Case((3, 90, 7, 64, 64, 1, 0, 200) * 40, 112 * MB, creep=MB, gives_back=True),
+    "kept_memory_stays": Case((3, 90, 7, 64, 64, 1, 0, 200) * 40, 112 * MB, creep=MB),
     "tokens_below_one": Case((3,), 500 * MB, tokens=0),
     "held_already": Case((3, 90), 99 * MB),
     "an_item_too_long": Case((3, 500, 4), 105 * MB, rate=40_000),
@@ -58,16 +63,26 @@ class Process:
     def __init__(self, case: Case) -> None:
         self.used = memory.Used(case.base, case.base)
         self.shapes: list[tuple[int, ...]] = []
-        self._case, self._most = case, 0
+        self._case, self._most, self._calls = case, 0, 0
 
     def run(self, **feeds: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         ids, mask = feeds["ids"], feeds["mask"]
         self.shapes.append(ids.shape)
-        self._most = max(self._most, ids.size)
-        held = self._case.base + self._case.first + self._case.rate * self._most
-        self.used = memory.Used(held, max(self.used.peak, held + self._case.passing))
+        self._most, self._calls = max(self._most, ids.size), self._calls + 1
+        self._hold()
         vector = np.repeat((ids * mask).sum(1)[:, None], 3, 1).astype(np.float32)
         return {"rows": np.stack([ids, mask], -1).astype(np.float32), "vector": vector}
+
+    def give_back(self) -> bool:
+        if self._case.gives_back:
+            self._most = self._calls = 0
+            self._hold(passing=0)
+        return self._case.gives_back
+
+    def _hold(self, passing: int | None = None) -> None:
+        case = self._case
+        held = case.base + case.first + case.rate * self._most + case.creep * self._calls
+        self.used = memory.Used(held, max(self.used.peak, held + (case.passing if passing is None else passing)))
 
 
 def feeds_of(case: Case) -> dict[str, np.ndarray[Any, Any]]:
@@ -84,7 +99,7 @@ def shapes_and_outputs(case: Case) -> tuple[list[tuple[int, ...]], dict[str, np.
         patch.setattr(memory, "used", lambda: process.used)
         try:
             for _ in range(case.times):
-                limit = memory.Memory(case.limit, learned)
+                limit = memory.Memory(case.limit, learned, process.give_back)
                 outputs = batches.mapped(process.run, IO_OF_ROWS, feeds, case.tokens, memory=limit)
         except FeedError as err:
             return process.shapes, str(err)

@@ -38,6 +38,8 @@ def made_up(count: int) -> dict[str, Case]:
             first=chance.choice([0, 3 * MB]),
             rate=chance.choice([0, 1, 5000, 40_000]),
             passing=chance.choice([0, 0, MB]),
+            creep=chance.choice([0, 0, MB // 2]),
+            gives_back=chance.choice([False, True]),
             times=chance.choice([1, 3]),
         )
         for number in range(count)
@@ -46,7 +48,8 @@ def made_up(count: int) -> dict[str, Case]:
 
 def line(case: Case) -> str:
     numbers = dataclasses.asdict(case) | {"lengths": ",".join(map(str, case.lengths))}
-    order = ("lengths", "limit", "tokens", "base", "first", "rate", "passing", "times")
+    order = ("lengths", "limit", "tokens", "base", "first", "rate", "passing", "creep", "gives_back", "times")
+    numbers["gives_back"] = int(case.gives_back)
     return " ".join("-" if numbers[name] is None else str(numbers[name]) for name in order)
 
 
@@ -153,7 +156,7 @@ def test_texts_and_limits_that_do_not_fit_are_refused(cpp_build: Build, minilm_a
     done = embed(cpp_build, minilm_app, "ort_cpu", ["a"], "100", "10000000")
     assert done.returncode == 2
     assert done.stderr.startswith("max_memory: the process holds ")
-    assert done.stderr.endswith("; the limit is 10.0 MB.\n")
+    assert done.stderr.endswith("; the limit is 10.00 MB.\n")
     done = embed(cpp_build, app, "ort_cpu", ["a"], "100", "0")
     assert done.returncode == 2
     assert "embed: got the outputs" in done.stderr or "no tokenizer" in done.stderr

@@ -1,6 +1,6 @@
 // Runs many items on a model, in a process, that are made up: those of tests/bundling/limited_memory.py.
 //
-// A line is a case: LENGTHS LIMIT TOKENS BASE FIRST RATE PASSING TIMES, a limit of `-` for none. Answers with the shapes
+// A line is a case: LENGTHS LIMIT TOKENS BASE FIRST RATE PASSING CREEP GIVES TIMES, a limit of `-` for none. Answers with the shapes
 // of the calls, then the elements of rows and vectors, or the message of what was thrown. A word behind the numbers says
 // what is wrong with the inputs: `fewer`, `narrow`, `cuda` or `nowhere`.
 #include <algorithm>
@@ -31,6 +31,8 @@ struct Case {
     std::int64_t first = 0;
     std::int64_t rate = 0;
     std::int64_t passing = 0;
+    std::int64_t creep = 0;
+    std::int64_t gives_back = 0;
     std::int64_t times = 0;
     std::string wrong;
 };
@@ -41,7 +43,7 @@ Case read(const std::string& line) {
     std::string limit;
     Case found;
     words >> lengths >> limit >> found.tokens >> found.base >> found.first >> found.rate >> found.passing >>
-        found.times >> found.wrong;
+        found.creep >> found.gives_back >> found.times >> found.wrong;
     std::istringstream numbers(lengths);
     for (std::string number; std::getline(numbers, number, ',');) found.lengths.push_back(std::stoll(number));
     if (limit != "-") found.limit = std::stoll(limit);
@@ -73,8 +75,8 @@ public:
         const std::int64_t size = inputs[0].shape()[1];
         shapes_ += std::to_string(count) + "x" + std::to_string(size) + " ";
         most_ = std::max(most_, count * size);
-        const std::int64_t held = case_.base + case_.first + case_.rate * most_;
-        used_ = {held, std::max(used_.peak, held + case_.passing)};
+        ++calls_;
+        hold(case_.passing);
         auto rows = std::make_shared<std::vector<float>>();
         auto vectors = std::make_shared<std::vector<float>>();
         for (std::int64_t item = 0; item < count; ++item) {
@@ -91,10 +93,24 @@ public:
                                   Tensor("vector", DType::Float32, {count, 3}, {vectors, vectors->data()})});
     }
 
+    bool give_back() {
+        if (case_.gives_back == 0) return false;
+        most_ = 0;
+        calls_ = 0;
+        hold(0);
+        return true;
+    }
+
 private:
+    void hold(std::int64_t passing) {
+        const std::int64_t held = case_.base + case_.first + case_.rate * most_ + case_.creep * calls_;
+        used_ = {held, std::max(used_.peak, held + passing)};
+    }
+
     const Case& case_;
     attnport::reader::Used used_;
     std::int64_t most_ = 0;
+    std::int64_t calls_ = 0;
     std::string shapes_;
 };
 
@@ -133,7 +149,8 @@ std::string answer(const Case& asked) {
     std::string said;
     try {
         for (std::int64_t time = 0; time < asked.times; ++time) {
-            attnport::reader::MemoryLimit memory(asked.limit, learned, [&] { return process.used(); });
+            attnport::reader::MemoryLimit memory(
+                asked.limit, learned, [&] { return process.give_back(); }, [&] { return process.used(); });
             const auto outputs = attnport::reader::mapped(run, io, inputs, asked.tokens, "", memory);
             said = digits(outputs.at("rows")) + " " + digits(outputs.at("vector"));
         }
