@@ -4,8 +4,9 @@ A runtime keeps the memory of earlier batches: ONNX Runtime's arena and OpenVINO
 batch of another shape may fit into it, or take all that it needs once more: batches are planned for the latter, and
 refused only if there is no room for the former. Where room is short, OpenVINO is told to give back what it keeps.
 
-ONNX Runtime's arena is left as it is. Shrunk after each call (`memory.enable_memory_arena_shrinkage`), MiniLM's peak was
-higher and its speed lower; with `kSameAsRequested` too the peak was; without one it was nearly the same, and slower.
+ONNX Runtime's arena is left as it is. Shrunk after each call (`memory.enable_memory_arena_shrinkage`), it had a higher
+peak with MiniLM and was slower. With `kSameAsRequested` the peak was higher; without an arena it was about the same,
+and the speed lower.
 """
 
 from __future__ import annotations
