@@ -197,9 +197,9 @@ def measure(
             except SideFailed as err:
                 sides.drop(named, str(err))
                 continue
-            quickest = seen["quickest"].get(named.precision, float("inf"))
-            if model.lean and trials[named].typical_ns > 1.25 * quickest:
-                sides.drop(named)
+            if model.lean:
+                for each in sampling.far_behind(trials):
+                    sides.drop(each)
         ready = {named: trial for named, trial in trials.items() if named in sides.open}
         sampling.settle(ready, lambda named, way: sides.open[named].run(work.name, way))
         ratios = sampling.sample(ready, lambda named, way: sides.open[named].run(work.name, way), until,
@@ -276,6 +276,10 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
             if model.lean:
                 sides.close()
             row = measure(model, work, sides, wanted, until, before)
+            if model.lean:  # what takes half as long again at one length is not opened for a longer one
+                wanted = [
+                    named for named in wanted if named == REFERENCE or named.ours or _near(row["sides"], named, 1.5)
+                ]
             row["floor"] = floor_of(model, work, rates, row)
             run.save(model.name, work.name, row)
             report(model, work.name, row)
@@ -301,11 +305,11 @@ def _on_two_threads(
             report(model, key, row)
 
 
-def _near(rows: Mapping[str, Any], named: Named) -> bool:
-    """Whether a peer was within a fifth of the quickest of its precision."""
+def _near(rows: Mapping[str, Any], named: Named, times_quickest: float = 1.2) -> bool:
+    """Whether a peer was near the quickest peer of its precision."""
     times = [row["ms"] for name, row in rows.items()
              if "ms" in row and row["precision"] == named.precision and not name.startswith("attnport")]  # fmt: skip
-    return "ms" in rows.get(str(named), {}) and bool(rows[str(named)]["ms"] <= 1.2 * min(times))
+    return "ms" in rows.get(str(named), {}) and bool(rows[str(named)]["ms"] <= times_quickest * min(times))
 
 
 def _time(run: Run, share: Mapping[str, float], model: str, key: str) -> float:

@@ -92,6 +92,15 @@ def try_side(named: Named, schedules: Sequence[str], run: Run, quickest_ns: floa
     return trial
 
 
+def far_behind(trials: Mapping[Named, Trial]) -> list[Named]:
+    """Those of attnport's forms, and of the peers, that a quicker one of the same precision leaves no chance."""
+    quickest: dict[tuple[bool, str], float] = {}
+    for named, trial in trials.items():
+        key = named.ours, named.precision
+        quickest[key] = min(quickest.get(key, float("inf")), trial.typical_ns)
+    return [named for named, trial in trials.items() if trial.typical_ns > 1.25 * quickest[named.ours, named.precision]]
+
+
 def finalists(trials: Mapping[Named, Trial]) -> list[Job]:
     """The schedules that may turn out the quickest, of attnport and of the peers, in each class of precisions."""
     found: list[Job] = []
