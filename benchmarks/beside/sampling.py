@@ -70,6 +70,8 @@ def neighbours_changed(got: Array, expected: Array) -> float:
 def refusal(named: Named, cosine: float) -> str:
     """Why a side's time does not count; "" where it does."""
     least = LEAST[named.precision]
+    if cosine == -1:
+        return "its outputs hold NaN or infinity, or have another shape"
     return (
         "" if cosine >= least else f"its outputs are wrong or not in input order: least cosine {cosine:.4f} < {least}"
     )
@@ -90,15 +92,6 @@ def try_side(named: Named, schedules: Sequence[str], run: Run, quickest_ns: floa
         warm = schedule == schedules[0] and first > SLOW_NS / 3
         trial.ns[schedule] = [first if behind or warm else run(named, schedule)]
     return trial
-
-
-def far_behind(trials: Mapping[Named, Trial]) -> list[Named]:
-    """Those of attnport's forms, and of the peers, that a quicker one of the same precision leaves no chance."""
-    quickest: dict[tuple[bool, str], float] = {}
-    for named, trial in trials.items():
-        key = named.ours, named.precision
-        quickest[key] = min(quickest.get(key, float("inf")), trial.typical_ns)
-    return [named for named, trial in trials.items() if trial.typical_ns > 1.25 * quickest[named.ours, named.precision]]
 
 
 def finalists(trials: Mapping[Named, Trial]) -> list[Job]:
