@@ -30,7 +30,7 @@ import numpy as np
 from beside import floor, page, sampling
 from beside.models import MODELS, Model, accuracy_work, code_digest, described
 from beside.sampling import Trial
-from beside.schedules import Work, write
+from beside.schedules import PADDED, Work, write
 from beside.side import CACHE, PEERS, ROOT, Named, Side, SideFailed, adapter, opened, peers, sides_of
 
 from attnport.folder.machine import machine, versions
@@ -197,9 +197,10 @@ def measure(
             except SideFailed as err:
                 sides.drop(named, str(err))
                 continue
-            quickest = seen["quickest"].get(named.precision, float("inf"))
-            if model.lean and trials[named].typical_ns > 1.25 * quickest:
+            if model.lean:
                 sides.drop(named)
+        if model.lean:
+            reopen(sides, sampling.finalists(trials), work, file)
         ready = {named: trial for named, trial in trials.items() if named in sides.open}
         sampling.settle(ready, lambda named, way: sides.open[named].run(work.name, way))
         ratios = sampling.sample(ready, lambda named, way: sides.open[named].run(work.name, way), until,
@@ -211,6 +212,17 @@ def measure(
     rows |= {str(named): {"precision": named.precision, "failed": reason}
              for named, reason in sides.failed.items() if str(named) not in rows}  # fmt: skip
     return {"share": round(work.share, 3), "threads": sides.threads, "sides": rows, "ratios": ratios}
+
+
+def reopen(sides: Table, jobs: Sequence[sampling.Job], work: Work, file: Path) -> None:
+    """Opens the finalists again, all others being closed, and warms them up."""
+    for named in dict.fromkeys(named for named, _ in jobs):
+        try:
+            if sides.add(named):
+                sides.open[named].work(work.name, file)
+                sides.open[named].run(work.name, PADDED)
+        except SideFailed as err:
+            sides.drop(named, str(err))
 
 
 def _row(named: Named, trial: Trial, memory_mb: float | None) -> dict[str, Any]:
@@ -225,20 +237,6 @@ def _row(named: Named, trial: Trial, memory_mb: float | None) -> dict[str, Any]:
     if memory_mb is not None:
         found["peak_mb"] = round(memory_mb)
     return found | ({"failed": trial.failed} if trial.failed else {})
-
-
-def floor_of(model: Model, work: Work, rates: Mapping[str, float], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The floor of each precision on one thread, and attnport's best as a multiple of it."""
-    lengths = [length or IMAGE_TOKENS for length in work.tokens]
-    operations = model.shape.operations(lengths)
-    found: dict[str, Any] = {"operations": operations}
-    for precision, word in (("fp32", "fp32"), ("half", "bf16")):
-        times = [one["ms"] for name, one in row["sides"].items()
-                 if name.startswith("attnport") and one["precision"] == precision and "ms" in one]  # fmt: skip
-        if times and word in rates:
-            floor_ms = operations / rates[word] * 1e3
-            found[precision] = {"floor_ms": round(floor_ms, 3), "ours": round(min(times) / floor_ms, 3)}
-    return found
 
 
 def report(model: Model, key: str, row: Mapping[str, Any]) -> None:
@@ -276,7 +274,12 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
             if model.lean:
                 sides.close()
             row = measure(model, work, sides, wanted, until, before)
-            row["floor"] = floor_of(model, work, rates, row)
+            if model.lean:  # what takes half as long again at one length is not opened for a longer one
+                wanted = [
+                    named for named in wanted if named == REFERENCE or named.ours or _near(row["sides"], named, 1.5)
+                ]
+            lengths = [length or IMAGE_TOKENS for length in work.tokens]
+            row["floor"] = floor.multiples(model.shape.operations(lengths), rates, row["sides"])
             run.save(model.name, work.name, row)
             report(model, work.name, row)
     if double:
@@ -301,11 +304,11 @@ def _on_two_threads(
             report(model, key, row)
 
 
-def _near(rows: Mapping[str, Any], named: Named) -> bool:
-    """Whether a peer was within a fifth of the quickest of its precision."""
+def _near(rows: Mapping[str, Any], named: Named, times_quickest: float = 1.2) -> bool:
+    """Whether a peer was near the quickest peer of its precision."""
     times = [row["ms"] for name, row in rows.items()
              if "ms" in row and row["precision"] == named.precision and not name.startswith("attnport")]  # fmt: skip
-    return "ms" in rows.get(str(named), {}) and bool(rows[str(named)]["ms"] <= 1.2 * min(times))
+    return "ms" in rows.get(str(named), {}) and bool(rows[str(named)]["ms"] <= times_quickest * min(times))
 
 
 def _time(run: Run, share: Mapping[str, float], model: str, key: str) -> float:

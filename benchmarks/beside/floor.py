@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 RATE = """
 import json, os, sys, time
@@ -73,6 +74,25 @@ def encoder(hidden: int, inner: int, layers: int) -> Shape:
     """BERT and ViT: four square products and two of the feed-forward part."""
     square = (hidden, hidden)
     return Shape(hidden, (square, square, square, square, (hidden, inner), (inner, hidden)), (0,) * layers)
+
+
+def multiples(operations: int, rates: Mapping[str, float], sides: Mapping[str, Any]) -> dict[str, Any]:
+    """The floor in float32 and in bfloat16 on one thread, and attnport's best time as a multiple of it.
+
+    Args:
+        sides: By name, rows with `precision` and, where a side ran, `ms`.
+    """
+    found: dict[str, Any] = {"operations": operations}
+    for precision, word in (("fp32", "fp32"), ("half", "bf16")):
+        times = [
+            row["ms"]
+            for name, row in sides.items()
+            if name.startswith("attnport") and row["precision"] == precision and "ms" in row
+        ]
+        if times and word in rates:
+            floor_ms = operations / rates[word] * 1e3
+            found[precision] = {"floor_ms": round(floor_ms, 3), "ours": round(min(times) / floor_ms, 3)}
+    return found
 
 
 def rates(shape: Shape, rows: int, seconds: float) -> dict[str, float]:

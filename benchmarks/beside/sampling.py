@@ -70,6 +70,8 @@ def neighbours_changed(got: Array, expected: Array) -> float:
 def refusal(named: Named, cosine: float) -> str:
     """Why a side's time does not count; "" where it does."""
     least = LEAST[named.precision]
+    if cosine == -1:
+        return "its outputs hold NaN or infinity, or have another shape"
     return (
         "" if cosine >= least else f"its outputs are wrong or not in input order: least cosine {cosine:.4f} < {least}"
     )

@@ -134,7 +134,7 @@ class Side:
             raise SideFailed(f"its process ended during {do}: exit status {self._process.returncode}")
         told: dict[str, Any] = json.loads(line)
         if "error" in told:
-            raise SideFailed(f"{do}: {told['error'].splitlines()[0][:300]}")
+            raise SideFailed(f"{do}: {told['error'].splitlines()[0][:160]}")
         return told
 
     def make(self) -> None:

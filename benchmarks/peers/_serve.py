@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import sys
 import time
 import traceback
@@ -60,6 +61,14 @@ def kilobytes(name: str) -> int:
     return int(found[1]) if found else 0
 
 
+def limit_memory() -> None:
+    """Who wants more than most of what is free now gets an error of its own, and nobody's process is killed."""
+    free = re.search(r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    if free:
+        size = int(free[1]) * 1024 * 8 // 10
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
 class Peer:
     """An adapter, and what it has opened."""
 
@@ -79,6 +88,7 @@ class Peer:
     def open(self, model: Mapping[str, Any], folder: str, variant: str, threads: int) -> dict[str, Any]:
         """Opens it; memory counts from here, after what it imports."""
         getattr(self.adapter, "imports", lambda: None)()
+        limit_memory()
         self.base_kb = kilobytes("VmRSS")
         self.run_feeds = self.adapter.opened(model, Path(folder), variant, threads)
         return {}

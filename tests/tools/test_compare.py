@@ -120,6 +120,13 @@ def test_floor_counts_two_operations_for_each_multiplication_of_real_tokens() ->
     assert local.operations([5]) == 2 * 2 * (13 + 25) * 4
 
 
+def test_attnports_time_is_a_multiple_of_the_floor_of_its_precision() -> None:
+    sides = {"attnport a": {"precision": "fp32", "ms": 30.0}, "attnport b": {"precision": "fp32", "ms": 26.0},
+             "peer": {"precision": "fp32", "ms": 1.0}, "attnport c": {"precision": "half", "failed": "no"}}  # fmt: skip
+    found = beside("floor").multiples(2_000_000, {"fp32": 1e8, "bf16": 1e9}, sides)
+    assert found == {"operations": 2_000_000, "fp32": {"floor_ms": 20.0, "ours": 1.3}}
+
+
 @pytest.mark.parametrize(("length", "window"), [(5, 0), (5, 1), (9, 4), (3, 7)])
 def test_pairs_within_a_window_are_counted_as_one_by_one(length: int, window: int) -> None:
     apart = abs(np.subtract.outer(np.arange(length), np.arange(length)))
