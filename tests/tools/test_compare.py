@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 ADAPTER = """
 import numpy as np
+
+ENVIRONMENT = ""
 
 def opened(model, folder, variant, threads):
     table = np.random.default_rng(0).standard_normal((100, 8)).astype(np.float32)
@@ -47,21 +50,20 @@ def ragged() -> Any:
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Any:
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Opens the adapter above in a variant, in a child process, with the ragged work."""
     side = beside("side")
-    (tmp_path / "made_up.py").write_text(ADAPTER)
+    for name in ("made_up", "torch_eager", "attnport"):
+        (tmp_path / f"{name}.py").write_text(ADAPTER)
+    shutil.copy(FOLDER / "peers" / "_serve.py", tmp_path)
+    monkeypatch.setattr(side, "PEERS", tmp_path)
+    monkeypatch.setattr(side, "CACHE", tmp_path / "cache")
     schedules = beside("schedules").write(ragged(), NAMES, tmp_path / "calls.npz")
     children = []
 
     def open_variant(variant: str) -> Any:
-        found = side.Side.__new__(side.Side)
-        found.named = side.Named(str(tmp_path / "made_up"), variant, "fp32")
-        found._model, found._threads, found._folder = {"name": "m"}, 1, tmp_path
-        found._log = (tmp_path / "log").open("ab")
-        found._process = found._started(Path(sys.executable))
+        found = side.opened(side.Named("made_up", variant, "fp32"), {"name": "m"}, 1)
         children.append(found)
-        found.open()
         found.work("ragged", tmp_path / "calls.npz")
         return found
 
@@ -166,3 +168,18 @@ def test_a_ragged_work_has_the_share_that_its_name_says() -> None:
         pytest.skip("no MiniLM here")
     for work in models.MODELS["minilm"].works()[:4]:
         assert f"{work.share:.0%}" in work.name
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_work_is_measured_and_a_refused_side_is_a_row_with_its_reason(peer: Any, lean: bool) -> None:
+    compare, side = importlib.import_module("compare"), beside("side")
+    model = SimpleNamespace(name="m", inputs=NAMES, lean=lean)
+    wanted = [compare.REFERENCE, side.Named("attnport", "", "fp32"), side.Named("made_up", "backwards", "fp32")]
+    with compare.table({"name": "m"}, 1) as sides:
+        row = compare.measure(model, ragged(), sides, wanted, 0.0, {})
+    assert "wrong or not in input order" in row["sides"]["made_up backwards"]["failed"]
+    assert row["ratios"]["fp32"] | {"ratio": 1, "interval": []} == {
+        "ratio": 1, "interval": [], "samples": 3 if lean else 5, "ours": "attnport", "peer": "torch_eager fp32",
+    }  # fmt: skip
+    assert row["sides"]["attnport"]["samples"] >= 3
+    assert ("peak_mb" in row["sides"]["attnport"]) == lean
