@@ -206,7 +206,7 @@ def described(model: Model) -> dict[str, Any]:
     if not (ours / ".made").exists():
         for old in base.glob("attnport-*"):
             shutil.rmtree(old)
-        _ship(spec, ours, model.output)
+        _ship(spec, ours, model.output, tuned=model.everything)
     return {
         "name": model.name, "folder": str(folder), "spec": spec, "ours": str(ours), "output": model.output,
         "inputs": list(model.inputs), "example": str(example), "calibration": str(calibration),
@@ -214,14 +214,21 @@ def described(model: Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ship(spec: str, ours: Path, output: str) -> None:
-    """`attnport export` and `fuse`, in every plan of the targets; what a target refuses is told and left out."""
+def _ship(spec: str, ours: Path, output: str, *, tuned: bool) -> None:
+    """`attnport export` and `fuse`, in every plan of the targets; what a target refuses is told and left out.
+
+    Args:
+        tuned: Also let `attnport tune` make int8 of the sentences, as the peers that have int8 do.
+    """
     from attnport.exporter.lowering.base import get
 
     commands = [("export", spec, "-o", str(ours), "--outputs", output)]
     commands += [
         ("fuse", str(ours), "--target", target, "--dtype", plan) for target in TARGETS for plan in get(target).plans
     ]
+    if tuned:
+        shape = ("--shape", "batch=8,seq=128", "--budget", "90", "--threads", "1")
+        commands.append(("tune", str(ours), "--text", str(SENTENCES), *shape))
     for command in commands:
         done = subprocess.run(
             [sys.executable, "-m", "attnport.cli", *command], capture_output=True, text=True, check=False,
