@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 TOKENS = 1024
 """Places of a batch, padding included. A call's memory grows with them; MiniLM is as fast with 256 as with 4096."""
+FULL = 128
+"""A batch of fewer places is slower per place: items join it whatever their length. A fuller one takes only those that
+have at least `LIKE` of the length of its longest. With these, 32 sentences of MiniLM took 0.94 of their time, and 0.65
+in a form that computes padding."""
+LIKE = 0.75
 WINDOW = 1024
 """Texts that are tokenised and sorted together. If one has 512 tokens, the inputs are 13 MB; 4096 are no faster."""
 
 
 def groups(lengths: Sequence[int], places: Callable[[int], int], most: int) -> Iterator[list[int]]:
-    """The items of each batch, the longest first: if one is too large, that is known before others ran.
+    """The items of each batch, of like length, the longest first: if one is too large, that is known before others ran.
 
     Args:
         lengths: The places of each item.
@@ -35,7 +40,9 @@ def groups(lengths: Sequence[int], places: Callable[[int], int], most: int) -> I
     begin = 0
     while begin < len(order):
         longest = lengths[order[begin]]
-        end = begin + max(1, min(places(longest) // longest, most))
+        end, last = begin + 1, begin + min(places(longest) // longest, most)
+        while end < min(last, len(order)) and ((end - begin) * longest < FULL or lengths[order[end]] >= LIKE * longest):
+            end += 1
         yield order[begin:end]
         begin = end
 

@@ -28,6 +28,9 @@ _OPTIONS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
 _DTYPES = {"float": "float32", "double": "float64"}
 # ONNX Runtime recognises its own format by the file's name or this key; files of that format are not checked here.
 _FORMAT = ("session.load_model_format", "ONNX")
+WITHOUT_SKIP_NORMS = ("optimization.disable_specified_optimizers", "SkipLayerNormFusion")
+"""On a CPU, the kernel that adds and normalises at once takes five times as long as the two that it replaces: 0.26 ms
+and 0.05 ms for 128 rows of 384 in ONNX Runtime 1.31. MiniLM takes 0.93 of its time without it."""
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 
@@ -52,6 +55,8 @@ class OnnxRuntimeSession:
         options = module.SessionOptions()
         options.log_severity_level = 4  # errors are raised; they need not be printed as well
         options.add_session_config_entry(*_FORMAT)
+        if provider == CPU:
+            options.add_session_config_entry(*WITHOUT_SKIP_NORMS)
         if threads is not None:
             options.intra_op_num_threads = threads
         # On the CPU alone: other providers move weights to their device, and not all were tried with weights in memory.

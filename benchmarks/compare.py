@@ -1,10 +1,10 @@
 """attnport's forms beside other tools, each tool in an environment, a process and a schedule of its own.
 
 The sides take turns in random order, pinned to one core (some works also to two). Each runs a batch padded to its
-longest row, one row at a time, or in groups of 2 to 16 of like length; its outputs come in the order of the batch, and
-tokenising is not timed. A ratio of attnport's best to the fastest peer's is sampled until its bootstrap interval is
-within 1 %, or its time is over. A side whose outputs are not those of PyTorch in float32 is refused; a side that fails
-is a row with its reason.
+longest row, one row at a time, or in groups of 2 to 16 of like length, and attnport's also in the batches that its
+`Model.map` makes; its outputs come in the order of the batch, and tokenising is not timed. A ratio of attnport's best
+to the fastest peer's is sampled until its bootstrap interval is within 1 %, or its time is over. A side whose outputs
+are not those of PyTorch in float32 is refused; a side that fails is a row with its reason.
 
     python benchmarks/compare.py [--only minilm ...] [--seconds 1500] [--json FILE] [--docs]
     python benchmarks/compare.py --quick          # MiniLM beside what the project's own environment has
@@ -30,7 +30,7 @@ import numpy as np
 from beside import floor, page, sampling
 from beside.models import MODELS, Model, accuracy_work, code_digest, described
 from beside.sampling import Trial
-from beside.schedules import PADDED, Work, write
+from beside.schedules import MAPPED, PADDED, Work, write
 from beside.side import CACHE, PEERS, ROOT, Named, Side, SideFailed, adapter, opened, peers, sides_of
 
 from attnport.folder.machine import machine, versions
@@ -137,7 +137,7 @@ def accuracy(sides: Table, model: Model) -> dict[str, Any]:
         expected: Any = None
         for named, side in list(sides.open.items()):
             try:
-                side.work("all sentences", file)
+                side.work(accuracy_work(), file)
                 got = side.outputs("all sentences", "groups of 16")
             except SideFailed as err:
                 sides.drop(named, str(err))
@@ -160,7 +160,7 @@ def tried(named: Named, sides: Table, work: Work, file: Path, schedules: Sequenc
         seen: What sides before it left: `expected`, and by class the `quickest` nanoseconds.
     """
     side = sides.open[named]
-    side.work(work.name, file)
+    side.work(work, file)
     got = side.outputs(work.name, schedules[0])
     seen.setdefault("expected", got)
     cosine = sampling.least_cosine(got, seen["expected"])
@@ -189,10 +189,10 @@ def measure(
         for named in wanted:
             if named not in sides.open and (named in sides.failed or not sides.add(named)):
                 continue
-            ways = [way for way in before.get(named, schedules) if way in schedules]
+            ways = [way for way in before.get(named, schedules) if way in schedules and (named.ours or way != MAPPED)]
             # The reference's outputs, and a side's memory, are those of the padded batch.
             try:
-                trials[named] = tried(named, sides, work, file, ways or schedules, seen)
+                trials[named] = tried(named, sides, work, file, ways or [PADDED], seen)
                 memory[named] = sides.open[named].memory_mb()
             except SideFailed as err:
                 sides.drop(named, str(err))
@@ -219,7 +219,7 @@ def reopen(sides: Table, jobs: Sequence[sampling.Job], work: Work, file: Path) -
     for named in dict.fromkeys(named for named, _ in jobs):
         try:
             if sides.add(named):
-                sides.open[named].work(work.name, file)
+                sides.open[named].work(work, file)
                 sides.open[named].run(work.name, PADDED)
         except SideFailed as err:
             sides.drop(named, str(err))

@@ -16,6 +16,7 @@ from attnport.errors import ArtifactError, UnavailableError, UsageError, first_l
 from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
+from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS
 
 if TYPE_CHECKING:
     import onnx
@@ -84,6 +85,8 @@ def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
     import onnxruntime as ort
 
     name, source = name_of(provider), model if isinstance(model, bytes) else str(model)
+    if name == CPU:
+        settings.add_session_config_entry(*WITHOUT_SKIP_NORMS)
     try:
         if isinstance(provider, Plugin):
             settings.add_provider_for_devices(list(provider.devices), dict(provider.options))

@@ -36,6 +36,7 @@ class Model:
         everything: Whether all peers run it, or those that are usually the quickest.
         works: Makes its works.
         lean: Whether each work opens the sides anew, so that its memory is its own, and those far behind are closed.
+        sizes: The dim that attnport is told of, with its usual size, by which a form is chosen.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Model:
     works: Callable[[], list[Work]]
     everything: bool = False
     lean: bool = False
+    sizes: str = ""
 
     def folder(self) -> Path:
         """Its weights as transformers writes them."""
@@ -144,7 +146,7 @@ MODELS = {
         Model("bert", "BERT-base: 12 layers of width 768, random weights, mean pooling", encoder(768, 3072, 12), TEXT,
               "sentence_embedding", _bert),
         Model("modernbert", f"ModernBERT-base: {LAYERS} of its 22 layers, random weights", _LONG, TEXT[:2],
-              "last_hidden_state", _long, lean=True),
+              "last_hidden_state", _long, lean=True, sizes="seq=1:2048:8192"),
         Model("vit", "ViT-base: 12 layers of width 768, images of 224x224, random weights",
               Shape(768, encoder(768, 3072, 12).products, (0,) * 12, (768, 768)), ("pixel_values",),
               "last_hidden_state", _images),
@@ -206,7 +208,7 @@ def described(model: Model) -> dict[str, Any]:
     if not (ours / ".made").exists():
         for old in base.glob("attnport-*"):
             shutil.rmtree(old)
-        _ship(spec, ours, model.output, tuned=model.everything)
+        _ship(model, spec, ours)
     return {
         "name": model.name, "folder": str(folder), "spec": spec, "ours": str(ours), "output": model.output,
         "inputs": list(model.inputs), "example": str(example), "calibration": str(calibration),
@@ -214,19 +216,19 @@ def described(model: Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ship(spec: str, ours: Path, output: str, *, tuned: bool) -> None:
+def _ship(model: Model, spec: str, ours: Path) -> None:
     """`attnport export` and `fuse`, in every plan of the targets; what a target refuses is told and left out.
 
-    Args:
-        tuned: Also let `attnport tune` make int8 of the sentences, as the peers that have int8 do.
+    Where the peers have int8, so does `attnport tune`, of the sentences.
     """
     from attnport.exporter.lowering.base import get
 
-    commands = [("export", spec, "-o", str(ours), "--outputs", output)]
+    sizes = ("--dim", model.sizes) if model.sizes else ()
+    commands: list[tuple[str, ...]] = [("export", spec, "-o", str(ours), "--outputs", model.output, *sizes)]
     commands += [
         ("fuse", str(ours), "--target", target, "--dtype", plan) for target in TARGETS for plan in get(target).plans
     ]
-    if tuned:
+    if model.everything:
         shape = ("--shape", "batch=8,seq=128", "--budget", "90", "--threads", "1")
         commands.append(("tune", str(ours), "--text", str(SENTENCES), *shape))
     for command in commands:

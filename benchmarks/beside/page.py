@@ -46,10 +46,12 @@ def section(result: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = [
         f"Measured by `{result['command']}` (`make bench`) on {result['machine']}, with {packages}.",
-        "Each side runs in a process of its own, on one core where two threads are not named, in its best schedule. A",
-        "ratio is attnport's best time divided by that of the fastest peer, with its 99 % interval, sampled until",
-        "that is within 1 %, or its time is over. The floor is the time of the products of the real tokens at the best",
-        "rate that PyTorch or oneDNN reaches for these shapes on one thread.",
+        "Each side runs in a process of its own, on one core where two threads are not named, in its best schedule:",
+        "the padded batch, one row at a time, groups of 2, 4, 8 or 16 of like length, and for attnport also its own",
+        "batches, those of a bundle's `Model.map`. A ratio is attnport's best time divided by that of the fastest",
+        "peer, with its 99 % interval, sampled until that is within 1 %, or its time is over. The floor is the time of",
+        "the products of the real tokens at the best rate that PyTorch or oneDNN reaches for these shapes on one",
+        "thread.",
     ]
     for name, found in result["models"].items():
         lines += ["", f"### {MODELS[name].said}", "", *ratio_table(name, found)]

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from attnport_bundle import batches
+
 Array = np.ndarray[Any, Any]
 PADDED, ALONE = "padded", "one at a time"
+MAPPED = "its own batches"
+"""As `Model.map` of attnport's bundles cuts them; a schedule of attnport's sides alone."""
 GROUPS = (2, 4, 8, 16)
 
 
@@ -32,6 +36,11 @@ class Work:
         longest = max(self.tokens)
         return sum(self.tokens) / (len(self.rows) * longest) if longest else 1.0
 
+    @property
+    def repeats(self) -> int:
+        """The runs of a turn. Of several the median counts, but not the first, which finds others' caches."""
+        return 6 if 0 < sum(self.tokens) <= 128 else 1
+
 
 def calls(work: Work) -> dict[str, list[list[int]]]:
     """By schedule, the places of each call's rows. A batch without padding is one call."""
@@ -40,6 +49,7 @@ def calls(work: Work) -> dict[str, list[list[int]]]:
     if work.share < 1:
         order = sorted(range(count), key=lambda at: work.tokens[at])
         found[ALONE] = [[at] for at in order]
+        found[MAPPED] = list(batches.groups(work.tokens, lambda _: batches.TOKENS, count))
         found |= {f"groups of {size}": [order[at : at + size] for at in range(0, count, size)] for size in GROUPS}
     return found
 

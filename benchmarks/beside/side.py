@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
+from beside.schedules import Work
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
@@ -147,12 +148,12 @@ class Side:
         """Opens the model."""
         self.ask("open", model=self._model, folder=str(self._folder), variant=self.named.variant, threads=self._threads)
 
-    def work(self, name: str, file: Path) -> None:
+    def work(self, work: Work, file: Path) -> None:
         """Gives it the batches of a work."""
-        self.ask("work", work=name, file=str(file))
+        self.ask("work", work=work.name, file=str(file), repeats=work.repeats)
 
     def run(self, work: str, schedule: str) -> int:
-        """Nanoseconds of one run."""
+        """Nanoseconds of a run, the median where the work is repeated."""
         return int(self.ask("run", work=work, schedule=schedule)["ns"])
 
     def outputs(self, work: str, schedule: str) -> Array:

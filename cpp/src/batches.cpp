@@ -19,6 +19,9 @@ namespace {
 
 using Batch = std::vector<std::size_t>;
 
+/// A batch of fewer places is slower per place: items of any length join it.
+constexpr std::int64_t full_places = 128;
+
 const Dim* named(const IO& io, const Axis& axis) {
     const auto* const called = std::get_if<std::string>(&axis);
     if (called == nullptr) return nullptr;
@@ -323,8 +326,10 @@ Outputs mapped(const std::function<Outputs(const Inputs&)>& run, const IO& io, c
     for (std::size_t begin = 0; begin < order.size();) {
         const std::int64_t length = lengths[order[begin]];
         const auto fitting = static_cast<std::size_t>(memory.places(length, tokens) / length);
-        const std::size_t most = std::max<std::size_t>(1, std::min(fitting, items.most()));
-        const std::size_t end = std::min(order.size(), begin + most);
+        const std::size_t last = std::min(order.size(), begin + std::min(fitting, items.most()));
+        std::size_t end = begin + 1;
+        const auto full = [&] { return static_cast<std::int64_t>(end - begin) * length >= full_places; };
+        while (end < last && (!full() || 4 * lengths[order[end]] >= 3 * length)) ++end;
         const auto first = order.begin() + static_cast<std::ptrdiff_t>(begin);
         const Batch batch(first, first + static_cast<std::ptrdiff_t>(end - begin));
         const Outputs found = ran(batch, length);

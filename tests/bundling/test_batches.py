@@ -70,6 +70,12 @@ def test_a_batch_has_items_of_like_length() -> None:
     assert computed < 1.1 * sum(lengths)
 
 
+def test_a_full_batch_takes_nothing_that_is_much_shorter() -> None:
+    lengths = [64, 60, 49, 47, 33, 32, 31, 30, 29, 10, 10, 10, 7, 7]
+    found = [[lengths[at] for at in batch] for batch in batches.groups(lengths, lambda _: 1024, 64)]
+    assert found == [[64, 60, 49], [47, 33, 32], [31, 30, 29, 10, 10], [10, 7, 7]]
+
+
 def test_an_input_that_is_the_same_for_all_items_is_given_to_each_batch() -> None:
     table = TensorSpec("table", "float32", (5,))
     io = IO((IDS, MASK, table), (VECTORS,), DIMS, (MaskSpec(("padding",), "mask"),))
