@@ -12,7 +12,6 @@ from beside.side import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 PICTURES = ROOT / "docs" / "images"
-BEGIN, END = "<!-- compare: begin -->", "<!-- compare: end -->"
 WORDS = {"fp32": "float32", "half": "float32 or half", "any": "any precision"}
 FLOOR = 1.3
 """The multiple of the floor that is asked of float32."""
@@ -37,8 +36,14 @@ def write_page(result: Mapping[str, Any]) -> None:
     """Rewrites the section between its marks, and the pictures."""
     for name, found in result["models"].items():
         (PICTURES / f"compare_{name}.svg").write_text(picture(name, found), encoding="utf-8")
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{section(result)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    replace_section("compare", section(result))
+
+
+def replace_section(name: str, text: str) -> None:
+    """Puts the text between the marks of a section of docs/performance.md."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def section(result: Mapping[str, Any]) -> str:

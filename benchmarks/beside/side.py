@@ -164,6 +164,18 @@ class Side:
             with np.load(file, allow_pickle=False) as stored:
                 return np.asarray(stored["output"])
 
+    def embed(self, texts: Path, batch: int, file: Path | None = None) -> int:
+        """Nanoseconds from texts to vectors, which go into the file; the batch is the peer's own setting."""
+        told = self.ask(
+            "embed", model=self._model, folder=str(self._folder), variant=self.named.variant, threads=self._threads,
+            texts=str(texts), batch=batch, file=str(file or ""),
+        )  # fmt: skip
+        return int(told["ns"])
+
+    def resident_mb(self) -> float:
+        """The most memory of the whole process so far."""
+        return float(self.ask("memory")["peak_kb"]) / 1024
+
     def memory_mb(self) -> float:
         """The most memory so far above the level before opening."""
         told = self.ask("memory")

@@ -5,7 +5,7 @@
 One JSON object a line, in and out. `make` converts a model, once; `open` opens it; `work` reads batches from an .npz
 file; `run` runs one and says the nanoseconds; `outputs` writes an .npz file with the rows in the order of the batch;
 `memory` says the kilobytes. What fails is answered with `error`, and the process goes on. NumPy and the peer's own
-packages are all that this needs.
+packages are all that this needs. `embed` takes texts, where the adapter has an `embedder`.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Peer:
         self.works: dict[str, dict[str, Calls]] = {}
         self.repeats: dict[str, int] = {}
         self.base_kb = 0
+        self.run_texts: Callable[[list[str], int], Array] | None = None
 
     def make(self, model: Mapping[str, Any], folder: str, variant: str) -> dict[str, Any]:
         """Converts the model, where the peer needs that."""
@@ -113,6 +114,19 @@ class Peer:
         """Writes the outputs of a work."""
         np.savez(file, output=np.asarray(in_order(self.run_feeds, self.works[work][schedule]), np.float32))
         return {}
+
+    def embed(self, model: Mapping[str, Any], folder: str, variant: str, threads: int, texts: str, batch: int,
+              file: str) -> dict[str, Any]:  # fmt: skip
+        """Nanoseconds from texts, of a JSON file, to vectors; they are written, where a file is named."""
+        if self.run_texts is None:
+            self.run_texts = self.adapter.embedder(model, Path(folder), variant, threads)
+        read = json.loads(Path(texts).read_text(encoding="utf-8"))
+        began = time.perf_counter_ns()
+        vectors = self.run_texts(read, batch)
+        taken = time.perf_counter_ns() - began
+        if file:
+            np.savez(file, output=np.asarray(vectors, np.float32))
+        return {"ns": taken}
 
     def memory(self) -> dict[str, Any]:
         """The peak since the process began, and the level before opening."""

@@ -37,6 +37,14 @@ def _precision(plan: str) -> str:
     return "fp32" if plan == "fp32" else "int8" if "int8" in plan else "half"
 
 
+def embedder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[list[str], int], Any]:
+    """`Model.embed` of a bundle within the limit of memory, in batches of its own."""
+    from attnport_bundle import load
+
+    opened = load(model["bundle"], form=variant, threads=threads)
+    return lambda texts, batch: opened.embed(texts, max_memory=model["max_memory"])
+
+
 def imports() -> None:
     """What is imported before memory counts."""
     import onnx  # noqa: F401

@@ -28,17 +28,28 @@ def make(model: Mapping[str, Any], folder: Path, variant: str) -> None:
         shutil.copy(Path(model["folder"]) / name, folder / name)
 
 
-def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[Any], Any]:
-    """Calls what `embed` calls behind its tokenizer."""
+def _model(model: Mapping[str, Any], folder: Path, threads: int) -> Any:
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
-    from fastembed.common.onnx_model import OnnxOutputContext
 
     TextEmbedding.add_custom_model(
         model="local/model", pooling=PoolingType.MEAN, normalization=True, sources=ModelSource(hf="local/model"),
         dim=model["width"], model_file="model.onnx",
     )  # fmt: skip
-    embedder = TextEmbedding("local/model", specific_model_path=str(folder), threads=threads).model
+    return TextEmbedding("local/model", specific_model_path=str(folder), threads=threads)
+
+
+def embedder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[list[str], int], Any]:
+    """`embed`, which keeps the order of the texts in its batches."""
+    made = _model(model, folder, threads)
+    return lambda texts, batch: list(made.embed(texts, batch_size=batch))
+
+
+def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[Any], Any]:
+    """Calls what `embed` calls behind its tokenizer."""
+    from fastembed.common.onnx_model import OnnxOutputContext
+
+    embedder = _model(model, folder, threads).model
     names = {one.name for one in embedder.model.get_inputs()}
 
     def run(feeds: Any) -> Any:

@@ -35,6 +35,15 @@ def make(model: Mapping[str, Any], folder: Path, variant: str) -> None:
     _model(model["folder"], variant, 1, True).save_pretrained(str(folder))
 
 
+def embedder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[list[str], int], Any]:
+    """`encode`, which sorts the texts by length."""
+    import torch
+
+    torch.set_num_threads(threads)
+    made = _model(str(folder), variant, threads, False)
+    return lambda texts, batch: made.encode(texts, batch_size=batch)
+
+
 def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[Any], Any]:
     """`forward` of the whole model."""
     import torch
