@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from beside.schedules import MAPPED, PADDED, Work, write
 from beside.side import CACHE, PEERS, ROOT, Named, Side, SideFailed, adapter, opened, peers, sides_of
 
 from attnport.folder.machine import machine, versions
+from attnport.parity.scoring import vectors_agree
 
 JSON = ROOT / "benchmarks" / "compare.json"
 PARTIAL = CACHE / "partial.json"
@@ -131,7 +132,7 @@ def written(work: Work, model: Model) -> Iterator[tuple[Path, list[str]]]:
 
 
 def accuracy(sides: Table, model: Model) -> dict[str, Any]:
-    """By side, on all sentences: the least cosine to float32, and the share of nearest neighbours that change."""
+    """By side, on all sentences: the least cosine to float32, and how far they agree by attnport's metric."""
     found: dict[str, Any] = {}
     with written(accuracy_work(), model) as (file, _):
         expected: Any = None
@@ -148,9 +149,24 @@ def accuracy(sides: Table, model: Model) -> dict[str, Any]:
             if reason:
                 sides.drop(named, reason)
             else:
-                changed = sampling.neighbours_changed(got, expected)
-                found[str(named)] = {"cosine": round(cosine, 6), "neighbours_changed": round(changed, 4)}
+                score = vectors_agree(got, expected)
+                found[str(named)] = {
+                    "cosine": round(cosine, 6),
+                    "agreement": round(score.value, 6),
+                    "neighbours_changed": round(1 - score.parts["neighbours unchanged"], 4),
+                }
     return found
+
+
+def in_class(named: Named, accuracy: Mapping[str, Any], sides: Table) -> Named:
+    """The side, as one that is in no class if it loses more than int8 may."""
+    if named.precision != "int8" or accuracy.get(str(named), {}).get("agreement", 1) >= 1 - sampling.MOST_DROP:
+        return named
+    coarse = replace(named, precision=sampling.COARSE)
+    for kept in (sides.open, sides.failed):
+        if named in kept:
+            kept[coarse] = kept.pop(named)
+    return coarse
 
 
 def tried(named: Named, sides: Table, work: Work, file: Path, schedules: Sequence[str], seen: dict[str, Any]) -> Trial:
@@ -269,6 +285,7 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
             for named in wanted:
                 sides.add(named)
             kept["accuracy"] = accuracy(sides, model)
+            wanted = [in_class(named, kept["accuracy"], sides) for named in wanted]
         for work in left:
             until = time.perf_counter() + _time(run, share, model.name, work.name)
             if model.lean:
@@ -293,7 +310,9 @@ def _on_two_threads(
     with table(told, 2) as sides:
         for work in works:
             single = run.result["models"][model.name]["works"][work.name]["sides"]
-            near = [named for named in named_sides(model, told, run.quick)
+            every = [in_class(named, run.result["models"][model.name]["accuracy"], sides)
+                     for named in named_sides(model, told, run.quick)]  # fmt: skip
+            near = [named for named in every
                     if named == REFERENCE or named.ours or _near(single, named)]  # fmt: skip
             before = {named: sorted(row["schedules_ms"], key=row["schedules_ms"].get)[:KEPT] for named in near
                       if "ms" in (row := single.get(str(named), {}))}  # fmt: skip

@@ -67,7 +67,7 @@ class Agreement:
         self._measure, self._outputs = (
             (_same_largest, logits)
             if logits and not near
-            else (_neighbours, vectors)
+            else (vectors_agree, vectors)
             if vectors and not near
             else (_nearness, [spec.name for spec in io.outputs if "float" in spec.dtype])
         )
@@ -97,7 +97,8 @@ def _same_largest(found: Sequence[Array], expected: Sequence[Array]) -> Score:
     return Score(float(same.mean()))
 
 
-def _neighbours(found: Sequence[Array], expected: Sequence[Array]) -> Score:
+def vectors_agree(found: Sequence[Array], expected: Sequence[Array]) -> Score:
+    """Of the vectors of some items, an array each: the mean cosine, or the likeness of neighbours if that is less."""
     got, wanted = (_directions(rows) for rows in (found, expected))
     cosine = float((got * wanted).sum(-1).mean())
     nearest, expected_nearest = _nearest(got), _nearest(wanted)
@@ -132,7 +133,7 @@ def _nearness(found: Sequence[Array], expected: Sequence[Array]) -> Score:
 
 _NAMES: dict[Callable[..., Score], str] = {
     _same_largest: "agreement of the largest logit",
-    _neighbours: "agreement of vectors and their neighbours",
+    vectors_agree: "agreement of vectors and their neighbours",
     _nearness: "agreement of outputs",
 }
 

@@ -13,11 +13,14 @@ from beside.side import Named, SideFailed
 
 from attnport.latency.statistics import half_width, ratio_interval
 
+MOST_DROP = 0.005
+"""What int8 may lose of the agreement of vectors; a side that loses more is in no class."""
+COARSE = "coarse"
 CLASSES = {"fp32": ("fp32",), "half": ("fp32", "half"), "any": ("fp32", "half", "int8")}
 """A ratio's name, and the precisions of the sides that it compares."""
 WIDTH = 0.01
 """Half of the interval at which a ratio counts as known."""
-LEAST = {"fp32": 0.999, "half": 0.99, "int8": 0.9}
+LEAST = {"fp32": 0.999, "half": 0.99, "int8": 0.9, COARSE: 0.9}
 """The least cosine to float32 of a side whose time counts. Below, what it gives is wrong or in another order."""
 FINALISTS = 3
 SLOW_NS = 1_000_000_000
@@ -55,18 +58,6 @@ def least_cosine(got: Array, expected: Array) -> float:
     ours, theirs = (one.reshape(len(one), -1).astype(np.float64) for one in (got, expected))
     norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     return float(((ours * theirs).sum(1) / np.maximum(norms, 1e-30)).min())
-
-
-def neighbours_changed(got: Array, expected: Array) -> float:
-    """The share of rows whose nearest other row, by cosine, is another one than in float32."""
-
-    def nearest(rows: Array) -> Array:
-        unit = rows.astype(np.float64) / np.linalg.norm(rows, axis=1, keepdims=True)
-        likeness = unit @ unit.T
-        np.fill_diagonal(likeness, -2)
-        return np.asarray(likeness.argmax(1))
-
-    return float((nearest(got) != nearest(expected)).mean())
 
 
 def refusal(named: Named, cosine: float) -> str:

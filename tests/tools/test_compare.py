@@ -64,7 +64,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def open_variant(variant: str) -> Any:
         found = side.opened(side.Named("made_up", variant, "fp32"), {"name": "m"}, 1)
         children.append(found)
-        found.work("ragged", tmp_path / "calls.npz")
+        found.work(ragged(), tmp_path / "calls.npz")
         return found
 
     yield SimpleNamespace(open=open_variant, schedules=schedules)
@@ -76,7 +76,7 @@ def test_every_schedule_gives_the_rows_in_the_order_of_the_batch(peer: Any) -> N
     child = peer.open("")
     padded = child.outputs("ragged", "padded")
     assert len(padded) == 7
-    assert len(peer.schedules) == 6
+    assert len(peer.schedules) == 7
     for schedule in peer.schedules:
         np.testing.assert_allclose(child.outputs("ragged", schedule), padded, rtol=1e-5, atol=1e-6)
         assert child.run("ragged", schedule) > 0
@@ -135,12 +135,15 @@ def test_pairs_within_a_window_are_counted_as_one_by_one(length: int, window: in
     assert beside("floor").pairs_of(length, window) == (apart <= (window or length)).sum()
 
 
-def test_a_nearest_neighbour_that_changed_is_counted() -> None:
-    rows = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], np.float32)
-    moved = rows.copy()
-    moved[0] = (-0.1, 1)
-    assert beside("sampling").neighbours_changed(rows, rows) == 0
-    assert beside("sampling").neighbours_changed(moved, rows) >= 0.25
+def test_int8_that_loses_too_much_is_in_no_class() -> None:
+    compare, side = importlib.import_module("compare"), beside("side")
+    good, bad, half = (side.Named("peer", name, name) for name in ("int8", "int8", "half"))
+    table = SimpleNamespace(open={bad: "child"}, failed={})
+    assert compare.in_class(good, {"peer int8": {"agreement": 0.996}}, table) == good
+    assert compare.in_class(half, {"peer half": {"agreement": 0.9}}, table) == half
+    coarse = compare.in_class(bad, {"peer int8": {"agreement": 0.994}}, table)
+    assert coarse.precision not in {one for kept in beside("sampling").CLASSES.values() for one in kept}
+    assert table.open == {coarse: "child"}
 
 
 def test_the_ratio_is_that_of_the_quickest_of_each_side_in_a_precision() -> None:
