@@ -291,10 +291,8 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
             if model.lean:
                 sides.close()
             row = measure(model, work, sides, wanted, until, before)
-            if model.lean:  # what takes half as long again at one length is not opened for a longer one
-                wanted = [
-                    named for named in wanted if named == REFERENCE or named.ours or _near(row["sides"], named, 1.5)
-                ]
+            if model.lean:  # what is far behind at one length is not opened for a longer one
+                wanted = [named for named in wanted if named == REFERENCE or named.ours or _near(row["sides"], named)]
             lengths = [length or IMAGE_TOKENS for length in work.tokens]
             row["floor"] = floor.multiples(model.shape.operations(lengths), rates, row["sides"])
             run.save(model.name, work.name, row)
@@ -323,11 +321,11 @@ def _on_two_threads(
             report(model, key, row)
 
 
-def _near(rows: Mapping[str, Any], named: Named, times_quickest: float = 1.2) -> bool:
+def _near(rows: Mapping[str, Any], named: Named) -> bool:
     """Whether a peer was near the quickest peer of its precision."""
     times = [row["ms"] for name, row in rows.items()
              if "ms" in row and row["precision"] == named.precision and not name.startswith("attnport")]  # fmt: skip
-    return "ms" in rows.get(str(named), {}) and bool(rows[str(named)]["ms"] <= times_quickest * min(times))
+    return "ms" in rows.get(str(named), {}) and bool(rows[str(named)]["ms"] <= 1.2 * min(times))
 
 
 def _time(run: Run, share: Mapping[str, float], model: str, key: str) -> float:
