@@ -237,17 +237,19 @@ def section(result: Mapping[str, Any]) -> list[str]:
     rows = [row for row in result["rows"] if row["layers"] == LAYERS]
     deeper = [row for row in result["rows"] if row["layers"] == DEEPER]
     return [
-        f"Built by `python benchmarks/scratch_exports.py` with {packages}; no GPU is needed. Scratch memory is what an",
-        "engine wants beside its weights, inputs and outputs, here at the largest sizes of its only profile:",
-        f"{SEQUENCE} tokens, and the batch of the row. Each shape is made from the configuration of transformers with",
-        "random weights, takes token ids and a padding mask, and returns the last hidden state. attnport's engine is",
-        "made by `export` and `build`; the others are what `torch.onnx.export` writes of the same module, built as it",
-        "is, with each exporter, in its default opset and in opsets 23 and 24, and with both of transformers' own",
-        "attentions. In float32 TensorRT-RTX has no fused attention, so every side writes the scores to memory.",
+        "Built by `python benchmarks/scratch_exports.py`, which needs no GPU, with",
+        f"{packages}.",
+        "Scratch memory is what an engine wants beside weights, inputs and outputs, here at the largest sizes of its",
+        f"only profile: {SEQUENCE} tokens, and the batch of the row. Each shape is made from the configuration of",
+        "transformers with random weights, takes token ids and a padding mask, and returns the last hidden state.",
+        "attnport's engine is made by `export` and `build`. The others are what `torch.onnx.export` writes of the same",
+        "module in the same precision, built as it is: by the dynamo exporter in its default opset, 23 and 24, and by",
+        "the TorchScript exporter, each with transformers' attention `sdpa` and with `eager`. In float32 TensorRT-RTX",
+        "has no fused kernel for these attentions, so every side writes the scores to memory.",
         "",
-        f"The widths and numbers of heads are the real ones; there are {LAYERS} layers, and {VOCABULARY} words.",
-        "Layers run one after another and reuse the same memory, so their number changes little: "
-        + _deeper(rows, deeper),
+        f"Widths and numbers of heads are those of the real models; each has {LAYERS} layers and {VOCABULARY} words.",
+        "Layers run one after another and reuse the same memory, so their number does not count:",
+        *_deeper(rows, deeper),
         "",
         "| shape | | batch | attnport, MB | fused | leanest export of torch, MB | ratio |",
         "|-|-|-|-|-|-|-|",
@@ -302,17 +304,15 @@ def _failures(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"- {'; '.join(dict.fromkeys(places))}: `{reason.removeprefix('no engine: ').replace('`', chr(39))}`"
 
 
-def _deeper(rows: Sequence[Mapping[str, Any]], deeper: Sequence[Mapping[str, Any]]) -> str:
+def _deeper(rows: Sequence[Mapping[str, Any]], deeper: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What more layers change, from the rows that were measured with both numbers of layers."""
     names = ("shape", "precision", "side", "batch")
     few = {tuple(row[name] for name in names): row for row in rows}
     pairs = [(few[tuple(row[name] for name in names)], row) for row in deeper if "failed" not in row]
     ours = [f"{_mb(a)} and {_mb(b)} MB at batch {a['batch']}" for a, b in pairs if a["side"] == OURS]
     most = max(abs(b["scratch_bytes"] / a["scratch_bytes"] - 1) for a, b in pairs)
-    return (
-        f"GPT-2 in fp16 with {LAYERS} and with {DEEPER} takes {', '.join(ours)} in attnport's engine, and over all "
-        f"sides the largest difference is {most:.1%}."
-    )
+    yield f"attnport's engine of GPT-2 in fp16 takes with {LAYERS} layers and with {DEEPER}"
+    yield f"{', '.join(ours)}. Over all sides the largest difference is {most:.2%}."
 
 
 if __name__ == "__main__":
