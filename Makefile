@@ -30,13 +30,14 @@ GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 # Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
 GPU_ARGS ?=
 
-.PHONY: demo test test-all bench bench-env bench-quick cpp-test embedders gpu-check gpu-driver lint fuzz help clean
+.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test embedders gpu-check gpu-driver lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
 	@echo "make test      lint, types and the tests that are quick (15 minutes at most)"
 	@echo "make test-all  every test, slow ones too; run it again to go on where it stopped"
 	@echo "make bench     speed and memory beside other tools, into benchmarks/ and docs/performance.md (30 minutes)"
+	@echo "make bench-engines scratch memory of TensorRT-RTX engines beside torch's exports (20 minutes)"
 	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"
 	@echo "make bench-quick MiniLM on ragged and dense batches beside PyTorch and plain exports (3 minutes)"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
@@ -63,7 +64,13 @@ test-all: lint
 
 # Beside nothing else. Interrupted, it goes on where it was.
 bench: $(VENV)/.demo
-	$(BIN)/python benchmarks/compare.py --json benchmarks/compare.json --docs
+	$(BIN)/python benchmarks/compare.py --seconds 1200 --json benchmarks/compare.json --docs
+	$(BIN)/python benchmarks/embed_many.py --json benchmarks/embed_many.json --docs
+
+# Sizes of memory, which no other work on the machine changes.
+bench-engines: $(VENV)/.demo
+	$(BIN)/python benchmarks/scratch_exports.py --json benchmarks/scratch_exports.json
+	$(BIN)/python benchmarks/scratch_exports.py --docs
 
 # A tool that cannot be installed, or cannot convert a model, is a row of the table that says why.
 bench-env: $(VENV)/.demo $(PEER_ENVS)

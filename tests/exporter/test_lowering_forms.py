@@ -52,6 +52,22 @@ def test_the_opset_18_form_has_nothing_newer(name: str) -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize(
+    ("name", "plan", "rows"),
+    [
+        ("gqa_repeat_kv", "fp16", True),
+        ("gqa_repeat_kv", "fp32", False),
+        ("gqa_repeated", "fp32", True),
+        ("gqa_repeat_kv_sdpa", "fp32", True),
+    ],
+)
+def test_a_mask_that_float32_writes_to_memory_is_not_repeated_for_heads(name: str, plan: str, rows: bool) -> None:
+    """Its mask is one of queries by keys for each item in the first spelling alone: causal and padding."""
+    low = lowered(name, "tensorrt_rtx", plan)
+    assert [form.endswith("grouped heads as rows") for form in low.forms.values()] == [rows]
+    check_numbers(on_reference(low.model), ALL[name], within=0.02 if plan == "fp16" else 1e-4)
+
+
 @pytest.mark.parametrize("target", [*ON_ORT, "openvino"])
 @pytest.mark.parametrize(
     "name", ["masked_fill", "where", "added", "padding_sdpa", "causal_padding", "cross", "gqa", "alibi"]

@@ -5,7 +5,8 @@ The form is chosen in three steps (measured by `benchmarks/engine_forms.py`):
 1. head dims are padded to what kernels take: the same for q, k and v, a multiple of 8 from 16 to 256;
 2. grouped heads use the `Attention` operator if that writes no mask to memory: without a mask, with the causal mask
    alone, or with a mask of keys alone;
-3. everything else is written as products around one `Where` (`forms/tiled.py`), with grouped heads as rows.
+3. everything else is written as products around one `Where` (`forms/tiled.py`), with grouped heads as rows, unless
+   that would write a larger mask to memory: in float32, which has no fused kernel.
 
 For heads that are not grouped, the products never need more memory than the operator, and they also build where the
 operator does not: with a single query and fewer than four heads.
@@ -24,6 +25,7 @@ from attnport.exporter.forms.narrow_masks import NarrowMaskWriter
 from attnport.exporter.forms.tiled import tiled
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import axes_of
+from attnport.exporter.fusion.moves import dims_of
 from attnport.exporter.lowering.base import Lowering, Written
 
 LEAST_DEPTH, MOST_DEPTH, STEP = 16, 256, 8
@@ -65,7 +67,7 @@ class TensorRt(Lowering):
         if plan != "fp32" and _as_operator(attention):
             form = "Attention"
             output, anchors = attention_op(build, masks, attention, "bool", compute=compute)
-        elif can_fold(attention):
+        elif can_fold(attention) and (plan != "fp32" or not _mask_is_square(attention)):
             form = "MatMul, Where(-inf), Softmax, MatMul"
             rows = folded(build, masks, attention)
             output, anchors = tiled(build, masks, rows, compute=compute)
@@ -99,6 +101,17 @@ def _as_operator(attention: Attention) -> bool:
         return False
     by_key = all(axes_of(factor.keep) <= {"b", "j"} for factor in mask.factors)
     return heads != groups and (mask.is_causal_only or (by_key if not mask.biases else not mask.factors))
+
+
+def _mask_is_square(attention: Attention) -> bool:
+    """Whether the mask is one of queries by keys for each item of the batch, with as many queries as keys.
+
+    Where it is written to memory, grouped heads as rows repeat it for every head of a group. Repeated keys and values
+    are then leaner at long inputs (`benchmarks/scratch_exports.py`; Llama in float32: 1982 MB against 2052).
+    """
+    axes = {axis for factor in attention.mask.factors for axis in axes_of(factor.keep)}
+    q, v = dims_of(attention.q), dims_of(attention.v)
+    return {"b", "i"} <= axes and q is not None and v is not None and q[2] is not None and q[2] == v[2]
 
 
 def _note(plan: str, key_depth: int | None, value_depth: int | None) -> str:
