@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,9 @@ import numpy as np
 from beside import floor, page, sampling
 from beside.models import MODELS, Model, accuracy_work, code_digest, described
 from beside.sampling import Trial
-from beside.schedules import MAPPED, PADDED, Work, write
-from beside.side import CACHE, PEERS, ROOT, Named, Side, SideFailed, adapter, opened, peers, sides_of
+from beside.schedules import MAPPED, PADDED, Work
+from beside.side import CACHE, PEERS, ROOT, Named, SideFailed, adapter, peers, sides_of
+from beside.table import Table, table, written
 
 from attnport.folder.machine import machine, versions
 from attnport.parity.scoring import vectors_agree
@@ -79,56 +78,6 @@ def named_sides(model: Model, told: Mapping[str, Any], quick: bool) -> list[Name
         names = [name for name in names if not adapter(name).ENVIRONMENT and name != "torch_compile"]
     found = [side for name in names for side in sides_of(name, told)]
     return [REFERENCE, *(side for side in found if side != REFERENCE)]
-
-
-class Table:
-    """The open sides of a model, and why others are not open."""
-
-    def __init__(self, told: Mapping[str, Any], threads: int) -> None:
-        self.told, self.threads = told, threads
-        self.open: dict[Named, Side] = {}
-        self.failed: dict[Named, str] = {}
-
-    def add(self, named: Named) -> bool:
-        """Opens a side; False if it cannot be opened."""
-        try:
-            self.open[named] = opened(named, self.told, self.threads)
-        except SideFailed as err:
-            self.failed[named] = str(err)
-            print(f"  {named}: {err}", flush=True)
-        return named in self.open
-
-    def drop(self, named: Named, reason: str = "") -> None:
-        """Closes a side."""
-        if reason:
-            self.failed[named] = reason
-            print(f"  {named}: {reason}", flush=True)
-        side = self.open.pop(named, None)
-        if side is not None:
-            side.close()
-
-    def close(self) -> None:
-        """Closes all."""
-        for named in list(self.open):
-            self.drop(named)
-
-
-@contextmanager
-def table(told: Mapping[str, Any], threads: int) -> Iterator[Table]:
-    """A table that is closed at the end."""
-    found = Table(told, threads)
-    try:
-        yield found
-    finally:
-        found.close()
-
-
-@contextmanager
-def written(work: Work, model: Model) -> Iterator[tuple[Path, list[str]]]:
-    """A work's file for the children, and its schedules."""
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "calls.npz"
-        yield file, write(work, model.inputs, file)
 
 
 def accuracy(sides: Table, model: Model) -> dict[str, Any]:
