@@ -40,9 +40,12 @@ PARTIAL = CACHE / "partial.json"
 REFERENCE = Named("torch_eager", "fp32", "fp32")
 USUALLY_QUICK = ("attnport", "torch_eager", "torch_compile", "onnxruntime", "openvino", "optimum_onnx")
 """The peers of models that are not run by all."""
-TWO_THREADS = ("32 sentences, 35% real", "dense 8x128")
-QUICK = ("32 sentences, 35% real", "dense 1x128", "dense 8x128")
+TWO_THREADS = ("32 sentences, 26% real", "dense 8x128")
+QUICK = ("32 sentences, 26% real", "dense 1x128", "dense 8x128")
 IMAGE_TOKENS = 197
+NEAR, FAR = 1.2, 2.0
+"""A peer that takes this many times as long as the quickest peer of its precision is not run on two threads or with a
+longer input (near), nor on any other work of the model (far)."""
 KEPT = 3
 """The schedules of a side that a work is tried in, after another work of the kind was tried in all."""
 
@@ -240,8 +243,7 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
             if model.lean:
                 sides.close()
             row = measure(model, work, sides, wanted, until, before)
-            if model.lean:  # what is far behind at one length is not opened for a longer one
-                wanted = [named for named in wanted if named == REFERENCE or named.ours or _near(row["sides"], named)]
+            wanted = near(wanted, row["sides"], NEAR if model.lean else FAR)
             lengths = [length or IMAGE_TOKENS for length in work.tokens]
             row["floor"] = floor.multiples(model.shape.operations(lengths), rates, row["sides"])
             run.save(model.name, work.name, row)
@@ -259,22 +261,27 @@ def _on_two_threads(
             single = run.result["models"][model.name]["works"][work.name]["sides"]
             every = [in_class(named, run.result["models"][model.name]["accuracy"], sides)
                      for named in named_sides(model, told, run.quick)]  # fmt: skip
-            near = [named for named in every
-                    if named == REFERENCE or named.ours or _near(single, named)]  # fmt: skip
-            before = {named: sorted(row["schedules_ms"], key=row["schedules_ms"].get)[:KEPT] for named in near
+            wanted = near(every, single, NEAR)
+            before = {named: sorted(row["schedules_ms"], key=row["schedules_ms"].get)[:KEPT] for named in wanted
                       if "ms" in (row := single.get(str(named), {}))}  # fmt: skip
             key = f"{work.name}, two threads"
             until = time.perf_counter() + _time(run, share, model.name, key)
-            row = measure(model, work, sides, near, until, before)
+            row = measure(model, work, sides, wanted, until, before)
             run.save(model.name, key, row)
             report(model, key, row)
 
 
-def _near(rows: Mapping[str, Any], named: Named) -> bool:
-    """Whether a peer was near the quickest peer of its precision."""
-    times = [row["ms"] for name, row in rows.items()
-             if "ms" in row and row["precision"] == named.precision and not name.startswith("attnport")]  # fmt: skip
-    return "ms" in rows.get(str(named), {}) and bool(rows[str(named)]["ms"] <= 1.2 * min(times))
+def near(every: Sequence[Named], rows: Mapping[str, Any], times: float) -> list[Named]:
+    """The reference, attnport's sides, and the peers that were not much slower than the quickest of their precision."""
+    quickest: dict[str, float] = {}
+    for name, row in rows.items():
+        if "ms" in row and not name.startswith("attnport"):
+            quickest[row["precision"]] = min(row["ms"], quickest.get(row["precision"], row["ms"]))
+    return [
+        named for named in every
+        if named == REFERENCE or named.ours
+        or rows.get(str(named), {}).get("ms", float("inf")) <= times * quickest.get(named.precision, 0)
+    ]  # fmt: skip
 
 
 def _time(run: Run, share: Mapping[str, float], model: str, key: str) -> float:

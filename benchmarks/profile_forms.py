@@ -2,7 +2,7 @@
 
     python benchmarks/profile_forms.py MODEL WORK [--schedule "its own batches"]
 
-MODEL and WORK are those of benchmarks/compare.py, such as minilm and "32 sentences, 35% real"; float32, one thread.
+MODEL and WORK are those of benchmarks/compare.py, such as minilm and "32 sentences, 26% real"; float32, one thread.
 """
 
 from __future__ import annotations

@@ -120,12 +120,12 @@ def images(batch: int) -> Work:
 
 
 def _minilm() -> list[Work]:
-    many = [ragged(0.35, 73, 0), ragged(0.26, 117, 0), ragged(0.6, 73, 0.55), ragged(0.76, 73, 0.97)]
+    many = [ragged(0.26, 117, 0), ragged(0.6, 73, 0.55)]
     return [*many, dense(1, 16), dense(1, 128), dense(8, 128), dense(1, 512)]
 
 
 def _bert() -> list[Work]:
-    return [ragged(0.35, 73, 0, 16), dense(1, 16), dense(1, 128), dense(8, 128), dense(1, 512)]
+    return [ragged(0.35, 73, 0, 8), dense(1, 16), dense(1, 128), dense(8, 128), dense(1, 512)]
 
 
 def _long() -> list[Work]:
