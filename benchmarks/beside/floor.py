@@ -20,15 +20,18 @@ best = {}
 for word, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
     for K, N in shapes:
         x_MK, w_NK = torch.rand(rows, K).to(dtype), torch.rand(N, K).to(dtype)
-        packed = torch.ops.mkldnn._reorder_linear_weight(w_NK, rows)
-        for product in (lambda: x_MK @ w_NK.T,
-                        lambda: torch.ops.mkldnn._linear_pointwise(x_MK, packed, None, "none", [], "")):
-            try:
-                product()
+        for pack, multiply in (
+            (lambda: w_NK.T, lambda packed: x_MK @ packed),
+            (lambda: torch.ops.mkldnn._reorder_linear_weight(w_NK, rows),
+             lambda packed: torch.ops.mkldnn._linear_pointwise(x_MK, packed, None, "none", [], "")),
+        ):
+            try:  # oneDNN packs no bfloat16 where the processor cannot multiply it
+                packed = pack()
+                multiply(packed)
                 end = time.perf_counter() + seconds
                 while time.perf_counter() < end:
                     began = time.perf_counter()
-                    product()
+                    multiply(packed)
                     taken = time.perf_counter() - began
                     best[word] = max(best.get(word, 0.0), 2 * rows * K * N / taken)
             except RuntimeError:
