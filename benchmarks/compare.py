@@ -233,9 +233,9 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
     kept = run.result["models"].setdefault(model.name, {"works": {}})
     kept["rates"] = rates
     with table(told, 1) as sides:
+        if not model.lean:
+            sides.add_all(wanted)
         if model.everything:
-            for named in wanted:
-                sides.add(named)
             kept["accuracy"] = accuracy(sides, model)
             wanted = [in_class(named, kept["accuracy"], sides) for named in wanted]
         for work in left:
@@ -256,12 +256,13 @@ def _on_two_threads(
     run: Run, model: Model, told: Mapping[str, Any], works: Sequence[Work], share: Mapping[str, float]
 ) -> None:
     """The sides that were near the quickest on one thread, on two."""
+    kept = run.result["models"][model.name]
     with table(told, 2) as sides:
+        every = [in_class(named, kept["accuracy"], sides) for named in named_sides(model, told, run.quick)]
+        near_ones = {work.name: near(every, kept["works"][work.name]["sides"], NEAR) for work in works}
+        sides.add_all([named for named in every if any(named in wanted for wanted in near_ones.values())])
         for work in works:
-            single = run.result["models"][model.name]["works"][work.name]["sides"]
-            every = [in_class(named, run.result["models"][model.name]["accuracy"], sides)
-                     for named in named_sides(model, told, run.quick)]  # fmt: skip
-            wanted = near(every, single, NEAR)
+            single, wanted = kept["works"][work.name]["sides"], near_ones[work.name]
             before = {named: sorted(row["schedules_ms"], key=row["schedules_ms"].get)[:KEPT] for named in wanted
                       if "ms" in (row := single.get(str(named), {}))}  # fmt: skip
             key = f"{work.name}, two threads"
@@ -357,10 +358,11 @@ def make(models: Sequence[Model]) -> None:
     for model in models:
         told = described(model)
         for named in named_sides(model, told, quick=False):
-            with table(told, 1) as sides:
-                began = time.perf_counter()
-                if sides.add(named):
-                    print(f"{model.name}: {named}: {time.perf_counter() - began:.0f} s", flush=True)
+            for threads in (1, 2) if model.everything else (1,):  # what torch.compile makes is for a number of them
+                with table(told, threads) as sides:
+                    began = time.perf_counter()
+                    if sides.add(named):
+                        print(f"{model.name}: {named}: {time.perf_counter() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

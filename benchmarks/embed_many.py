@@ -2,7 +2,7 @@
 
 The texts are those of examples/sentences.txt cut at random places, and every fortieth is many words long. Each side has
 a process of its own and one core, and does what its users do: sentence-transformers' `encode`, fastembed's `embed`,
-each with the batch size that is its quickest on the first 1,000 texts. Tokenising counts. Vectors have to be those of
+each with the batch size that is its quickest on the first 400 texts. Tokenising counts. Vectors have to be those of
 sentence-transformers, in the order of the texts, and the peak of attnport's processes within the limit.
 
     python benchmarks/embed_many.py [--texts 10000] [--json FILE] [--docs]
@@ -36,7 +36,7 @@ FORMS = ("ort_cpu", "openvino")
 PEERS = (Named("sentence_transformers", "onnx", "fp32"), Named("sentence_transformers", "openvino", "fp32"),
          Named("fastembed", "", "fp32"))  # fmt: skip
 BATCHES = (4, 16, 64)
-TRIED = 1000
+TRIED = 400
 SAME = 0.9999
 """The least cosine of two float32 vectors of a text."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peer_module import first, imports, module, tensors
+from peer_module import dtype_of, first, imports, module, tensors
 
 ENVIRONMENT = ""
 VARIANTS = {"fp32": "fp32", "bf16": "half"}
@@ -22,7 +22,7 @@ def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -
 
     torch.set_num_threads(threads)
     inductor.freezing = True
-    dtype = torch.bfloat16 if variant == "bf16" else torch.float32
+    dtype = dtype_of(variant)
     made, name = torch.compile(module(model).to(dtype), dynamic=True), model["output"]
 
     def run(feeds: Any) -> Any:

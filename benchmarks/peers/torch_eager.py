@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peer_module import first, imports, module, tensors
+from peer_module import dtype_of, first, imports, module, tensors
 
 ENVIRONMENT = ""
 VARIANTS = {"fp32": "fp32", "bf16": "half"}
@@ -18,7 +18,7 @@ def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -
     import torch
 
     torch.set_num_threads(threads)
-    dtype = torch.bfloat16 if variant == "bf16" else torch.float32
+    dtype = dtype_of(variant)
     made, name = module(model).to(dtype), model["output"]
 
     def run(feeds: Any) -> Any:

@@ -23,6 +23,15 @@ def module(model: Mapping[str, Any]) -> Any:
     return spec.make().eval()
 
 
+def dtype_of(variant: str) -> Any:
+    """The type of a variant, `fp32` or `bf16`; raises RuntimeError where the processor does not compute in it."""
+    import torch
+
+    if variant == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise RuntimeError("this processor does not compute in bf16; PyTorch would take eight times as long")
+    return torch.bfloat16 if variant == "bf16" else torch.float32
+
+
 def tensors(feeds: Mapping[str, np.ndarray[Any, Any]], dtype: Any = None) -> dict[str, Any]:
     """Inputs as PyTorch takes them; floating ones in `dtype`."""
     import torch
