@@ -35,6 +35,7 @@ class Table:
         """Opens sides, two at a time, as nothing is measured meanwhile."""
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(self.add, every))
+        self.open = {named: self.open[named] for named in every if named in self.open}
 
     def drop(self, named: Named, reason: str = "") -> None:
         """Closes a side."""
