@@ -63,7 +63,7 @@ def ship(
 ) -> Callable[[], None]:
     """Do everything: export, fuse, build, check, bench, bundle, report.
 
-    SPEC is hf:FOLDER, hf:OWNER/NAME, file.py:function, package.module:function, or a name of `attnport list models`.
+    SPEC is hf:FOLDER, hf:OWNER/NAME, onnx:FILE, file.py:function, package.module:function, or a name of `list models`.
     """
     from attnport.verbs.ship import ship as run
 
@@ -86,7 +86,7 @@ def ship(
 def export(out: Reporter, spec: str, output: Path, **options: Any) -> Callable[[], None]:
     """Export a module to ONNX with dynamic dims and masks.
 
-    SPEC is hf:FOLDER, hf:OWNER/NAME, file.py:function, package.module:function, or a name of `attnport list models`.
+    SPEC is hf:FOLDER, hf:OWNER/NAME, onnx:FILE, file.py:function, package.module:function, or a name of `list models`.
     """
     from attnport.verbs.export import export as run
 

@@ -18,6 +18,7 @@ from attnport.artifacts import Source
 from attnport.jsonfile import digest_text, to_json
 from attnport.sources import memory
 from attnport.sources.code import code_of, runs_code
+from attnport.sources.onnx_file import files_of, is_onnx
 from attnport.user_cache import cache
 
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -61,6 +62,8 @@ def _files(source: Source) -> Iterator[str]:
     code = code_of(source) if runs_code(source) else None
     if code is not None and Path(code.place).is_file():
         yield code.place
+    if is_onnx(source.text):
+        yield from map(str, files_of(source.text))
 
 
 def _folder(source: Source) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ def get(name: str) -> ModelSpec:
     if module not in known:
         raise SpecError(
             f"{name!r} is no model of attnport; there are {', '.join(known)}.",
-            hint="A SPEC is a model's NAME, package.module:factory, file.py:factory or hf:FOLDER.",
+            hint="A SPEC is a model's NAME, package.module:factory, file.py:factory, hf:FOLDER or onnx:FILE.",
         )
     spec: ModelSpec = importlib.import_module(f"{__package__}.{module}").SPEC
     return spec

@@ -24,6 +24,7 @@ from attnport.processes.isolated import Limits
 from attnport.runtimes import base
 from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Opening
+from attnport.sources.onnx_file import is_onnx
 
 if TYPE_CHECKING:
     import torch
@@ -97,6 +98,11 @@ class Ground:
         from attnport.exporter.capture import named_program
         from attnport.runtimes._torch_values import TracedModule
 
+        if is_onnx(self.manifest.source.text):
+            raise UnavailableError(
+                "bisect follows the trace of a module, and a file of ONNX has none.",
+                hint="Export the module that the file was made of, and bisect that.",
+            )
         if (plan, float64) not in self._traced:
             # As it was exported: with the outputs that are left out later, or the names would be others.
             whole = reload(self.manifest.source)

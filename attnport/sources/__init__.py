@@ -1,4 +1,7 @@
-"""SPEC -> ModelSpec: a built-in model's name, `package.module:factory`, `file.py:factory` or `hf:folder-or-hub-id`."""
+"""SPEC -> ModelSpec.
+
+A SPEC is a built-in model's name, `package.module:factory`, `file.py:factory`, `hf:folder-or-hub-id` or `onnx:file`.
+"""
 
 from attnport.sources.load import load
 

@@ -37,12 +37,12 @@ def runs_code(source: Source) -> bool:
     """Whether loading a source runs code that the source names.
 
     A built-in model (a name without a colon) runs only attnport's code. `hf:` loads a configuration and tensors into
-    transformers' own classes; code in the folder is run only with `trust_remote_code`. A module in memory
-    may be stored as a program. Everything else names a factory.
+    transformers' own classes, `onnx:` a graph and tensors; code in the folder is run only with `trust_remote_code`. A
+    module in memory may be stored as a program. Everything else names a factory.
     """
     if source.in_memory:
         return place_of(source) is not None
-    return ":" in source.text and (source.trust_remote_code or not source.text.startswith("hf:"))
+    return ":" in source.text and (source.trust_remote_code or not source.text.startswith(("hf:", "onnx:")))
 
 
 def code_of(source: Source) -> Code | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnport.errors import SpecError
 from attnport.sources.file import is_file_name, module_name
+from attnport.sources.onnx_file import is_onnx
 from attnport.sources.relevant import relevant
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def code_digest(text: str, module: nn.Module) -> str:
         text: The SPEC, which may name a factory.
     """
     names: dict[str, set[str]] = {}
+    if is_onnx(text):
+        return hashlib.sha256().hexdigest()  # it has none; what computes it here is no part of the model
     if (factory := _factory(text)) is not None:
         names[factory[0]] = {factory[1]}
     for kind in {base for part in module.modules() for base in type(part).__mro__}:
@@ -38,7 +41,7 @@ def code_digest(text: str, module: nn.Module) -> str:
 def _factory(text: str) -> tuple[str, str] | None:
     """The Python module and the name of a SPEC's factory; None if it has none."""
     place, _, name = text.rpartition(":")
-    if not place or place == "hf" or place.startswith("hf:") or not name.isidentifier():
+    if not place or place in ("hf", "onnx") or place.startswith(("hf:", "onnx:")) or not name.isidentifier():
         return None
     return (module_name(Path(place)) if is_file_name(place) else place), name
 

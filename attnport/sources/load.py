@@ -12,6 +12,7 @@ from attnport.artifacts import ModelSpec, Source
 from attnport.errors import AttnportError, SpecError, UsageError
 from attnport.sources.choices import Choices
 from attnport.sources.digests import code_digest, weights_digest
+from attnport.sources.onnx_file import is_onnx
 from attnport.sources.package import SPEC_FORMS
 from attnport.sources.seeds import made_alike, seeded, seeding
 
@@ -35,9 +36,9 @@ def load(
     """Loads the model that `text` names. The module that is made for the digests is kept for the first use.
 
     Args:
-        text: A model's name, `package.module:factory`, `file.py:factory` or `hf:...`.
-        inputs: `--input` declarations, for factories that return a plain module and for `hf:` models whose inputs are
-            not to be found.
+        text: A model's name, `package.module:factory`, `file.py:factory`, `hf:...` or `onnx:...`.
+        inputs: `--input` declarations, for factories that return a plain module, for `hf:` models whose inputs are not
+            to be found, and for inputs of `onnx:` files whose shapes the graph does not tell.
         dims: `--dim` declarations, such as `seq=1:128:512`.
         outputs: The outputs of a plain module that are wanted; none = all. Other models keep all of theirs.
         trust_remote_code: For `hf:`, run the Python code that the model's `config.json` names.
@@ -96,8 +97,8 @@ def function_of(text: str) -> Callable[..., Any]:
     """The function that `FILE.py:NAME` or `PACKAGE.MODULE:NAME` names.
 
     Raises:
-        SpecError: it names none (`hf:`, or a name without a colon), there is no such function, or loading its file
-            raised an error.
+        SpecError: it names none (`hf:`, `onnx:`, or a name without a colon), there is no such function, or loading its
+            file raised an error.
     """
     place, _, factory = text.rpartition(":")
     if not place or not factory.isidentifier():
@@ -136,8 +137,14 @@ def _resolve(
     if choices.trust_remote_code:
         raise UsageError(
             f"{text} is not an hf: model, so --trust-remote-code does not apply.",
-            hint="Leave it out: the model's code is run anyway.",
+            hint="Leave it out: an ONNX file has no code."
+            if is_onnx(text)
+            else "Leave it out: the model's code is run anyway.",
         )
+    if is_onnx(text):
+        from attnport.sources.onnx_spec import load_onnx
+
+        return load_onnx(text, inputs, dims, outputs)
     if ":" not in text:
         if own is None or not text.replace("-", "_").isidentifier():
             raise SpecError(f"{text!r} is not a SPEC: it names no factory.", hint=_with_factory(text))
@@ -150,6 +157,8 @@ def _resolve(
 def _with_factory(text: str) -> str:
     if Path(text).is_dir():
         return f"A transformers folder is written hf:{text}."
+    if text.endswith(".onnx"):
+        return f"A file of ONNX is written onnx:{text}."
     if text.endswith(".py"):
         return f"Name the function in it that returns the module: {text}:factory."
     return SPEC_FORMS

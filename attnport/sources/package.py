@@ -14,7 +14,7 @@ from typing import Any
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError
 
-SPEC_FORMS = "A SPEC is a model's NAME, package.module:factory, file.py:factory or hf:FOLDER."
+SPEC_FORMS = "A SPEC is a model's NAME, package.module:factory, file.py:factory, hf:FOLDER or onnx:FILE."
 
 
 def package_factory(module: str, factory: str) -> Callable[[], Any]:

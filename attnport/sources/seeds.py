@@ -57,7 +57,7 @@ def made_alike(module: nn.Module, spec: ModelSpec, digest: str) -> Callable[[], 
             )
         compared.append(True)
 
-    if ":" in spec.source.text and not spec.source.text.startswith("hf:") and _size(module) <= SMALL:
+    if ":" in spec.source.text and not spec.source.text.startswith(("hf:", "onnx:")) and _size(module) <= SMALL:
         compare(spec.make().eval())
     return make
 

@@ -23,6 +23,7 @@ from attnport.sources.examples import (
     vocabularies,
 )
 from attnport.sources.needed_values import FORCED, needed_examples
+from attnport.sources.onnx_file import is_onnx
 from attnport.sources.structure import Arguments, Observed, Path, adapted, of_examples
 
 if TYPE_CHECKING:
@@ -59,10 +60,11 @@ class Given:
         from attnport.sources.parsing import declarations, parse_dims
 
         inputs = given_inputs(self.inputs)
-        if inputs and not self._examples:
+        whole_model = not self._examples and not (isinstance(self.model, str) and is_onnx(self.model))
+        if inputs and whole_model:
             declarations(inputs, listed(self.dims))
         else:
-            # Examples may have further dims; declarations beside them may be marks alone.
+            # Examples, and a graph, may have further dims; declarations beside them may be marks alone.
             whole = [text for text in inputs if not text.partition("=")[2].strip().startswith(":")]
             declarations([text.removesuffix(FORCED) for text in whole], ())
             parse_dims(listed(self.dims))
@@ -146,7 +148,7 @@ class Given:
         from attnport.sources.load import factory_of
         from attnport.sources.plain import in_float32, plain_module
 
-        module = factory_of(text)() if ":" in text and not text.startswith("hf:") else None
+        module = factory_of(text)() if ":" in text and not text.startswith(("hf:", "onnx:")) else None
         if not isinstance(module, nn.Module):
             raise UsageError(f"{text} declares its own inputs; examples do not apply.", hint="Leave them out.")
         return in_float32(plain_module(text, module)).eval()

@@ -28,6 +28,7 @@ from attnport.parity.golden import write_golden
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening
 from attnport.sources.code import code_of
+from attnport.sources.onnx_file import graph_of, input_names, is_onnx, output_names
 from attnport.sources.program import CODE, program_module
 from attnport.sources.program import WEIGHTS as STORED_WEIGHTS
 from attnport.verbs._tried_sizes import check_dims, size_cases
@@ -189,10 +190,15 @@ def _capture(spec: ModelSpec, with_weights: bool) -> tuple[ModelSpec, ModelSpec,
     Without `with_weights`, none of them has outputs that are attention weights.
     """
     from attnport.exporter.capture import capture
+    from attnport.exporter.imported import imported
     from attnport.exporter.weights_out import leave_out, weights_out
 
     module = spec.make()
-    captured = capture(module, spec.io, observed=spec.observed)
+    if is_onnx(spec.source.text):
+        graph = graph_of(spec.source.text)
+        captured = imported(graph, input_names(graph), output_names(graph), spec.io)
+    else:
+        captured = capture(module, spec.io, observed=spec.observed)
     spec = replace(spec, io=replace(spec.io, outputs=captured.outputs))
     traced = replace(spec, make=lambda: module)
     hidden = () if with_weights else weights_out(captured.model)

@@ -47,6 +47,7 @@ WITH_COMMANDS = {
     "docs/embedding-python.md",
     "docs/gpu.md",
     "docs/huggingface.md",
+    "docs/import.md",
     "docs/latency.md",
     "docs/parity.md",
     "docs/precision.md",
@@ -56,7 +57,7 @@ WITH_COMMANDS = {
     "examples/custom_attention.py",
     "examples/masked_attention.py",
 }
-WITH_PYTHON = {"README.md", "docs/embedding-python.md", "docs/fusion.md", "docs/masks.md"}
+WITH_PYTHON = {"README.md", "docs/embedding-python.md", "docs/import.md", "docs/masks.md"}
 
 
 def page(name: str) -> str:
@@ -220,16 +221,20 @@ class Theirs(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the older exporter says that it is the older one
-def test_their_graph_is_lowered_as_the_guide_says(tmp_path: Path) -> None:
+def test_their_file_goes_through_the_verbs_as_the_guide_says(tmp_path: Path) -> None:
     sample = {"x": torch.rand(2, 5, 16), "attention_mask": torch.ones(2, 5, dtype=torch.int64)}
     dynamic = {name: {0: "batch", 1: "seq"} for name in sample}
     torch.onnx.export(
         Theirs(), (), tmp_path / "theirs.onnx", kwargs=sample, dynamo=False, opset_version=17, dynamic_axes=dynamic,
         input_names=list(sample), output_names=["y"],
     )  # fmt: skip
-    (code,) = python_blocks(page("docs/fusion.md"))
-    assert "padding" in run_python(code, tmp_path)
-    made = onnx.load(tmp_path / "theirs.ort_cpu.onnx")
+    (code,) = python_blocks(page("docs/import.md"))
+    said = run_python(code, tmp_path)
+    assert "padding(attention_mask)" in said
+    assert "parity against float64: PASS" in said
+    for line in shell_lines(page("docs/import.md")):
+        run(line, tmp_path)
+    made = onnx.load(tmp_path / "out" / "model.ort_cpu.onnx")
     assert "Attention" in {node.op_type for node in made.graph.node}
 
 

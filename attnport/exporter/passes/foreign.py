@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from attnport.errors import ExportError, first_line
 from attnport.exporter.naming import SCOPES
 from attnport.exporter.passes.cleanup import inline_functions
+from attnport.exporter.passes.contrib import DOMAIN as CONTRIB
+from attnport.exporter.passes.contrib import write_out_contrib
 from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.indexing import index_by_grid
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
@@ -32,9 +34,14 @@ def prepare(model: ir.Model, opset: int = 23) -> ir.Model:
     from onnxscript import optimizer
 
     inline_functions(model)
+    for node in model.graph:
+        if node.op_type == "SimplifiedLayerNormalization":
+            node.domain = CONTRIB  # where ONNX Runtime documents it; in ONNX's own, nothing can convert it
+            model.graph.opset_imports.setdefault(CONTRIB, 1)
     model = _raised(model, opset)
     _name_nodes(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    write_out_contrib(model)
     for _ in range(ROUNDS):
         constants = settle_sizes(model)
         with exact_rules():

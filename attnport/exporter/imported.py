@@ -1,0 +1,69 @@
+"""A graph that was made elsewhere, in place of one that is captured from a module: named, prepared and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attnport.artifacts import IOContract
+from attnport.errors import ExportError
+from attnport.exporter.capture import OPSET, Capture
+from attnport.exporter.counting import count_in_graph
+from attnport.exporter.naming import all_values, name_outputs, strip
+from attnport.exporter.output_sizes import unknown_sizes
+from attnport.exporter.passes.foreign import prepare
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, str], contract: IOContract) -> Capture:
+    """The graph with the contract's names and dims, at the opset of exports, with what recognition needs.
+
+    Args:
+        model: Without functions of its own; it is changed.
+        inputs: By name of a graph's input, the contract's name.
+        outputs: By the contract's name, the name of a graph's output; the contract may have fewer.
+
+    Raises:
+        ExportError: the graph has no form at that opset, or nothing tells the size of an output.
+    """
+    import onnx_ir as ir
+
+    if unknown := unknown_sizes(contract.outputs):
+        raise ExportError(
+            f"the size of {unknown} is no expression of the inputs' dims.",
+            hint="It may depend on values of the inputs; choose other outputs with --outputs.",
+        )
+    graph = model.graph
+    for value in all_values(model):
+        if not value.is_graph_input() and value.const_value is None:
+            value.shape = None  # its names of sizes are not the contract's
+    specs = {spec.name: spec for spec in contract.inputs}
+    given = [value for value in graph.inputs if str(value.name) in inputs]
+    for value in given:
+        spec = specs[inputs[str(value.name)]]
+        _rename(model, value, spec.name)
+        value.shape = ir.Shape(list(spec.dims))
+    named = {str(value.name): value for value in graph.outputs}
+    wanted = [named[outputs[spec.name]] for spec in contract.outputs]
+    graph.inputs[:] = given
+    graph.outputs[:] = wanted
+    for value, spec in zip(wanted, contract.outputs, strict=True):
+        _rename(model, value, spec.name)
+    ready = prepare(model, OPSET)
+    name_outputs(ready, contract)
+    strip(ready)
+    return Capture(ready, count_in_graph(ready), contract.outputs)
+
+
+def _rename(model: ir.Model, value: ir.Value, name: str) -> None:
+    """Gives a value a name; another value that has it gets another one."""
+    for other in all_values(model):
+        if other is not value and other.name == name:
+            taken = {str(each.name) for each in all_values(model)}
+            fresh = f"{name}/inner"
+            while fresh in taken:
+                fresh += "_"
+            other.name = fresh
+    value.name = name

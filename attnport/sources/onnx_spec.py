@@ -1,0 +1,121 @@
+"""`onnx:FILE` as a ModelSpec: its inputs, dims and masks as the graph declares them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import ModelSpec
+from attnport.errors import SpecError, UsageError
+from attnport.sources.declare import declared_spec
+from attnport.sources.onnx_file import graph_and_half, graph_of, input_names, inputs_of, output_names, path_of
+from attnport.sources.parsing import parse_input
+from attnport.sources.plain import half_notes
+from attnport.sources.structure import flat_name
+from attnport_bundle.contract import DTYPES
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+
+PADDING = ("attention_mask", "input_mask", "padding_mask", "encoder_attention_mask", "decoder_attention_mask")
+"""Inputs of shape [batch,length] that say which tokens are padding, by the names that exporters give them."""
+_LAYOUT = frozenset({"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Expand"})
+
+
+def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Sequence[str]) -> ModelSpec:
+    """The ModelSpec of a file.
+
+    Args:
+        inputs: `--input` declarations, in place of what the graph says of these inputs.
+
+    Raises:
+        SpecError: it cannot be read or computed, or the graph does not tell the shape of an input.
+        UsageError: a declaration names no input of the graph.
+    """
+    model, half = graph_and_half(text)
+    declared = _declared(text, model, inputs)
+
+    def make() -> nn.Module:
+        return _module(text)
+
+    path = path_of(text)
+    name = path.stem if path.stem != "model" else path.resolve().parent.name
+    spec = declared_spec(name, text, make(), make, declared, dims, outputs)
+    return dataclasses.replace(spec, notes=(*half_notes(half), *spec.notes))
+
+
+def _module(text: str) -> nn.Module:
+    from attnport.sources.onnx_module import OnnxModule
+
+    model = graph_of(text)
+    names = input_names(model)
+    return OnnxModule(model, {flat: name for name, flat in names.items()}, output_names(model))
+
+
+def _declared(text: str, model: ir.Model, inputs: Sequence[str]) -> list[str]:
+    """A declaration for each input of the graph."""
+    given = {parse_input(each)[0].name: each for each in inputs}
+    names = input_names(model)
+    unknown = [name for name in given if name not in names.values()]
+    if unknown:
+        raise UsageError(f"--input {unknown[0]}: the graph's inputs are {', '.join(names.values())}.")
+    return [given.get(names[str(value.name)]) or _declaration(text, value, names) for value in inputs_of(model)]
+
+
+def _declaration(text: str, value: ir.Value, names: dict[str, str]) -> str:
+    name = names[str(value.name)]
+    dtype = _dtype(value)
+    if dtype not in DTYPES:
+        raise SpecError(f"{text}: input {value.name} has type {dtype}; expected one of {', '.join(DTYPES)}.")
+    if value.shape is None:
+        raise SpecError(
+            f"{text}: the graph does not say how many dims input {value.name} has.",
+            hint=f"Declare it: --input {name}={dtype}[batch,seq].",
+        )
+    dims = [_dim(dim, axis, len(value.shape), name) for axis, dim in enumerate(value.shape)]
+    found = f"{name}={dtype}[{','.join(map(str, dims))}]"
+    if name in PADDING and len(dims) == 2 and dtype in ("int64", "int32", "bool", "float32"):
+        return f"{found}:padding"
+    high = _high(value) if dtype in ("int64", "int32") else 0
+    return f"{found}:high={high}" if high else found
+
+
+def _dtype(value: ir.Value) -> str:
+    kind = value.dtype.name.lower() if value.dtype is not None else "unknown"
+    return {"float": "float32", "double": "float64"}.get(kind, kind)
+
+
+def _dim(dim: Any, axis: int, rank: int, name: str) -> str | int:
+    """The size of an axis, or its name; names that stand for nothing, such as `unk__12`, are those of the place."""
+    if isinstance(dim, int) and dim > 0:
+        return dim
+    said = "" if isinstance(dim, int) or dim.value is None else str(dim.value)
+    if axis == 0 and (not said or "batch" in said.lower() or said.lower() in ("n", "b", "bs")):
+        return "batch"
+    if not said or re.fullmatch(r"unk__\d+|\?|-1|None|dynamic_axes_\d+", said):
+        usual = ("batch", "channels", "height", "width") if rank == 4 else ("batch", "seq")
+        return usual[axis] if axis < len(usual) else f"{name}_{axis}"
+    plain = re.sub(r"\s", "", said)
+    if re.fullmatch(r"[A-Za-z_]\w*(\+[A-Za-z_]\w*)*", plain):
+        return "+".join("batch" if part == "batch_size" else part for part in plain.split("+"))
+    return flat_name((said,)) if not said[0].isdigit() else f"{name}_{axis}"
+
+
+def _high(value: ir.Value) -> int:
+    """How many rows the smallest table has that an input chooses rows of; 0 = none was found."""
+    found, seen, pending = [], set(), [value]
+    while pending:
+        current = pending.pop()
+        for node in current.consumers():
+            first = node.inputs[0] if node.inputs else None
+            if node.op_type == "Gather" and len(node.inputs) > 1 and node.inputs[1] is current:
+                if first is not None and first.const_value is not None:
+                    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+                    found.append(int(first.const_value.numpy().shape[axis]))
+            elif node.op_type in _LAYOUT and first is current and node not in seen:
+                seen.add(node)
+                pending.append(node.outputs[0])
+    return min(found, default=0)
