@@ -77,6 +77,10 @@ def graph_and_half(text: str) -> tuple[ir.Model, str]:
     if not model.graph.outputs or not {"", "ai.onnx"} & set(model.graph.opset_imports):
         raise SpecError(f"{text}: {path} has no outputs, or names no opset of ONNX's operators.",
                         hint="It was cut short, or is another file of protobuf.")  # fmt: skip
+    for value in _weights(model):
+        if isinstance(tensor := value.const_value, ir.ExternalTensor):
+            # Mapped into memory: what is written later need not know where it lies.
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
     if model.functions:
         passes.InlinePass()(model)
     held = {value.dtype.name for value in _weights(model) if value.dtype is not None}

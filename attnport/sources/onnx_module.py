@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -122,7 +122,7 @@ class OnnxModule(nn.Module):
         return Plan(
             tuple(str(value.name) for value in graph.inputs),
             tuple(str(value.name) for value in graph.outputs),
-            tuple(_with_freed(step, freed.get(at, ())) for at, step in enumerate(steps)),
+            tuple(replace(step, freed=tuple(freed.get(at, ()))) for at, step in enumerate(steps)),
         )
 
     def _hold(self, name: str, tensor: Any, constant: bool = False) -> None:
@@ -193,10 +193,6 @@ def _in_range(tensor: Tensor, like: Tensor) -> Tensor:
         return tensor.to(like)
     most = torch.finfo(like.dtype).max
     return torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most)).to(like)
-
-
-def _with_freed(step: Step, freed: Sequence[str]) -> Step:
-    return Step(**{**step.__dict__, "freed": tuple(freed)})
 
 
 def _reads(plan: Plan) -> Iterator[str]:

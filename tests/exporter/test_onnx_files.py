@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,12 +58,13 @@ def test_a_file_of_an_architecture_is_fused_as_its_module_and_passes(
     assert check(tmp_path / "out", ["ort_cpu"]).verdict == "PASS"
 
 
-def by_hand(scale: float = 0.5, opset: int = 13, mask: str = "attention_mask") -> onnx.ModelProto:
+def by_hand(width: int = 8, mask: str = "attention_mask") -> onnx.ModelProto:
     """Attention as somebody writes it with `MatMul`, `Softmax` and `Where`, one head, weights for q, k and v."""
     text = f"""
-        <ir_version: 8, opset_import: ["" : {opset}]>
-        theirs (float[N,L,8] hidden, int64[N,L] {mask}) => (float[N,L,8] y)
-        <float[8,8] wq, float[8,8] wk, float[8,8] wv, float scale = {{{scale}}}, float low = {{-1e9}}>
+        <ir_version: 8, opset_import: ["" : 13]>
+        theirs (float[N,L,{width}] hidden, int64[N,L] {mask}) => (float[N,L,{width}] y)
+        <float[{width},{width}] wq, float[{width},{width}] wk, float[{width},{width}] wv,
+         float scale = {{0.5}}, float low = {{-1e9}}>
         {{
             q = MatMul(hidden, wq)
             k = MatMul(hidden, wk)
@@ -84,7 +86,7 @@ def by_hand(scale: float = 0.5, opset: int = 13, mask: str = "attention_mask") -
     for tensor in [each for each in model.graph.initializer if each.name in filled]:
         model.graph.initializer.remove(tensor)
     for name in sorted(filled):
-        array = random.standard_normal((8, 8)).astype(np.float32) / 3
+        array = random.standard_normal((width, width)).astype(np.float32) / 3
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model
 
@@ -123,6 +125,19 @@ def test_a_length_that_is_frozen_in_the_file_is_named(tmp_path: Path) -> None:
     model.graph.node.insert(0, shape)
     with pytest.raises(AttnportError, match=r"'L' is frozen|freezes"):
         export(f"onnx:{written(model, tmp_path)}", tmp_path / "out")
+
+
+def test_weights_beside_the_file_go_into_the_artifact(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    onnx.save(by_hand(width=24), theirs / "theirs.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    export(f"onnx:{theirs / 'theirs.onnx'}", tmp_path / "out")
+    shutil.rmtree(theirs)
+    graph = ir.load(tmp_path / "out" / "model.onnx").graph
+    stored = {str(value.const_value.location) for value in graph.initializers.values()
+              if isinstance(value.const_value, ir.ExternalTensor)}  # fmt: skip
+    assert stored == {"weights.bin"}
+    fuse(tmp_path / "out", targets=["ort_cpu"])
 
 
 def test_weights_outside_the_folder_are_not_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from attnport.exporter.passes.exact_rules import exact_rules
 from attnport.exporter.passes.indexing import index_by_grid
 from attnport.exporter.passes.rotary import write_out as write_out_rotary
 from attnport.exporter.passes.sizes import settle_sizes
+from attnport.exporter.storage import INLINE_BYTES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -61,6 +62,7 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
 
     if model.graph.opset_imports[""] >= opset:
         return model
+    weights = _set_aside(model)
     scopes = {node.name: node.metadata_props[SCOPES] for node in model.graph if SCOPES in node.metadata_props}
     try:
         proto = onnx.version_converter.convert_version(ir.to_proto(model), opset)
@@ -73,7 +75,30 @@ def _raised(model: ir.Model, opset: int) -> ir.Model:
     for node in raised.graph:
         if node.name in scopes:
             node.metadata_props[SCOPES] = scopes[node.name]
+    for name, weight in weights.items():
+        raised.graph.initializers[name].const_value = weight
     return raised
+
+
+def _set_aside(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """The large weights by name. In the graph they give way to references: the converter reads none of them, and its
+    result would not know in which folder their files are."""
+    import onnx_ir as ir
+
+    kept: dict[str, ir.TensorProtocol] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and (isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > INLINE_BYTES):
+            kept[name] = tensor
+            value.const_value = ir.ExternalTensor(
+                "aside",
+                0,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape([int(str(size)) for size in tensor.shape]),
+                name=name,
+            )
+    return kept
 
 
 def _name_nodes(model: ir.Model) -> None:
