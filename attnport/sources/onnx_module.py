@@ -7,7 +7,6 @@ node.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,10 +172,14 @@ class OnnxModule(nn.Module):
             runs = {name: self._inner(plan, values) for name, plan in step.graphs.items()}
             return CONTROL[step.kind](call, runs, *read)
         known = OPERATORS.get((step.domain, step.kind))
-        if known is not None:
-            with contextlib.suppress(NotImplementedError):
-                return known(call, *read)
-        return _by_reference(step, call, read)
+        if known is None:
+            return _by_reference(step, call, read)
+        try:
+            return known(call, *read)
+        except NotImplementedError:
+            if step.domain:  # ONNX's evaluator has its own domain's operators alone
+                raise
+            return _by_reference(step, call, read)
 
     def _inner(self, plan: Plan, values: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[Any]]:
         def run(given: Sequence[Any]) -> list[Any]:
