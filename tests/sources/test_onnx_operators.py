@@ -35,14 +35,15 @@ def cases() -> dict[str, list[Any]]:
     return dict(found)
 
 
-KNOWN = sorted({name for domain, name in OPERATORS if domain == ""} | set(CONTROL))
+WITHOUT_CASES = {"Cast", "CastLike", "SimplifiedLayerNormalization"}
+"""ONNX's cases of casts are of types that are left out here; the last is ONNX Runtime's, see test_contrib.py."""
+KNOWN = sorted(({name for domain, name in OPERATORS if domain == ""} | set(CONTROL)) - WITHOUT_CASES)
 
 
 @pytest.mark.parametrize("operator", KNOWN)
 def test_an_operator_computes_what_onnx_says(operator: str) -> None:
     tried = [case for case in cases().get(operator, ()) if not _has_unknown_types(case)]
-    if not tried:
-        pytest.skip("ONNX has no case for it")
+    assert tried
     for case in tried:
         model = ir.from_proto(case.model)
         names = [str(value.name) for value in model.graph.inputs]
@@ -61,6 +62,28 @@ def test_an_operator_computes_what_onnx_says(operator: str) -> None:
                 assert value.shape == np.shape(wanted), f"{case.name}: {name}"
                 np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-3, atol=1e-5, err_msg=f"{case.name}: {name}")
                 assert str(value.numpy().dtype) == str(np.asarray(wanted).dtype), f"{case.name}: {name}"
+
+
+@pytest.mark.parametrize("operator", ["Cast", "CastLike"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8", "int8", "bool"])
+def test_casts_are_numpys(operator: str, dtype: str) -> None:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    given = {"x": np.array([-0.0, 0.0, 1.75, 100.0], np.float32), "like": np.zeros(1, dtype)}
+    names = list(given) if operator == "CastLike" else ["x"]
+    attributes = {} if operator == "CastLike" else {"to": kind}
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(given[name].dtype), [None])
+        for name in names
+    ]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(operator, names, ["y"], **attributes)], "cast", inputs,
+        [onnx.helper.make_tensor_value_info("y", kind, [None])],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)])
+    module = OnnxModule(ir.from_proto(model), {name: name for name in names}, {"y": "y"})
+    got = module(**{name: torch.from_numpy(given[name]) for name in names})["y"].numpy()
+    assert got.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(got, given["x"].astype(dtype))
 
 
 def _has_unknown_types(case: Any) -> bool:
