@@ -44,7 +44,11 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
     path = path_of(text)
     name = path.stem if path.stem != "model" else path.resolve().parent.name
     spec = declared_spec(name, text, make(), make, declared, dims, outputs)
-    return dataclasses.replace(spec, notes=(*half_notes(half), *spec.notes))
+    tokenizer = path.resolve().parent / "tokenizer.json"
+    reads_text = any(each.name == "input_ids" for each in spec.io.inputs) and tokenizer.is_file()
+    return dataclasses.replace(
+        spec, notes=(*half_notes(half), *spec.notes), tokenizer=tokenizer if reads_text else None
+    )
 
 
 def _module(text: str) -> nn.Module:

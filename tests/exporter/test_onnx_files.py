@@ -127,6 +127,20 @@ def test_a_length_that_is_frozen_in_the_file_is_named(tmp_path: Path) -> None:
         export(f"onnx:{written(model, tmp_path)}", tmp_path / "out")
 
 
+def test_a_tokenizer_beside_the_file_is_its_tokenizer(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        theirs (int64[batch,seq] input_ids) => (float[batch,seq,2] y)
+        <float[3,2] table = {0., 1., 2., 3., 4., 5.}>
+        { y = Gather(table, input_ids) }""")
+    file = written(model, tmp_path)
+    assert export(f"onnx:{file}", tmp_path / "out").tokenizer is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    manifest = export(f"onnx:{file}", tmp_path / "out", force=True)
+    assert manifest.tokenizer == "tokenizer.json"
+    assert manifest.io.inputs[0].high == 3
+
+
 def test_weights_beside_the_file_go_into_the_artifact(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
