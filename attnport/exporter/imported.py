@@ -46,7 +46,7 @@ def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, s
         _rename(model, value, spec.name)
         value.shape = ir.Shape(list(spec.dims))
     named = {str(value.name): value for value in graph.outputs}
-    wanted = [named[outputs[spec.name]] for spec in contract.outputs]
+    wanted = [_of_its_own(graph, named[outputs[spec.name]]) for spec in contract.outputs]
     graph.inputs[:] = given
     graph.outputs[:] = wanted
     for value, spec in zip(wanted, contract.outputs, strict=True):
@@ -55,6 +55,18 @@ def imported(model: ir.Model, inputs: Mapping[str, str], outputs: Mapping[str, s
     name_outputs(ready, contract)
     strip(ready)
     return Capture(ready, count_in_graph(ready), contract.outputs)
+
+
+def _of_its_own(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """An output that a node makes: one that is an input or a weight as well cannot have two names."""
+    import onnx_ir as ir
+
+    if value.producer() is not None:
+        return value
+    node = ir.node("Identity", [value])
+    node.outputs[0].name, node.outputs[0].type = f"{value.name}/output", value.type
+    graph.append(node)
+    return node.outputs[0]
 
 
 def _rename(model: ir.Model, value: ir.Value, name: str) -> None:

@@ -234,6 +234,8 @@ def _made(
             changing.remove(name)  # forms, engines and reports of the earlier module are no longer valid
         storage.save_exported(captured.model, changing.path(MODEL), WEIGHTS)
         attentions, guards = captured.attentions, captured.guards
+        if left := sorted({node.op_type for node in captured.model.graph if node.domain}):
+            tell(f"{', '.join(left)}: left as they are, so that only runtimes that have them run the graph")
         del captured  # the graph holds the module's weights
         gc.collect()
         reference, eager = _Opened(traced, float64=True), _Opened(traced)

@@ -10,11 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from contrib_nodes import NODES
 from foreign_exports import exported, scripted
 from test_known_modules import CASES
 
 import attnport
 from attnport.errors import AttnportError, SpecError, UsageError
+from attnport.example_values import packed
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -139,6 +141,26 @@ def test_a_tokenizer_beside_the_file_is_its_tokenizer(tmp_path: Path) -> None:
     manifest = export(f"onnx:{file}", tmp_path / "out", force=True)
     assert manifest.tokenizer == "tokenizer.json"
     assert manifest.io.inputs[0].high == 3
+
+
+def test_an_output_may_be_an_input_too(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        theirs (float[batch,seq] x) => (float[batch,seq] x, float[batch,seq] y)
+        { y = Relu(x) }""")
+    manifest = export(f"onnx:{written(model, tmp_path)}", tmp_path / "out")
+    assert [spec.name for spec in manifest.io.outputs] == ["x_out", "y"]
+
+
+def test_operators_that_stay_are_named(tmp_path: Path) -> None:
+    told: list[str] = []
+    file = written(NODES["grouped_window"].model(), tmp_path)
+    fixed = []
+    for name, array in NODES["grouped_window"].feeds.items():
+        sizes = ",".join(map(str, array.shape))
+        fixed.append(f"{name}={array.dtype}[{sizes}]:example={packed(array)}")
+    export(f"onnx:{file}", tmp_path / "out", inputs=fixed, tell=told.append)
+    assert any("GroupQueryAttention" in line for line in told)
 
 
 def test_weights_beside_the_file_go_into_the_artifact(tmp_path: Path) -> None:
