@@ -160,12 +160,12 @@ def measure(
     trials: dict[Named, Trial] = {}
     memory: dict[Named, float] = {}
     seen: dict[str, Any] = {}
+    began = time.perf_counter()
     with written(work, model) as (file, schedules):
         for named in wanted:
             if named not in sides.open and (named in sides.failed or not sides.add(named)):
                 continue
             ways = [way for way in before.get(named, schedules) if way in schedules and (named.ours or way != MAPPED)]
-            # The reference's outputs, and a side's memory, are those of the padded batch.
             try:
                 trials[named] = tried(named, sides, work, file, ways or [PADDED], seen)
                 memory[named] = sides.open[named].memory_mb()
@@ -177,6 +177,7 @@ def measure(
         if model.lean:
             reopen(sides, sampling.finalists(trials), work, file)
         ready = {named: trial for named, trial in trials.items() if named in sides.open}
+        sampling_since = time.perf_counter()
         sampling.settle(ready, lambda named, way: sides.open[named].run(work.name, way))
         ratios = sampling.sample(ready, lambda named, way: sides.open[named].run(work.name, way), until,
                                  least=3 if model.lean else 5)  # fmt: skip
@@ -186,7 +187,10 @@ def measure(
     rows = {str(named): _row(named, trial, memory[named] if model.lean else None) for named, trial in trials.items()}
     rows |= {str(named): {"precision": named.precision, "failed": reason}
              for named, reason in sides.failed.items() if str(named) not in rows}  # fmt: skip
-    return {"share": round(work.share, 3), "threads": sides.threads, "sides": rows, "ratios": ratios}
+    took = {"trying": round(sampling_since - began, 1), "sampling": round(time.perf_counter() - sampling_since, 1)}
+    return {
+        "share": round(work.share, 3), "threads": sides.threads, "seconds": took, "sides": rows, "ratios": ratios,
+    }  # fmt: skip
 
 
 def reopen(sides: Table, jobs: Sequence[sampling.Job], work: Work, file: Path) -> None:
@@ -215,7 +219,9 @@ def _row(named: Named, trial: Trial, memory_mb: float | None) -> dict[str, Any]:
 
 
 def report(model: Model, key: str, row: Mapping[str, Any]) -> None:
-    """A line a ratio."""
+    """A line a ratio, and where the time went."""
+    took = row["seconds"]
+    print(f"{model.name}, {key}: tried in {took['trying']:.0f} s, sampled in {took['sampling']:.0f} s", flush=True)
     for name, ratio in row["ratios"].items():
         low, high = ratio["interval"]
         ours, peer = (row["sides"][ratio[side]] for side in ("ours", "peer"))
@@ -240,11 +246,13 @@ def measure_model(run: Run, model: Model, share: Mapping[str, float]) -> None:
     kept = run.result["models"].setdefault(model.name, {"works": {}})
     kept["rates"] = rates
     with table(told, 1) as sides:
+        began = time.perf_counter()
         if not model.lean:
             sides.add_all(wanted)
         if model.everything:
             kept["accuracy"] = accuracy(sides, model)
             wanted = [in_class(named, kept["accuracy"], sides) for named in wanted]
+        print(f"{model.name}: opened and judged in {time.perf_counter() - began:.0f} s", flush=True)
         for work in left:
             until = time.perf_counter() + _time(run, share, model.name, work.name)
             if model.lean:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from beside.schedules import BY_SIZE
 from beside.side import Named, SideFailed
 
 from attnport.latency.statistics import half_width, ratio_interval
@@ -23,6 +24,8 @@ WIDTH = 0.01
 LEAST = {"fp32": 0.999, "half": 0.99, "int8": 0.9, COARSE: 0.9}
 """The least cosine to float32 of a side whose time counts. Below, what it gives is wrong or in another order."""
 FINALISTS = 3
+NEAR = 1.15
+"""Behind a schedule that takes so many times as long as the side's best, those of still other sizes are not tried."""
 SLOW_NS = 1_000_000_000
 """Where a run takes this long, fewer are run."""
 Job = tuple[Named, str]
@@ -71,19 +74,34 @@ def refusal(named: Named, cosine: float) -> str:
 
 
 def try_side(named: Named, schedules: Sequence[str], run: Run, quickest_ns: float) -> Trial:
-    """Each schedule once to warm up and once timed; one that is far behind is not run again.
+    """Schedules from the first on, to smaller and to larger groups as long as they are near the best.
+
+    Each runs once to warm up and once timed; one that is far behind is not run again.
 
     Args:
         schedules: The first of them has been run already, for its outputs.
         quickest_ns: The best of the sides before it.
     """
     trial = Trial()
-    for schedule in schedules:
+
+    def near(schedule: str) -> bool:
         first = run(named, schedule)
         best = min([quickest_ns * 1.5, *(min(taken) for taken in trial.ns.values())])
         behind = first > (1.3 if first > SLOW_NS / 3 else 4) * best
         warm = schedule == schedules[0] and first > SLOW_NS / 3
         trial.ns[schedule] = [first if behind or warm else run(named, schedule)]
+        return trial.ns[schedule][0] < NEAR * min(min(taken) for taken in trial.ns.values())
+
+    near(schedules[0])
+    by_size = [schedule for schedule in BY_SIZE if schedule in schedules]
+    at = by_size.index(schedules[0]) if schedules[0] in by_size else -1
+    for way in (by_size[at - 1 :: -1] if at > 0 else [], by_size[at + 1 :]):
+        for schedule in way:
+            if not near(schedule):
+                break
+    for schedule in schedules:
+        if schedule not in BY_SIZE and schedule not in trial.ns:
+            near(schedule)
     return trial
 
 

@@ -16,6 +16,9 @@ PADDED, ALONE = "padded", "one at a time"
 MAPPED = "its own batches"
 """As `Model.map` of attnport's bundles cuts them; a schedule of attnport's sides alone."""
 GROUPS = (2, 4, 8, 16)
+BY_SIZE = (ALONE, *(f"groups of {size}" for size in GROUPS), PADDED)
+FIRST = "groups of 4"
+"""Where trying begins, as it is the best of most sides."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def calls(work: Work) -> dict[str, list[list[int]]]:
         found[ALONE] = [[at] for at in order]
         found[MAPPED] = list(batches.groups(work.tokens, lambda _: batches.TOKENS, count))
         found |= {f"groups of {size}": [order[at : at + size] for at in range(0, count, size)] for size in GROUPS}
+        found = {FIRST: found[FIRST], **found}
     return found
 
 

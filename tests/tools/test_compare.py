@@ -146,6 +146,18 @@ def test_int8_that_loses_too_much_is_in_no_class() -> None:
     assert table.open == {coarse: "child"}
 
 
+def test_schedules_are_tried_to_both_sides_as_long_as_they_are_near_the_best() -> None:
+    sampling, side = beside("sampling"), beside("side")
+    times = {"one at a time": 80, "groups of 2": 90, "groups of 4": 100, "groups of 8": 130, "groups of 16": 70,
+             "padded": 60, "its own batches": 95}  # fmt: skip
+    ways = ["groups of 4", "padded", "one at a time", "its own batches", "groups of 2", "groups of 8", "groups of 16"]
+    named = side.Named("attnport", "", "fp32")
+    trial = sampling.try_side(named, ways, lambda _, way: times[way], float("inf"))
+    assert set(trial.ns) == {"groups of 4", "groups of 2", "one at a time", "groups of 8", "its own batches"}
+    assert trial.best == "one at a time"
+    assert set(sampling.try_side(named, ["padded"], lambda _, way: times[way], 1.0).ns) == {"padded"}
+
+
 def test_the_ratio_is_that_of_the_quickest_of_each_side_in_a_precision() -> None:
     side, sampling = beside("side"), beside("sampling")
     times = {("attnport", "a", "fp32"): 90, ("attnport", "b", "int8"): 30, ("peer", "a", "fp32"): 100,
