@@ -142,7 +142,8 @@ def tried(named: Named, sides: Table, work: Work, file: Path, schedules: Sequenc
     if reason := sampling.refusal(named, cosine):
         raise SideFailed(reason)
     quickest = seen.setdefault("quickest", {}).get(named.precision, float("inf"))
-    trial = sampling.try_side(named, schedules, lambda one, way: sides.open[one].run(work.name, way), quickest)
+    trial = sampling.try_side(named, schedules, lambda one, way: sides.open[one].run(work.name, way), quickest,
+                              side.outputs_ns)  # fmt: skip
     trial.cosine = cosine
     if not named.ours:
         seen["quickest"][named.precision] = min(quickest, trial.typical_ns)
@@ -175,12 +176,12 @@ def measure(
             if model.lean:
                 sides.drop(named)
         if model.lean:
-            reopen(sides, sampling.finalists(trials), work, file)
+            reopen(sides, trials, work, file)
         ready = {named: trial for named, trial in trials.items() if named in sides.open}
         sampling_since = time.perf_counter()
         sampling.settle(ready, lambda named, way: sides.open[named].run(work.name, way))
         ratios = sampling.sample(ready, lambda named, way: sides.open[named].run(work.name, way), until,
-                                 least=3 if model.lean else 5)  # fmt: skip
+                                 least=3 if any(map(slow, ready.values())) else 5)  # fmt: skip
     if work.share < 1:
         for named, trial in trials.items():
             before[named] = sorted(trial.ns, key=lambda way: min(trial.ns[way]))[:KEPT]
@@ -193,13 +194,19 @@ def measure(
     }  # fmt: skip
 
 
-def reopen(sides: Table, jobs: Sequence[sampling.Job], work: Work, file: Path) -> None:
-    """Opens the finalists again, all others being closed, and warms them up."""
-    for named in dict.fromkeys(named for named, _ in jobs):
+def slow(trial: Trial) -> bool:
+    """Whether a run takes so long that fewer have to do."""
+    return trial.typical_ns > sampling.SLOW_NS
+
+
+def reopen(sides: Table, trials: Mapping[Named, Trial], work: Work, file: Path) -> None:
+    """Opens the finalists again, all others being closed, and warms them up where a run is short."""
+    for named in dict.fromkeys(named for named, _ in sampling.finalists(trials)):
         try:
             if sides.add(named):
                 sides.open[named].work(work, file)
-                sides.open[named].run(work.name, PADDED)
+                if not slow(trials[named]):
+                    sides.open[named].run(work.name, PADDED)
         except SideFailed as err:
             sides.drop(named, str(err))
 

@@ -24,7 +24,10 @@ def _model(source: str, variant: str, threads: int, export: bool) -> Any:
 
         backend, given = "onnx", {"provider": "CPUExecutionProvider", "session_options": options(threads)}
     else:
+        from peer_openvino import refuse_bf16
+
         precision = "bf16" if "bf16" in variant else "f32"
+        refuse_bf16(precision)
         settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
         backend, given = "openvino", {"ov_config": {**settings, "PERFORMANCE_HINT": "LATENCY"}}
     return SentenceTransformer(source, backend=backend, model_kwargs={**given, "export": export}, device="cpu")

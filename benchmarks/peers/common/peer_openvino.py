@@ -11,10 +11,19 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
+def refuse_bf16(precision: str) -> None:
+    """Raises RuntimeError for `bf16` where the processor does not compute in it: OpenVINO then computes in float32."""
+    import openvino
+
+    if precision == "bf16" and "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise RuntimeError("this processor does not compute in bf16; OpenVINO would compute in float32")
+
+
 def compiled_run(file: Path, threads: int, precision: str) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
     """Runs a file, ONNX or OpenVINO's own, with those inputs that it has."""
     import openvino
 
+    refuse_bf16(precision)
     settings = {
         "INFERENCE_PRECISION_HINT": precision,
         "PERFORMANCE_HINT": "LATENCY",
