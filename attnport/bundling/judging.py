@@ -13,6 +13,8 @@ from attnport.jsonfile import read
 
 PARITY, FUSION = "parity.json", "fusion.json"
 _CHECK = "check"
+_TUNE = "tune"
+"""Names the form that it chose among its files, and makes none itself."""
 
 
 def judge(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> list[Judged]:
@@ -49,6 +51,13 @@ def gate(folder: Path, judged: Sequence[Judged], unverified: bool) -> None:
             )
 
 
+def made_last(manifest: Manifest, backend: Backend) -> str:
+    """When the newest file of a backend was made, as stages say it; "" if no stage made one."""
+    used = {backend.file, backend.form.file}
+    makers = [stage for name, stage in manifest.stages.items() if name != _TUNE and used & set(stage.files)]
+    return max((stage.made for stage in makers), default="")
+
+
 def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend) -> tuple[RuntimeParity, RuntimeParity]:
     """The parity of a backend on its runtime, and that of its graph."""
 
@@ -57,9 +66,7 @@ def _verdicts(manifest: Manifest, parity: ParityReport | None, backend: Backend)
 
     if parity is None:
         return (not_run("parity was not checked"),) * 2
-    used = {backend.file, backend.form.file}
-    latest = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
-    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < latest:
+    if _CHECK not in manifest.stages or manifest.stages[_CHECK].made < made_last(manifest, backend):
         return (not_run("it was made again after parity was checked"),) * 2
     missing = not_run("it is not in the parity report")
     key = _key(manifest, backend)

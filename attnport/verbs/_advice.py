@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnport.artifacts import LatencyReport, LatencyRow, Manifest, ParityReport
 from attnport.bundling.backends import Backend, choose
-from attnport.bundling.judging import judge
+from attnport.bundling.judging import judge, made_last
 from attnport.errors import AttnportError
 from attnport.latency.statistics import Interval, ratio_interval
 from attnport.reporting.recommendation import Embeddable, Recommendation, recommend
@@ -54,9 +54,7 @@ def embeddable(folder: Path, manifest: Manifest) -> dict[str, Embeddable]:
 
 
 def _older_times(manifest: Manifest, backend: Backend) -> bool:
-    used = {backend.file, backend.form.file}
-    latest = max((stage.made for stage in manifest.stages.values() if used & set(stage.files)), default="")
-    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < latest
+    return _BENCH in manifest.stages and manifest.stages[_BENCH].made < made_last(manifest, backend)
 
 
 def ratio(ours: LatencyRow, theirs: LatencyRow) -> Interval | None:

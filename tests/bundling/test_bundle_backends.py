@@ -181,6 +181,13 @@ def test_a_verdict_older_than_the_engine_or_its_form_does_not_count(wide: Path, 
         bundle(wide, tmp_path / "app", forms=[NAME])
 
 
+def test_a_form_that_tune_chose_and_did_not_make_keeps_its_verdict(wide: Path, tmp_path: Path) -> None:
+    with change(wide) as edit:
+        edit.finish("tune", "1", extra=(f"model.{FORM}.onnx",))
+    tiny.made_later(wide, "tune")
+    assert manifest.read(bundle(wide, tmp_path / "app", forms=[NAME])).forms[NAME].parity.verdict == "PASS"
+
+
 def test_of_several_engines_one_is_named(artifact: Path, tmp_path: Path) -> None:
     other = record(file="engines/other.engine")
     verdicts = {f"tensorrt_rtx.{name}": found(verdict) for name, verdict in ((NAME, "PASS"), ("other", "NOT_RUN"))}  # type: ignore[arg-type]  # a Literal in a loop
