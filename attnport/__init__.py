@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from attnport.verbs.check import check
     from attnport.verbs.doctor import doctor
     from attnport.verbs.fuse import fuse
+    from attnport.verbs.generate import generate
     from attnport.verbs.gpu_check import gpu_check
     from attnport.verbs.inspect import inspect
     from attnport.verbs.report import report
@@ -38,6 +39,7 @@ __all__ = [
     "doctor",
     "export",
     "fuse",
+    "generate",
     "gpu_check",
     "inspect",
     "open",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnport.verbs.audit import AuditReport
     from attnport.verbs.inspect import Inspection
     from attnport.verbs.verify import VerifyResult
+    from attnport_bundle.generating import Prompts
 
 T = TypeVar("T")
 Names = str | Sequence[str]
@@ -197,6 +198,17 @@ class Artifact:
 
         with contextlib.closing(opened(self.folder, self.manifest, runtime, threads)) as session:
             yield Running(session)
+
+    def generate(
+        self, prompts: Prompts, runtime: str = "ort_cpu", *, threads: int | None = None, **options: Any
+    ) -> Any:
+        """Continues prompts in a runtime; as `attnport_bundle.Model.generate`. Raises as that, and as `open`."""
+        from attnport_bundle.generating import generate
+
+        manifest = self.manifest
+        tokenizer = self.folder / manifest.tokenizer if manifest.tokenizer else None
+        with self.open(runtime, threads=threads) as running:
+            return generate(running.run, manifest.io, tokenizer, prompts, **options)
 
     def __repr__(self) -> str:
         return f"Artifact({str(self.folder)!r})"

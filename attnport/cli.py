@@ -16,14 +16,13 @@ from attnport.console.options import (
     bundle_options,
     check_options,
     check_together,
+    generate_options,
     gpu_options,
     ship_options,
     source_options,
     tune_options,
 )
-from attnport.console.run import OWN_PROCESS, Reporter, Verbs, complain, verb
-from attnport.console.signals import INTERRUPTED
-from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
+from attnport.console.run import Reporter, Verbs, complain, start, verb
 from attnport.module_path import leave_current_folder
 from attnport.version import __version__
 
@@ -35,23 +34,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script. Ctrl-C before a verb starts ends the program without a traceback too."""
+    """The console script."""
     leave_current_folder()
-    prepare_streams()
-    try:
-        code = cli(standalone_mode=False, obj=OWN_PROCESS)  # not None for --help and the like
-        sys.stdout.flush()
-        sys.exit(code or 0)
-    except click.ClickException as err:
-        err.show()
-        sys.exit(err.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(INTERRUPTED)
-    except OSError as err:  # from --help and --version; a verb reports its own
-        if why := why_lost(err):
-            complain(why, SEND_ELSEWHERE)
-            sys.exit(LOST)
-        sys.exit(0)
+    start(cli)
 
 
 @cli.command()
@@ -335,6 +320,17 @@ def inspect(out: Reporter, path: Path) -> Callable[[], None]:
 
     inspection = run(path)
     return lambda: out.show(inspection, "show_inspection")
+
+
+@cli.command()
+@generate_options
+@verb
+def generate(out: Reporter, folder: Path, prompts: tuple[str, ...], runtime: str, **options: Any) -> Callable[[], None]:
+    """Continue texts with a decoder exported by --with-past."""
+    from attnport.verbs.generate import generate as run
+
+    result = run(folder, prompts, runtime, progress=out.progress, **options)
+    return lambda: out.show(result, "show_generated")
 
 
 @cli.command()

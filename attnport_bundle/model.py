@@ -16,6 +16,7 @@ from .cache import Cache, entry, find
 from .contract import IO
 from .device_tensors import described
 from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
+from .generating import Prompts, generate
 from .goldens import GoldenCases
 from .halves import from_file, to_file
 from .manifest import ENGINES, Manifest
@@ -182,6 +183,31 @@ class Model:
         if vectors is None:
             raise FeedError("texts: got none; expected one or more.")
         return vectors
+
+    def generate(self, prompts: Prompts, **options: Any) -> Any:
+        """Continues prompts token by token, in a batch; the model keeps what it computed of earlier tokens.
+
+        Args:
+            prompts: A text, several texts, or several lists of token ids. Their lengths may differ.
+            max_tokens: The most new tokens of a prompt; 64 by default.
+            temperature: 0, the default, takes the likeliest token; above it, tokens are drawn.
+            top_k: Draw among so many of the likeliest.
+            top_p: Draw among the likeliest that together have this probability.
+            seed: Of the draws.
+            beams: More than 1: beam search, with `length_penalty`.
+            stop: Tokens or ids behind which a text ends.
+            on_token: Called with the prompt's number and each new token, or of texts each new piece of text.
+
+        Returns:
+            The new text of a text, or a list of them; of ids, a list of the new ids for each prompt.
+
+        Raises:
+            FeedError: the model does not generate (of `hf:`, export it with `--with-past`), or not from these prompts.
+            BundleError: as `run`; or texts are given and there is no tokenizer, or not the package `tokenizers`.
+        """
+        tokenizer = self.manifest.tokenizer
+        file = self._folder / tokenizer if self._folder and tokenizer else None
+        return generate(self.run, self.io, file, prompts, **options)
 
     def _memory(self, limit: int | str | None) -> Memory:
         return Memory(limit_bytes(limit), self._learned, self._give_back)

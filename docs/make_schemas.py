@@ -16,6 +16,7 @@ from attnport.latency.regression import RegressionReport
 from attnport.parity.bisect import Bisected
 from attnport.verbs.audit import AuditReport
 from attnport.verbs.doctor import DoctorReport
+from attnport.verbs.generate import Generated
 from attnport.verbs.gpu.report import GpuReport
 from attnport.verbs.inspect import Inspection
 from attnport.verbs.listing import Listing
@@ -25,7 +26,18 @@ from attnport.verbs.verify import VerifyResult
 FOLDER = Path(__file__).resolve().parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 PRINTED = (
-    *(AuditReport, Bisected, DoctorReport, EngineRecord, FusionReport, GpuReport, Inspection, LatencyReport, Listing),
+    *(
+        AuditReport,
+        Bisected,
+        DoctorReport,
+        EngineRecord,
+        FusionReport,
+        Generated,
+        GpuReport,
+        Inspection,
+        LatencyReport,
+        Listing,
+    ),
     *(Manifest, ParityReport, RegressionReport, ShipResult, TuneReport, VerifyResult, Written),
 )
 

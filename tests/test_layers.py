@@ -58,7 +58,7 @@ HEAVY = {
 }
 WITH_TORCH = PACKAGE / "sources" / "operators"
 """Tables of PyTorch's functions, which only a module imports: `sources/onnx_module.py`."""
-READER = {"cryptography", "numpy", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx"}
+READER = {"cryptography", "numpy", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "tokenizers"}
 """What a bundle's own reader may import beside the standard library, where it is used and not before."""
 
 

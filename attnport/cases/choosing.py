@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import Manifest
+from attnport.cases.decoding import GROUP as DECODING
+from attnport.cases.decoding import decoding_cases
 from attnport.cases.inputs import Case, cases
 from attnport.cases.inputs import case as given_case
 from attnport.cases.text import text_cases
@@ -21,7 +23,7 @@ def cases_of(
     folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Path | None, seed: int, batch: int
 ) -> list[Case]:
     """The cases of a check. Raises UsageError if there are sentences and the folder has no tokenizer."""
-    chosen = cases(manifest.io, seed)
+    chosen = [*cases(manifest.io, seed), *decoding_cases(manifest.io, seed)]
     if inputs:
         chosen.append(given_case(manifest.io, inputs.name, "given", read_feeds(inputs)))
     if sentences:
@@ -36,7 +38,12 @@ def cases_of(
 
 
 def few_batches(tried: Sequence[Case], count: int) -> list[Case]:
-    """All cases, but of the batches of sentences only so many: from the shortest to the longest, evenly spread."""
+    """All cases, but of the batches of sentences only so many, from the shortest to the longest, evenly spread.
+
+    Of those that are run token by token it is the shorter one.
+    """
+    decoding = [case for case in tried if case.group == DECODING]
+    tried = [case for case in tried if case not in decoding[1:]]
     text = sorted((case for case in tried if case.group == "text"), key=_size)
     if len(text) <= count:
         return list(tried)

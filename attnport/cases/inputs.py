@@ -30,7 +30,7 @@ class Case:
         feeds: An array for every input.
         valid: For every output a bool array over its leading dims; True where the result is compared. Elements that
             are False are padded query rows: unspecified, but finite.
-        group: `masks`, `sizes`, `extremes`, `text` or `given`.
+        group: `masks`, `sizes`, `extremes`, `text`, `given`, or `decode`, which a session runs token by token.
     """
 
     name: str

@@ -49,6 +49,12 @@ _SOURCE_OPTIONS = (
         metavar="NAME",
         help="A part of an hf: model: encoder, decoder, text, vision, audio, video; default: all of it.",
     ),
+    click.option(
+        "--with-past",
+        "part",
+        flag_value="with-past",
+        help="A decoder of hf: with its cache of keys and values, which `generate` runs token by token.",
+    ),
     click.option("--with-weights", is_flag=True, help="Keep outputs that are attention weights."),
     click.option(
         "--trust-remote-code",
@@ -61,7 +67,7 @@ _SOURCE_OPTIONS = (
 
 
 def source_options(work: F) -> F:
-    """SPEC, -o, --input, --dim, --examples, --outputs, --task, --part, --with-weights, --trust-remote-code, --force."""
+    """SPEC, -o, and what says how its module is taken."""
     return _with(work, _SOURCE_OPTIONS)
 
 
@@ -79,6 +85,27 @@ _SHIP_OPTIONS = (
 def ship_options(work: F) -> F:
     """The options of `ship` besides those of a module's source."""
     return _with(work, _SHIP_OPTIONS)
+
+
+_GENERATE_OPTIONS = (
+    click.argument("folder", type=FOLDER),
+    click.option("--prompt", "prompts", multiple=True, required=True, help="A text to continue; several allowed."),
+    click.option("--runtime", default="ort_cpu", show_default=True, help="A runtime, or a form such as ort_cpu.fp16."),
+    click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="New tokens."),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="Above 0, tokens are drawn."),
+    click.option("--top-k", type=click.IntRange(min=0), default=0, help="Draw among so many of the likeliest."),
+    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0,
+                 help="Draw among the likeliest that together have this probability."),
+    click.option("--seed", type=int, help="Of the draws."),
+    click.option("--beams", type=click.IntRange(min=1), default=1, help="Above 1: beam search."),
+    click.option("--stop", multiple=True, metavar="TOKEN", help="A token behind which a text ends; several allowed."),
+    click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the runtime's choice."),
+)  # fmt: skip
+
+
+def generate_options(work: F) -> F:
+    """The options of `generate`."""
+    return _with(work, _GENERATE_OPTIONS)
 
 
 _CHECK_OPTIONS = (

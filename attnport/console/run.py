@@ -17,7 +17,7 @@ import click
 from attnport.console.arguments import check_arguments
 from attnport.console.progress import TimeLeft, shortened
 from attnport.console.signals import INTERRUPTED, exit_code, ignore_signals, interrupts
-from attnport.console.streams import LOST, SEND_ELSEWHERE, why_lost
+from attnport.console.streams import LOST, SEND_ELSEWHERE, prepare_streams, why_lost
 from attnport.errors import AttnportError, MissingDependency
 from attnport.reporting.markup import printable
 
@@ -219,6 +219,25 @@ def verb(work: F) -> F:
             sys.exit(code or LOST)
 
     return run  # type: ignore[return-value]
+
+
+def start(program: click.Group) -> None:
+    """Runs the program. Ctrl-C before a verb starts ends it without a traceback too."""
+    prepare_streams()
+    try:
+        code = program(standalone_mode=False, obj=OWN_PROCESS)  # not None for --help and the like
+        sys.stdout.flush()
+        sys.exit(code or 0)
+    except click.ClickException as err:
+        err.show()
+        sys.exit(err.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(INTERRUPTED)
+    except OSError as err:  # from --help and --version; a verb reports its own
+        if why := why_lost(err):
+            complain(why, SEND_ELSEWHERE)
+            sys.exit(LOST)
+        sys.exit(0)
 
 
 def _ended_by(err: BaseException, out: Reporter) -> int:

@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract, Ran, Session
+from attnport.cases.decoding import GROUP as DECODING
+from attnport.cases.decoding import PROMPT
 from attnport.cases.inputs import Array, Case
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.child import Died
+from attnport_bundle.generation import stepped
 
 Progress = Callable[[str], None]
 
@@ -125,7 +128,7 @@ def measure_session(
     pairs = invariance_cases(cases)
     for number, case in enumerate(cases, start=1):
         progress(f"{number}/{len(cases)} {case.name}")
-        outputs = _run(session, case.feeds)
+        outputs = _stepped(session, io, case) if case.group == DECODING else _run(session, case.feeds)
         if isinstance(outputs, str):
             found.errors[case.name] = failed(io, outputs)
             continue
@@ -176,10 +179,19 @@ def _part(
     return variant.part(io, spec, outputs[spec.name], row, start)
 
 
+def _stepped(session: Session, io: IOContract, case: Case) -> dict[str, Array] | str:
+    """As `_run`, of a prompt and then token by token."""
+    return _answered(lambda: stepped(lambda **given: session.run(given), io, case.feeds, PROMPT))
+
+
 def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array] | str:
     """The outputs, or in one line why there are none; raises Died and MemoryError, which are no matter of the case."""
+    return _answered(lambda: session.run(feeds))
+
+
+def _answered(call: Callable[[], dict[str, Array]]) -> dict[str, Array] | str:
     try:
-        return session.run(feeds)
+        return call()
     except (Died, MemoryError):
         raise
     except AttnportError as err:

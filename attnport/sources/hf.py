@@ -26,6 +26,8 @@ from attnport.sources.hf_files import (
 from attnport.sources.hf_kinds import is_plain_text, kind_contract, kind_of, text_of
 from attnport.sources.hf_modules import TextModel, with_inputs
 from attnport.sources.hf_numbers import Numbers, read_processor
+from attnport.sources.hf_past import PART as WITH_PAST
+from attnport.sources.hf_past import has_past, past_contract
 from attnport.sources.hf_tasks import auto_name, check_task, class_of
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf, read_tokenizer
@@ -140,9 +142,13 @@ class _Read:
 def _of_kind(read: _Read, model: Any, numbers: Numbers, dims: Sequence[str]) -> ModelSpec:
     """The ModelSpec of a model that is no plain text model, or of a part of one."""
     part = read.choices.part
-    text = text_of(read.config, types="token_type_ids" in read.tokenizer.makes)
     kind = kind_of(read.place, model, part)
-    contract = kind_contract(read.place, kind, part, numbers, text, dims)
+    if part == WITH_PAST:
+        contract = past_contract(read.place, kind, read.config, read.tokenizer, dims)
+        with_inputs(kind, [spec.name for spec in contract.inputs])
+    else:
+        text = text_of(read.config, types="token_type_ids" in read.tokenizer.makes)
+        contract = kind_contract(read.place, kind, part, numbers, text, dims)
     names = [spec.name for spec in contract.inputs]
 
     def make() -> Any:
@@ -199,10 +205,14 @@ def _notes(model: Any, read: _Read) -> tuple[str, ...]:
     generates = bool(getattr(model, "can_generate", lambda: False)())
     if not generates or read.choices.part not in ("", "decoder"):
         return notes
+    further = (
+        "with --with-past it generates token by token"
+        if has_past(model)
+        else "generating token by token with a cache is not part of attnport yet"
+    )
     return (
         *notes,
-        f"{type(model).__name__} generates: this is one pass over whole sequences, without a cache; generating token "
-        "by token with a cache is not part of attnport yet",
+        f"{type(model).__name__} generates: this is one pass over whole sequences, without a cache; {further}",
     )
 
 

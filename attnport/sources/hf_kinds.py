@@ -15,6 +15,8 @@ from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_inputs import FORMS, SMALL, Inputs, Trial, choose, usual_dims
 from attnport.sources.hf_modules import Kind, decoder, tower, whole, with_inputs
 from attnport.sources.hf_numbers import Numbers
+from attnport.sources.hf_past import PART as WITH_PAST
+from attnport.sources.hf_past import cached, has_past
 from attnport.sources.hf_text import MAX_POSITIONS
 from attnport.sources.parsing import parse_dims
 from attnport.sources.ranges import range_by_trying
@@ -85,7 +87,7 @@ def parts_of(model: Any) -> list[str]:
     parts = [part for part, methods in TOWERS.items() if any(hasattr(model, method) for method in methods)]
     if getattr(model.config, "is_encoder_decoder", False) and "encoder_outputs" in _parameters(model.forward):
         parts = ["encoder", "decoder", *parts]
-    return parts
+    return [*parts, WITH_PAST] if has_past(model) else parts
 
 
 def is_plain_text(model: Any, numbers: Numbers) -> bool:
@@ -117,6 +119,8 @@ def kind_of(place: str, model: Any, part: str) -> Kind:
         return Kind(model.get_encoder())
     if part == "decoder":
         return Kind(model, decoder)
+    if part == WITH_PAST:
+        return Kind(model, cached)
     if part:
         return Kind(model, tower(part, next(name for name in TOWERS[part] if hasattr(model, name))))
     return Kind(model, whole)

@@ -178,6 +178,12 @@ class Side:
         )  # fmt: skip
         return int(told["ns"])
 
+    def decode(self, context: int, batch: int, steps: int) -> tuple[list[int], list[list[int]]]:
+        """Nanoseconds of a prompt of so many tokens and of each step, and the token that each gave of each text."""
+        told = self.ask("decode", model=self._model, folder=str(self._folder), variant=self.named.variant,
+                        threads=self._threads, context=context, batch=batch, steps=steps)  # fmt: skip
+        return told["ns"], told["tokens"]
+
     def resident_mb(self) -> float:
         """The most memory of the whole process so far."""
         return float(self.ask("memory")["peak_kb"]) / 1024

@@ -5,7 +5,8 @@
 One JSON object a line, in and out. `make` converts a model, once; `open` opens it; `work` reads batches from an .npz
 file; `run` runs one and says the nanoseconds; `outputs` writes an .npz file with the rows in the order of the batch;
 `memory` says the kilobytes. What fails is answered with `error`, and the process goes on. NumPy and the peer's own
-packages are all that this needs. `embed` takes texts, where the adapter has an `embedder`.
+packages are all that this needs. `embed` takes texts, where the adapter has an `embedder`; `decode` runs a prompt and
+steps behind it, where it has a `decoder`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Peer:
         self.repeats: dict[str, int] = {}
         self.base_kb = 0
         self.run_texts: Callable[[list[str], int], Array] | None = None
+        self.begin: Callable[[int], Callable[[Array], Array]] | None = None
 
     def make(self, model: Mapping[str, Any], folder: str, variant: str) -> dict[str, Any]:
         """Converts the model, where the peer needs that."""
@@ -130,6 +132,20 @@ class Peer:
         if file:
             np.savez(file, output=np.asarray(vectors, np.float32))
         return {"ns": taken}
+
+    def decode(self, model: Mapping[str, Any], folder: str, variant: str, threads: int, context: int, batch: int,
+               steps: int) -> dict[str, Any]:  # fmt: skip
+        """Nanoseconds of a prompt of random ids and of each step behind it, and the likeliest tokens found."""
+        if self.begin is None:
+            self.begin = self.adapter.decoder(model, Path(folder), variant, threads)
+        ids = np.random.default_rng(0).integers(0, model["vocabulary"], (batch, context))
+        step, taken, found = self.begin(batch), [], []
+        for _ in range(steps + 1):
+            began = time.perf_counter_ns()
+            ids = step(ids).argmax(-1)[:, None]
+            taken.append(time.perf_counter_ns() - began)
+            found.append(ids[:, 0].tolist())
+        return {"ns": taken, "tokens": found}
 
     def memory(self) -> dict[str, Any]:
         """The peak since the process began, and the level before opening."""

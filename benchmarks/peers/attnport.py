@@ -45,6 +45,25 @@ def embedder(model: Mapping[str, Any], folder: Path, variant: str, threads: int)
     return lambda texts, batch: opened.embed(texts, max_memory=model["max_memory"])
 
 
+def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[int], Any]:
+    """Begins texts of a form of `--with-past`, as `generate` does."""
+    import numpy as np
+
+    from attnport.folder.opened import opened as form
+    from attnport.folder.workspace import open_folder
+    from attnport_bundle.generation import Decoding
+    from attnport_bundle.roles import roles_of
+
+    manifest = open_folder(Path(model["ours"]))
+    session, roles = form(Path(model["ours"]), manifest, variant, threads), roles_of(manifest.io)
+
+    def begin(batch: int) -> Callable[[Any], Any]:
+        decoding = Decoding(lambda **feeds: session.run(feeds), manifest.io, roles)
+        return lambda ids: decoding.push(ids, np.ones(ids.shape, dtype=bool))
+
+    return begin
+
+
 def imports() -> None:
     """What is imported before memory counts."""
     import onnx  # noqa: F401

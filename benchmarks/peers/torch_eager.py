@@ -26,3 +26,26 @@ def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -
             return first(made(**tensors(feeds, dtype)), name)
 
     return run
+
+
+def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[int], Any]:
+    """The model of transformers with its growing cache, and logits of the last token alone."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    made = read(model["folder"], dtype=dtype_of(variant), trust_remote_code=False).eval()
+
+    def begin(batch: int) -> Callable[[Any], Any]:
+        cache = transformers.DynamicCache()
+
+        def step(ids: Any) -> Any:
+            with torch.inference_mode():
+                given = torch.from_numpy(ids)
+                out = made(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            return out.logits[:, -1].float().numpy()
+
+        return step
+
+    return begin

@@ -19,6 +19,7 @@ import hf_folders
 import onnx
 import pytest
 import torch
+from decoders import exported, saved
 from pages import PAGES, SCRIPTS, python_blocks, shell_lines
 from scripts import ROOT
 
@@ -44,6 +45,7 @@ READERS_OWN = {
 WITH_COMMANDS = {
     "README.md",
     "docs/bisect.md",
+    "docs/decode.md",
     "docs/embedding-cpp.md",
     "docs/embedding-python.md",
     "docs/gpu.md",
@@ -58,7 +60,7 @@ WITH_COMMANDS = {
     "examples/custom_attention.py",
     "examples/masked_attention.py",
 }
-WITH_PYTHON = {"README.md", "docs/embedding-python.md", "docs/import.md", "docs/masks.md"}
+WITH_PYTHON = {"README.md", "docs/decode.md", "docs/embedding-python.md", "docs/import.md", "docs/masks.md"}
 
 
 def page(name: str) -> str:
@@ -103,6 +105,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every command of the README has been run, in its order."""
     folder = tmp_path_factory.mktemp("reader")
     lay_model(folder / "path" / "to" / "model")
+    exported("llama", folder / "decoder").rename(folder / "text")
     (folder / "examples").symlink_to(ROOT / "examples")
     sentences = (ROOT / "examples" / "sentences.txt").read_text("utf-8").splitlines()
     (folder / "sentences.txt").write_text("\n".join(sentences[:48]))
@@ -237,6 +240,16 @@ def test_their_file_goes_through_the_verbs_as_the_guide_says(tmp_path: Path) -> 
     assert "Attention" in {node.op_type for node in made.graph.node}
     for line in shell_lines(page("docs/import.md")):
         run(line, tmp_path)
+
+
+@pytest.mark.slow
+def test_texts_are_generated_as_their_guide_says(tmp_path: Path) -> None:
+    saved("llama", tmp_path / "path" / "to" / "decoder")
+    *_, generate = [run(line, tmp_path) for line in shell_lines(page("docs/decode.md"))]
+    assert "The port of" in generate
+    assert "40 tokens" in generate
+    (code,) = python_blocks(page("docs/decode.md"))
+    assert len(run_python(code, tmp_path)) >= 60
 
 
 def test_the_mask_builders_make_the_mask_that_the_guide_shows() -> None:

@@ -1,0 +1,48 @@
+"""Cases of a decoder with a cache that are run token by token, and compared with one pass over all tokens."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from attnport.artifacts import IOContract
+from attnport.cases.inputs import Case, case
+from attnport.cases.sizes import largest
+from attnport.masks.encoding import numpy_dtype
+from attnport_bundle.errors import FeedError
+from attnport_bundle.roles import roles_of
+
+GROUP = "decode"
+PROMPT = 8
+STEPS = (32, 256)
+_LEFT = 5
+"""The padding at the left of the second text."""
+
+
+def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
+    """Two texts of a prompt and so many steps, one padded at the left where the model takes a mask; none if it does not
+    generate.
+    """
+    try:
+        roles = roles_of(io)
+    except FeedError:
+        return
+    dims = {dim.name: dim for dim in io.dims}
+    batch, seq = str(roles.ids.dims[0]), str(roles.ids.dims[1])
+    most = min(largest(io, dims[seq]), largest(io, dims[roles.past]) - roles.start + 1)
+    for length in dict.fromkeys(min(PROMPT + steps, most) for steps in STEPS):
+        name = f"decode, {length} tokens"
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        sizes = {dim.name: dim.min for dim in io.dims} | {batch: dims[batch].at_least(2), seq: length}
+        feeds = {roles.ids.name: rng.integers(0, roles.ids.high or 2, roles.ids.shape(sizes)).astype(roles.ids.dtype)}
+        for spec, _, _ in roles.caches:
+            feeds[spec.name] = np.zeros(spec.shape(sizes), numpy_dtype(spec.dtype))
+        if roles.mask:
+            mask_BT = np.ones(roles.mask.shape(sizes), roles.mask.dtype)
+            mask_BT[:, : roles.start] = 0
+            if roles.whole and len(mask_BT) > 1 and length > PROMPT:
+                mask_BT[1, : roles.start + _LEFT] = 0
+            feeds[roles.mask.name] = mask_BT
+        yield case(io, name, GROUP, {spec.name: feeds[spec.name] for spec in io.inputs})

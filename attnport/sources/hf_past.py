@@ -1,0 +1,131 @@
+"""Decoders of transformers with their cache: new tokens and a cache in, the last token's logits and a longer cache out.
+
+One graph serves a prompt (no cache, many tokens) and a step (a cache, one token), so the two share their weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import IOContract
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import SpecError, first_line
+from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.hf_modules import Kind, TextModel
+from attnport.sources.hf_text import text_contract
+from attnport.sources.hf_tokenizer import TokenizerOf
+
+if TYPE_CHECKING:
+    import torch
+
+PART = "with-past"
+"""What the part of a model is called."""
+_KEY, _VALUE = "past_key_{}", "past_value_{}"
+
+
+def has_past(model: Any) -> bool:
+    """Whether a model generates text from text alone, with a cache."""
+    accepted = _accepted(model)
+    generates = bool(getattr(model, "can_generate", lambda: False)())
+    return generates and not model.config.is_encoder_decoder and {"past_key_values", "input_ids"} <= accepted
+
+
+def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The last token's logits `[batch, vocabulary]`, and each layer's keys and values `[batch, heads, past+seq, D]`.
+
+    Args:
+        tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]`, `past_key_0 [batch,heads,past,D]`, ...
+        constants: `positions`, where a table has so many.
+    """
+    ids_BS, mask_BT = tensors["input_ids"], tensors["attention_mask"]
+    pairs = [(tensors[_KEY.format(at)], tensors[_VALUE.format(at)]) for at in range((len(tensors) - 2) // 2)]
+    accepted = _accepted(model)
+    given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+    if "position_ids" in accepted:
+        positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
+        if "positions" in constants:
+            positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
+        given["position_ids"] = positions_BT[:, pairs[0][0].shape[2] :]
+    cache = _cache(pairs)
+    out = model(input_ids=ids_BS, attention_mask=mask_BT, past_key_values=cache, use_cache=True, **given)
+    found = {"logits": out.logits[:, -1]}
+    for at, layer in enumerate(cache.layers):
+        found |= {f"present_key_{at}": layer.keys, f"present_value_{at}": layer.values}
+    return found
+
+
+def _cache(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """A cache that holds these keys and values, of which any number may be 0."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    cache = DynamicCache()
+    for keys, values in pairs:
+        layer: Any = DynamicLayer()  # type: ignore[no-untyped-call]
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache
+
+
+def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, declared: Sequence[str]) -> IOContract:
+    """The contract of a decoder with its cache; sets the constants of `kind` that it needs.
+
+    Args:
+        declared: `--dim` declarations.
+
+    Raises:
+        SpecError: the model keeps something else than keys and values of every token.
+        UsageError: a declared dim is unknown, or beyond the model's limit.
+    """
+    model: Any = kind.model
+    text, ranges, masks = text_contract(config, TextModel(model), tokenizer, ())
+    ids = next(spec for spec in text if spec.name == "input_ids")
+    most = ranges[1].max
+    limited = "position_ids" not in _accepted(model)
+    if not limited:
+        kind.constants["positions"] = most
+    half = max(1, most // 2) if limited else most
+    dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, half), Dim("past", 0, min(128, half), half)), declared)
+    inputs = [ids, TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2)]
+    for at, (key, value) in enumerate(_sizes(place, model, ids.high or 2)):
+        inputs.append(TensorSpec(_KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
+        inputs.append(TensorSpec(_VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
+    behind = tuple(mask if mask.input else dataclasses.replace(mask, alignment="lower_right") for mask in masks)
+    outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
+    return IOContract(tuple(inputs), outputs, dims, (*behind,), positions="absolute")
+
+
+def _sizes(place: str, model: Any, vocab: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """By layer, the heads and widths of keys and of values.
+
+    Raises:
+        SpecError: see `past_contract`.
+    """
+    import torch
+    from transformers.cache_utils import DynamicCache
+
+    ids_BS = torch.arange(3)[None] % vocab
+    cache: Any = DynamicCache()
+    try:
+        with torch.no_grad():
+            model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS), past_key_values=cache, use_cache=True)
+        found = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+    except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
+        raise _other(place, model, first_line(err)) from err
+    if not found or any(shape[:1] + shape[2:3] != (1, 3) for pair in found for shape in pair):
+        raise _other(place, model, "its cache does not hold keys and values of every token")
+    return [((key[1], key[3]), (value[1], value[3])) for key, value in found]
+
+
+def _other(place: str, model: Any, why: str) -> SpecError:
+    return SpecError(
+        f"hf:{place}: {type(model).__name__} does not go with --with-past: {why}",
+        hint="Leave --with-past out: the whole sequence is computed in one pass.",
+    )
+
+
+def _accepted(model: Any) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)

@@ -1,0 +1,298 @@
+"""Generates tokens one after another with a decoder and its cache: greedily, by sampling, or by beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .contract import IO
+from .errors import FeedError
+from .roles import Roles, roles_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+Run = Callable[..., "dict[str, Array]"]
+"""Runs the model: an array for each input by name in, one for each output out."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How tokens are chosen.
+
+    Attributes:
+        most: The most new tokens of a prompt.
+        temperature: 0 takes the likeliest token each time; above, tokens are drawn, from flatter scores the higher it
+            is.
+        top_k: Draw among so many of the likeliest; 0 = all.
+        top_p: Draw among the likeliest that together have this probability.
+        seed: Of the draws; None = others each time.
+        beams: 1, or the number of beginnings that beam search follows.
+        length_penalty: Beam search divides a text's log probability by its length to this power.
+        stop: Ids behind which a text ends; the id is part of the result.
+    """
+
+    most: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    beams: int = 1
+    length_penalty: float = 1.0
+    stop: Collection[int] = ()
+
+    def check(self) -> None:
+        """Raises FeedError for what has no meaning."""
+        for name, fits, expected in (
+            ("max_tokens", self.most >= 1, "1 or more"),
+            ("temperature", self.temperature >= 0, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("beams", self.beams >= 1, "1 or more"),
+        ):
+            if not fits:
+                raise FeedError(f"{name}: got {getattr(self, name, self.most)}; expected {expected}.")
+        if self.beams > 1 and self.temperature > 0:
+            raise FeedError("temperature: beam search draws nothing; expected 0.")
+
+
+class Decoding:
+    """A batch of texts that grow: their cache, and which of its places are real tokens."""
+
+    def __init__(self, run: Run, io: IO, roles: Roles) -> None:
+        self._run, self._io, self._roles = run, io, roles
+        self._caches: dict[str, Array] = {}
+        self._keep_BT: Array | None = None
+
+    def push(self, ids_BS: Array, keep_BS: Array) -> Array:
+        """Runs new tokens, and keeps what they put into the cache.
+
+        Args:
+            keep_BS: Where they are real, and not padding at the left.
+
+        Returns:
+            float32 `[batch, vocabulary]`: the scores of what follows the last one.
+        """
+        import numpy as np
+
+        roles, batch = self._roles, len(ids_BS)
+        if self._keep_BT is None:
+            self._keep_BT = np.zeros((batch, roles.start), dtype=bool)
+            sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
+            self._caches = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches}
+        whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
+        feeds = {roles.ids.name: ids_BS.astype(roles.ids.dtype), **self._caches}
+        if roles.mask:
+            feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
+        outputs = self._run(**feeds)
+        for spec, output, axis in roles.caches:
+            new = outputs[output].astype(spec.dtype, copy=False)  # a session may give what its file has: halves
+            self._caches[spec.name] = new if roles.grown else np.concatenate([self._caches[spec.name], new], axis)
+        self._keep_BT = whole_BT
+        logits = outputs[roles.logits.name]
+        return np.asarray(logits[:, -1] if roles.each else logits, np.float32)
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+        return self._caches[name]
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch, of which one may be there several times."""
+        import numpy as np
+
+        assert self._keep_BT is not None
+        self._keep_BT = self._keep_BT[rows]
+        for spec, _, _ in self._roles.caches:
+            axis = spec.dims.index(self._roles.ids.dims[0])
+            self._caches[spec.name] = np.take(self._caches[spec.name], rows, axis)
+
+
+def generated(run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options) -> Iterator[list[int | None]]:
+    """The next token of every prompt, step by step; None where the text has ended.
+
+    Raises:
+        FeedError: the model does not generate, or not from these prompts.
+    """
+    import numpy as np
+
+    options.check()
+    roles = roles_of(io)
+    if options.beams > 1:
+        raise FeedError("beams: what beam search finds is known at its end; use `searched`.")
+    decoding, logits = _begun(run, io, roles, prompts, options.most)
+    draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
+    for step in range(options.most):
+        chosen = _chosen(logits, options, draw)
+        yield [None if done else int(token) for done, token in zip(ended, chosen, strict=True)]
+        ended |= np.isin(chosen, list(options.stop))
+        if ended.all() or step + 1 == options.most:
+            return
+        logits = decoding.push(chosen[:, None], np.ones((len(chosen), 1), dtype=bool))
+
+
+def _begun(run: Run, io: IO, roles: Roles, prompts: Sequence[Sequence[int]], most: int) -> tuple[Decoding, Array]:
+    """The prompts, padded at the left, as the beginning of texts."""
+    import numpy as np
+
+    lengths = [len(prompt) for prompt in prompts]
+    if not lengths or min(lengths) < 1:
+        raise FeedError("prompts: got none, or one without a token; expected one or more tokens each.")
+    longest = max(lengths)
+    room = roles.longest_past - roles.start
+    if longest + most - 2 > room:
+        raise FeedError(f"prompts: {longest} tokens and {most} new ones; the model keeps at most {room} in its cache.")
+    ragged = min(lengths) < longest
+    if ragged and not (roles.mask and roles.whole):
+        raise FeedError("prompts: they have different lengths, and the model takes no mask [batch, past+seq].")
+    ids_BS = np.zeros((len(prompts), longest), np.int64)
+    keep_BS = np.zeros(ids_BS.shape, dtype=bool)
+    for row, prompt in enumerate(prompts):
+        ids_BS[row, longest - len(prompt) :] = prompt
+        keep_BS[row, longest - len(prompt) :] = True
+    decoding = Decoding(run, io, roles)
+    for start in range(0, longest, roles.longest_seq):
+        part = slice(start, start + roles.longest_seq)
+        logits = decoding.push(ids_BS[:, part], keep_BS[:, part])
+    return decoding, logits
+
+
+def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Array:
+    """A token for each row."""
+    import numpy as np
+
+    if options.temperature == 0:
+        return np.asarray(logits_BV.argmax(-1))
+    scores = logits_BV.astype(np.float64) / options.temperature
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    sorted_ = np.take_along_axis(scores, order, -1)
+    weights = np.exp(sorted_ - sorted_[:, :1])
+    if options.top_k:
+        weights[:, options.top_k :] = 0
+    weights /= weights.sum(-1, keepdims=True)
+    # The likeliest whose probabilities reach top_p: what comes before a token must not have reached it.
+    weights[np.cumsum(weights, -1) - weights >= options.top_p] = 0
+    bounds = np.cumsum(weights, -1)
+    places = (bounds > draw.random((len(scores), 1)) * bounds[:, -1:]).argmax(-1)
+    return np.take_along_axis(order, places[:, None], -1)[:, 0]
+
+
+def searched(run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
+    """The new tokens that beam search finds for every prompt. Raises as `generated`."""
+    import numpy as np
+
+    options.check()
+    count, beams = len(prompts), options.beams
+    decoding, logits = _begun(run, io, roles_of(io), prompts, options.most)
+    decoding.take(np.repeat(np.arange(count), beams))
+    logits = np.repeat(logits, beams, axis=0)
+    every = [_Beams(options) for _ in range(count)]
+    for step in range(1, options.most + 1):
+        scores = np.array([one.scores for one in every])
+        best, places = _likeliest(scores, logits, max(2, 1 + len(options.stop)) * beams)
+        for one, score, place in zip(every, best, places, strict=True):
+            one.grow(score, *np.divmod(place, logits.shape[-1]))
+        if step == options.most or all(one.over for one in every):
+            break
+        parents = np.array([one.parents for one in every])
+        decoding.take((parents + np.arange(count)[:, None] * beams).reshape(-1))
+        tokens = np.array([text[-1] for one in every for text in one.texts])
+        logits = decoding.push(tokens[:, None], np.ones((len(tokens), 1), dtype=bool))
+    return [one.best() for one in every]
+
+
+class _Beams:
+    """The beams of one prompt, and its texts that have ended.
+
+    Attributes:
+        scores: The log probability of each beam.
+        parents: By beam, which one it was before the last step.
+        over: Whether no beam can become better than the texts that have ended.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        # They are the same at first, so that one counts.
+        self.scores = [0.0, *[-float("inf")] * (options.beams - 1)]
+        self.texts: list[list[int]] = [[] for _ in range(options.beams)]
+        self.parents = list(range(options.beams))
+        self.over = False
+        self._ended: list[tuple[float, list[int]]] = []
+
+    def grow(self, scores: Array, parents: Array, tokens: Array) -> None:
+        """Takes the best continuations, in their order: so many that as many as there are beams do not end."""
+        beams, kept = self._options.beams, []
+        for rank, (score, parent, token) in enumerate(zip(scores, parents.tolist(), tokens.tolist(), strict=True)):
+            text = [*self.texts[parent], token]
+            if token not in self._options.stop:
+                kept.append((float(score), parent, text))
+            elif rank < beams and not self.over:
+                self._end(float(score), text)
+        del kept[beams:]
+        self.scores, self.parents = [score for score, _, _ in kept], [parent for _, parent, _ in kept]
+        self.texts = [text for *_, text in kept]
+        full = len(self._ended) == beams
+        self.over = self.over or (full and self._weighed(max(self.scores), self.texts[0]) <= self._ended[-1][0])
+
+    def best(self) -> list[int]:
+        """The text of the best score, of those that have ended and those that the end of the run cut."""
+        if not self.over:
+            for score, text in zip(self.scores, self.texts, strict=True):
+                self._end(score, text)
+        return self._ended[0][1]
+
+    def _end(self, score: float, text: list[int]) -> None:
+        self._ended.append((self._weighed(score, text), text))
+        self._ended.sort(key=lambda one: -one[0])
+        del self._ended[self._options.beams :]
+
+    def _weighed(self, score: float, text: list[int]) -> float:
+        return score / float(len(text) ** self._options.length_penalty)
+
+
+def _likeliest(scores: Array, logits: Array, count: int) -> tuple[Array, Array]:
+    """For every prompt, the best continuations of all its beams: log probabilities, and beam times token."""
+    import numpy as np
+
+    prompts, beams = scores.shape
+    logits = logits.astype(np.float64)
+    logits = logits - logits.max(-1, keepdims=True)
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    every = (scores[:, :, None] + logs.reshape(prompts, beams, -1)).reshape(prompts, -1)
+    order = np.argsort(-every, axis=-1, kind="stable")[:, :count]
+    return np.take_along_axis(every, order, -1), order
+
+
+def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int) -> dict[str, Array]:
+    """What `run` gives for all tokens at once, made of a prompt of so many and then one token at a time.
+
+    Args:
+        feeds: The inputs of a pass with an empty cache.
+    """
+    import numpy as np
+
+    roles = roles_of(io)
+    ids_BS = feeds[roles.ids.name]
+    keep_BS = np.ones(ids_BS.shape, dtype=bool)
+    if roles.mask and roles.whole:
+        keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
+    last: dict[str, Array] = {}
+
+    def kept(**given: Array) -> dict[str, Array]:
+        last.clear()
+        last.update(run(**given))
+        return last
+
+    decoding = Decoding(kept, io, roles)
+    ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
+    logits = []
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
+        logits.append(last[roles.logits.name])
+    first = 0 if roles.grown else roles.start
+    whole = {output: decoding.cache(spec.name).take(range(first, roles.start + ends[-1]), axis)
+             for spec, output, axis in roles.caches}  # fmt: skip
+    scores = np.concatenate(logits, axis=1) if roles.each else logits[-1]
+    made = {**whole, roles.logits.name: scores}
+    return {spec.name: made[spec.name] for spec in io.outputs}

@@ -1,0 +1,72 @@
+"""Small decoders of transformers with random weights, saved as users have them, and artifacts of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import models, pre_tokenizers
+
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+
+VOCABULARY, END = 101, 100
+_SMALL = {
+    "vocab_size": VOCABULARY, "num_hidden_layers": 2, "bos_token_id": None, "eos_token_id": END, "pad_token_id": 0,
+}  # fmt: skip
+_WIDTHS = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": VOCABULARY,
+                      "bos_token_id": None, "eos_token_id": END, "pad_token_id": 0}),
+    "llama": ("Llama", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "max_position_embeddings": 320}),
+    "mistral": ("Mistral", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "sliding_window": 6,
+                            "max_position_embeddings": 320}),
+    "gemma3": ("Gemma3Text", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8,
+                              "max_position_embeddings": 320,
+                              "layer_types": ["sliding_attention", "full_attention"]}),
+    "bloom": ("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_head": 4, "n_layer": 2, "eos_token_id": END,
+                        "bos_token_id": None, "pad_token_id": 0}),
+    "opt": ("OPT", {**_SMALL, "hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4,
+                    "max_position_embeddings": 128, "word_embed_proj_dim": 32}),
+}  # fmt: skip
+"""By name, the beginning of the class in transformers, and its config."""
+
+
+def saved(kind: str, folder: Path) -> Path:
+    """A decoder with random weights and a tokenizer of letters, written by `save_pretrained`."""
+    name, config = KINDS[kind]
+    torch.manual_seed(0)
+    causal = "Gemma3ForCausalLM" if name == "Gemma3Text" else f"{name}{'LMHead' if name == 'GPT2' else 'ForCausalLM'}"
+    causal += "Model" if name == "GPT2" else ""
+    model = getattr(transformers, causal)(getattr(transformers, f"{name}Config")(**config))
+    with torch.no_grad():  # the usual small weights make scores that hardly differ, of which the greatest is by chance
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.ndim > 1 else None
+    model.eval().save_pretrained(folder)
+    letters = {chr(32 + at): at for at in range(95)} | {f"<{at}>": at for at in range(95, VOCABULARY)}
+    made = tokenizers.Tokenizer(models.WordLevel(letters, unk_token=" "))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.decoder = tokenizers.decoders.Fuse()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def exported(kind: str, folder: Path, **options: Any) -> Path:
+    """An artifact of a decoder with its cache, fused for ONNX Runtime, beside its weights."""
+    export(f"hf:{saved(kind, folder / 'weights')}", folder / "out", part="with-past", **options)
+    fuse(folder / "out", targets=["ort_cpu"])
+    return folder / "out"
+
+
+def continued(weights: Path, prompts: list[list[int]], new: int, **options: Any) -> list[list[int]]:
+    """What `generate` of transformers finds, for prompts that it is given one by one."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(weights, trust_remote_code=False)
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, **options)
+        found.append(made[0, len(prompt) :].tolist())
+    return found

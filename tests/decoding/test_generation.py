@@ -1,0 +1,139 @@
+"""Tokens as transformers' own `generate` makes them, with every kind of cache, mask and position."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import END, KINDS, continued, exported
+
+import attnport
+from attnport.errors import FeedError
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+from attnport_bundle.generation import Options, _chosen
+
+PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes each artifact once."""
+    made: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = exported(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return of
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_of_prompts_of_several_lengths_are_those_of_transformers(artifacts: Any, kind: str) -> None:
+    folder = artifacts(kind)
+    found = attnport.open(folder).generate(PROMPTS, max_tokens=20, stop=[END])
+    assert found == continued(folder.parent / "weights", PROMPTS, 20)
+
+
+@pytest.mark.parametrize(("kind", "beams", "penalty"), [("gpt2", 3, 1.0), ("llama", 4, 0.0), ("llama", 2, 2.0)])
+def test_beam_search_finds_what_transformers_finds(artifacts: Any, kind: str, beams: int, penalty: float) -> None:
+    folder = artifacts(kind)
+    options: dict[str, Any] = {"length_penalty": penalty}
+    found = attnport.open(folder).generate(PROMPTS, max_tokens=12, beams=beams, stop=[END], **options)
+    assert found == continued(folder.parent / "weights", PROMPTS, 12, num_beams=beams, **options)
+
+
+def test_draws_are_those_of_their_seed_and_a_text_ends_behind_what_stops_it(artifacts: Any) -> None:
+    artifact = attnport.open(artifacts("llama"))
+    draws = [artifact.generate(PROMPTS[:1], max_tokens=12, temperature=2.0, seed=seed)[0] for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    stop = draws[0][5]
+    told: list[int] = []
+    ended = artifact.generate(PROMPTS[:1], max_tokens=12, temperature=2.0, seed=1, stop=[stop],
+                              on_token=lambda row, token: told.append(token))[0]  # fmt: skip
+    assert ended == told == draws[0][: draws[0].index(stop) + 1]
+
+
+def test_a_text_comes_back_as_text_and_in_pieces(artifacts: Any) -> None:
+    artifact = attnport.open(artifacts("llama"))
+    told: list[str] = []
+    text = artifact.generate("ab c", max_tokens=9, on_token=lambda row, piece: told.append(piece))
+    ids = artifact.generate([[65, 66, 0, 67]], max_tokens=9)[0]
+    assert text == "".join(told) == "".join(chr(32 + one) if one < 95 else f"<{one}>" for one in ids)
+    assert artifact.generate(["ab c", "q"], max_tokens=9)[0] == text
+
+
+def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Any, tmp_path: Path) -> None:
+    folder = exported("llama", tmp_path, dims=["seq=1:1:3"])
+    found = attnport.open(folder).generate(PROMPTS, max_tokens=5)
+    assert found == attnport.open(artifacts("llama")).generate(PROMPTS, max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "said"),
+    [
+        ([[1] * 50], {"max_tokens": 30}, "the model keeps at most 64"),
+        ([[]], {}, "without a token"),
+        ([[500]], {}, "expected 0 to 100"),
+        ([[1]], {"temperature": -1.0}, "temperature: got -1.0"),
+        ([[1]], {"temperature": 1.0, "beams": 2}, "beam search draws nothing"),
+        ("ab", {"stop": ["nothing"]}, "no token of the model's tokenizer"),
+    ],
+)
+def test_what_cannot_be_generated_is_an_error_that_says_why(
+    artifacts: Any, prompts: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(FeedError, match=said):
+        attnport.open(artifacts("gpt2")).generate(prompts, **options)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], np.float32)).repeat(20_000, 0)
+    draw = np.random.default_rng(0)
+    for options, expected in (
+        (Options(temperature=1.0), [0.5, 0.25, 0.125, 0.125]),
+        (Options(temperature=1.0, top_k=2), [2 / 3, 1 / 3, 0, 0]),
+        (Options(temperature=1.0, top_p=0.6), [2 / 3, 1 / 3, 0, 0]),
+        (Options(temperature=1.0, top_p=0.5), [1, 0, 0, 0]),
+        (Options(temperature=0.5), [16 / 22, 4 / 22, 1 / 22, 1 / 22]),
+    ):
+        counts = np.bincount(_chosen(logits, options, draw), minlength=4) / len(logits)
+        np.testing.assert_allclose(counts, expected, atol=0.015)
+
+
+def test_attnports_own_decoders_generate_token_by_token_what_one_pass_says(tmp_path: Path) -> None:
+    export("gpt_decoder", tmp_path / "out")
+    fuse(tmp_path / "out", targets=["ort_cpu"])
+    artifact = attnport.open(tmp_path / "out")
+    prompt = [3, 141, 59]
+    found = artifact.generate([prompt], max_tokens=6)[0]
+    with artifact.open() as running:
+        for at in range(6):
+            ids = np.array([prompt + found[:at]])
+            past = np.zeros((1, 2, 4, 1, 16), np.float32)
+            out = running.run(input_ids=ids, past_keys=past, past_values=past, cache_mask=np.zeros((1, 1), np.int64))
+            assert int(out["logits"][0, -1].argmax()) == found[at]
+
+
+def test_a_model_without_a_cache_says_how_to_export_one(tmp_path: Path) -> None:
+    export("bert_encoder", tmp_path / "out")
+    fuse(tmp_path / "out", targets=["ort_cpu"])
+    with pytest.raises(FeedError, match=r"it has no cache.*--with-past"):
+        attnport.open(tmp_path / "out").generate([[1, 2]])
+
+
+def test_beams_that_end_early_do_not_stop_the_others() -> None:
+    from attnport_bundle.generation import _Beams
+
+    one = _Beams(Options(most=5, beams=2, stop=(9,)))
+    one.grow(np.array([-0.1, -0.2, -0.3, -0.4]), np.array([0, 0, 0, 0]), np.array([9, 1, 2, 3]))
+    assert one.texts == [[1], [2]]
+    assert not one.over
+    one.grow(np.array([-0.25, -5.0, -6.0, -7.0]), np.array([0, 0, 1, 1]), np.array([9, 4, 9, 5]))
+    assert one.over
+    assert one.best() == [9]
+    assert list(itertools.chain(*one.texts)) == [1, 4, 2, 5]

@@ -1,0 +1,122 @@
+"""Decoders with their cache through every verb: exported, fused, checked step by step, bundled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import KINDS, exported
+
+from attnport.artifacts import ParityReport
+from attnport.cases.decoding import PROMPT, decoding_cases
+from attnport.errors import SpecError, UsageError
+from attnport.folder.workspace import open_folder
+from attnport.jsonfile import read
+from attnport.verbs.check import check
+from attnport.verbs.export import export
+from attnport.verbs.fuse import fuse
+from attnport_bundle.generation import stepped
+
+FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "bloom": 2, "opt": 2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step_is_what_a_pass_over_all_tokens_gives_in_every_runtime(kind: str, tmp_path: Path) -> None:
+    folder = exported(kind, tmp_path)
+    table = fuse(folder, targets=["ort_cpu", "openvino"])
+    assert {name: (one.fused, one.attentions) for name, one in table.targets.items()} == dict.fromkeys(
+        ("ort_cpu", "openvino"), (FUSED[kind], 2)
+    )
+    report = check(folder, ["ort_cpu", "openvino", "torch_eager"])
+    rows = report.runtimes
+    assert {row.verdict for row in rows.values()} == {"PASS"}, {name: row.reason for name, row in rows.items()}
+    tried = {case.case for row in rows.values() for case in row.cases}
+    assert any(name.startswith("decode, ") for name in tried)
+
+
+def test_a_cache_that_loses_a_token_is_found_by_the_steps_alone(tmp_path: Path) -> None:
+    folder = exported("llama", tmp_path)
+    io = open_folder(folder).io
+    (case, *_) = decoding_cases(io)
+    from attnport.folder.opened import opened
+
+    session = opened(folder, open_folder(folder), "ort_cpu")
+    whole = session.run(case.feeds)
+    steps = stepped(lambda **feeds: session.run(feeds), io, case.feeds, PROMPT)
+    np.testing.assert_allclose(steps["logits"], whole["logits"], atol=2e-4)
+    real = case.valid["present_key_0"]
+    assert real.shape[-1] == whole["present_key_0"].shape[2] or real.ndim == 1
+
+    def forgets(**feeds: Any) -> dict[str, Any]:
+        given = session.run(feeds)
+        return {
+            name: np.where(np.arange(array.shape[2])[:, None] == 9, 0, array).astype(array.dtype)
+            if name.startswith("present") and array.shape[2] > 9
+            else array
+            for name, array in given.items()
+        }
+
+    assert np.abs(stepped(forgets, io, case.feeds, PROMPT)["logits"] - whole["logits"]).max() > 1e-3
+
+
+def test_models_that_keep_no_cache_of_every_token_are_refused_with_a_reason(tmp_path: Path) -> None:
+    import transformers
+
+    transformers.BertModel(
+        transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    ).save_pretrained(tmp_path / "bert")
+    with pytest.raises(UsageError, match=r"--part with-past.*has no such part"):
+        export(f"hf:{tmp_path / 'bert'}", tmp_path / "out", part="with-past")
+    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50, state_size=4)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
+    with pytest.raises((SpecError, UsageError)):
+        export(f"hf:{tmp_path / 'mamba'}", tmp_path / "out", part="with-past")
+
+
+def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
+    from decoders import saved
+
+    weights, out = saved("gpt2", tmp_path / "weights"), tmp_path / "out"
+
+    def attnport(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "attnport.cli", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = attnport("export", f"hf:{weights}", "-o", out, "--with-past")
+    assert done.returncode == 0, done.stderr
+    assert attnport("fuse", out, "--target", "ort_cpu").returncode == 0
+    done = attnport("generate", out, "--prompt", "ab", "--prompt", "c d", "--max-tokens", 5, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["prompts"] == ["ab", "c d"]
+    assert told["tokens"] == 10
+    assert all(told["texts"])
+    done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 5)
+    assert f"ab{told['texts'][0]}" in done.stdout
+    done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 500)
+    assert done.returncode == 2
+    assert "the model keeps at most" in done.stderr
+
+
+def test_a_bundle_generates_without_torch(tmp_path: Path) -> None:
+    from attnport.verbs.bundle import bundle
+
+    folder = exported("llama", tmp_path)
+    check(folder, ["ort_cpu"])
+    app = bundle(folder, tmp_path / "app", forms=("ort_cpu",))
+    script = (
+        "import sys; sys.path.insert(0, 'python'); sys.modules['torch'] = None\n"
+        "from attnport_bundle import load\n"
+        "with load() as model: print(model.generate([[5, 17, 60, 3], [44]], max_tokens=6))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=app, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    import attnport
+
+    assert json.loads(done.stdout) == attnport.open(folder).generate([[5, 17, 60, 3], [44]], max_tokens=6)
+    assert read(ParityReport, folder / "parity.json").verdict == "PASS"
