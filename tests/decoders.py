@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                     "max_position_embeddings": 128, "word_embed_proj_dim": 32}),
 }  # fmt: skip
 """By name, the beginning of the class in transformers, and its config."""
+QUICK = ("gpt2", "mistral")
+"""A table of positions, and a window with grouped heads."""
 
 
 def saved(kind: str, folder: Path) -> Path:

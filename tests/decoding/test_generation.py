@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoders import END, KINDS, continued, exported
+from decoders import END, KINDS, QUICK, continued, exported
+from representatives import representatives
 
 import attnport
 from attnport.errors import FeedError
@@ -32,7 +33,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
 def test_greedy_tokens_of_prompts_of_several_lengths_are_those_of_transformers(artifacts: Any, kind: str) -> None:
     folder = artifacts(kind)
     found = attnport.open(folder).generate(PROMPTS, max_tokens=20, stop=[END])

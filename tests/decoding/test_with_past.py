@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoders import KINDS, exported
+from decoders import KINDS, QUICK, exported
+from representatives import representatives
 
 from attnport.artifacts import ParityReport
 from attnport.cases.decoding import PROMPT, decoding_cases
@@ -25,7 +26,7 @@ from attnport_bundle.generation import stepped
 FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "bloom": 2, "opt": 2}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
 def test_every_step_is_what_a_pass_over_all_tokens_gives_in_every_runtime(kind: str, tmp_path: Path) -> None:
     folder = exported(kind, tmp_path)
     table = fuse(folder, targets=["ort_cpu", "openvino"])
