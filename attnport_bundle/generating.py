@@ -28,10 +28,8 @@ def generate(
 
     Args:
         tokenizer: The model's `tokenizer.json`, which texts need.
-        options: Those of `generation.Options`, with `max_tokens` for `most`.
+        options: Those of `generation.Options`.
     """
-    if "max_tokens" in options:
-        options["most"] = options.pop("max_tokens")
     single = isinstance(prompts, str)
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     texts = any(isinstance(prompt, str) for prompt in given)
@@ -45,7 +43,7 @@ def generate(
     def tell(row: int, token: int) -> None:
         found[row].append(token)
         if on_token:
-            whole = token in ends or len(found[row]) == chosen.most
+            whole = token in ends or len(found[row]) == chosen.max_tokens
             on_token(row, streams[row].more(token, whole=whole) if streams else token)
 
     if chosen.beams > 1:

@@ -23,7 +23,7 @@ class Options:
     """How tokens are chosen.
 
     Attributes:
-        most: The most new tokens of a prompt.
+        max_tokens: The most new tokens of a prompt.
         temperature: 0 takes the likeliest token each time; above, tokens are drawn, from flatter scores the higher it
             is.
         top_k: Draw among so many of the likeliest; 0 = all.
@@ -34,7 +34,7 @@ class Options:
         stop: Ids behind which a text ends; the id is part of the result.
     """
 
-    most: int = 64
+    max_tokens: int = 64
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -46,14 +46,14 @@ class Options:
     def check(self) -> None:
         """Raises FeedError for what has no meaning."""
         for name, fits, expected in (
-            ("max_tokens", self.most >= 1, "1 or more"),
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
             ("temperature", self.temperature >= 0, "0 or more"),
             ("top_k", self.top_k >= 0, "0 or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("beams", self.beams >= 1, "1 or more"),
         ):
             if not fits:
-                raise FeedError(f"{name}: got {getattr(self, name, self.most)}; expected {expected}.")
+                raise FeedError(f"{name}: got {getattr(self, name)}; expected {expected}.")
         if self.beams > 1 and self.temperature > 0:
             raise FeedError("temperature: beam search draws nothing; expected 0.")
 
@@ -121,13 +121,13 @@ def generated(run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Optio
     roles = roles_of(io)
     if options.beams > 1:
         raise FeedError("beams: what beam search finds is known at its end; use `searched`.")
-    decoding, logits = _begun(run, io, roles, prompts, options.most)
+    decoding, logits = _begun(run, io, roles, prompts, options.max_tokens)
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
-    for step in range(options.most):
+    for step in range(options.max_tokens):
         chosen = _chosen(logits, options, draw)
         yield [None if done else int(token) for done, token in zip(ended, chosen, strict=True)]
         ended |= np.isin(chosen, list(options.stop))
-        if ended.all() or step + 1 == options.most:
+        if ended.all() or step + 1 == options.max_tokens:
             return
         logits = decoding.push(chosen[:, None], np.ones((len(chosen), 1), dtype=bool))
 
@@ -184,16 +184,16 @@ def searched(run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Option
 
     options.check()
     count, beams = len(prompts), options.beams
-    decoding, logits = _begun(run, io, roles_of(io), prompts, options.most)
+    decoding, logits = _begun(run, io, roles_of(io), prompts, options.max_tokens)
     decoding.take(np.repeat(np.arange(count), beams))
     logits = np.repeat(logits, beams, axis=0)
     every = [_Beams(options) for _ in range(count)]
-    for step in range(1, options.most + 1):
+    for step in range(1, options.max_tokens + 1):
         scores = np.array([one.scores for one in every])
         best, places = _likeliest(scores, logits, max(2, 1 + len(options.stop)) * beams)
         for one, score, place in zip(every, best, places, strict=True):
             one.grow(score, *np.divmod(place, logits.shape[-1]))
-        if step == options.most or all(one.over for one in every):
+        if step == options.max_tokens or all(one.over for one in every):
             break
         parents = np.array([one.parents for one in every])
         decoding.take((parents + np.arange(count)[:, None] * beams).reshape(-1))

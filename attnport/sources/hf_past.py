@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
@@ -61,9 +61,9 @@ def _cache(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
     """A cache that holds these keys and values, of which any number may be 0."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    cache = DynamicCache()
+    cache, kind = DynamicCache(), cast(Any, DynamicLayer)  # whose constructor has no types
     for keys, values in pairs:
-        layer: Any = DynamicLayer()  # type: ignore[no-untyped-call]
+        layer = kind()
         layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
         layer.keys, layer.values = keys, values
         cache.layers.append(layer)
@@ -87,15 +87,16 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     limited = "position_ids" not in _accepted(model)
     if not limited:
         kind.constants["positions"] = most
-    half = max(1, most // 2) if limited else most
-    dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, half), Dim("past", 0, min(128, half), half)), declared)
+    # A model that counts positions itself has to find one for every place of the largest cache and pass together.
+    new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
+    dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)), declared)
     inputs = [ids, TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2)]
     for at, (key, value) in enumerate(_sizes(place, model, ids.high or 2)):
         inputs.append(TensorSpec(_KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
         inputs.append(TensorSpec(_VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
     behind = tuple(mask if mask.input else dataclasses.replace(mask, alignment="lower_right") for mask in masks)
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    return IOContract(tuple(inputs), outputs, dims, (*behind,), positions="absolute")
+    return IOContract(tuple(inputs), outputs, dims, behind, positions="absolute")
 
 
 def _sizes(place: str, model: Any, vocab: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:

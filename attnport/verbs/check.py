@@ -160,7 +160,7 @@ def check(
             given_to = folder, manifest, spec, tried, probed, threads, store, progress, limits, bundle
             how: Any = {"plan": plan, "eager": eager} if plan else {}
             run = (ComparisonAtPlan if plan else Comparison)(*given_to, **how, thorough=thorough)
-            if left_out := len(every) - len(tried):
+            if left_out := sum(case.group == "text" for case in every) - sum(case.group == "text" for case in tried):
                 run.notes.append(f"{left_out} of the batches of sentences were left out; --thorough runs all")
             if not sentences and manifest.tokenizer:
                 run.notes.append("no sentences were given, so real text was not compared")

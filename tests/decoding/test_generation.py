@@ -48,6 +48,15 @@ def test_beam_search_finds_what_transformers_finds(artifacts: Any, kind: str, be
     assert found == continued(folder.parent / "weights", PROMPTS, 12, num_beams=beams, **options)
 
 
+def test_the_last_position_of_a_table_is_used_and_none_behind_it(artifacts: Any) -> None:
+    folder = artifacts("gpt2")  # it has 64 positions, and the last new token needs none
+    prompt = [int(token) for token in np.arange(60) % 90 + 2]
+    found = attnport.open(folder).generate([prompt], max_tokens=5)
+    assert found == continued(folder.parent / "weights", [prompt], 5, eos_token_id=None)
+    with pytest.raises(FeedError, match="60 tokens and 6 new ones"):
+        attnport.open(folder).generate([prompt], max_tokens=6)
+
+
 def test_draws_are_those_of_their_seed_and_a_text_ends_behind_what_stops_it(artifacts: Any) -> None:
     artifact = attnport.open(artifacts("llama"))
     draws = [artifact.generate(PROMPTS[:1], max_tokens=12, temperature=2.0, seed=seed)[0] for seed in (1, 1, 2)]
@@ -77,7 +86,7 @@ def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("prompts", "options", "said"),
     [
-        ([[1] * 50], {"max_tokens": 30}, "the model keeps at most 64"),
+        ([[1] * 50], {"max_tokens": 30}, "the model keeps at most 63"),
         ([[]], {}, "without a token"),
         ([[500]], {}, "expected 0 to 100"),
         ([[1]], {"temperature": -1.0}, "temperature: got -1.0"),
@@ -130,7 +139,7 @@ def test_a_model_without_a_cache_says_how_to_export_one(tmp_path: Path) -> None:
 def test_beams_that_end_early_do_not_stop_the_others() -> None:
     from attnport_bundle.generation import _Beams
 
-    one = _Beams(Options(most=5, beams=2, stop=(9,)))
+    one = _Beams(Options(max_tokens=5, beams=2, stop=(9,)))
     one.grow(np.array([-0.1, -0.2, -0.3, -0.4]), np.array([0, 0, 0, 0]), np.array([9, 1, 2, 3]))
     assert one.texts == [[1], [2]]
     assert not one.over
