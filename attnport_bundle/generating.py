@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def generate(
     texts = any(isinstance(prompt, str) for prompt in given)
     words = _Words(tokenizer) if texts or any(isinstance(each, str) for each in stop) else None
     ids = [words.ids(prompt) if words and isinstance(prompt, str) else _ids(prompt) for prompt in given]
+    if texts and not all(isinstance(prompt, str) for prompt in given):
+        raise FeedError("prompts: got texts and token ids; expected one kind.")
     ends = [words.id(each) if words and isinstance(each, str) else int(each) for each in stop]
     chosen = Options(stop=tuple(ends), **options)
     found: list[list[int]] = [[] for _ in ids]
@@ -60,9 +63,10 @@ def generate(
 
 
 def _ids(prompt: Any) -> list[int]:
-    if isinstance(prompt, str):
-        raise FeedError("prompts: got texts and ids; expected one kind.")
-    return [int(token) for token in prompt]
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as err:
+        raise FeedError(f"prompts: got {prompt!r:.60}; expected texts alone, or lists of token ids alone.") from err
 
 
 class _Words:

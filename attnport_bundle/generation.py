@@ -59,7 +59,7 @@ class Options:
 
 
 class Decoding:
-    """A batch of texts that grow: their cache, and which of its places are real tokens."""
+    """A batch of texts that grow, with their cache and a mask of the real tokens in it."""
 
     def __init__(self, run: Run, io: IO, roles: Roles) -> None:
         self._run, self._io, self._roles = run, io, roles
@@ -67,7 +67,7 @@ class Decoding:
         self._keep_BT: Array | None = None
 
     def push(self, ids_BS: Array, keep_BS: Array) -> Array:
-        """Runs new tokens, and keeps what they put into the cache.
+        """Runs new tokens, and adds their keys and values to the cache.
 
         Args:
             keep_BS: Where they are real, and not padding at the left.
@@ -171,7 +171,7 @@ def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Ar
     if options.top_k:
         weights[:, options.top_k :] = 0
     weights /= weights.sum(-1, keepdims=True)
-    # The likeliest whose probabilities reach top_p: what comes before a token must not have reached it.
+    # A token is kept if the likelier ones together do not reach top_p.
     weights[np.cumsum(weights, -1) - weights >= options.top_p] = 0
     bounds = np.cumsum(weights, -1)
     places = (bounds > draw.random((len(scores), 1)) * bounds[:, -1:]).argmax(-1)

@@ -185,7 +185,7 @@ class Model:
         return vectors
 
     def generate(self, prompts: Prompts, **options: Any) -> Any:
-        """Continues prompts token by token, in a batch; the model keeps what it computed of earlier tokens.
+        """Continues prompts token by token. All run as one batch, and the keys and values of earlier tokens are kept.
 
         Args:
             prompts: A text, several texts, or several lists of token ids. Their lengths may differ.

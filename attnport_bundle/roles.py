@@ -21,9 +21,9 @@ class Roles:
         caches: Inputs with a length of `past`, each with the output that follows it and the axis of its length.
         grown: Whether these outputs are the whole cache, and not what is to be put behind it.
         logits: The output that scores the next token.
+        each: Whether it does so for every new token, `[batch, seq, vocabulary]`, and not for the last, `[batch, ...]`.
         past, start: The dim of the cache's length, and how many empty places it begins with.
         longest_seq, longest_past: The most new tokens of a pass, and the most places of the cache.
-        each: Whether it does so for every new token, `[batch, seq, vocabulary]`, and not for the last, `[batch, ...]`.
     """
 
     ids: TensorSpec

@@ -40,7 +40,7 @@ def cases_of(
 def few_batches(tried: Sequence[Case], count: int) -> list[Case]:
     """All cases, but of the batches of sentences only so many, from the shortest to the longest, evenly spread.
 
-    Of those that are run token by token it is the shorter one.
+    Of the cases that are run token by token, the shorter one is kept.
     """
     decoding = [case for case in tried if case.group == DECODING]
     tried = [case for case in tried if case not in decoding[1:]]

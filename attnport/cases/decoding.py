@@ -22,8 +22,9 @@ _LEFT = 5
 
 
 def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
-    """Two texts of a prompt and so many steps, one padded at the left where the model takes a mask; none if it does not
-    generate.
+    """Two texts, each a prompt and so many steps, one padded at the left where the model takes a mask of all tokens.
+
+    A model that does not generate has none.
     """
     try:
         roles = roles_of(io)
