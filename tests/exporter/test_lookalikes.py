@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from lookalikes import LOOKALIKES
 from representatives import representatives
-from running import Exported, distance, export, on_openvino, on_ort, on_reference
+from running import Exported, distance, export, judged, on_openvino, on_ort, on_reference
 from spellings.case import SIZES, in_order
 
 from attnport.exporter.lowering.base import Lowered
@@ -51,7 +51,7 @@ def test_it_still_computes_what_the_module_computes(name: str, target: str) -> N
     run = (on_openvino if target == "openvino" else on_ort)(lowered(name, target).model)
     for seed, sizes in enumerate(SIZES):
         feeds = case.feeds(sizes, seed=seed)
-        got, expected = run(feeds), case.reference(feeds)
+        got, expected = (judged(case, feeds, each) for each in (run(feeds), case.reference(feeds)))
         if name == "zero_times_infinity":
             # The module breaks. So does the graph, or the guard for rows that see nothing makes zeros of it.
             for one, right in zip(got, expected, strict=True):
