@@ -234,12 +234,17 @@ class MaskSpec:
 
 @dataclass(frozen=True)
 class IO:
-    """The contract of inputs and outputs."""
+    """The contract of inputs and outputs.
+
+    Attributes:
+        stop: Of a decoder, the token ids behind which a text ends.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
     masks: tuple[MaskSpec, ...] = ()
+    stop: tuple[int, ...] = field(default=(), metadata={"optional": True})  # earlier bundles do not have it
 
     __pydantic_config__ = STRICT
 
@@ -272,6 +277,8 @@ class IO:
             _check_carried(mask, None if mask.input is None else inputs.get(mask.input), known)
         if not self.inputs or not self.outputs:
             raise UsageError("a model has at least one input and one output.")
+        if any(token < 0 for token in self.stop):
+            raise UsageError(f"got stop {list(self.stop)}; expected token ids of 0 or more.")
 
 
 def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:

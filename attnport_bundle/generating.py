@@ -21,7 +21,7 @@ def generate(
     tokenizer: Path | None,
     prompts: Prompts,
     *,
-    stop: Sequence[int | str] = (),
+    stop: Sequence[int | str] | None = None,
     on_token: OnToken | None = None,
     **options: Any,
 ) -> Any:
@@ -29,16 +29,18 @@ def generate(
 
     Args:
         tokenizer: The model's `tokenizer.json`, which texts need.
+        stop: None = where the model itself ends a text.
         options: Those of `generation.Options`.
     """
     single = isinstance(prompts, str)
     given = [prompts] if isinstance(prompts, str) else list(prompts)
     texts = any(isinstance(prompt, str) for prompt in given)
-    words = _Words(tokenizer) if texts or any(isinstance(each, str) for each in stop) else None
+    stops = io.stop if stop is None else stop
+    words = _Words(tokenizer) if texts or any(isinstance(each, str) for each in stops) else None
     ids = [words.ids(prompt) if words and isinstance(prompt, str) else _ids(prompt) for prompt in given]
     if texts and not all(isinstance(prompt, str) for prompt in given):
         raise FeedError("prompts: got texts and token ids; expected one kind.")
-    ends = [words.id(each) if words and isinstance(each, str) else int(each) for each in stop]
+    ends = [words.id(each) if words and isinstance(each, str) else int(each) for each in stops]
     chosen = Options(stop=tuple(ends), **options)
     found: list[list[int]] = [[] for _ in ids]
     streams = [_Stream(words, ends) for _ in ids] if words and texts else None

@@ -195,7 +195,7 @@ class Model:
             top_p: Draw among the likeliest that together have this probability.
             seed: Of the draws.
             beams: More than 1: beam search, with `length_penalty`.
-            stop: Tokens or ids behind which a text ends.
+            stop: Tokens or ids behind which a text ends; None, the default, those that the model was exported with.
             on_token: Called with the prompt's number and each new token, or of texts each new piece of text.
 
         Returns:

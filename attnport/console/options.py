@@ -98,7 +98,8 @@ _GENERATE_OPTIONS = (
                  help="Draw among the likeliest that together have this probability."),
     click.option("--seed", type=int, help="Of the draws."),
     click.option("--beams", type=click.IntRange(min=1), default=1, help="Above 1: beam search."),
-    click.option("--stop", multiple=True, metavar="TOKEN", help="A token behind which a text ends; several allowed."),
+    click.option("--stop", multiple=True, metavar="TOKEN",
+                 help="A token behind which a text ends, in place of the model's own; several allowed."),
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the runtime's choice."),
 )  # fmt: skip
 

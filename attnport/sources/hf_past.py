@@ -96,7 +96,15 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         inputs.append(TensorSpec(_VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
     behind = tuple(mask if mask.input else dataclasses.replace(mask, alignment="lower_right") for mask in masks)
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    return IOContract(tuple(inputs), outputs, dims, behind, positions="absolute")
+    stop = _ends(model, ids.high or 2)
+    return IOContract(tuple(inputs), outputs, dims, behind, stop, positions="absolute")
+
+
+def _ends(model: Any, vocab: int) -> tuple[int, ...]:
+    """The tokens behind which a text ends, by what the model says of how it generates."""
+    given = getattr(model.generation_config, "eos_token_id", None)
+    every = given if isinstance(given, list | tuple) else [given]
+    return tuple(token for token in every if isinstance(token, int) and 0 <= token < vocab)
 
 
 def _sizes(place: str, model: Any, vocab: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -15,6 +15,9 @@ from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
 from attnport_bundle.generating import generate as continued
 
+_SHOWN = 200
+"""The letters at the end of the first text that are shown while it grows."""
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -48,6 +51,7 @@ def generate(
     runtime: str = "ort_cpu",
     *,
     threads: int | None = None,
+    stop: Sequence[int | str] = (),
     on_text: Callable[[int, str], None] | None = None,
     progress: Callable[[str], None] = lambda message: None,
     **options: Any,
@@ -56,6 +60,7 @@ def generate(
 
     Args:
         folder: The artifact of a decoder with its cache, and with a tokenizer.
+        stop: Tokens behind which a text ends; none = those that the model was exported with.
         on_text: Called with a prompt's number and each new piece of its text.
         options: As of `attnport_bundle.Model.generate`.
 
@@ -72,9 +77,14 @@ def generate(
     progress("opening the model")
     session = opened(folder, manifest, runtime, threads)
     told: list[float] = []
+    first = prompts[0]
 
     def tell(row: int, text: str) -> None:
+        nonlocal first
         told.append(time.perf_counter())
+        if row == 0:
+            first += text
+            progress(first[-_SHOWN:])
         if on_text:
             on_text(row, text)
 
@@ -82,7 +92,13 @@ def generate(
     with contextlib.closing(session):
         began = time.perf_counter()
         texts = continued(
-            lambda **feeds: session.run(feeds), manifest.io, file, list(prompts), on_token=tell, **options
+            lambda **feeds: session.run(feeds),
+            manifest.io,
+            file,
+            list(prompts),
+            stop=stop or None,
+            on_token=tell,
+            **options,
         )
         seconds = time.perf_counter() - began
     ran = session.ran

@@ -182,9 +182,17 @@ void check_carrier(const Located& at, const Mask& mask, const ByName& inputs) {
 }  // namespace
 
 IO io_of(const Located& at) {
-    at.keys({"inputs", "outputs", "dims", "masks"});
+    const bool ends = at.value().is_object() && at.value().count("stop") != 0;  // earlier bundles do not have it
+    if (ends) {
+        at.keys({"inputs", "outputs", "dims", "masks", "stop"});
+    } else {
+        at.keys({"inputs", "outputs", "dims", "masks"});
+    }
     IO io{at["inputs"].list(tensor_of), at["outputs"].list(tensor_of), at["dims"].list(dim_of),
-          at["masks"].list(mask_of)};
+          at["masks"].list(mask_of), ends ? at["stop"].list(&Located::integer) : std::vector<std::int64_t>{}};
+    for (const std::int64_t token : io.stop) {
+        if (token < 0) at.fail("stop: got " + to_string(token) + "; expected token ids of 0 or more");
+    }
     static_cast<void>(distinct(at, names_of(io.inputs)));
     static_cast<void>(distinct(at, names_of(io.outputs)));
     const Names dims = distinct(at, names_of(io.dims));

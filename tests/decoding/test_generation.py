@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from decoders import END, KINDS, QUICK, continued, exported
+from decoders import END, KINDS, QUICK, continued, exported, saved
 from representatives import representatives
 
 import attnport
@@ -36,7 +37,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
 def test_greedy_tokens_of_prompts_of_several_lengths_are_those_of_transformers(artifacts: Any, kind: str) -> None:
     folder = artifacts(kind)
-    found = attnport.open(folder).generate(PROMPTS, max_tokens=20, stop=[END])
+    found = attnport.open(folder).generate(PROMPTS, max_tokens=20)
     assert found == continued(folder.parent / "weights", PROMPTS, 20)
 
 
@@ -44,14 +45,14 @@ def test_greedy_tokens_of_prompts_of_several_lengths_are_those_of_transformers(a
 def test_beam_search_finds_what_transformers_finds(artifacts: Any, kind: str, beams: int, penalty: float) -> None:
     folder = artifacts(kind)
     options: dict[str, Any] = {"length_penalty": penalty}
-    found = attnport.open(folder).generate(PROMPTS, max_tokens=12, beams=beams, stop=[END], **options)
+    found = attnport.open(folder).generate(PROMPTS, max_tokens=12, beams=beams, **options)
     assert found == continued(folder.parent / "weights", PROMPTS, 12, num_beams=beams, **options)
 
 
 def test_the_last_position_of_a_table_is_used_and_none_behind_it(artifacts: Any) -> None:
     folder = artifacts("gpt2")  # it has 64 positions, and the last new token needs none
     prompt = [int(token) for token in np.arange(60) % 90 + 2]
-    found = attnport.open(folder).generate([prompt], max_tokens=5)
+    found = attnport.open(folder).generate([prompt], max_tokens=5, stop=[])
     assert found == continued(folder.parent / "weights", [prompt], 5, eos_token_id=None)
     with pytest.raises(FeedError, match="60 tokens and 6 new ones"):
         attnport.open(folder).generate([prompt], max_tokens=6)
@@ -66,6 +67,22 @@ def test_draws_are_those_of_their_seed_and_a_text_ends_behind_what_stops_it(arti
     ended = artifact.generate(PROMPTS[:1], max_tokens=12, temperature=2.0, seed=1, stop=[stop],
                               on_token=lambda row, token: told.append(token))[0]  # fmt: skip
     assert ended == told == draws[0][: draws[0].index(stop) + 1]
+
+
+def test_a_text_ends_where_the_model_itself_ends_it(tmp_path: Path) -> None:
+    weights = saved("llama", tmp_path / "weights")
+    end = continued(weights, PROMPTS[:1], 6)[0][3]
+    config = weights / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [END, end]}))
+    expected = continued(weights, PROMPTS, 12)
+    assert expected[0][-1] == end
+    assert len(expected[0]) < 12
+    folder = tmp_path / "out"
+    export(f"hf:{weights}", folder, part="with-past")
+    fuse(folder, targets=["ort_cpu"])
+    artifact = attnport.open(folder)
+    assert artifact.generate(PROMPTS, max_tokens=12) == expected
+    assert [len(text) for text in artifact.generate(PROMPTS, max_tokens=12, stop=[])] == [12, 12, 12]
 
 
 def test_a_text_comes_back_as_text_and_in_pieces(artifacts: Any) -> None:

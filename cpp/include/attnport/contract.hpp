@@ -53,6 +53,7 @@ struct IO {
     std::vector<TensorSpec> outputs;
     std::vector<Dim> dims;
     std::vector<Mask> masks;
+    std::vector<std::int64_t> stop;  ///< of a decoder, the token ids behind which a text ends
 };
 
 }  // namespace attnport
