@@ -90,7 +90,7 @@ def ship_options(work: F) -> F:
 _GENERATE_OPTIONS = (
     click.argument("folder", type=FOLDER),
     click.option("--prompt", "prompts", multiple=True, required=True, help="A text to continue; several allowed."),
-    click.option("--runtime", default="ort_cpu", show_default=True, help="A runtime, or a form such as ort_cpu.fp16."),
+    click.option("--runtime", default="ort_cpu", show_default=True, help="A runtime, or a form such as openvino.bf16."),
     click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="New tokens."),
     click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="Above 0, tokens are drawn."),
     click.option("--top-k", type=click.IntRange(min=0), default=0, help="Draw among so many of the likeliest."),

@@ -102,6 +102,10 @@ def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
     done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 500)
     assert done.returncode == 2
     assert "the model keeps at most" in done.stderr
+    for form, reason in (("ort_cpu.fp16", "not in fp16"), ("ort_cpu.int8", "attnport tune")):
+        done = attnport("generate", out, "--prompt", "ab", "--runtime", form)
+        assert done.returncode == 3
+        assert reason in done.stderr
 
 
 def test_a_bundle_generates_without_torch(tmp_path: Path) -> None:
