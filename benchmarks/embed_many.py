@@ -55,10 +55,13 @@ def texts_of(count: int) -> list[str]:
 
 
 def measured(side: Named, told: dict[str, Any], texts: Sequence[Path], batches: Sequence[int]) -> dict[str, Any]:
-    """What one side does with the last of the texts in its quickest batches: texts a second, memory, and its vectors.
+    """Runs one side on the last of the texts, in the batch size that was its quickest on the first.
 
     Args:
-        texts: The first texts, by which the batches are chosen; then all, or nothing more.
+        texts: The first texts, by which the batch size is chosen; then all, or nothing more.
+
+    Returns:
+        Its texts a second, its memory and its vectors.
     """
     process, vectors = Side(side, told, 1), texts[0].with_suffix(".npz")
     try:

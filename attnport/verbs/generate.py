@@ -77,14 +77,14 @@ def generate(
     progress("opening the model")
     session = opened(folder, manifest, runtime, threads)
     told: list[float] = []
-    first = prompts[0]
+    grown = ""
 
     def tell(row: int, text: str) -> None:
-        nonlocal first
+        nonlocal grown
         told.append(time.perf_counter())
         if row == 0:
-            first += text
-            progress(first[-_SHOWN:])
+            grown += text
+            progress(f"{prompts[0]}{grown}"[-_SHOWN:])
         if on_text:
             on_text(row, text)
 

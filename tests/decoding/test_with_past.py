@@ -15,7 +15,7 @@ from representatives import representatives
 
 from attnport.artifacts import ParityReport
 from attnport.cases.decoding import PROMPT, decoding_cases
-from attnport.errors import SpecError, UsageError
+from attnport.errors import FeedError, SpecError, UsageError
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read
 from attnport.verbs.check import check
@@ -106,6 +106,13 @@ def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
         done = attnport("generate", out, "--prompt", "ab", "--runtime", form)
         assert done.returncode == 3
         assert reason in done.stderr
+
+
+def test_no_prompt_is_refused(tmp_path: Path) -> None:
+    from attnport.verbs.generate import generate
+
+    with pytest.raises(FeedError, match="prompts: got none"):
+        generate(exported("gpt2", tmp_path), [])
 
 
 def test_a_bundle_generates_without_torch(tmp_path: Path) -> None:
