@@ -193,7 +193,7 @@ def described(model: Model) -> dict[str, Any]:
     base = CACHE / model.name
     base.mkdir(parents=True, exist_ok=True)
     example, calibration = base / "example.npz", base / "calibration.npz"
-    rows = works[0].rows[:2]
+    rows = max((work.rows for work in works), key=len)[:2]
     shortest = min(map(len, rows))
     np.savez(example, **feeds_of([row[:shortest] if row.ndim == 1 else row for row in rows], model.inputs))
     if model.everything:
