@@ -64,7 +64,7 @@ test-all: lint
 
 # Beside nothing else. Interrupted, it goes on where it was.
 bench: $(VENV)/.demo
-	$(BIN)/python benchmarks/compare.py --seconds 600 --json benchmarks/compare.json --docs
+	$(BIN)/python benchmarks/compare.py --seconds 500 --json benchmarks/compare.json --docs
 	$(BIN)/python benchmarks/embed_many.py --json benchmarks/embed_many.json --docs
 
 # Sizes of memory, which no other work on the machine changes.

@@ -44,7 +44,7 @@ USUALLY_QUICK = ("attnport", "torch_eager", "torch_compile", "onnxruntime", "ope
 TWO_THREADS = ("32 sentences, 26% real", "dense 8x128")
 QUICK = ("32 sentences, 26% real", "dense 1x128", "dense 8x128")
 IMAGE_TOKENS = 197
-NEAR, FAR = 1.2, 2.0
+NEAR, FAR = 1.1, 2.0
 """A peer that takes this many times as long as the quickest peer of its precision is not run on two threads or with a
 longer input (near), nor on any other work of the model (far)."""
 KEPT = 3

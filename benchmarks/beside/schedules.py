@@ -42,7 +42,7 @@ class Work:
     @property
     def repeats(self) -> int:
         """The runs of a turn. Of several the median counts, but not the first, which finds others' caches."""
-        return 6 if 0 < sum(self.tokens) <= 128 else 1
+        return 6 if 0 < sum(self.tokens) <= 64 else 1
 
 
 def calls(work: Work) -> dict[str, list[list[int]]]:
