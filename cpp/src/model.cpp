@@ -15,6 +15,7 @@
 #include "cache.hpp"
 #include "feeds.hpp"
 #include "files.hpp"
+#include "generation.hpp"
 #include "goldens.hpp"
 #include "guarded.hpp"
 #include "manifest.hpp"
@@ -263,6 +264,15 @@ Tensor Model::embed(const std::vector<std::string>& texts, const MapOptions& opt
             if (row != 0) std::memcpy(whole.get() + begin * row, found[0].data(), (end - begin) * row);
         }
         return Tensor(output.name, dtype, std::move(shape), std::move(whole));
+    });
+}
+
+std::vector<std::vector<std::int64_t>> Model::generate(const std::vector<std::vector<std::int64_t>>& prompts,
+                                                       const GenerateOptions& options) const {
+    return guarded([&] {
+        Open& open = required(open_);
+        const auto run = [&open](const Inputs& inputs) { return open.form->run(inputs); };
+        return reader::generated(run, open.manifest.io, prompts, options);
     });
 }
 

@@ -46,8 +46,8 @@ struct Precision {
     const char* plan;
     const char* word;
 };
-constexpr std::array<Precision, 4> precisions{
-    {{"fp32", "f32"}, {"bf16", "bf16"}, {"int8", "f32"}, {"int8_bf16", "bf16"}}};
+constexpr std::array<Precision, 6> precisions{{{"fp32", "f32"}, {"bf16", "bf16"}, {"int8", "f32"},
+                                               {"int8_bf16", "bf16"}, {"int4", "f32"}, {"int4_bf16", "bf16"}}};
 
 struct OvType {
     ov::element::Type_t type;
@@ -107,7 +107,7 @@ ov::CompiledModel compiled(ov::Core& core, const std::shared_ptr<ov::Model>& gra
     const auto* found = std::find_if(precisions.begin(), precisions.end(),
                                      [&](const Precision& known) { return plan == known.plan; });
     if (found == precisions.end()) {
-        throw RuntimeMissing("openvino computes in fp32 or bf16 or int8 or int8_bf16 on CPU; " + plan + " was asked for.");
+        throw RuntimeMissing("openvino computes in fp32 or bf16 or int8 or int8_bf16 or int4 or int4_bf16 on CPU; " + plan + " was asked for.");
     }
     const std::string wanted = found->word;
     // Left alone, the plugin computes an fp32 graph in bf16 where the CPU can.

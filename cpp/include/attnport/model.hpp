@@ -1,6 +1,7 @@
 // Opening a bundle's model, and running it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -50,6 +51,21 @@ struct MapOptions {
     /// What the process may hold, resident, with all that it held before; none = no limit. Batches begin small, and
     /// grow as far as the limit allows by what they were measured to take. Linux only.
     std::optional<std::int64_t> max_memory_bytes = {};
+};
+
+/// How a decoder with its cache continues prompts.
+struct GenerateOptions {
+    std::int64_t max_tokens = 64;               ///< the most new tokens of a prompt
+    double temperature = 0;                     ///< 0 takes the likeliest token; above it, tokens are drawn
+    std::int64_t top_k = 0;                     ///< draw among so many of the likeliest; 0 = all
+    double top_p = 1;                           ///< draw among the likeliest that together have this probability
+    std::optional<std::uint64_t> seed = {};     ///< of the draws, which are others than Python's; none = others each time
+    std::int64_t beams = 1;                     ///< more than 1: beam search, with `length_penalty`
+    double length_penalty = 1;                  ///< a text's log probability is divided by its length to this power
+    /// Ids behind which a text ends; none = those that the model was exported with.
+    std::optional<std::vector<std::int64_t>> stop = {};
+    /// Called with the prompt's number and each new token.
+    std::function<void(std::size_t, std::int64_t)> on_token = {};
 };
 
 /// A model that is open. `run` may be called from several threads at once; it is closed by its destructor.
@@ -108,6 +124,13 @@ public:
     /// Throws as `map`, and FeedError: there is no text, one is no UTF-8, or no output is a vector for each text.
     /// Error: the bundle has no tokenizer, or one of another kind than BERT's.
     [[nodiscard]] Tensor embed(const std::vector<std::string>& texts, const MapOptions& options = {}) const;
+
+    /// Continues prompts of token ids, token by token, and returns the new ones. All run as one batch, with the keys and
+    /// values of earlier tokens kept; lengths may differ.
+    ///
+    /// Throws as `run`, and FeedError: the model does not generate, or not from these prompts.
+    [[nodiscard]] std::vector<std::vector<std::int64_t>> generate(
+        const std::vector<std::vector<std::int64_t>>& prompts, const GenerateOptions& options = {}) const;
 
     /// Every input that says what is padding, for items of `lengths` padded on the right to `size` (none = the
     /// longest). Throws FeedError: no padding mask, one without a rule, or lengths beyond the size.

@@ -1,0 +1,37 @@
+// What each input and output of a decoder with a cache is for, read from its contract.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <attnport/contract.hpp>
+
+namespace attnport::reader {
+
+/// A cache: an input with a length of its own, the output that follows it, and the axis of its length.
+struct Cached {
+    const TensorSpec* spec;
+    std::string output;
+    std::size_t axis;
+};
+
+/// The inputs and outputs of a decoder. The pointers are into the contract.
+struct Roles {
+    const TensorSpec* ids = nullptr;     ///< the new tokens, [batch, seq]
+    const TensorSpec* mask = nullptr;    ///< which tokens are real; none = all
+    bool whole = true;                   ///< the mask is of all tokens, and not of the cache alone
+    std::vector<Cached> caches;
+    bool grown = true;                   ///< the outputs are whole caches, and not what is to be put behind them
+    const TensorSpec* logits = nullptr;  ///< the scores of what follows
+    bool each = false;                   ///< of every new token, [batch, seq, vocabulary], and not of the last
+    std::int64_t start = 0;              ///< how many empty places a cache begins with
+    std::int64_t longest_seq = 1;        ///< the most new tokens of a pass
+    std::int64_t longest_past = 1;       ///< the most places of a cache
+};
+
+/// Throws FeedError: the model does not generate, with the reason.
+[[nodiscard]] Roles roles_of(const IO& io);
+
+}  // namespace attnport::reader

@@ -1,0 +1,70 @@
+// generate APP FORM NAME VALUE ...: continues the prompts of stdin, one of token ids a line, by one thread; the names are
+// those of GenerateOptions, and stop's value is ids with commas, or `none`. Each new token is told as `PROMPT TOKEN` as it
+// comes, and then each prompt's as a line.
+#include <cstddef>
+#include <cstdint>
+#include <iostream>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <attnport/bundle.hpp>
+
+#include "ended.hpp"
+
+namespace {
+
+std::vector<std::int64_t> ids_of(const std::string& text, char between) {
+    std::vector<std::int64_t> ids;
+    std::istringstream words(text);
+    for (std::string word; std::getline(words, word, between);) ids.push_back(std::stoll(word));
+    return ids;
+}
+
+void set(attnport::GenerateOptions& options, const std::string& name, const std::string& value) {
+    if (name == "max_tokens") {
+        options.max_tokens = std::stoll(value);
+    } else if (name == "temperature") {
+        options.temperature = std::stod(value);
+    } else if (name == "top_k") {
+        options.top_k = std::stoll(value);
+    } else if (name == "top_p") {
+        options.top_p = std::stod(value);
+    } else if (name == "seed") {
+        options.seed = std::stoull(value);
+    } else if (name == "beams") {
+        options.beams = std::stoll(value);
+    } else if (name == "length_penalty") {
+        options.length_penalty = std::stod(value);
+    } else if (name == "stop") {
+        options.stop = value == "none" ? std::vector<std::int64_t>{} : ids_of(value, ',');
+    } else {
+        throw std::invalid_argument(name);
+    }
+}
+
+void run(const std::vector<std::string>& told) {
+    attnport::Options options;
+    options.form = told.at(1);
+    options.threads = 1;
+    attnport::GenerateOptions asked;
+    for (std::size_t at = 2; at + 1 < told.size(); at += 2) set(asked, told[at], told[at + 1]);
+    asked.on_token = [](std::size_t prompt, std::int64_t token) { std::cout << prompt << ' ' << token << '\n'; };
+    std::vector<std::vector<std::int64_t>> prompts;
+    for (std::string line; std::getline(std::cin, line);) prompts.push_back(ids_of(line, ' '));
+    const attnport::Model model(told.at(0), options);
+    for (const auto& text : model.generate(prompts, asked)) {
+        for (const std::int64_t token : text) std::cout << token << ',';
+        std::cout << '\n';
+    }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+    return ended([&] {
+        run({words + 1, words + count});
+        return 0;
+    });
+}

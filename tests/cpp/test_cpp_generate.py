@@ -1,0 +1,127 @@
+"""Tokens that the C++ reader generates are Python's, and so are its refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cpp_builds import Build
+from decoders import END, exported
+
+import attnport_bundle as reader
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+from attnport_bundle.errors import FeedError
+
+PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
+
+
+@pytest.fixture(scope="module")
+def apps(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The bundle of a decoder, made once."""
+    made: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            out = exported(kind, folder)
+            check(out, ["ort_cpu"])
+            made[kind] = bundle(out, folder / "app", forms=["ort_cpu"])
+        return made[kind]
+
+    return of
+
+
+def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """What the reader returns, and what it told of each prompt before."""
+    words = [word for name, value in options.items() for word in (name, value)]
+    given = "".join(" ".join(map(str, prompt)) + "\n" for prompt in prompts)
+    done = build.run("generate", app, "ort_cpu", *map(str, words), given=given)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    texts = [[int(token) for token in line.split(",") if token] for line in lines[-len(prompts) :]]
+    streams: list[list[int]] = [[] for _ in prompts]
+    for line in lines[: -len(prompts)]:
+        row, token = map(int, line.split())
+        streams[row].append(token)
+    return texts, streams
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"max_tokens": 20}),
+        ("gpt2", {"max_tokens": 1}),
+        ("llama", {"max_tokens": 12, "beams": 4, "length_penalty": 0.0}),
+        ("llama", {"max_tokens": 12, "beams": 3, "length_penalty": 2.0}),
+        ("gpt2", {"max_tokens": 30, "beams": 2, "stop": [7, 9, END]}),
+        ("llama", {"max_tokens": 30, "stop": []}),
+        ("llama", {"max_tokens": 6, "temperature": 2.0, "top_k": 1, "seed": 4}),
+    ],
+)
+def test_tokens_are_pythons(cpp_build: Build, apps: Any, kind: str, options: dict[str, Any]) -> None:
+    app = apps(kind)
+    with reader.load(app, form="ort_cpu", threads=1) as model:
+        expected = model.generate(PROMPTS, **options)
+    words = {
+        name: (",".join(map(str, value)) or "none") if name == "stop" else value for name, value in options.items()
+    }
+    texts, streams = told(cpp_build, app, PROMPTS, **words)
+    assert texts == expected
+    assert streams == expected
+
+
+def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: Any) -> None:
+    """And the same seed draws the same ones."""
+    app = apps("gpt2")
+    many = [[5, 17, 60, 3]] * 60
+    options = {"max_tokens": 1, "temperature": 3.0, "top_k": 2, "stop": "none"}
+    drawn = [told(cpp_build, app, many, seed=seed, **options)[0] for seed in range(8)]
+    assert drawn[0] == told(cpp_build, app, many, seed=0, **options)[0]
+    assert drawn[0] != drawn[1]
+    counted = Counter(text[0] for texts in drawn for text in texts)
+    with reader.load(app, form="ort_cpu", threads=1) as model:
+        of_python = Counter(
+            text[0] for seed in range(8) for text in model.generate(many, seed=seed, **options | {"stop": []})
+        )
+    assert counted.keys() == of_python.keys()
+    assert len(counted) == 2
+    first = next(iter(counted))
+    assert abs(counted[first] - of_python[first]) < 90  # of 480; the spread of the difference is 15
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options"),
+    [
+        ([[]], {}),
+        ([[5, 3]], {"max_tokens": 0}),
+        ([[5, 3]], {"temperature": -1.0}),
+        ([[5, 3]], {"top_p": 0.0}),
+        ([[5, 3]], {"beams": 2, "temperature": 1.0}),
+        ([[5] * 60], {"max_tokens": 60}),
+        ([[5, 101]], {}),
+    ],
+)
+def test_refusals_are_pythons(cpp_build: Build, apps: Any, prompts: list[list[int]], options: dict[str, Any]) -> None:
+    app = apps("gpt2")
+    with reader.load(app, form="ort_cpu", threads=1) as model, pytest.raises(FeedError) as refused:
+        model.generate(prompts, **options)
+    words = [str(word) for name, value in options.items() for word in (name, value)]
+    given = "".join(" ".join(map(str, prompt)) + "\n" for prompt in prompts)
+    done = cpp_build.run("generate", app, "ort_cpu", *words, given=given)
+    assert done.returncode == 2
+    assert done.stderr.split(":")[0] == str(refused.value).split(":")[0]
+
+
+def test_a_model_without_a_cache_says_so(cpp_build: Build, app: Path) -> None:
+    with reader.load(app) as model, pytest.raises(FeedError) as refused:
+        model.generate([[1, 2]])
+    done = cpp_build.run("generate", app, "", given="1 2\n")
+    assert (done.returncode, done.stderr.strip()) == (2, str(refused.value))
+
+
+def test_it_leaves_no_memory_behind(cpp_build_asan: Build, apps: Any) -> None:
+    assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4)[0]
+    assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4, beams=2)[0]
