@@ -204,11 +204,12 @@ class Artifact:
     ) -> Any:
         """Continues prompts in a runtime; as `attnport_bundle.Model.generate`. Raises as that, and as `open`."""
         from attnport_bundle.generating import generate
+        from attnport_bundle.generation import step_of
 
         manifest = self.manifest
         tokenizer = self.folder / manifest.tokenizer if manifest.tokenizer else None
         with self.open(runtime, threads=threads) as running:
-            return generate(running.run, manifest.io, tokenizer, prompts, **options)
+            return generate(running.run, manifest.io, tokenizer, prompts, step=step_of(running._session), **options)
 
     def __repr__(self) -> str:
         return f"Artifact({str(self.folder)!r})"

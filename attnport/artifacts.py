@@ -29,7 +29,7 @@ from attnport.parities import PaddedRows as PaddedRows
 from attnport.parities import ParityReport as ParityReport
 from attnport.parities import RuntimeParity as RuntimeParity
 from attnport.parities import Ulps as Ulps
-from attnport.precisions import Int8Plan as Int8Plan
+from attnport.precisions import IntegerPlan as IntegerPlan
 from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan
 from attnport.precisions import Score as Score
@@ -50,8 +50,8 @@ UNKNOWN_SIZE = "?"
 """A size of an output that runs of the module do not tell; export replaces it by what the torch graph says."""
 AUTO = "auto"
 """fp16 with the islands of fp32 that a search finds necessary; its eager twin rounds as fp16 and never overflows."""
-INT8 = ("int8", "int8_bf16")
-"""Linear layers in int8, all else in float32 or in bf16; `tune` writes them, and a metric judges them."""
+INTEGERS = ("int8", "int8_bf16", "int4", "int4_bf16")
+"""Linear layers in int8 or with weights of 4 bits, all else in float32 or in bf16; `tune` writes them, by a metric."""
 
 IN_MEMORY = " (in memory)"
 """Ends the text of a source that is no SPEC. There is no colon in it, so that it never names code to run."""
@@ -193,7 +193,7 @@ class Form:
         anchors: For each attention, the names of the nodes that one kernel must cover to count as fused: a single
             attention operator, or the QK^T product, the softmax and the PV product.
         precision: For a form of the plan `auto`: what stays in float32, and why.
-        int8: For a form in int8: which layers are, and what that costs.
+        integers: For a form in int8 or with weights of 4 bits: which layers are, and what that costs.
     """
 
     target: str
@@ -203,7 +203,7 @@ class Form:
     anchors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mask: Mapping[str, str] = field(default_factory=dict)
     precision: PrecisionPlan | None = None
-    int8: Int8Plan | None = None
+    integers: IntegerPlan | None = None
 
     __pydantic_config__ = STRICT
 

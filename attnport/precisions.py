@@ -93,24 +93,26 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Int8Plan:
-    """The linear layers of a form that are computed in int8, and what that costs by a metric.
+class IntegerPlan:
+    """The linear layers of a form that are in int8, or have weights of 4 bits, and what that costs by a metric.
 
-    int8 has no twin in PyTorch, so that it has no bound: the metric takes its place.
+    Such a form has no twin in PyTorch, so that it has no bound: the metric takes its place.
 
     Attributes:
+        bits: 8 or 4.
         metric: Its name: `FILE:FUNCTION`, or what is measured without one.
         score: That of this form.
         reference: That of the same target's form in float32.
         max_drop: The largest drop that was allowed, as a share of `reference`.
         layers: The number of linear layers.
-        kept: Those that are not in int8, since the drop would be larger.
-        drop_of_all: The drop with every layer in int8.
-        items: How many inputs ranges were taken of, and how many others were scored.
+        kept: Those that stay in float32, since the drop would be larger.
+        drop_of_all: The drop with every layer in integers.
+        items: How many inputs ranges were taken of for int8, and how many others were scored.
         evaluations: The number of graphs that were scored.
         inputs: A digest of all that the search depends on.
     """
 
+    bits: int
     metric: str
     score: Score
     reference: Score
@@ -126,15 +128,17 @@ class Int8Plan:
 
     @property
     def drop(self) -> float:
-        """By how much the metric falls, as a share of what it is in float32; negative if it rises."""
+        """By how much the metric gets worse, as a share of what it is in float32; negative if better."""
         return drop(self.score, self.reference)
 
     def __str__(self) -> str:
-        """`20 of 24 layers in int8; nearest neighbours and cosine fall by 0.40 % (0.50 % allowed)`."""
-        return (
-            f"{self.layers - len(self.kept)} of {self.layers} layers in int8; {self.metric} falls by "
-            f"{self.drop:.2%} ({self.max_drop:.2%} allowed)"
-        )
+        """`20 of 24 layers in int8; nearest neighbours and cosine: worse by 0.40 % (0.50 % allowed)`."""
+        return f"{self.share}; {self.metric}: worse by {self.drop:.2%} ({self.max_drop:.2%} allowed)"
+
+    @property
+    def share(self) -> str:
+        """`20 of 24 layers in int8`."""
+        return f"{self.layers - len(self.kept)} of {self.layers} layers in int{self.bits}"
 
 
 def drop(score: Score, reference: Score) -> float:

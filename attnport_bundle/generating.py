@@ -9,7 +9,7 @@ from typing import Any
 
 from .contract import IO
 from .errors import BundleError, FeedError
-from .generation import Options, Run, generated, searched
+from .generation import Options, Run, Step, generated, searched
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 OnToken = Callable[[int, Any], None]
@@ -21,6 +21,7 @@ def generate(
     tokenizer: Path | None,
     prompts: Prompts,
     *,
+    step: Step | None = None,
     stop: Sequence[int | str] | None = None,
     on_token: OnToken | None = None,
     **options: Any,
@@ -29,6 +30,7 @@ def generate(
 
     Args:
         tokenizer: The model's `tokenizer.json`, which texts need.
+        step: Where the model writes to its cache in place.
         stop: None = where the model itself ends a text.
         options: Those of `generation.Options`.
     """
@@ -52,12 +54,12 @@ def generate(
             on_token(row, streams[row].more(token, whole=whole) if streams else token)
 
     if chosen.beams > 1:
-        for row, tokens in enumerate(searched(run, io, ids, chosen)):
+        for row, tokens in enumerate(searched(run, io, ids, chosen, step)):
             for token in tokens:
                 tell(row, token)
     else:
-        for step in generated(run, io, ids, chosen):
-            for row, new in enumerate(step):
+        for tokens_of_all in generated(run, io, ids, chosen, step):
+            for row, new in enumerate(tokens_of_all):
                 if new is not None:
                     tell(row, new)
     result = [words.text(tokens, ends) for tokens in found] if words and texts else found

@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 Run = Callable[..., "dict[str, Array]"]
 """Runs the model: an array for each input by name in, one for each output out."""
+Step = Callable[["Mapping[str, Array]", "Mapping[str, tuple[str, Array]]"], "dict[str, Array]"]
+"""Runs one new token with caches that the model writes to: arrays by input, and by a cache's input the name of the
+output that follows it and a buffer that is both; gives the other outputs."""
+IN_PLACE = "attnport.in_place"
+"""The key of the metadata of a model that writes to its caches where input and output are one buffer; it holds the name
+of the input of new tokens."""
+MANY = "/many"
+"""Ends the name of such a model's operator for several new tokens; that for one has the attention's own."""
+_MORE = 64
+"""The least places that a buffer has behind its tokens when it is made."""
+
+
+def step_of(session: object) -> Step | None:
+    """What runs the tokens of one batch, where the session's model writes to its caches; None where it does not."""
+    make: Callable[[], Step | None] | None = getattr(session, "new_step", None)
+    return make() if make else None
 
 
 @dataclass(frozen=True)
@@ -59,10 +75,18 @@ class Options:
 
 
 class Decoding:
-    """A batch of texts that grow, with their cache and a mask of the real tokens in it."""
+    """A batch of texts that grow, with their cache and a mask of the real tokens in it.
 
-    def __init__(self, run: Run, io: IO, roles: Roles) -> None:
-        self._run, self._io, self._roles = run, io, roles
+    A cache may be a buffer with more places than tokens; what is behind the tokens has no meaning.
+    """
+
+    def __init__(self, run: Run, io: IO, roles: Roles, step: Step | None = None) -> None:
+        """Begins.
+
+        Args:
+            step: Where the model can write to its caches; without it they are copied at every step.
+        """
+        self._run, self._step, self._io, self._roles = run, step, io, roles
         self._caches: dict[str, Array] = {}
         self._keep_BT: Array | None = None
 
@@ -83,20 +107,44 @@ class Decoding:
             sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
             self._caches = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches}
         whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
-        feeds = {roles.ids.name: ids_BS.astype(roles.ids.dtype), **self._caches}
+        feeds = {roles.ids.name: ids_BS.astype(roles.ids.dtype)}
         if roles.mask:
             feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
-        outputs = self._run(**feeds)
-        for spec, output, axis in roles.caches:
-            new = outputs[output].astype(spec.dtype, copy=False)  # a session may give what its file has: halves
-            self._caches[spec.name] = new if roles.grown else np.concatenate([self._caches[spec.name], new], axis)
+        if self._step and ids_BS.shape[1] == 1 and self._keep_BT.shape[1]:
+            outputs = self._step(feeds, self._buffers())
+        else:
+            outputs = self._run(**feeds, **{spec.name: self.cache(spec.name) for spec, _, _ in roles.caches})
+            for spec, output, axis in roles.caches:
+                new = outputs[output].astype(spec.dtype, copy=False)  # a session may give what its file has: halves
+                self._caches[spec.name] = new if roles.grown else np.concatenate([self.cache(spec.name), new], axis)
         self._keep_BT = whole_BT
         logits = outputs[roles.logits.name]
         return np.asarray(logits[:, -1] if roles.each else logits, np.float32)
 
+    def _buffers(self) -> dict[str, tuple[str, Array]]:
+        """The caches with a place for one more token, and the outputs that follow them."""
+        import numpy as np
+
+        assert self._keep_BT is not None
+        length = self._keep_BT.shape[1]
+        for spec, _, axis in self._roles.caches:
+            held = self._caches[spec.name]
+            if held.shape[axis] == length:
+                shape = list(held.shape)
+                shape[axis] = length + max(_MORE, length // 4)
+                grown = np.zeros(shape, held.dtype)
+                grown[(slice(None),) * axis + (slice(length),)] = held
+                self._caches[spec.name] = grown
+        return {spec.name: (output, self._caches[spec.name]) for spec, output, _ in self._roles.caches}
+
     def cache(self, name: str) -> Array:
         """What the cache of an input holds."""
-        return self._caches[name]
+        import numpy as np
+
+        assert self._keep_BT is not None
+        axis = next(axis for spec, _, axis in self._roles.caches if spec.name == name)
+        tokens = (slice(None),) * axis + (slice(self._keep_BT.shape[1]),)
+        return np.ascontiguousarray(self._caches[name][tokens])
 
     def take(self, rows: Array) -> None:
         """Goes on with these rows of the batch, of which one may be there several times."""
@@ -109,7 +157,9 @@ class Decoding:
             self._caches[spec.name] = np.take(self._caches[spec.name], rows, axis)
 
 
-def generated(run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options) -> Iterator[list[int | None]]:
+def generated(
+    run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options, step: Step | None = None
+) -> Iterator[list[int | None]]:
     """The next token of every prompt, step by step; None where the text has ended.
 
     Raises:
@@ -121,19 +171,19 @@ def generated(run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Optio
     roles = roles_of(io)
     if options.beams > 1:
         raise FeedError("beams: what beam search finds is known at its end; use `searched`.")
-    decoding, logits = _begun(run, io, roles, prompts, options.max_tokens)
+    decoding, logits = _begun(Decoding(run, io, roles, step), roles, prompts, options.max_tokens)
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
-    for step in range(options.max_tokens):
+    for number in range(options.max_tokens):
         chosen = _chosen(logits, options, draw)
         yield [None if done else int(token) for done, token in zip(ended, chosen, strict=True)]
         ended |= np.isin(chosen, list(options.stop))
-        if ended.all() or step + 1 == options.max_tokens:
+        if ended.all() or number + 1 == options.max_tokens:
             return
         logits = decoding.push(chosen[:, None], np.ones((len(chosen), 1), dtype=bool))
 
 
-def _begun(run: Run, io: IO, roles: Roles, prompts: Sequence[Sequence[int]], most: int) -> tuple[Decoding, Array]:
-    """The prompts, padded at the left, as the beginning of texts."""
+def _begun(decoding: Decoding, roles: Roles, prompts: Sequence[Sequence[int]], most: int) -> tuple[Decoding, Array]:
+    """Pushes the prompts, padded at the left."""
     import numpy as np
 
     lengths = [len(prompt) for prompt in prompts]
@@ -151,7 +201,6 @@ def _begun(run: Run, io: IO, roles: Roles, prompts: Sequence[Sequence[int]], mos
     for row, prompt in enumerate(prompts):
         ids_BS[row, longest - len(prompt) :] = prompt
         keep_BS[row, longest - len(prompt) :] = True
-    decoding = Decoding(run, io, roles)
     for start in range(0, longest, roles.longest_seq):
         part = slice(start, start + roles.longest_seq)
         logits = decoding.push(ids_BS[:, part], keep_BS[:, part])
@@ -178,22 +227,25 @@ def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Ar
     return np.take_along_axis(order, places[:, None], -1)[:, 0]
 
 
-def searched(run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
+def searched(
+    run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options, step: Step | None = None
+) -> list[list[int]]:
     """The new tokens that beam search finds for every prompt. Raises as `generated`."""
     import numpy as np
 
     options.check()
     count, beams = len(prompts), options.beams
-    decoding, logits = _begun(run, io, roles_of(io), prompts, options.max_tokens)
+    roles = roles_of(io)
+    decoding, logits = _begun(Decoding(run, io, roles, step), roles, prompts, options.max_tokens)
     decoding.take(np.repeat(np.arange(count), beams))
     logits = np.repeat(logits, beams, axis=0)
     every = [_Beams(options) for _ in range(count)]
-    for step in range(1, options.max_tokens + 1):
+    for length in range(1, options.max_tokens + 1):
         scores = np.array([one.scores for one in every])
         best, places = _likeliest(scores, logits, max(2, 1 + len(options.stop)) * beams)
         for one, score, place in zip(every, best, places, strict=True):
             one.grow(score, *np.divmod(place, logits.shape[-1]))
-        if step == options.max_tokens or all(one.over for one in every):
+        if length == options.max_tokens or all(one.over for one in every):
             break
         parents = np.array([one.parents for one in every])
         decoding.take((parents + np.arange(count)[:, None] * beams).reshape(-1))

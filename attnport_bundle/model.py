@@ -17,6 +17,7 @@ from .contract import IO
 from .device_tensors import described
 from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
 from .generating import Prompts, generate
+from .generation import step_of
 from .goldens import GoldenCases
 from .halves import from_file, to_file
 from .manifest import ENGINES, Manifest
@@ -207,7 +208,7 @@ class Model:
         """
         tokenizer = self.manifest.tokenizer
         file = self._folder / tokenizer if self._folder and tokenizer else None
-        return generate(self.run, self.io, file, prompts, **options)
+        return generate(self.run, self.io, file, prompts, step=step_of(self._session), **options)
 
     def _memory(self, limit: int | str | None) -> Memory:
         return Memory(limit_bytes(limit), self._learned, self._give_back)

@@ -19,9 +19,16 @@ from .signal_stack import signal_stack_kept
 if TYPE_CHECKING:
     import numpy as np
 
-PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "f32", "int8_bf16": "bf16"}
+PRECISIONS = {
+    "fp32": "f32",
+    "bf16": "bf16",
+    "int8": "f32",
+    "int8_bf16": "bf16",
+    "int4": "f32",
+    "int4_bf16": "bf16",
+}
 """The plugin's names of precisions. bf16 is an fp32 graph that it computes in bfloat16; it has no float16 on CPU. Those
-with int8 say how it computes what is not in int8 in the graph."""
+with integers say how it computes the rest of the graph."""
 
 _INT32 = -(1 << 31), (1 << 31) - 1
 _DTYPES = {

@@ -1,8 +1,9 @@
 """Token by token beside other tools: milliseconds of a step behind contexts of several lengths.
 
 Each side is a process of its own on one core. In each round every side, in random order, runs a prompt of random ids
-and a few steps behind it; a step's time is the median of those. The ratio of attnport's quickest form to the quickest
-peer has a bootstrap interval over the rounds. All sides must find the same tokens as PyTorch.
+and a few steps behind it; a step's time is the median of those. Sides are compared within a class of accuracy: float32,
+half precision, weights of 4 bits. The ratio of attnport's quickest form to the quickest peer has a bootstrap interval
+over the rounds. All sides but those of 4 bits must find the same tokens as PyTorch; of those the share is told.
 
     python benchmarks/decode.py [--only gpt2] [--rounds 6] [--threads 1] [--json FILE] [--docs]
 
@@ -16,6 +17,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,11 +26,16 @@ from typing import Any
 import numpy as np
 from beside.models import code_digest
 from beside.page import replace_section
-from beside.side import CACHE, ROOT, Named, Side, SideFailed, folder_of
+from beside.side import CACHE, ROOT, Named, Side, SideFailed, adapter, folder_of
 
+from attnport.artifacts import IntegerPlan, Score
+from attnport.exporter import int4
+from attnport.exporter.lowering import base as lowerings
 from attnport.folder.machine import machine, versions
 from attnport.latency.statistics import ratio_interval
+from attnport.verbs.fuse import fuse_integers
 
+TARGETS = ("ort_cpu", "openvino")
 STEPS = 16
 SIDES = (
     Named("torch_eager", "fp32", "fp32"),
@@ -36,7 +43,14 @@ SIDES = (
     Named("optimum_onnx", "binding", "fp32"),
     Named("attnport", "ort_cpu", "fp32"),
     Named("attnport", "openvino", "fp32"),
+    Named("llama_cpp", "f16", "half"),
+    Named("llama_cpp", "q4_0", "int4"),
+    Named("attnport", "ort_cpu.int4", "int4"),
+    Named("attnport", "openvino.int4", "int4"),
 )
+CLASSES = ("fp32", "int4")
+"""Those that are compared; on processors without bf16 attnport has no form in half precision."""
+WORDS = {"fp32": "float32, and float16 of llama.cpp, which the ratio leaves out", "int4": "weights of 4 bits"}
 AGREEING = 0.9
 """The least share of tokens that are those of PyTorch: rounding may turn a tie, after which a text goes another way."""
 
@@ -75,16 +89,29 @@ def described(name: str, decoder: Decoder) -> dict[str, Any]:
     if not (ours / ".made").exists():
         for old in base.glob("attnport-*"):
             shutil.rmtree(old)
-        targets = [word for side in SIDES if side.ours for word in ("--target", side.variant)]
+        targets = [word for name in TARGETS for word in ("--target", name)]
         for command in (["export", f"hf:{weights}", "-o", str(ours), "--with-past"], ["fuse", str(ours), *targets]):
             subprocess.run([sys.executable, "-m", "attnport.cli", *command], check=True, cwd=ROOT)
+        for target in TARGETS:
+            _write_int4(ours, target)
         (ours / ".made").touch()
     return {"name": f"decode-{name}", "folder": str(weights), "ours": str(ours), "vocabulary": config.vocab_size}
 
 
+def _write_int4(folder: Path, target: str) -> None:
+    """The form that `tune` writes, with every layer in 4 bits; of random weights there is no metric."""
+    nothing = Score(0.0)
+    found = IntegerPlan(4, "none", nothing, nothing, 1.0, 0, (), 0.0, (0, 0), 0, "")
+
+    def rewrite(model: Any, kept: Collection[str]) -> None:
+        int4.quantize(model, int4.pack_all(model), kept)
+
+    fuse_integers(folder, lowerings.get(target), "int4", found, rewrite, lambda message: None)
+
+
 def opened(side: Named, told: dict[str, Any], threads: int) -> Side:
     """A side's process, after its conversion."""
-    if side.peer == "optimum_onnx" and not (folder_of(side, told) / ".made").exists():
+    if hasattr(adapter(side.peer), "make") and not (folder_of(side, told) / ".made").exists():
         maker = Side(side, told, threads)
         try:
             maker.make()
@@ -127,36 +154,48 @@ def _work(sides: dict[Named, Side], context: int, batch: int, rounds: int) -> di
             if turn:
                 steps.setdefault(named, []).append(int(median(taken[2:])))
                 prompts.setdefault(named, []).append(taken[0])
-    for named in list(steps):
-        share = float((np.array(tokens[named]) == np.array(tokens[SIDES[0]])).mean())
-        if share < AGREEING:
+    shares = {one: float((np.array(tokens[one]) == np.array(tokens[SIDES[0]])).mean()) for one in steps}
+    for named, share in shares.items():
+        if share < AGREEING and named.precision != "int4":
             failed[str(named)] = f"{1 - share:.0%} of its tokens are others than PyTorch's"
             del steps[named]
-    ours, peer = (
-        min((one for one in steps if one.ours == side), key=lambda one: median(steps[one])) for side in (True, False)
-    )
-    low, middle, high = ratio_interval([[ns] for ns in steps[ours]], [[ns] for ns in steps[peer]])
     return {
         "step_ms": {str(one): round(median(taken) / 1e6, 2) for one, taken in steps.items()},
         "prompt_ms": {str(one): round(median(prompts[one]) / 1e6, 1) for one in steps},
-        "ours": str(ours), "peer": str(peer), "ratio": round(middle, 3), "interval": [round(low, 3), round(high, 3)],
+        "tokens_of_pytorch": {str(one): round(share, 3) for one, share in shares.items()},
+        "ratios": {precision: _ratio(steps, precision) for precision in CLASSES},
         "failed": failed,
-    }  # fmt: skip
+    }
+
+
+def _ratio(steps: dict[Named, list[int]], precision: str) -> dict[str, Any]:
+    """attnport's quickest form to the quickest peer, of one class of accuracy."""
+    of_class = {one: taken for one, taken in steps.items() if one.precision == precision}
+    ours, peer = (
+        min((one for one in of_class if one.ours == side), key=lambda one: median(of_class[one]))
+        for side in (True, False)
+    )
+    taken = ([[ns] for ns in steps[one]] for one in (ours, peer))
+    low, middle, high = (round(bound, 3) for bound in ratio_interval(*taken))
+    return {"ours": str(ours), "peer": str(peer), "ratio": middle, "interval": [low, high]}
 
 
 def section(result: dict[str, Any]) -> str:
     """The Markdown."""
     lines = [f"Measured by `{result['command']}` on {result['machine']}, with "
              + ", ".join(f"{name} {version}" for name, version in result["versions"].items()) + "."]  # fmt: skip
-    names = [str(side) for side in SIDES]
     for name, works in result["models"].items():
-        lines += ["", f"{DECODERS[name].said}, float32, ms a step:", "",
-                  "| | " + " | ".join(names) + " | attnport to the fastest peer |",
-                  "|-|" + "-|" * (len(names) + 1)]  # fmt: skip
-        for key, row in works.items():
-            low, high = row["interval"]
-            times = [str(row["step_ms"].get(one, "-")) for one in names]
-            lines.append(f"| {key} | " + " | ".join(times) + f" | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |")
+        for precision in CLASSES:
+            # What is in half precision stands beside float32, as the next best.
+            sides = [one for one in SIDES if (one.precision == "int4") == (precision == "int4")]
+            heading = "| | " + " | ".join(map(str, sides)) + " | attnport to the fastest peer |"
+            lines += ["", f"{DECODERS[name].said}, {WORDS[precision]}, ms a step:", "", heading,
+                      "|-|" + "-|" * (len(sides) + 1)]  # fmt: skip
+            for key, row in works.items():
+                ratio = row["ratios"][precision]
+                low, high = ratio["interval"]
+                times = " | ".join(str(row["step_ms"].get(str(one), "-")) for one in sides)
+                lines.append(f"| {key} | {times} | {ratio['ratio']:.2f} ({low:.2f} to {high:.2f}) |")
     return "\n".join(lines)
 
 

@@ -11,19 +11,37 @@ import numpy as np
 
 from attnport.artifacts import IOContract
 from attnport.cases.inputs import Array, Case, case
+from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, UsageError, first_line
-from attnport.masks.encoding import encode_mask
+from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.optional import require
+from attnport_bundle.errors import FeedError
+from attnport_bundle.roles import roles_of
 
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 
 
 def reads_text(io: IOContract) -> bool:
-    """Whether the inputs are those that a tokenizer fills."""
+    """Whether the inputs are those that a tokenizer fills, and caches that may be empty."""
     names = {spec.name for spec in io.inputs}
     masks = {str(mask.input) for mask in io.padding_masks()}
-    return "input_ids" in names and names <= {*_TEXT_INPUTS, *masks}
+    return "input_ids" in names and names <= {*_TEXT_INPUTS, *masks, *_empty_caches(io)}
+
+
+def generates(io: IOContract) -> bool:
+    """Whether a model is a decoder with a cache that `generate` can use."""
+    try:
+        roles_of(io)
+    except FeedError:
+        return False
+    return True
+
+
+def _empty_caches(io: IOContract) -> dict[str, TensorSpec]:
+    """The caches of a decoder that may be empty, and whose mask is of all tokens."""
+    roles = roles_of(io) if generates(io) else None
+    return {spec.name: spec for spec, _, _ in roles.caches} if roles and roles.whole and not roles.start else {}
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -48,7 +66,7 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
     """Sentences in their order, in batches padded to the longest of each batch, on the side that the tokenizer pads.
 
     They are not sorted by length, which would leave hardly any padding: batches in use are not sorted either. Sentences
-    longer than the model takes are truncated.
+    longer than the model takes are truncated. A decoder's cache is empty, and its batches are padded on the left.
 
     Raises:
         MissingDependency: the tokenizers package is not installed.
@@ -76,7 +94,7 @@ def text_cases(io: IOContract, sentences: Sequence[str], tokenizer_path: Path, b
             part = [*part, part[-1]]
         width = max(len(row[0]) for row in part)
         width = T.at_least(width) if T else longest
-        batches.append(case(io, name, "text", _feeds(io, part, width, pad_id, left)))
+        batches.append(case(io, name, "text", _feeds(io, part, width, pad_id, left or bool(_empty_caches(io)))))
     return batches
 
 
@@ -132,9 +150,14 @@ def _feeds(
         filled["token_type_ids"][index, place] = types
         filled["attention_mask"][index, place] = 1
     masks = {mask.input: mask for mask in io.padding_masks()}
-    return {
-        spec.name: encode_mask(masks[spec.name], spec.dtype, filled["attention_mask"] == 1)
-        if spec.name in masks
-        else filled[spec.name].astype(spec.dtype)
-        for spec in io.inputs
-    }
+    caches = _empty_caches(io)
+    sizes = {dim.name: dim.min for dim in io.dims} | {str(caches[name].dims[0]): len(rows) for name in caches}
+    found: dict[str, Array] = {}
+    for spec in io.inputs:
+        if spec.name in caches:
+            found[spec.name] = np.zeros(spec.shape(sizes), numpy_dtype(spec.dtype))
+        elif spec.name in masks:
+            found[spec.name] = encode_mask(masks[spec.name], spec.dtype, filled["attention_mask"] == 1)
+        else:
+            found[spec.name] = filled[spec.name].astype(spec.dtype)
+    return found

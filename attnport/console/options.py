@@ -78,7 +78,7 @@ _SHIP_OPTIONS = (
         "--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds for latency."
     ),
     click.option("--shape", "shapes", multiple=True, help="Sizes to time, as in bench: batch=1/8,seq=64/128."),
-    click.option("--tune", is_flag=True, help="Try int8 as well, made of the sentences and judged by them; see tune."),
+    click.option("--tune", is_flag=True, help="Try int8 and 4 bits as well, judged by the sentences; see tune."),
 )
 
 
@@ -259,7 +259,7 @@ class Percent(click.ParamType[float]):
 _TUNE_OPTIONS = (
     click.argument("folder", type=FOLDER),
     click.option("--runtime", "runtimes", multiple=True, help="ort_cpu or openvino; default: both."),
-    click.option("--text", type=FOLDER, help="Sentences, one in each line: to time, and to make and judge int8 by."),
+    click.option("--text", type=FOLDER, help="Sentences, one in each line: to time, and to judge integers by."),
     click.option("--inputs", type=FOLDER, help="Instead, an .npz of many items, an array for each input."),
     click.option("--shape", "shapes", multiple=True, help='Sizes to time, as in bench: "batch=1/8,seq=64/128".'),
     click.option("--lengths", type=FOLDER, help="Lengths to time, one in each line, or LENGTH:COUNT."),
@@ -274,7 +274,7 @@ _TUNE_OPTIONS = (
         "--metric", metavar="FILE.py:FUNCTION", help="Your own measure, the larger the better; it judges all of them."
     ),
     click.option(
-        "--max-drop", type=Percent(), default="0.5%", show_default=True, help="How far the metric may fall in int8."
+        "--max-drop", type=Percent(), default="0.5%", show_default=True, help="How much worse the metric may be."
     ),
     click.option("--threads", type=click.IntRange(min=1), multiple=True, help="Compute threads; several allowed."),
     click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attnport.artifacts import INT8
+from attnport.artifacts import INTEGERS
 from attnport.console import cells
 from attnport.reporting import document as doc
 from attnport.reporting.absences import line, not_checked
@@ -87,7 +87,7 @@ def _verdicts(title: doc.Line, what: str, parities: Mapping[str, RuntimeParity])
         for name, row in parities.items()
     )
     yield doc.Table(title, columns, doc.rows(rows))
-    told = {name: row.reason for name, row in parities.items() if row.verdict != "PASS" or row.plan in INT8}
+    told = {name: row.reason for name, row in parities.items() if row.verdict != "PASS" or row.plan in INTEGERS}
     yield cells.notes(told)
 
 

@@ -73,17 +73,21 @@ class Builder:
 
     def const(self, value: Any, dtype: np.dtype[Any] | type[Any] | None = None) -> ir.Value:
         """A constant, as an initializer."""
-        import onnx_ir as ir
-
         array = np.array(value, dtype=dtype)
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
-            name = self._unique(f"const/{array.dtype}/{len(self._constants)}")
-            constant = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-            constant.dtype, constant.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
-            self.model.graph.register_initializer(constant)
-            self._constants[key] = constant
+            self._constants[key] = self.stored(f"const/{array.dtype}/{len(self._constants)}", array)
         return self._constants[key]
+
+    def stored(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
+        """A constant of its own, as an initializer, for arrays too large to be compared with others."""
+        import onnx_ir as ir
+
+        name = self._unique(name)
+        constant = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        constant.dtype, constant.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+        self.model.graph.register_initializer(constant)
+        return constant
 
     def like(self, number: float, value: ir.Value) -> ir.Value:
         """A scalar constant of `value`'s dtype."""

@@ -9,8 +9,6 @@ bias. On MiniLM this is nearer to float32 than the tools that could do it instea
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.naming import module_of
+from attnport.exporter.linear import Layer, layers, nodes_of, sizes_of, weight_of
 from attnport.exporter.passes.cleanup import clean_up
 
 if TYPE_CHECKING:
@@ -42,39 +40,6 @@ class Seen:
     mean: Array
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Products that read the same tensor, as those of q, k and v, and so share its scale.
-
-    Attributes:
-        name: The module paths: of the first product, then the last parts of the others'.
-        reads: The name of what they read.
-        nodes: The names of their nodes.
-        weights: The number of their weights, by which the work for a token grows.
-    """
-
-    name: str
-    reads: str
-    nodes: tuple[str, ...]
-    weights: int
-
-
-def layers(model: ir.Model) -> tuple[Layer, ...]:
-    """The linear layers of a lowered graph in float32, in topological order."""
-    found: dict[str, list[ir.Node]] = {}
-    for node in model.graph:
-        if _is_linear(node):
-            found.setdefault(str(node.inputs[0].name), []).append(node)  # type: ignore[union-attr]
-    made, seen = list[Layer](), Counter[str]()
-    for reads, nodes in found.items():
-        name = _path(nodes)
-        seen[name] += 1
-        name = name if seen[name] == 1 else f"{name} #{seen[name]}"
-        weights = sum(_size(node) for node in nodes)
-        made.append(Layer(name, reads, tuple(str(node.name) for node in nodes), weights))
-    return tuple(made)
-
-
 def observe(model: ir.Model, chosen: Collection[Layer]) -> tuple[str, ...]:
     """Adds, in place, outputs that say what each layer reads: `seen/KIND/NAME` of shape `[K]` for each of `KINDS`.
 
@@ -83,9 +48,9 @@ def observe(model: ir.Model, chosen: Collection[Layer]) -> tuple[str, ...]:
     """
     build, added = Builder(model), []
     for layer in chosen:
-        value, nodes = _of(model, layer)
+        value, nodes = nodes_of(model, layer)
         build.before, build.scope = nodes[0], "seen"
-        rows = build.op("Reshape", value, build.const([-1, len(_weight(nodes[0]))]))
+        rows = build.op("Reshape", value, build.const([-1, sizes_of(nodes[0])[0]]))
         for kind in KINDS:
             seen = build.op(kind, rows, build.const([0]), keepdims=0)
             seen.name = f"{PREFIX}{kind}/{layer.reads}"
@@ -112,8 +77,8 @@ def quantize(model: ir.Model, seen: Mapping[str, Seen], kept: Collection[str] = 
 def _quantize(build: Builder, layer: Layer, seen: Seen) -> None:
     import onnx_ir as ir
 
-    value, nodes = _of(build.model, layer)
-    weights = [_weight(node) for node in nodes]
+    value, nodes = nodes_of(build.model, layer)
+    weights = [weight_of(node).astype(np.float64) for node in nodes]
     smooth_K = _smoothing(seen, weights)
     least = min(float((seen.least / smooth_K).min()), 0.0)
     largest = max(float((seen.largest / smooth_K).max()), _TINY)
@@ -168,44 +133,3 @@ def _smoothing(seen: Seen, weights: list[Array]) -> Array:
     factor = activations**SMOOTHING / largest ** (1 - SMOOTHING)
     smooth: Array = factor / np.exp(np.log(factor).mean())
     return smooth
-
-
-def _is_linear(node: ir.Node) -> bool:
-    """Whether a node is a product of an activation in float32 with a weight `[K, N]`."""
-    if node.op_type not in ("MatMul", "Gemm") or node.domain or len(node.inputs) < 2:
-        return False
-    value, weight = node.inputs[:2]
-    if value is None or weight is None or value.const_value is not None or weight.const_value is None:
-        return False
-    if weight.const_value.dtype.name != "FLOAT" or len(weight.const_value.shape) != 2:
-        return False
-    if node.op_type == "MatMul":
-        return True
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    plain = all(node.attributes[name].value == 1 for name in ("alpha", "beta") if name in node.attributes)
-    first = "transA" not in node.attributes or node.attributes["transA"].value == 0
-    return plain and first and (bias is None or (bias.const_value is not None and len(bias.const_value.shape) == 1))
-
-
-def _weight(node: ir.Node) -> Array:
-    """The weight of a linear layer as `[K, N]`, in float64."""
-    array: Array = node.inputs[1].const_value.numpy().astype(np.float64)  # type: ignore[union-attr]
-    turned = "transB" in node.attributes and node.attributes["transB"].value
-    return array.T if turned else array
-
-
-def _size(node: ir.Node) -> int:
-    """The number of a layer's weights."""
-    return math.prod(node.inputs[1].const_value.shape)  # type: ignore[union-attr, arg-type]
-
-
-def _path(nodes: list[ir.Node]) -> str:
-    paths = [module_of(node) or str(node.name) for node in nodes]
-    return ", ".join([paths[0], *(path.rpartition(".")[2] for path in paths[1:])])
-
-
-def _of(model: ir.Model, layer: Layer) -> tuple[ir.Value, list[ir.Node]]:
-    nodes = [node for node in model.graph if node.name in layer.nodes]
-    value = nodes[0].inputs[0]
-    assert value is not None
-    return value, nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnport.artifacts import INT8, PLANS, Manifest, Session
+from attnport.artifacts import INTEGERS, PLANS, Manifest, Session
 from attnport.errors import UnavailableError
 from attnport.folder.openings import model_openings, not_in, why_none
 from attnport.folder.workspace import check_files, load_spec
@@ -32,7 +32,7 @@ def opened(folder: Path, manifest: Manifest, name: str, threads: int | None = No
     openings = model_openings(runtime, folder, manifest, found.plans, threads)
     opening = openings.get(f"{own}.{plan}" if plan else own) or (None if plan else next(iter(openings.values()), None))
     if opening is None:
-        form = plan if plan in (*PLANS, *INT8) else None
+        form = plan if plan in (*PLANS, *INTEGERS) else None
         why = (form and not_in(found, form)) or why_none(runtime, form)
         there = f"; there is {', '.join(openings)}" if openings else ""
         raise UnavailableError(f"{name} has nothing to open in {folder}: {why}{there}.")

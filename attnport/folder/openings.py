@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnport.artifacts import INT8, PLANS, Capabilities, Manifest
+from attnport.artifacts import INTEGERS, PLANS, Capabilities, Manifest
 from attnport.errors import UsageError
 from attnport.jsonfile import digest_file
 from attnport.runtimes.base import Opening, Runtime
@@ -157,7 +157,7 @@ def why_none(runtime: Runtime, plan: str | None = None) -> str:
         return f"no engine was built; make one with: attnport build FOLDER --target {runtime.name}{more}"
     if not runtime.form:
         return "it runs the model as exported, which is in fp32"
-    if plan in INT8:
+    if plan in INTEGERS:
         return f"there is no {plan} form for {runtime.form}; it may be made by: attnport tune FOLDER"
     return f"there is no form for {runtime.form}; make it with: attnport fuse FOLDER --target {runtime.form}{more}"
 

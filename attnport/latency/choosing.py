@@ -11,7 +11,7 @@ from attnport.folder.openings import name_of
 from attnport.latency.statistics import Interval
 
 CHOSEN, SLOWER, NO_FASTER, REFUSED, NOT_RUN = "chosen", "slower", "no faster", "refused", "NOT_RUN"
-PLAINEST_FIRST = ("fp32", "bf16", "int8_bf16", "int8")
+PLAINEST_FIRST = ("fp32", "bf16", "int8_bf16", "int8", "int4_bf16", "int4")
 Compare = Callable[[LatencyRow, LatencyRow], Interval | None]
 
 

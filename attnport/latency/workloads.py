@@ -10,7 +10,7 @@ import numpy as np
 
 from attnport.artifacts import IOContract, Manifest
 from attnport.cases.inputs import Array, Case, batch_dim, full_case, real_tokens
-from attnport.cases.text import reads_text, text_cases
+from attnport.cases.text import generates, reads_text, text_cases
 from attnport.errors import UsageError
 from attnport.latency.grid import MOST, parse_grid
 from attnport.latency.lengths import Histogram, batch_limit, ragged_case, spread
@@ -45,7 +45,8 @@ def workloads(
 ) -> list[Workload]:
     """The workloads: `1 sentence` and `32 sentences` if there are sentences, the same for lengths, then the shapes.
 
-    Without shapes and lengths, `batch=8,seq=128` for a model that reads text, otherwise every dim at its opt size.
+    Without shapes and lengths, `batch=8,seq=128` for a model that reads text, otherwise every dim at its opt size: of a
+    decoder with a cache that is one step.
 
     Args:
         shapes: Grids of sizes, see `grid`.
@@ -80,7 +81,7 @@ def workloads(
             raise UsageError(f"got {len(sizes)} shapes; at most {MOST} are measured in one run.")
         chosen += [_workload(io, full_case(io, sizes_of_shape, seed)) for sizes_of_shape in sizes]
     elif not lengths:
-        chosen.append(_workload(io, full_case(io, _usual(io) if reads_text(io) else {}, seed)))
+        chosen.append(_workload(io, full_case(io, _usual(io), seed)))
     return list({workload.name: workload for workload in chosen}.values())
 
 
@@ -99,6 +100,8 @@ def _items(io: IOContract, feeds: Mapping[str, Array]) -> int:
 
 
 def _usual(io: IOContract) -> dict[str, int]:
-    """A batch of 8 with length 128, within the model's limits."""
+    """For a model that reads text whole a batch of 8 with length 128, within its limits; otherwise the opt sizes."""
+    if not reads_text(io) or generates(io):
+        return {}
     batch = batch_dim(io)
     return {dim.name: dim.at_least(8 if dim.name == batch else 128) for dim in io.dims}

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from attnport.artifacts import (
     AUTO,
-    INT8,
+    INTEGERS,
     CaseResult,
     InvarianceResult,
     ParityReport,
@@ -46,7 +46,7 @@ EPS = {
     "bf16": 2.0**-7,
     "fp16_islands": 2.0**-23,
     "bf16_islands": 2.0**-23,
-    **dict.fromkeys(INT8, 2.0**-7),
+    **dict.fromkeys(INTEGERS, 2.0**-7),
 }
 EPS[AUTO] = EPS["fp16"]
 _MOST_NAMED = 4

@@ -164,7 +164,7 @@ class Comparison:
         openings = model_openings(runtime, self.folder, self.manifest, found.plans, self.threads, self.bundle)
         if not openings:
             return {runtime.name: self._not_run(why_none(runtime), "fp32")}
-        forms = {self.folder / form.file: form for form in self.manifest.forms.values() if form.int8}
+        forms = {self.folder / form.file: form for form in self.manifest.forms.values() if form.integers}
         rows: dict[str, RuntimeParity | _Tried] = {}
         for name, opening in openings.items():
             form = forms.get(opening.model) if opening.model else None
@@ -172,10 +172,10 @@ class Comparison:
         return rows
 
     def _by_metric(self, form: Form) -> RuntimeParity:
-        """The verdict on a form in int8, which has no twin in PyTorch: that of its metric, when it was written."""
-        assert form.int8 is not None
-        verdict: Verdict = "PASS" if form.int8.drop <= form.int8.max_drop else "FAIL"
-        return RuntimeParity(verdict, f"judged by its metric: {form.int8}", form.plan)
+        """The verdict on a form in integers, which has no twin in PyTorch: that of its metric, when it was written."""
+        assert form.integers is not None
+        verdict: Verdict = "PASS" if form.integers.drop <= form.integers.max_drop else "FAIL"
+        return RuntimeParity(verdict, f"judged by its metric: {form.integers}", form.plan)
 
     def _form(self, name: str, form: Form) -> RuntimeParity | _Tried:
         """Graph parity: a form run numerically without its target, unless a runtime that opens it passes all cases."""
@@ -183,7 +183,7 @@ class Comparison:
         if passed := self._passed.get((self.folder / form.file, plan)):
             runtime_name, row = passed
             return replace(row, note=f"this is what {runtime_name} opens, and ran", as_exported=False)
-        if form.int8:
+        if form.integers:
             return self._by_metric(form)
         opening = Opening(self.io, plan=plan, model=self.folder / form.file, threads=self.threads)
         refused: list[str] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import INT8, IOContract, ModelSpec, Session
+from attnport.artifacts import INTEGERS, IOContract, ModelSpec, Session
 from attnport.bundling import golden
 from attnport.cases.inputs import cases
 from attnport.errors import ArtifactError, AttnportError
@@ -54,7 +54,7 @@ def add_plans(spec: ModelSpec, path: Path, to: Callable[[], Path], plans: Collec
     added: dict[str, Array] = {}
     for plan in sorted(plans):
         kind = golden.eager(plan)
-        if plan in INT8 or any(name.split("/")[1] == kind for name in arrays):
+        if plan in INTEGERS or any(name.split("/")[1] == kind for name in arrays):
             continue
         with contextlib.suppress(AttnportError):
             added |= _run(feeds, kind, Opening(spec.io, plan=plan, spec=spec, contract=True))

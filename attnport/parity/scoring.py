@@ -57,7 +57,7 @@ class Agreement:
         """
         if len(items) < FEWEST:
             raise UsageError(
-                f"got {len(items)} items to judge int8 by; expected at least {FEWEST}.",
+                f"got {len(items)} items to judge integers by; expected at least {FEWEST}.",
                 hint=f"Half of the given items are for ranges; give {2 * FEWEST} or more, as they occur in use.",
             )
         self._io, self._items = io, items

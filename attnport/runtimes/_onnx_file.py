@@ -131,14 +131,21 @@ def _walk(nodes: Any) -> Iterator[Any]:
                 yield from _walk(attribute.g.node)
 
 
-def small_feeds(model: onnx.ModelProto, io: IOContract | None = None) -> dict[str, Any]:
-    """Feeds that most models take: small sizes that `io` allows, 2 without it, zeros (valid ids), True for booleans."""
+def small_feeds(
+    model: onnx.ModelProto, io: IOContract | None = None, given: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Feeds that most models take: small sizes that `io` allows, 2 without it, zeros (valid ids), True for booleans.
+
+    Args:
+        given: The sizes of some named dims.
+    """
     import numpy as np
     import onnx
 
     weights = {tensor.name for tensor in model.graph.initializer}
     feeds: dict[str, Any] = {}
     sizes = {dim.name: dim.at_least(2) for dim in io.dims} if io is not None else {}
+    sizes |= given or {}
     examples = io.examples if io is not None else {}
     for value in model.graph.input:
         if value.name in weights:

@@ -6,7 +6,7 @@ import ctypes
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from attnport.errors import ArtifactError, UnavailableError, UsageError, first_l
 from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
-from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS
+from attnport_bundle.generation import IN_PLACE, MANY, Step
+from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS, InPlace
 
 if TYPE_CHECKING:
     import onnx
@@ -225,32 +226,61 @@ def evidence(
     """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
 
     A decomposed attention (three anchors) is never fused here: this runtime does not join its two products into one
-    kernel whose name could be traced back.
+    kernel whose name could be traced back. Of a decoder that writes to its caches, both ways of an attention must be
+    fused: that of one new token, and that of several.
 
     Raises:
         ArtifactError, UnavailableError: see `profiled`.
     """
+    of_step = _step_events(model, provider, io)
     events, optimised = profiled(model, provider, io=io)
+    events += of_step
     name = name_of(provider)
-    nodes = {node.name: node for node in optimised.graph.node}
+    nodes = {node.name: node for node in _nodes(optimised.graph)}
     kernels = {event["name"]: event for event in events}
     proofs = {}
-    for attention, names in anchors.items():
-        node, event = nodes.get(names[0]), kernels.get(f"{names[0]}_kernel_time")
-        if len(names) != 1 or node is None or event is None:
+    for attention, anchor in anchors.items():
+        if len(anchor) != 1:
             continue
-        arguments = event["args"]
-        if (node.domain, node.op_type) in FUSED_OPS and (arguments["op_name"], arguments["provider"]) == (
-            node.op_type,
-            name,
-        ):
-            domain = node.domain or "ai.onnx"
-            proofs[attention] = Evidence(
-                node.op_type,
-                f"optimised model: node {node.name} is {domain}.{node.op_type}; "
-                f"profile: {event['name']} on {arguments['provider']}, {event['dur']} us",
-            )
+        ways = [way for way in (anchor[0], f"{anchor[0]}{MANY}") if way == anchor[0] or way in nodes]
+        found = [_proof(nodes.get(way), kernels.get(f"{way}_kernel_time"), name) for way in ways]
+        proved = [proof for proof in found if proof is not None]
+        if len(proved) == len(ways):
+            proofs[attention] = Evidence(proved[0].kernel, "; ".join(proof.text for proof in proved))
     return proofs
+
+
+def _proof(node: onnx.NodeProto | None, event: Mapping[str, Any] | None, provider: str) -> Evidence | None:
+    """What an operator of the optimised model and its event in the profile show."""
+    if node is None or event is None or (node.domain, node.op_type) not in FUSED_OPS:
+        return None
+    arguments = event["args"]
+    if (arguments["op_name"], arguments["provider"]) != (node.op_type, provider):
+        return None
+    return Evidence(
+        node.op_type,
+        f"optimised model: node {node.name} is {node.domain or 'ai.onnx'}.{node.op_type}; "
+        f"profile: {event['name']} on {arguments['provider']}, {event['dur']} us",
+    )
+
+
+def _step_events(model: Path, provider: Provider, io: IOContract | None) -> list[dict[str, Any]]:
+    """The events of a run with one new token, of a model that writes to its caches then; none of others."""
+    graph = read_graph(model)
+    ids = next((entry.value for entry in graph.metadata_props if entry.key == IN_PLACE), None)
+    if ids is None:
+        return []
+    shape = next(value.type.tensor_type.shape for value in graph.graph.input if value.name == ids)
+    return profiled(model, provider, small_feeds(graph, io, {shape.dim[1].dim_param: 1}), False, io)[0]
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of its branches."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
 
 
 class OrtSession(CheckedSession):
@@ -261,6 +291,20 @@ class OrtSession(CheckedSession):
         self._session = session
         self._names = [spec.name for spec in io.outputs]
         self._halves = _half_inputs(session.get_inputs())
+
+    def new_step(self) -> Step | None:
+        """For a model that writes to its caches; see `attnport_bundle.generation.step_of`."""
+        import onnxruntime
+
+        run = InPlace.of(onnxruntime, self._session) if self.ran.provider == CPU else None
+        if run is None:
+            return None
+
+        def step(feeds: Mapping[str, Array], buffers: Mapping[str, tuple[str, Array]]) -> dict[str, Array]:
+            with self._open(), refused("ONNX Runtime", feeds):
+                return run(feeds, buffers)
+
+        return step
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("ONNX Runtime", feeds):

@@ -14,6 +14,7 @@ from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes.base import Kind, Opening, Runtime
 
 PROVIDER = "CPUExecutionProvider"
+PLANS = ("fp32", "int8", "int4")
 
 
 class OrtCpu(Runtime):
@@ -38,7 +39,7 @@ class OrtCpu(Runtime):
                 True,
                 version=str(ort.__version__),
                 devices=("CPU",),
-                plans=("fp32", "int8"),
+                plans=PLANS,
                 max_opset=_ort.max_opset(PROVIDER),
             )
         except Exception as err:  # a half-installed wheel fails anywhere
@@ -54,9 +55,9 @@ class OrtCpu(Runtime):
             IntegrityError: external data lies outside the model's folder.
         """
         require("onnxruntime")
-        if opening.plan not in ("fp32", "int8"):
+        if opening.plan not in PLANS:
             raise UnavailableError(
-                f"ort_cpu computes in fp32, and linear layers in int8; {opening.plan} was asked for.",
+                f"ort_cpu computes in {', '.join(PLANS)}; {opening.plan} was asked for.",
                 hint="ONNX Runtime's CPU kernels cast half precision to fp32 and so hide its overflow: "
                 "use onnx_reference for the numbers of a half-precision form.",
             )

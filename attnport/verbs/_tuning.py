@@ -1,4 +1,4 @@
-"""What `tune` does with an open folder: search int8, score, time, choose, and keep what was chosen."""
+"""What `tune` does with an open folder: search integers, score, time, choose, and keep what was chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from attnport.artifacts import (
-    INT8,
+    INTEGERS,
     Candidate,
     Capabilities,
     Form,
@@ -24,6 +24,7 @@ from attnport.artifacts import (
     drop,
 )
 from attnport.cases.inputs import Case
+from attnport.cases.text import generates
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import name_of
 from attnport.folder.workspace import change, check_files, open_folder
@@ -34,7 +35,8 @@ from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import set_plan
-from attnport.parity.int8_search import Int8Graphs, search
+from attnport.parity.integer_search import IntegerGraphs, bits_of, search
+from attnport.parity.perplexity import Perplexity
 from attnport.parity.scoring import Agreement, Metric, UserMetric
 from attnport.runtimes import base
 from attnport.runtimes.base import Opening, Runtime
@@ -53,7 +55,7 @@ _RANKED = 32
 
 @dataclass(frozen=True)
 class Data:
-    """What int8 is made and judged by: batches of one item each, some for ranges, others for the metric."""
+    """What forms in integers are made and judged by: batches of one item each, for ranges and for the metric."""
 
     ranged: tuple[Case, ...]
     scored: tuple[Case, ...]
@@ -77,18 +79,19 @@ class Tuning:
     candidates: list[Candidate] = field(default_factory=list)
 
     def judge(self, parity: Mapping[str, RuntimeParity], metric: str | None) -> None:
-        """Finds the forms in int8, and says of every form whether its numbers are good enough."""
+        """Finds the forms in integers, and says of every form whether its numbers are good enough."""
         manifest = open_folder(self.folder)
         self.metric = self._metric(manifest, metric)
         self.references: dict[str, Score] = {}
         if self.metric is None:
-            self.notes.append("int8 was not tried: give sentences with --text, or many items with --inputs")
+            self.notes.append("integers were not tried: give sentences with --text, or many items with --inputs")
         else:
             for runtime in self.runtimes:
                 with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
                     self.references[runtime.name] = self.metric(session)
+            bits = 4 if generates(manifest.io) else 8  # reading weights is a decoder's work
             for number, runtime in enumerate(self.runtimes):
-                self._find_int8(runtime, len(self.runtimes) - number, metric)
+                self._find(runtime, bits, len(self.runtimes) - number, metric)
         manifest = open_folder(self.folder)
         for runtime in self.runtimes:
             for key, form in manifest.forms.items():
@@ -99,7 +102,10 @@ class Tuning:
     def _metric(self, manifest: Manifest, metric: str | None) -> Metric | None:
         if self.data is None:
             return None
-        return UserMetric(metric, self.folder, manifest) if metric else Agreement(manifest.io, self.data.scored)
+        if metric:
+            return UserMetric(metric, self.folder, manifest)
+        kind = Perplexity if generates(manifest.io) else Agreement
+        return kind(manifest.io, self.data.scored)
 
     def _judge_form(
         self, runtime: Runtime, key: str, manifest: Manifest, parity: RuntimeParity | None, *, by_metric: bool
@@ -107,12 +113,12 @@ class Tuning:
         form = manifest.forms[key]
         score, fall = self._score(runtime, form, manifest)
         verdict, reason = "", ""
-        if form.int8 is not None:
-            reason = f"{form.int8.layers - len(form.int8.kept)} of {form.int8.layers} layers in int8"
+        if form.integers is not None:
+            reason = form.integers.share
         elif not by_metric and (parity is None or parity.verdict != "PASS"):
             verdict, reason = REFUSED, f"parity: {parity.reason if parity else 'not checked'}"
-        if (by_metric or form.int8) and fall is not None and fall > self.max_drop:
-            verdict, reason = REFUSED, f"the metric falls by {fall:.2%}"
+        if (by_metric or form.integers) and fall is not None and fall > self.max_drop:
+            verdict, reason = REFUSED, f"the metric is worse by {fall:.2%}"
         self.candidates += [
             Candidate(runtime.name, key, form.plan, threads, verdict, reason, score, fall) for threads in self.threads
         ]
@@ -121,17 +127,18 @@ class Tuning:
         """What the metric says of a form, and how much less that is than in float32."""
         if self.metric is None:
             return None, None
-        if form.int8 is not None:
-            return form.int8.score, form.int8.drop
+        if form.integers is not None:
+            return form.integers.score, form.integers.drop
         self.progress(f"scoring {name_of(runtime.name, form.plan)}")
         with self._open(runtime, form, manifest) as session:
             score = self.metric(session)
         return score, drop(score, self.references[runtime.name])
 
-    def _find_int8(self, runtime: Runtime, left: int, metric: str | None) -> None:
-        """Writes the form of a runtime in int8, unless there is none that is faster and within the metric."""
+    def _find(self, runtime: Runtime, bits: int, left: int, metric: str | None) -> None:
+        """Writes the form of a runtime in integers, unless there is none that is faster and within the metric."""
         lowering = lowerings.get(runtime.form)
-        plan = next((plan for plan in lowering.int8 if plan in self.probed[runtime.name].plans), None)
+        known = (plan for plan in lowering.integers if plan in self.probed[runtime.name].plans)
+        plan = next((plan for plan in known if bits_of(plan) == bits), None)
         if plan is None or self.data is None or self.metric is None:
             return
         manifest = open_folder(self.folder)
@@ -140,15 +147,19 @@ class Tuning:
             *(f"{metric} {self.max_drop} {array.tobytes()!r}" for item in (*self.data.ranged, *self.data.scored)
               for array in item.feeds.values()),
         )  # fmt: skip
-        earlier = manifest.forms.get(lowering.form_key(plan))
-        if earlier is not None and earlier.int8 is not None and earlier.int8.inputs == inputs:
-            return
-        self.progress(f"{runtime.name}: ranges of {len(self.data.ranged)} items")
+        key = lowering.form_key(plan)
+        earlier = manifest.forms.get(key)
+        if earlier is not None:
+            if earlier.integers is not None and earlier.integers.inputs == inputs:
+                return
+            self._drop(key)  # it was judged by something else
+            manifest = open_folder(self.folder)
+        self.progress(f"{runtime.name}: {plan}")
         with tempfile.TemporaryDirectory(prefix="attnport-tune-") as scratch:
             given = self.folder, manifest, lowering, runtime, plan
-            graphs = Int8Graphs(*given, self.data.ranged, Path(scratch), max(self.threads))
+            graphs = IntegerGraphs(*given, self.data.ranged, Path(scratch), max(self.threads))
             if graphs.layers and (slower := self._slower(runtime, graphs, manifest)):
-                self.notes.append(f"{runtime.name}: int8 was not searched: {slower}")
+                self.notes.append(f"{runtime.name}: int{graphs.bits} was not searched: {slower}")
                 return
             near = Agreement(manifest.io, self.data.ranged[:_RANKED], near=True)
             with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
@@ -166,17 +177,17 @@ class Tuning:
                 progress=lambda step: self.progress(f"{runtime.name}, {step}"),
             )
             if isinstance(found, str):
-                self.notes.append(f"{runtime.name}: no form in int8: {found}")
+                self.notes.append(f"{runtime.name}: no form in int{graphs.bits}: {found}")
                 return
-            fusing.fuse_int8(self.folder, lowering, plan, found, graphs.seen, self.progress)
+            fusing.fuse_integers(self.folder, lowering, plan, found, graphs.rewrite, self.progress)
 
-    def _slower(self, runtime: Runtime, graphs: Int8Graphs, manifest: Manifest) -> str:
-        """Why int8 cannot be faster here: by a few calls with every layer in int8, beside the other precisions."""
-        plain = [form for form in manifest.forms.values() if form.target == runtime.form and form.plan not in INT8]
+    def _slower(self, runtime: Runtime, graphs: IntegerGraphs, manifest: Manifest) -> str:
+        """Why integers cannot be faster here: by a few calls with every layer in them, beside the other precisions."""
+        plain = [form for form in manifest.forms.values() if form.target == runtime.form and form.plan not in INTEGERS]
         plain = [form for form in plain if form.plan in self.probed[runtime.name].plans]
         with contextlib.ExitStack() as stack:
             sides = {form.plan: stack.enter_context(self._open(runtime, form, manifest)) for form in plain}
-            sides["int8"] = stack.enter_context(graphs.open(()))
+            sides["integers"] = stack.enter_context(graphs.open(()))
             ratios = []
             for workload in self.workloads:
                 times: dict[str, list[float]] = {name: [] for name in sides}
@@ -186,16 +197,25 @@ class Tuning:
                         session.run(workload.feeds)
                         times[name].append(time.perf_counter() - began)
                 medians = {name: median(taken) for name, taken in times.items()}
-                ratios.append(medians.pop("int8") / min(medians.values()))
+                ratios.append(medians.pop("integers") / min(medians.values()))
         least = min(ratios)
-        return "" if least < 1 else f"with every layer in int8 it takes {least:.2f} of the fastest plainer precision"
+        return (
+            ""
+            if least < 1
+            else f"with every layer in int{graphs.bits} it takes {least:.2f} of the fastest plainer precision"
+        )
+
+    def _drop(self, key: str) -> None:
+        with change(self.folder) as edit:
+            fusing.drop_form(edit, key)
+            edit.finish(f"{STAGE}:drop", "")
 
     def _open(self, runtime: Runtime, form: Form, manifest: Manifest) -> contextlib.closing[Session]:
         opening = Opening(manifest.io, form.plan, self.folder / form.file, threads=max(self.threads))
         return contextlib.closing(runtime.open(opening))
 
     def finish(self, digest: str) -> TuneReport:
-        """Times the candidates, chooses, removes the forms in int8 that lost, and writes the report."""
+        """Times the candidates, chooses, removes the forms in integers that lost, and writes the report."""
         latency = self._timed() if any(not one.verdict for one in self.candidates) else {}
         timed = [self._with_times(one, latency.get(one.threads)) for one in self.candidates]
         candidates = choose(timed, latency, ratio)
@@ -209,12 +229,12 @@ class Tuning:
         manifest = open_folder(self.folder)
         best = report.chosen
         chosen = manifest.forms[best.form] if best else None
-        if best and chosen and chosen.int8 and GOLDEN in manifest.files:
+        if best and chosen and chosen.integers and GOLDEN in manifest.files:
             self._write_golden(base.get(best.runtime), chosen)
         with change(self.folder) as edit:
             assert edit.manifest is not None
             for key, form in edit.manifest.forms.items():
-                if form.int8 is not None and form != chosen:
+                if form.integers is not None and form != chosen:
                     fusing.drop_form(edit, key)
             edit.path(FILE).write_text(to_json(report), encoding="utf-8")
             edit.finish(STAGE, digest, extra=(chosen.file,) if chosen else ())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnport.artifacts import (
     AUTO,
@@ -16,13 +17,12 @@ from attnport.artifacts import (
     FusionItem,
     FusionReport,
     FusionTable,
-    Int8Plan,
+    IntegerPlan,
     Manifest,
     PrecisionPlan,
 )
 from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
 from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text
-from attnport.exporter.int8 import Seen
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.folder.portable import portable
@@ -31,10 +31,15 @@ from attnport.jsonfile import digest_text, read, to_json
 from attnport.runtimes import base as runtimes
 from attnport.verbs.export import MODEL, WEIGHTS
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 FILE = "fusion.json"
 ENGINE = "engine"
 """The name of the prover that is a TensorRT engine and not a runtime."""
 Progress = Callable[[str], None]
+Rewrite = Callable[["ir.Model", Collection[str]], None]
+"""Writes the linear layers of a lowered graph in integers, in place, but those with these names."""
 
 
 def fuse(
@@ -113,11 +118,11 @@ def fuse_searched(
     return _fuse_one(folder, open_folder(folder), lowering, AUTO, force, progress, found)
 
 
-def fuse_int8(
-    folder: Path, lowering: Lowering, plan: str, found: Int8Plan, seen: Mapping[str, Seen], progress: Progress
+def fuse_integers(
+    folder: Path, lowering: Lowering, plan: str, found: IntegerPlan, rewrite: Rewrite, progress: Progress
 ) -> Manifest:
-    """Writes the form of a plan with layers in int8, by what they read; raises as `fuse`."""
-    return _fuse_one(folder, open_folder(folder), lowering, plan, True, progress, int8=(found, seen))
+    """Writes the form of a plan with layers in integers, as `rewrite` writes them; raises as `fuse`."""
+    return _fuse_one(folder, open_folder(folder), lowering, plan, True, progress, integers=(found, rewrite))
 
 
 def drop_form(changing: Change, key: str) -> None:
@@ -145,7 +150,7 @@ def _fuse_one(
     force: bool,
     progress: Progress,
     searched: PrecisionPlan | None = None,
-    int8: tuple[Int8Plan, Mapping[str, Seen]] | None = None,
+    integers: tuple[IntegerPlan, Rewrite] | None = None,
 ) -> Manifest:
     began_s = time.monotonic()
     key = lowering.form_key(plan)
@@ -156,14 +161,14 @@ def _fuse_one(
         manifest.files.get(MODEL, ""),
         manifest.files.get(WEIGHTS, ""),
         *([to_json(searched)] if searched else []),
-        *([to_json(int8[0])] if int8 else []),
+        *([to_json(integers[0])] if integers else []),
     )
     table_key = lowering.table_key(plan)
     if not force and fresh(folder, manifest, stage, digest) and table_key in _tables(folder, manifest):
         return manifest
     check_files(folder, manifest, MODEL, *(name for name in (WEIGHTS,) if name in manifest.files))
     progress(f"{key}: lowering")
-    lowered, form = _write_form(folder, lowering, plan, searched, int8)
+    lowered, form = _write_form(folder, lowering, plan, searched, integers)
     progress(f"{key}: proving")
     table = _table(folder, open_folder(folder), lowering, plan, form, lowered)
     table = dataclasses.replace(table, padding=lowered.padding)
@@ -199,11 +204,10 @@ def _write_form(
     lowering: Lowering,
     plan: str,
     searched: PrecisionPlan | None,
-    int8: tuple[Int8Plan, Mapping[str, Seen]] | None,
+    integers: tuple[IntegerPlan, Rewrite] | None,
 ) -> tuple[Lowered, Form]:
     """Lowers and saves the form; the same change removes the table of the earlier form."""
     from attnport.exporter import storage
-    from attnport.exporter.int8 import quantize
 
     key = lowering.form_key(plan)
     name = f"model.{key}.onnx"
@@ -214,18 +218,18 @@ def _write_form(
         lowered = lowering.lower(
             model,
             changing.manifest.attentions,
-            plan="fp32" if int8 else plan,
+            plan="fp32" if integers else plan,
             masks=changing.manifest.io.masks,
             sizes=usual,
             islands=searched.nodes if searched else None,
         )
-        if int8:
-            quantize(lowered.model, int8[1], int8[0].kept)
+        if integers:
+            integers[1](lowered.model, integers[0].kept)
         weights = f"model.{key}.bin"
         written = storage.save_form(lowered.model, changing.path(name), weights)
         if not written and weights in changing.manifest.files:
             changing.remove(weights)
-        of_plan = searched, int8[0] if int8 else None
+        of_plan = searched, integers[0] if integers else None
         form = Form(lowering.name, plan, name, lowering.opset, lowered.anchors, lowered.masks, *of_plan)
         _drop_engines(changing, key)
         changing.manifest = dataclasses.replace(changing.manifest, forms={**changing.manifest.forms, key: form})

@@ -158,7 +158,7 @@ def ship(
         force: Run every stage again, even if nothing has changed.
         budget_s: About how long the latency measurement may take.
         shapes: Grids of sizes to time, as in `bench`.
-        tune: Try int8 too, made of the sentences and judged by them; see `attnport.verbs.tune.tune`.
+        tune: Try int8 and 4 bits too, judged by the sentences; see `attnport.verbs.tune.tune`.
         tell: Called with a line if outputs were left out.
         on_bug: Called with each unexpected error of a stage; the other stages still run.
         begin: Called before each stage with its name, what it does, its number, and how many there are.

@@ -56,9 +56,10 @@ def tune(
 ) -> TuneReport:
     """Writes and times every form of the runtimes on the processor, keeps the fastest, and writes `tune.json`.
 
-    Tried are float32, bf16 where the processor has it, and int8: linear layers as integer products, but those that cost
-    more accuracy than is allowed. float32 and bf16 must pass `check`, by whose bound they are judged, unless there is a
-    metric. int8 has no such bound and is judged by the metric. It is kept only if it is shown to be faster here.
+    Tried are float32, bf16 where the processor has it, and integers: linear layers in int8 or, of decoders with a
+    cache, with weights of 4 bits, but those layers that cost more accuracy than is allowed. float32 and bf16 must pass
+    `check`, by whose bound they are judged, unless there is a metric. Integers have no such bound and are judged by the
+    metric. They are kept only if they are shown to be faster here.
 
     What an interrupted run has found is used by the next.
 
@@ -66,14 +67,15 @@ def tune(
         folder: An artifact folder.
         runtimes: `ort_cpu`, `openvino`; none = both, as far as they are installed.
         shapes, lengths, batch: The workloads, as in `bench`.
-        text: Sentences, one in each line: workloads, as in `bench`; and what int8 is made and judged by, half of them
-            for ranges, the others for the metric.
+        text: Sentences, one in each line: workloads, as in `bench`; and what integers are made and judged by, half of
+            them for ranges, the others for the metric.
         inputs: The same for models that do not read text: an `.npz` of many items, an array for each input.
         metric: `FILE.py:FUNCTION`, called with a `parity.scoring.ScoredModel`, returns a number, the larger the better.
-            It judges every candidate. Without one, int8 is judged by how much of the answers stays the same.
+            It judges every candidate. Without one, integers are judged by how much of the answers stays the same,
+            and those of decoders by their perplexity.
         max_drop: By how much the metric may be below that in float32, as a share.
         threads: The numbers of compute threads to try; none = the physical cores.
-        budget_s: How long the search for int8 and the timing may take.
+        budget_s: How long the search for integers and the timing may take.
         force: Run again even if nothing has changed.
         trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
 
@@ -127,7 +129,7 @@ def _data(folder: Path, manifest: Manifest, sentences: Sequence[str], inputs: Pa
 def _write_plain(
     folder: Path, runtimes: Sequence[Runtime], probed: Mapping[str, Capabilities], progress: Progress
 ) -> None:
-    """Writes the forms that are not in int8, in every precision that the runtime has here."""
+    """Writes the forms that are not in integers, in every precision that the runtime has here."""
     for runtime in runtimes:
         for plan in lowerings.get(runtime.form).plans:
             if plan in probed[runtime.name].plans:

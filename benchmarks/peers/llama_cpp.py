@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: BERT's weights in its own format, float16 or Q8_0, rows without padding."""
+"""llama.cpp through llama-cpp-python: weights in its own format, float16, Q8_0 or Q4_0; BERT's rows without padding."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peer_gguf import begun, weights, write_decoder
 
 ENVIRONMENT = "llama"
 VARIANTS = {"f16": "half", "q8_0": "int8"}
@@ -42,21 +43,13 @@ def _name(name: str) -> str | None:
     return f"{prefix}{TENSORS[stem]}.{kind}" if stem in TENSORS else None
 
 
-def _weights(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """A safetensors file of float32."""
-    data = file.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    return {
-        name: np.frombuffer(data[8 + size :][slice(*row["data_offsets"])], "<f4").reshape(row["shape"])
-        for name, row in header.items()
-        if name != "__metadata__" and row["dtype"] == "F32"
-    }
-
-
 def make(model: Mapping[str, Any], folder: Path, variant: str) -> None:
     """Writes the GGUF file."""
     import gguf
+
+    if "vocabulary" in model:
+        write_decoder(Path(model["folder"]), folder, variant)
+        return
 
     source = Path(model["folder"])
     config = json.loads((source / "config.json").read_text())
@@ -84,7 +77,7 @@ def make(model: Mapping[str, Any], folder: Path, variant: str) -> None:
     for mark, add in (("CLS", "bos"), ("SEP", "eos"), ("SEP", "sep"), ("UNK", "unk"), ("PAD", "pad"), ("MASK", "mask")):
         getattr(writer, f"add_{add}_token_id")(special[f"[{mark}]"])
     kind = gguf.GGMLQuantizationType.Q8_0 if variant == "q8_0" else gguf.GGMLQuantizationType.F16
-    for name, array in _weights(source / "model.safetensors").items():
+    for name, array in weights(source / "model.safetensors").items():
         wanted = _name(name.removeprefix("bert."))
         if wanted is None:
             continue
@@ -117,3 +110,8 @@ def opened(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -
         return np.asarray(made.embed([str(at) for at in range(len(rows))], normalize=True), np.float32)
 
     return run
+
+
+def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) -> Callable[[int], Any]:
+    """Begins texts of a decoder, a sequence each."""
+    return begun(folder / "model.gguf", threads)

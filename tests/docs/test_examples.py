@@ -37,6 +37,7 @@ READERS_OWN = {
     "inspect PATH": "inspect out/",
     "bench out/": "bench out/ --budget 3",
     "tune out/": "tune out/ --budget 5",
+    "tune text/": "tune text/ --budget 5",
     "attnport ship ": "attnport ship --budget 3 ",
     " [--fail-on-regression]": "",
     "attnport gpu-check": "attnport gpu-check --budget 1",

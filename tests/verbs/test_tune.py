@@ -109,7 +109,7 @@ def test_a_form_in_int8_that_is_chosen_is_checked_by_its_metric_and_bundled(
     report = run(folder, items, max_drop=0.5)
     assert report.chosen is not None
     assert report.chosen.form == "ort_cpu.int8"
-    found = open_folder(folder).forms["ort_cpu.int8"].int8
+    found = open_folder(folder).forms["ort_cpu.int8"].integers
     assert found is not None
     assert found.items == (30, 30)
     assert found.drop == report.chosen.drop
@@ -175,7 +175,7 @@ def test_a_drop_that_is_not_allowed_leaves_no_form(
     metric.write_text("def mine(model):\n    return 1.0 if model._session.ran.precision == 'fp32' else 0.9\n")
     report = run(folder, items, metric=f"{metric}:mine")
     assert [one.form for one in report.candidates] == ["ort_cpu"]
-    assert any("falls by 10.00%" in note for note in report.notes)
+    assert any("worse by 10.00%" in note for note in report.notes)
     report = run(folder, items, metric=f"{metric}:mine", max_drop=0.2)
     assert report.chosen.form == "ort_cpu.int8"
     assert report.chosen.drop == pytest.approx(0.1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport import registry
-from attnport.artifacts import AUTO, INT8, SourceAttention
+from attnport.artifacts import AUTO, INTEGERS, SourceAttention
 from attnport.errors import UsageError
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.blocks import Local, to_blocks
@@ -74,7 +74,7 @@ class Lowering(abc.ABC):
         opset: Of the graph that it writes.
         plans: The precision plans that it takes; the first is the default.
         proved_by: The runtimes that can prove fusion of this form, best first; "engine" = the TensorRT engine itself.
-        int8: The plans with linear layers in int8, which `tune` writes; the runtime says which it can compute.
+        integers: The plans with linear layers in integers, which `tune` writes; the runtime says which it can compute.
         real_tokens: Whether the form computes the real tokens of padded batches alone, where that is proved right.
     """
 
@@ -82,7 +82,7 @@ class Lowering(abc.ABC):
     opset: ClassVar[int]
     plans: ClassVar[tuple[str, ...]] = ("fp32",)
     proved_by: ClassVar[tuple[str, ...]] = ()
-    int8: ClassVar[tuple[str, ...]] = ()
+    integers: ClassVar[tuple[str, ...]] = ()
     real_tokens: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -134,7 +134,7 @@ class Lowering(abc.ABC):
                 f"target {self.name}: plan {AUTO} is searched when an engine is built.",
                 hint=f"Run: attnport build FOLDER --target {self.name} --dtype {AUTO}",
             )
-        if plan in INT8 and plan in self.int8:
+        if plan in INTEGERS and plan in self.integers:
             raise UsageError(
                 f"target {self.name}: plan {plan} needs inputs of yours, by which it is written and judged.",
                 hint="Run: attnport tune FOLDER --text FILE",

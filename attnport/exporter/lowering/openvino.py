@@ -25,7 +25,7 @@ class OpenVino(Lowering):
     opset = 23
     plans: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
     proved_by: ClassVar[tuple[str, ...]] = ("openvino",)
-    int8: ClassVar[tuple[str, ...]] = ("int8_bf16", "int8")
+    integers: ClassVar[tuple[str, ...]] = ("int8_bf16", "int8", "int4_bf16", "int4")
     real_tokens: ClassVar[bool] = True
 
     def graph_plan(self, plan: str) -> str:

@@ -22,7 +22,8 @@ The key column (see `forms.contrib`) is what lets padding reach the flash kernel
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op, form_name, in_blocks
@@ -33,9 +34,13 @@ from attnport.exporter.forms.contrib import (
     why_not_group_query,
     why_not_multi_head,
 )
+from attnport.exporter.forms.in_place import update_in_place
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 LONG, LONG_MASKED = 256, 1024
 """Usual key lengths from which the runtime's own operators are used: the first with the causal mask, and where only
@@ -49,8 +54,13 @@ class OrtCpu(Lowering):
     name = "ort_cpu"
     opset = 23
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cpu",)
-    int8: ClassVar[tuple[str, ...]] = ("int8",)
+    integers: ClassVar[tuple[str, ...]] = ("int8", "int4")
     real_tokens: ClassVar[bool] = True
+
+    def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
+        """As every target; then a decoder's steps write to its cache in place."""
+        super().typed(model, plan, islands)
+        update_in_place(model)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`Attention` with one additive mask that all layers share, unless the usual length is known to be large."""

@@ -1,4 +1,4 @@
-"""Which linear layers of a form can be int8 within a metric, found by measuring; see docs/tune.md."""
+"""Which linear layers of a form can be in integers within a metric, found by measuring; see docs/tune.md."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.artifacts import Int8Plan, IOContract, Manifest, Score, Session, drop
+from attnport.artifacts import IntegerPlan, IOContract, Manifest, Score, Session, drop
 from attnport.cases.inputs import Array, Case
 from attnport.dims import TensorSpec
-from attnport.exporter import storage
-from attnport.exporter.int8 import PREFIX, Seen, layers, observe, quantize
+from attnport.exporter import int4, int8, storage
+from attnport.exporter.int8 import PREFIX, Seen
+from attnport.exporter.linear import layers
 from attnport.exporter.lowering.base import Lowering
 from attnport.folder.openings import MODEL
 from attnport.parity.candidates import copy_weights
@@ -23,14 +25,22 @@ from attnport.parity.evaluate import Progress
 from attnport.parity.scoring import Metric
 from attnport.runtimes.base import Opening, Runtime
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
-class Int8Graphs:
-    """One model, lowered for a target, with any of its linear layers in int8.
+
+def bits_of(plan: str) -> int:
+    """8 or 4, of one of `artifacts.INTEGERS`."""
+    return int(plan[3])
+
+
+class IntegerGraphs:
+    """One model, lowered for a target, with any of its linear layers in int8, or with weights of 4 bits.
 
     Attributes:
+        bits: 8 or 4.
         layers: The names of the layers, in topological order.
         weights: The number of weights by layer.
-        seen: What each layer reads, by the name of that tensor.
     """
 
     def __init__(
@@ -44,10 +54,10 @@ class Int8Graphs:
         scratch: Path,
         threads: int | None,
     ) -> None:
-        """Lowers the model, and runs it in float32 on `items` for the ranges.
+        """Lowers the model; for int8 runs it in float32 on `items` for the ranges.
 
         Args:
-            plan: One of `lowering.int8`.
+            plan: One of `lowering.integers`.
             scratch: An empty folder, which the caller deletes.
         """
         self._io, self._runtime, self._plan = manifest.io, runtime, plan
@@ -61,12 +71,21 @@ class Int8Graphs:
         self._layers = layers(model)
         self.layers = tuple(layer.name for layer in self._layers)
         self.weights = {layer.name: layer.weights for layer in self._layers}
-        self.seen = self._ranges(items) if self._layers else {}
+        self.bits = bits_of(plan)
+        self._seen = self._ranges(items) if self._layers and self.bits == 8 else {}
+        self._packed = int4.pack_all(model) if self.bits == 4 else {}
+
+    def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
+        """Writes the layers of the lowered graph in integers, in place, but `kept`."""
+        if self.bits == 8:
+            int8.quantize(model, self._seen, kept)
+        else:
+            int4.quantize(model, self._packed, kept)
 
     def open(self, kept: Collection[str]) -> contextlib.closing[Session]:
-        """A session with every layer in int8 but `kept`."""
+        """A session with every layer in integers but `kept`."""
         model = storage.load(self._lowered)
-        quantize(model, self.seen, kept)
+        self.rewrite(model, kept)
         path = self._scratch / "candidate.onnx"
         path.unlink(missing_ok=True)
         storage.save_form(model, path, "candidate.bin")
@@ -74,7 +93,7 @@ class Int8Graphs:
 
     def _ranges(self, items: Sequence[Case]) -> dict[str, Seen]:
         model = storage.load(self._lowered)
-        names = observe(model, self._layers)
+        names = int8.observe(model, self._layers)
         path = self._scratch / "seen.onnx"
         storage.save_form(model, path, "seen.bin")
         outputs = (*self._io.outputs, *(TensorSpec(name, "float32", ("channels",)) for name in names))
@@ -97,7 +116,7 @@ class Int8Graphs:
 
 
 def search(
-    graphs: Int8Graphs,
+    graphs: IntegerGraphs,
     metric: Metric,
     reference: Score,
     *,
@@ -107,10 +126,10 @@ def search(
     inputs: str,
     until_s: float = math.inf,
     progress: Progress = lambda message: None,
-) -> Int8Plan | str:
+) -> IntegerPlan | str:
     """The plan with few layers kept in float32 whose drop is small enough, or why there is none.
 
-    If the drop with every layer in int8 is too large, each layer is tried alone, and those with the largest error for
+    If the drop with every layer in integers is too large, each is tried alone, and those with the largest error for
     their work are kept: as many as bisection finds to be enough. Errors of layers add up, so that their order hardly
     depends on the others.
 
@@ -118,7 +137,7 @@ def search(
         reference: The score of the same target's form in float32.
         near: 1 - the error of a session, to order layers by; it was called with that form already.
         items: How many inputs the ranges are of, and how many are scored.
-        inputs: See `Int8Plan`.
+        inputs: See `IntegerPlan`.
         until_s: The time (of `time.monotonic`) after which no layer is tried alone any more; the others are kept.
     """
     if not graphs.layers:
@@ -127,7 +146,7 @@ def search(
     order: list[str] = []
 
     def holds(count: int) -> bool:
-        progress(f"int8: {count} of {len(graphs.layers)} layers in float32")
+        progress(f"int{graphs.bits}: {count} of {len(graphs.layers)} layers in float32")
         with graphs.open(order[:count]) as session:
             scores[count] = metric(session)
         return drop(scores[count], reference) <= max_drop
@@ -140,9 +159,11 @@ def search(
             too_few, enough = (too_few, middle) if holds(middle) else (middle, enough)
         if enough == len(order):
             fall = drop(scores[0], reference)
-            return f"{metric.name} falls by {fall:.2%}, and by more than {max_drop:.2%} with any layer in int8"
+            rest = f"and by more than {max_drop:.2%} with any layer in int{graphs.bits}"
+            return f"{metric.name} is worse by {fall:.2%}, {rest}"
     kept = min(count for count in scores if drop(scores[count], reference) <= max_drop)
-    return Int8Plan(
+    return IntegerPlan(
+        bits=graphs.bits,
         metric=metric.name,
         score=scores[kept],
         reference=reference,
@@ -156,13 +177,13 @@ def search(
     )
 
 
-def _by_error(graphs: Int8Graphs, near: Metric, until_s: float, progress: Progress) -> list[str]:
+def _by_error(graphs: IntegerGraphs, near: Metric, until_s: float, progress: Progress) -> list[str]:
     """The layers, those with the largest error for their work first; before them those that there was no time for."""
     errors: dict[str, float] = {}
     for number, layer in enumerate(graphs.layers, start=1):
         if time.monotonic() > until_s:
             break
-        progress(f"int8: layer {number} of {len(graphs.layers)} alone")
+        progress(f"int{graphs.bits}: layer {number} of {len(graphs.layers)} alone")
         with graphs.open([name for name in graphs.layers if name != layer]) as session:
             errors[layer] = (1 - near(session).value) ** 2 / graphs.weights[layer]
     return sorted(graphs.layers, key=lambda layer: -errors.get(layer, math.inf))

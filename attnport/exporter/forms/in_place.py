@@ -1,0 +1,271 @@
+"""A step of decoding that writes to its cache in place, on ONNX Runtime's CPU kernels.
+
+`GroupQueryAttention` computes one new token behind a cache. Where cache and longer cache are one buffer, it writes the
+new key and value into it, and reads the places that are filled, so that nothing is copied; where they are not, it gives
+the longer cache as `Concat` does. It refuses several new tokens of several texts: they are left to `Concat` and
+`Attention`, in the other branch of an `If`.
+
+A buffer has more places than tokens. So no size may come from the cache: they come from the mask, which is of all
+tokens, and from the new tokens. See docs/adr/0023-a-prompt-and-a-step-are-one-graph.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnport.exporter.builder import Builder
+from attnport.exporter.fusion.moves import dims_of
+from attnport.exporter.passes.contrib import DOMAIN
+from attnport_bundle.generation import IN_PLACE, MANY
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_BY_HEADS = [0, 2, 1, 3]
+_LENGTH = 2
+"""The axis of tokens in a cache, `[B,G,P,D]`."""
+
+
+@dataclass(frozen=True)
+class _Cached:
+    """An attention over a cache and what follows it.
+
+    Attributes:
+        pasts, news: Of keys, then of values: the graph's input, and what is put behind it, `[B,G,S,D]`.
+        wholes: Both together, outputs of the graph.
+    """
+
+    node: ir.Node
+    pasts: tuple[ir.Value, ir.Value]
+    news: tuple[ir.Value, ir.Value]
+    wholes: tuple[ir.Value, ir.Value]
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """Where the sizes come from: a mask `[B,P+S]` at its second axis, and new tokens `[B,S]` at theirs."""
+
+    mask: ir.Value
+    ids: ir.Value
+
+
+def update_in_place(model: ir.Model) -> None:
+    """Lets steps write to the cache in place, in the graph itself; a graph of another kind stays as it is.
+
+    Every attention keeps its name, which is then that of `GroupQueryAttention`.
+
+    Args:
+        model: As lowered, with its types, and with every cache an input and what follows it an output.
+    """
+    import onnx_ir.passes.common as passes
+
+    found = [cached for node in model.graph if (cached := _cached(node)) is not None]
+    caches = [past for cached in found for past in cached.pasts]
+    lengths = _lengths(model, caches)
+    if lengths is None or len(set(caches)) != len(caches) or not _reads_sizes_alone(found):
+        return
+    build = Builder(model)
+    build.before, build.scope = model.graph[0], "in_place"
+    places = _Places(build, lengths)
+    for cached in found:
+        _sizes_from_elsewhere(cached, places)
+        build.before, build.scope = cached.node, str(cached.node.name)
+        _write(build, cached, places)
+    model.metadata_props[IN_PLACE] = str(lengths.ids.name)
+    model.graph.opset_imports.setdefault(DOMAIN, 1)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.TopologicalSortPass()(model)
+
+
+def _cached(node: ir.Node) -> _Cached | None:
+    """The attention of a node, if `GroupQueryAttention` can compute a step of it."""
+    import onnx_ir as ir
+
+    if node.op_type != "Attention" or node.domain or len(node.inputs) != 4 or len(node.outputs) != 1:
+        return None
+    q, k, v, mask = node.inputs
+    if q is None or mask is None or mask.dtype != ir.DataType.FLOAT or q.dtype != ir.DataType.FLOAT:
+        return None
+    parts = [_put_behind(value) for value in (k, v)]
+    if not all(parts) or _attribute(node, "is_causal", 0) or not _attribute(node, "scale", 0.0):
+        return None
+    (k_past, k_new), (v_past, v_new) = parts  # type: ignore[misc]
+    depths = {(dims_of(value) or [None])[-1] for value in (q, k_past, v_past)}
+    counts = [(dims_of(value) or [None, None])[1] for value in (q, k_past, v_past)]
+    depth = depths.pop()
+    fits = not depths and isinstance(depth, int) and depth % 8 == 0 and all(isinstance(one, int) for one in counts)
+    assert k is not None
+    assert v is not None
+    return _Cached(node, (k_past, v_past), (k_new, v_new), (k, v)) if fits and counts[1] == counts[2] else None
+
+
+def _put_behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
+    """The input of the graph and what is put behind it, of an output of the graph that is both together."""
+    node = value.producer() if value is not None else None
+    if value is None or node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+        return None
+    past, new = node.inputs
+    axis = _attribute(node, "axis", 0)
+    if past is None or new is None or not past.is_graph_input() or not value.is_graph_output():
+        return None
+    return (past, new) if axis in (_LENGTH, _LENGTH - 4) else None
+
+
+def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> _Lengths | None:
+    """The inputs that tell the lengths of caches, by the names of the dims."""
+    names = {str((dims_of(cache) or [None] * 4)[_LENGTH]) for cache in caches}
+    if len(names) != 1:
+        return None
+    past = names.pop()
+    by_dim = {str(dims[1]): value for value in model.graph.inputs if (dims := dims_of(value)) and len(dims) == 2}
+    for dim, mask in by_dim.items():
+        seq = dim.removeprefix(f"{past}+")
+        if seq != dim and seq in by_dim:
+            return _Lengths(mask, by_dim[seq])
+    return None
+
+
+def _reads_sizes_alone(found: Sequence[_Cached]) -> bool:
+    """Whether nothing but the attention itself reads a cache or what follows it, unless for a size."""
+    for cached in found:
+        for past, whole in zip(cached.pasts, cached.wholes, strict=True):
+            users = [user for value in (past, whole) for user, _ in value.uses()]
+            if any(user is not cached.node and user is not whole.producer() and not _size(user) for user in users):
+                return False
+    return bool(found)
+
+
+def _size(node: ir.Node) -> bool:
+    """Whether a node is the size of one axis."""
+    return node.op_type == "Shape" and _attribute(node, "end", None) == _attribute(node, "start", 0) + 1
+
+
+def _attribute(node: ir.Node, name: str, default: Any) -> Any:
+    return node.attributes[name].value if name in node.attributes else default
+
+
+class _Places:
+    """The lengths as numbers, each computed once."""
+
+    def __init__(self, build: Builder, lengths: _Lengths) -> None:
+        """Writes them before `build.before`."""
+        import onnx_ir as ir
+
+        self.total = build.size(lengths.mask, 1)
+        self.new = build.size(lengths.ids, 1)
+        self.past = build.op("Sub", self.total, self.new, name="past")
+        one = build.const([1], np.int64)
+        self.is_step = build.op("Equal", self.new, one, name="is_step", dtype=ir.DataType.BOOL)
+        last = build.cast(build.op("Sub", self.total, one, name="last"), ir.DataType.INT32, "last")
+        self.last = build.op("Expand", last, build.size(lengths.mask, 0), name="last_of_each")
+        self.count = build.cast(self.total, ir.DataType.INT32, "total")
+
+
+def _sizes_from_elsewhere(cached: _Cached, places: _Places) -> None:
+    import onnx_ir as ir
+
+    for past, whole in zip(cached.pasts, cached.wholes, strict=True):
+        for value, length in ((past, places.past), (whole, places.total)):
+            for user, at in list(value.uses()):
+                if _size(user) and _attribute(user, "start", 0) in (_LENGTH, _LENGTH - 4):
+                    ir.convenience.replace_all_uses_with(user.outputs[0], length)
+                elif _size(user):  # not of the longer cache, which the mask, for which sizes are, is needed for
+                    user.replace_input_with(at, past)
+
+
+def _write(build: Builder, cached: _Cached, places: _Places) -> None:
+    """Replaces an attention and what puts its cache together by an `If` of both ways."""
+    import onnx_ir as ir
+
+    node = cached.node
+    branches = {"then_branch": _step(cached, places), "else_branch": _many(cached)}
+    attributes = [ir.AttrGraph(name, graph) for name, graph in branches.items()]
+    made = ir.Node("", "If", [places.is_step], attributes=attributes, num_outputs=3, name=f"{node.name}/either")
+    olds = (node.outputs[0], *cached.wholes)
+    for out, old in zip(made.outputs, olds, strict=True):
+        out.name, out.type = f"{old.name}/either", old.type
+    build.model.graph.insert_before(node, made)
+    for out, old in zip(made.outputs, olds, strict=True):
+        build.replace(old, out)
+    build.model.graph.remove(node, safe=True)
+
+
+class _Branch:
+    """A branch of an `If` as it grows; its values are named after the attention."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._nodes = name, list[Any]()
+        self._constants = dict[str, Any]()
+
+    def op(self, op_type: str, *inputs: ir.Value | None, name: str = "", outputs: int = 1, domain: str = "",
+           **attributes: Any) -> tuple[ir.Value, ...]:  # fmt: skip
+        """Adds a node; `name` is what it is called, if not by its number."""
+        import onnx_ir as ir
+
+        name = name or f"{self._name}/{len(self._nodes)}"
+        node = ir.node(op_type, list(inputs), attributes, domain=domain, num_outputs=outputs, name=name)
+        for at, out in enumerate(node.outputs):
+            out.name, out.dtype = f"{self._name}/{len(self._nodes)}/out{at}", ir.DataType.FLOAT
+        self._nodes.append(node)
+        return tuple(node.outputs)
+
+    def sizes(self, sizes: Sequence[int]) -> ir.Value:
+        """A constant of sizes."""
+        import onnx_ir as ir
+
+        (found,) = self.op("Constant", value_ints=list(sizes))
+        found.dtype = ir.DataType.INT64
+        return found
+
+    def graph(self, *outputs: ir.Value) -> ir.Graph:
+        """The graph with these outputs."""
+        import onnx_ir as ir
+
+        return ir.Graph([], list(outputs), nodes=self._nodes, name=self._name)
+
+
+def _step(cached: _Cached, places: _Places) -> ir.Graph:
+    """One new token, by `GroupQueryAttention`."""
+    import onnx_ir as ir
+
+    node = cached.node
+    q, mask = node.inputs[0], node.inputs[3]
+    assert q is not None
+    heads, groups, depth = (int(str(_number(value, axis))) for value, axis in ((q, 1), (cached.pasts[0], 1), (q, 3)))
+    branch = _Branch(f"{node.name}/either/step")
+    rows = []
+    for value, count in ((q, heads), *((new, groups) for new in cached.news)):
+        # With one token, the axes of tokens and heads may change places without a copy.
+        rows.append(branch.op("Reshape", value, branch.sizes([0, 1, count * depth]))[0])
+    more: Mapping[str, Any] = {"softcap": cap} if (cap := _attribute(node, "softcap", 0.0)) else {}
+    y, *wholes = branch.op(
+        "GroupQueryAttention", *rows, *cached.pasts, places.last, places.count, None, None, None, mask,
+        name=str(node.name), outputs=3, domain=DOMAIN, num_heads=heads, kv_num_heads=groups,
+        scale=_attribute(node, "scale", 0.0), **more,
+    )  # fmt: skip
+    # A row without a key is NaN.
+    (empty,) = branch.op("IsNaN", y)
+    empty.dtype = ir.DataType.BOOL
+    (zero,) = branch.op("Constant", value_float=0.0)
+    (guarded,) = branch.op("Where", empty, zero, y)
+    (output,) = branch.op("Reshape", guarded, branch.sizes([0, heads, 1, depth]))
+    return branch.graph(output, *wholes)
+
+
+def _number(value: ir.Value, axis: int) -> int | str | None:
+    return (dims_of(value) or [None] * 4)[axis]
+
+
+def _many(cached: _Cached) -> ir.Graph:
+    """Any number of new tokens, as they were before."""
+    node = cached.node
+    branch = _Branch(f"{node.name}/either/many")
+    pairs = zip(cached.pasts, cached.news, strict=True)
+    wholes = [branch.op("Concat", past, new, axis=_LENGTH)[0] for past, new in pairs]
+    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    (output,) = branch.op("Attention", node.inputs[0], *wholes, node.inputs[3], name=f"{node.name}{MANY}", **given)
+    return branch.graph(output, *wholes)

@@ -1,0 +1,111 @@
+"""4-bit weights of a decoder: made by `tune`, judged by perplexity, generated with, bundled, checked where it lands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decoders import exported
+
+import attnport
+from attnport.artifacts import Candidate, Score, Session, TuneReport
+from attnport.errors import UnavailableError
+from attnport.folder.workspace import open_folder
+from attnport.parity.perplexity import Perplexity
+from attnport.verbs import _tuning
+from attnport.verbs.bundle import bundle
+from attnport.verbs.check import check
+from attnport.verbs.fuse import fuse
+from attnport.verbs.tune import tune
+from attnport_bundle import load
+from attnport_bundle.selftest import selftest
+
+pytest.importorskip("onnxruntime")
+RUNTIMES = ["ort_cpu", "openvino"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A decoder with its cache, and 60 lines of text."""
+    place = tmp_path_factory.mktemp("four")
+    folder = exported("llama", place)
+    fuse(folder, targets=["openvino"])
+    (place / "lines.txt").write_text("\n".join(f"the port of {at} lies at {at * 7} miles" for at in range(60)))
+    return folder, place / "lines.txt"
+
+
+def tuned(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, prefer: str = "int4", **options: Any) -> TuneReport:
+    """As on a machine where one precision is the fastest."""
+
+    def choose(candidates: Sequence[Candidate], *given: object) -> tuple[Candidate, ...]:
+        able = [one for one in candidates if one.plan == prefer and not one.verdict]
+        return tuple(
+            dataclasses.replace(one, verdict="chosen" if one in able[:1] else one.verdict or "slower")
+            for one in candidates
+        )
+
+    monkeypatch.setattr(_tuning, "choose", choose)
+    monkeypatch.setattr(_tuning.Tuning, "_slower", lambda *given: "")
+    monkeypatch.setattr(_tuning, "_LEAST_S", 1.0)
+    folder, lines = made
+    given: dict[str, Any] = {"text": lines, "threads": [1], "budget_s": 1.0, "max_drop": 0.9, **options}
+    return tune(folder, given.pop("runtimes", ["ort_cpu"]), **given)
+
+
+def test_it_generates_and_is_bundled(made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tuned(made, monkeypatch)
+    assert report.metric == "perplexity"
+    assert report.chosen is not None
+    assert report.chosen.form == "ort_cpu.int4"
+    assert set(report.chosen.ms) == {"1 sentence", "32 sentences", "batch=1,seq=1,past=128"}
+    folder = made[0]
+    form = open_folder(folder).forms["ort_cpu.int4"]
+    assert form.integers is not None
+    assert form.integers.bits == 4
+    row = check(folder, ["ort_cpu"]).runtimes["ort_cpu.int4"]
+    assert row.verdict == "PASS"
+    assert "int4; perplexity: worse by" in row.reason
+    artifact = attnport.open(folder)
+    plain, rounded = (artifact.generate("the port", max_tokens=12, runtime=name, stop=[])
+                      for name in ("ort_cpu", "ort_cpu.int4"))  # fmt: skip
+    assert len(plain) == len(rounded) == 12
+    app = bundle(folder, tmp_path / "app", forms=["ort_cpu.int4"])
+    judged = [each for each in selftest(app).rows if "int4" in each.check]
+    assert judged
+    assert {each.verdict for each in judged} == {"PASS"}
+    with load(app) as model, ThreadPoolExecutor(4) as pool:  # each call has buffers of its own
+        calls = [pool.submit(model.generate, "the port", max_tokens=12, stop=[]) for _ in range(8)]
+        assert {call.result() for call in calls} == {rounded}
+
+
+def test_openvino_computes_it_as_onnxruntime_does(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    report = tuned(made, monkeypatch, runtimes=RUNTIMES, force=True)
+    scores = {one.form: one.score.value for one in report.candidates if one.score and one.plan in ("fp32", "int4")}
+    assert set(scores) == {"ort_cpu", "openvino", "ort_cpu.int4", "openvino.int4"}
+    assert scores["openvino.int4"] == pytest.approx(scores["ort_cpu.int4"], rel=0.02)
+    assert abs(scores["ort_cpu"] - scores["ort_cpu.int4"]) > 1e-3 * abs(scores["ort_cpu"])
+
+
+def test_a_perplexity_that_is_too_bad_leaves_no_form(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_precision(self: Perplexity, session: Session) -> Score:
+        return Score(-10.0 if session.ran.precision == "fp32" else -11.0)
+
+    monkeypatch.setattr(Perplexity, "__call__", of_precision)
+    report = tuned(made, monkeypatch, max_drop=0.05, force=True)
+    assert [one.form for one in report.candidates if "int" in one.plan] == []
+    assert any("no form in int4: perplexity is worse by 10.00%" in note for note in report.notes)
+    assert list(open_folder(made[0]).forms) == ["ort_cpu", "openvino"]
+    with pytest.raises(UnavailableError, match="attnport tune"):
+        attnport.open(made[0]).generate("the port", runtime="ort_cpu.int4")
+
+
+def test_texts_are_prompts_of_a_check(made: tuple[Path, Path]) -> None:
+    report = check(made[0], ["ort_cpu"], made[1])
+    tried = {case.case for case in report.runtimes["ort_cpu"].cases}
+    assert any(name.startswith("sentences ") for name in tried)
+    assert report.verdict == "PASS"

@@ -1,0 +1,148 @@
+"""Steps that write to a cache in place compute what `Concat` does, and no size comes from a buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from decoders import KINDS, QUICK, VOCABULARY, exported
+from representatives import representatives
+
+from attnport.artifacts import Session
+from attnport.exporter.forms.in_place import update_in_place
+from attnport.folder.opened import opened
+from attnport.folder.workspace import open_folder
+from attnport.verbs.fuse import fuse
+from attnport_bundle.generation import IN_PLACE, Decoding, step_of
+from attnport_bundle.roles import roles_of
+
+pytest.importorskip("onnxruntime")
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = exported(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return of
+
+
+def session_of(folder: Path) -> Session:
+    return opened(folder, open_folder(folder), "ort_cpu", 1)
+
+
+def begun(folder: Path, *, in_place: bool) -> Decoding:
+    session, io = session_of(folder), open_folder(folder).io
+    step = step_of(session)
+    assert step is not None
+    return Decoding(lambda **feeds: session.run(feeds), io, roles_of(io), step if in_place else None)
+
+
+def tokens(batch: int, count: int) -> Array:
+    return np.random.default_rng(count).integers(0, VOCABULARY, (batch, count))
+
+
+@pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
+def test_a_graph_has_both_ways_and_is_proved_fused(artifacts: Any, kind: str) -> None:
+    folder = artifacts(kind)
+    model = onnx.load(folder / "model.ort_cpu.onnx", load_external_data=False)
+    branches = [node for node in model.graph.node if node.op_type == "If"]
+    assert len(branches) == len(open_folder(folder).attentions)
+    assert not [node for node in model.graph.node if node.op_type in ("Attention", "GroupQueryAttention")]
+    assert {prop.key for prop in model.metadata_props} >= {IN_PLACE}
+    caches = {value.name for value in model.graph.input if value.name.startswith("past_")}
+    sizes = [node for node in model.graph.node if node.op_type == "Shape" and node.input[0] in caches]
+    assert {onnx.helper.get_attribute_value(one.attribute[0]) for one in sizes} <= {0, 1}
+    kernels = {item.kernel for item in fuse(folder, targets=["ort_cpu"]).targets["ort_cpu"].items}
+    assert kernels == {"GroupQueryAttention"}
+
+
+@pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
+@pytest.mark.parametrize("batch", [1, 3])
+def test_steps_are_those_of_a_copied_cache(artifacts: Any, kind: str, batch: int) -> None:
+    """Also as a buffer grows, with padding at the left, and with several new tokens between the steps."""
+    folder = artifacts(kind)
+    one, other = (begun(folder, in_place=which) for which in (True, False))
+    keep = np.ones((batch, 7), dtype=bool)
+    keep[batch - 1, :4] = batch == 1
+    prompt = tokens(batch, 7)
+    np.testing.assert_array_equal(one.push(prompt, keep), other.push(prompt, keep))
+    for at, count in enumerate([1] * 20 + [3] + [1] * 20):
+        new, real = tokens(batch, 100 + at)[:, :count], np.ones((batch, count), dtype=bool)
+        found, wanted = one.push(new, real), other.push(new, real)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+    io = open_folder(folder).io
+    for spec, _, _ in roles_of(io).caches:
+        real = np.concatenate([keep, np.ones((batch, 43), dtype=bool)], axis=1)
+        found, wanted = (decoding.cache(spec.name).swapaxes(1, 2)[real] for decoding in (one, other))
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_the_buffer_itself_is_written_to(artifacts: Any) -> None:
+    """Its address stays, and all but the new place too."""
+    folder = artifacts("gpt2")
+    session, io = session_of(folder), open_folder(folder).io
+    roles, step = roles_of(io), step_of(session)
+    assert step is not None
+    random = np.random.default_rng(0)
+    sizes = {"batch": 2, "past": 16}
+    buffers = {
+        spec.name: (output, random.normal(size=spec.shape(sizes)).astype(np.float32))
+        for spec, output, _ in roles.caches
+    }
+    before = {name: buffer.copy() for name, (_, buffer) in buffers.items()}
+    feeds = {"input_ids": tokens(2, 1), "attention_mask": np.ones((2, 10), np.int64)}
+    outputs = step(feeds, buffers)
+    assert list(outputs) == ["logits"]
+    exact = {name: array[:, :, :9] for name, array in before.items()}
+    wanted = session.run({**feeds, **{name: np.ascontiguousarray(array) for name, array in exact.items()}})
+    np.testing.assert_allclose(outputs["logits"], wanted["logits"], rtol=1e-4, atol=1e-5)
+    for name, (output, buffer) in buffers.items():
+        np.testing.assert_array_equal(buffer[:, :, :9], before[name][:, :, :9])
+        np.testing.assert_array_equal(buffer[:, :, 10:], before[name][:, :, 10:])
+        np.testing.assert_allclose(buffer[:, :, 9], wanted[output][:, :, 9], rtol=1e-5, atol=1e-6)
+
+
+def test_a_prompt_of_one_token(artifacts: Any) -> None:
+    folder = artifacts("mistral")
+    session = session_of(folder)
+    manifest = open_folder(folder)
+    feeds: dict[str, Array] = {"input_ids": tokens(2, 1), "attention_mask": np.ones((2, 1), np.int64)}
+    for spec, _, _ in roles_of(manifest.io).caches:
+        feeds[spec.name] = np.zeros(spec.shape({"batch": 2, "past": 0}), np.float32)
+    found = session.run(feeds)
+    reference = opened(folder, manifest, "torch_eager", 1).run(feeds)
+    for name, array in reference.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_that_something_else_reads_is_left_alone(artifacts: Any) -> None:
+    from attnport.exporter import storage
+
+    folder = artifacts("gpt2")
+    manifest = open_folder(folder)
+    model = storage.load(folder / "model.onnx")
+    from attnport.exporter.lowering import base as lowerings
+    from attnport.exporter.lowering.base import Lowering
+
+    lowering = lowerings.get("ort_cpu")
+    result = lowering.written(model, manifest.attentions, plan="fp32", masks=manifest.io.masks)
+    Lowering.typed(lowering, result.model, "fp32")
+    past = next(value for value in result.model.graph.inputs if value.name == "past_key_0")
+    reads = ir.node("Abs", [past], name="reads")
+    reads.outputs[0].name, reads.outputs[0].dtype = "read", ir.DataType.FLOAT
+    result.model.graph.append(reads)
+    update_in_place(result.model)
+    assert IN_PLACE not in result.model.metadata_props
+    result.model.graph.remove(reads, safe=True)
+    update_in_place(result.model)
+    assert IN_PLACE in result.model.metadata_props

@@ -1,0 +1,101 @@
+"""Linear layers with weights of 4 bits: rounded as they say, and computed so by every runtime that reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from linear_graphs import WIDTH, Array, graph, made_weights, run
+
+from attnport.exporter import int4
+from attnport.exporter.int4 import BLOCK, pack, pack_all, quantize
+from attnport.exporter.linear import layers
+
+pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture
+def weights() -> dict[str, Array]:
+    return made_weights()
+
+
+@pytest.fixture
+def tokens() -> Array:
+    return np.random.default_rng(1).normal(size=(20, WIDTH)).astype(np.float32)
+
+
+def expected(weights: dict[str, Array], tokens: Array) -> Array:
+    """What the graph computes with the rounded weights, in float64."""
+    first = pack(weights["w"]).weight(WIDTH).astype(np.float64)
+    last = pack(weights["gemm"].T).weight(48).astype(np.float64)
+    y: Array = np.maximum(tokens @ first + weights["bias"], 0) @ last + weights["shift"]
+    return y
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 48, 96])
+def test_a_weight_is_at_most_a_few_steps_from_what_it_was(width: int) -> None:
+    weight = np.random.default_rng(width).normal(size=(width, 70)).astype(np.float32)
+    packed = pack(weight)
+    blocks = -(-width // BLOCK)
+    assert packed.pairs.shape == (70, blocks, BLOCK // 2)
+    step = np.repeat(np.abs(packed.scales), BLOCK, axis=1)[:, :width].T
+    off = np.abs(packed.weight(width) - weight)
+    assert (off <= 1.01 * step).all()  # a whole step only where another weight is as large as the largest
+    assert float(np.linalg.norm(off) / np.linalg.norm(weight)) < 0.1
+
+
+def test_zeros_and_parts_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.zeros((64, 10), np.float32)
+    weight[40, 3] = 2.0
+    whole = pack(weight)
+    np.testing.assert_array_equal(whole.weight(64), weight)
+    monkeypatch.setattr(int4, "_ROWS", 3)
+    np.testing.assert_array_equal(pack(weight).pairs, whole.pairs)
+
+
+def test_a_graph_computes_with_the_rounded_weights(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
+    model = graph(weights)
+    quantize(model, pack_all(model))
+    assert [node.op_type for node in model.graph] == ["MatMulNBits", "Add", "Relu", "MatMulNBits", "Add"]
+    found, wanted = run(model, tokens, tmp_path)["y"], expected(weights, tokens)
+    assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01  # activations are rounded too
+
+
+def test_openvino_reads_it(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    model = graph(weights)
+    quantize(model, pack_all(model))
+    ir.save(model, tmp_path / "model.onnx")
+    core = openvino.Core()
+    made = core.compile_model(core.read_model(tmp_path / "model.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found, wanted = made({"x": tokens})["y"], expected(weights, tokens)
+    assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01
+
+
+def test_a_table_of_embeddings_is_a_layer_where_it_is_read_transposed(tokens: Array, tmp_path: Path) -> None:
+    table = np.random.default_rng(2).normal(size=(80, WIDTH)).astype(np.float32)
+    x = ir.Value(name="x", shape=ir.Shape(["tokens", WIDTH]), type=ir.TensorType(ir.DataType.FLOAT))
+    stored = ir.Value(name="table", const_value=ir.tensor(table, name="table"), shape=ir.Shape(table.shape),
+                      type=ir.TensorType(ir.DataType.FLOAT))  # fmt: skip
+    turned = ir.node("Transpose", [stored], {"perm": [1, 0]}, name="turned")
+    last = ir.node("MatMul", [x, turned.outputs[0]], name="last")
+    for node, name in ((turned, "t"), (last, "y")):
+        node.outputs[0].name, node.outputs[0].dtype = name, ir.DataType.FLOAT
+    model = ir.Model(
+        ir.Graph([x], [last.outputs[0]], nodes=[turned, last], initializers=[stored], opset_imports={"": 21}),
+        ir_version=10,
+    )
+    assert layers(model)[0].weights == table.size
+    quantize(model, pack_all(model))
+    assert [node.op_type for node in model.graph] == ["MatMulNBits"]
+    found, wanted = run(model, tokens, tmp_path)["y"], tokens @ pack(table.T).weight(WIDTH)
+    assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01
+
+
+def test_a_kept_layer_stays_float32(weights: dict[str, Array]) -> None:
+    model = graph(weights)
+    last = layers(model)[-1].name
+    quantize(model, pack_all(model), kept=[last])
+    assert [node.op_type for node in model.graph] == ["MatMulNBits", "Add", "Relu", "Gemm"]
