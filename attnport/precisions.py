@@ -94,7 +94,7 @@ class Score:
 
 @dataclass(frozen=True)
 class IntegerPlan:
-    """The linear layers of a form that are in int8, or have weights of 4 bits, and what that costs by a metric.
+    """Which linear layers of a form are in int8 or have weights of 4 bits, and what that costs by a metric.
 
     Such a form has no twin in PyTorch, so that it has no bound: the metric takes its place.
 
@@ -132,7 +132,7 @@ class IntegerPlan:
         return drop(self.score, self.reference)
 
     def __str__(self) -> str:
-        """`20 of 24 layers in int8; nearest neighbours and cosine: worse by 0.40 % (0.50 % allowed)`."""
+        """`20 of 24 layers in int8; perplexity: worse by 0.40% (0.50% allowed)`."""
         return f"{self.share}; {self.metric}: worse by {self.drop:.2%} ({self.max_drop:.2%} allowed)"
 
     @property

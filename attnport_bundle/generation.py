@@ -81,7 +81,7 @@ class Decoding:
     """
 
     def __init__(self, run: Run, io: IO, roles: Roles, step: Step | None = None) -> None:
-        """Begins.
+        """Starts without a text; the first `push` gives the number of them.
 
         Args:
             step: Where the model can write to its caches; without it they are copied at every step.

@@ -68,7 +68,7 @@ class InPlace:
         for name in others:
             self._binding.bind_output(name)
         self._session.run_with_iobinding(self._binding)
-        # They come in the order in which they were first bound.
+        # Outputs come in the order in which they were first bound: those of the caches, then the others.
         outputs = self._binding.get_outputs()[len(buffers) :]
         return {name: np.array(value.numpy()) for name, value in zip(others, outputs, strict=True)}
 

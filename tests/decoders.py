@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tokenizers
 import torch
 import transformers
@@ -27,6 +28,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8,
                               "max_position_embeddings": 320,
                               "layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma2": ("Gemma2", {**_SMALL, **_WIDTHS, "num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8,
+                          "max_position_embeddings": 320, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
     "bloom": ("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_head": 4, "n_layer": 2, "eos_token_id": END,
                         "bos_token_id": None, "pad_token_id": 0}),
     "opt": ("OPT", {**_SMALL, "hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4,
@@ -61,6 +64,18 @@ def exported(kind: str, folder: Path, **options: Any) -> Path:
     export(f"hf:{saved(kind, folder / 'weights')}", folder / "out", part="with-past", **options)
     fuse(folder / "out", targets=["ort_cpu"])
     return folder / "out"
+
+
+class Once:
+    """Makes each decoder's artifact once."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory, self._made = factory, dict[str, Path]()
+
+    def __call__(self, kind: str) -> Path:
+        if kind not in self._made:
+            self._made[kind] = exported(kind, self._factory.mktemp(kind))
+        return self._made[kind]
 
 
 def continued(weights: Path, prompts: list[list[int]], new: int, **options: Any) -> list[list[int]]:

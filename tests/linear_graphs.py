@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
 Array = np.ndarray[Any, Any]
 WIDTH, TOKENS = 32, 200
 
 
-def made_weights() -> dict[str, Array]:
+@pytest.fixture
+def weights() -> dict[str, Array]:
     random = np.random.default_rng(0)
     return {
         "w": random.normal(size=(WIDTH, 48)).astype(np.float32),

@@ -12,7 +12,7 @@ from attnport.cases.inputs import Case, case
 from attnport.cases.sizes import largest
 from attnport.masks.encoding import numpy_dtype
 from attnport_bundle.errors import FeedError
-from attnport_bundle.roles import roles_of
+from attnport_bundle.roles import Roles, roles_of
 
 GROUP = "decode"
 PROMPT = 8
@@ -21,14 +21,21 @@ _LEFT = 5
 """The padding at the left of the second text."""
 
 
+def decoder_roles(io: IOContract) -> Roles | None:
+    """The roles in the contract of a decoder with a cache that `generate` can use; None for any other model."""
+    try:
+        return roles_of(io)
+    except FeedError:
+        return None
+
+
 def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
     """Two texts, each a prompt and so many steps, one padded at the left where the model takes a mask of all tokens.
 
     A model that does not generate has none.
     """
-    try:
-        roles = roles_of(io)
-    except FeedError:
+    roles = decoder_roles(io)
+    if roles is None:
         return
     dims = {dim.name: dim for dim in io.dims}
     batch, seq = str(roles.ids.dims[0]), str(roles.ids.dims[1])

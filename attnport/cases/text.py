@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import IOContract
+from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Array, Case, case
 from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, UsageError, first_line
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.optional import require
-from attnport_bundle.errors import FeedError
-from attnport_bundle.roles import roles_of
 
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
@@ -29,18 +28,9 @@ def reads_text(io: IOContract) -> bool:
     return "input_ids" in names and names <= {*_TEXT_INPUTS, *masks, *_empty_caches(io)}
 
 
-def generates(io: IOContract) -> bool:
-    """Whether a model is a decoder with a cache that `generate` can use."""
-    try:
-        roles_of(io)
-    except FeedError:
-        return False
-    return True
-
-
 def _empty_caches(io: IOContract) -> dict[str, TensorSpec]:
     """The caches of a decoder that may be empty, and whose mask is of all tokens."""
-    roles = roles_of(io) if generates(io) else None
+    roles = decoder_roles(io)
     return {spec.name: spec for spec, _, _ in roles.caches} if roles and roles.whole and not roles.start else {}
 
 

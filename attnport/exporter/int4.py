@@ -1,4 +1,4 @@
-"""Writes linear layers with weights of 4 bits, which make a step of decoding a matter of an eighth of the memory.
+"""Writes linear layers with weights of 4 bits, so that a step of decoding reads an eighth of the memory.
 
 Each 32 weights of an output have a scale of their own, in float32; activations stay as they are in the graph. ONNX
 Runtime's `MatMulNBits` computes that, on CPUs with activations rounded to int8 in blocks of 32 as well; OpenVINO reads

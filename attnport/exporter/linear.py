@@ -38,8 +38,9 @@ def layers(model: ir.Model) -> tuple[Layer, ...]:
     """The linear layers of a lowered graph in float32, in topological order."""
     found: dict[str, list[ir.Node]] = {}
     for node in model.graph:
-        if _is_linear(node):
-            found.setdefault(str(node.inputs[0].name), []).append(node)  # type: ignore[union-attr]
+        value = node.inputs[0] if node.inputs else None
+        if value is not None and _is_linear(node):
+            found.setdefault(str(value.name), []).append(node)
     made, seen = list[Layer](), Counter[str]()
     for reads, nodes in found.items():
         name = _path(nodes)
@@ -70,7 +71,7 @@ def _is_linear(node: ir.Node) -> bool:
 def _stored(node: ir.Node) -> tuple[ir.TensorProtocol | None, bool]:
     """The second factor of a product if it is a weight, and whether the product takes it transposed.
 
-    The table of a model's embeddings is often the weight of its last layer too, behind a `Transpose`.
+    Many models use their embedding table as the weight of the last layer too, through a `Transpose`.
     """
     weight = node.inputs[1]
     turned = "transB" in node.attributes and bool(node.attributes["transB"].value)
@@ -93,7 +94,7 @@ def sizes_of(node: ir.Node) -> tuple[int, int]:
     """K and N of a linear layer's weight."""
     tensor, turned = _stored(node)
     assert tensor is not None
-    first, second = map(int, tensor.shape)  # type: ignore[arg-type]
+    first, second = tensor.shape.numpy()
     return (second, first) if turned else (first, second)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from attnport.artifacts import IOContract, Manifest
+from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Array, Case, batch_dim, full_case, real_tokens
-from attnport.cases.text import generates, reads_text, text_cases
+from attnport.cases.text import reads_text, text_cases
 from attnport.errors import UsageError
 from attnport.latency.grid import MOST, parse_grid
 from attnport.latency.lengths import Histogram, batch_limit, ragged_case, spread
@@ -101,7 +102,7 @@ def _items(io: IOContract, feeds: Mapping[str, Array]) -> int:
 
 def _usual(io: IOContract) -> dict[str, int]:
     """For a model that reads text whole a batch of 8 with length 128, within its limits; otherwise the opt sizes."""
-    if not reads_text(io) or generates(io):
+    if not reads_text(io) or decoder_roles(io):
         return {}
     batch = batch_dim(io)
     return {dim.name: dim.at_least(8 if dim.name == batch else 128) for dim in io.dims}

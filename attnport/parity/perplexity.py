@@ -39,7 +39,7 @@ class Perplexity:
         roles = roles_of(io)
         most = min(TOKENS, roles.longest_past - roles.start + 1)
         self._io, self._roles = io, roles
-        self._texts = sorted((item.feeds[roles.ids.name][0][:most] for item in items[:TEXTS]), key=len)
+        self._texts = sorted((self._real(item)[:most] for item in items[:TEXTS]), key=len)
         scored = sum(len(text) - 1 for text in self._texts)
         if scored < _FEWEST:
             raise UsageError(
@@ -53,6 +53,12 @@ class Perplexity:
         perplexity = float(np.exp(missed.mean()))
         return Score(-perplexity, {self.name: perplexity})
 
+    def _real(self, item: Case) -> Array:
+        """The ids of a text without its padding."""
+        ids_T: Array = item.feeds[self._roles.ids.name][0]
+        mask = self._roles.mask
+        return ids_T[item.feeds[mask.name][0].astype(bool)] if mask and self._roles.whole else ids_T
+
     def _batches(self) -> Iterator[list[Array]]:
         """Texts of like lengths, in batches that the model takes."""
         batch = self._io.dim(str(self._roles.ids.dims[0]))
@@ -62,7 +68,7 @@ class Perplexity:
             yield [*texts, *texts[-1:] * (batch.min - len(texts))]
 
     def _missed(self, session: Session, texts: Sequence[Array]) -> Array:
-        """Negative log likelihoods of the tokens of some texts, float64.
+        """The negative log likelihood of every token of some texts but the first ones, float64 `[tokens]`.
 
         Shorter texts are padded on the right, which no earlier token sees.
         """

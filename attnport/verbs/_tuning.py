@@ -23,8 +23,8 @@ from attnport.artifacts import (
     TuneReport,
     drop,
 )
+from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Case
-from attnport.cases.text import generates
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import name_of
 from attnport.folder.workspace import change, check_files, open_folder
@@ -89,7 +89,7 @@ class Tuning:
             for runtime in self.runtimes:
                 with self._open(runtime, manifest.forms[runtime.form], manifest) as session:
                     self.references[runtime.name] = self.metric(session)
-            bits = 4 if generates(manifest.io) else 8  # reading weights is a decoder's work
+            bits = 4 if decoder_roles(manifest.io) else 8  # reading weights is a decoder's work
             for number, runtime in enumerate(self.runtimes):
                 self._find(runtime, bits, len(self.runtimes) - number, metric)
         manifest = open_folder(self.folder)
@@ -104,7 +104,7 @@ class Tuning:
             return None
         if metric:
             return UserMetric(metric, self.folder, manifest)
-        kind = Perplexity if generates(manifest.io) else Agreement
+        kind = Perplexity if decoder_roles(manifest.io) else Agreement
         return kind(manifest.io, self.data.scored)
 
     def _judge_form(

@@ -148,7 +148,8 @@ def _sentence(
     spec: ModelSpec, tokenizer_file: Path, sentences: Sequence[str]
 ) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """The first sentence of moderate length (or the one nearest to it), its feeds and its tokens."""
-    from attnport.cases.text import generates, text_cases, tokenizers_errors
+    from attnport.cases.decoding import decoder_roles
+    from attnport.cases.text import text_cases, tokenizers_errors
 
     tokenizers = require("tokenizers")
     with tokenizers_errors(tokenizer_file, "is no tokenizer"):
@@ -165,9 +166,10 @@ def _sentence(
         while len(tokenizer.encode(sentence).ids) > _MOST_TOKENS and len(sentence) > 1:
             sentence = sentence[: len(sentence) * 3 // 4].rstrip()
         tokens = tuple(readable(token) for token in tokenizer.encode(sentence).tokens)
-    # Batched with a longer sentence, so that there is padding for the mask to hide; a decoder's would be on the left.
+    # A longer sentence in the batch makes padding for the mask to hide. A decoder is padded on the left, where the map
+    # has its first tokens, so that it gets none.
     padded = f"{sentence} {' '.join(sentence.split()[:3])}"
-    both = [sentence, padded] if spec.io.padding_masks() and not generates(spec.io) else [sentence]
+    both = [sentence, padded] if spec.io.padding_masks() and decoder_roles(spec.io) is None else [sentence]
     feeds = dict(text_cases(spec.io, both, tokenizer_file, batch=len(both))[0].feeds)
     return sentence, feeds, tokens
 

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cpp_builds import Build
-from decoders import END, exported
+from decoders import END, Once
 
 import attnport_bundle as reader
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport_bundle.errors import FeedError
 
+Apps = Callable[[str], Path]
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
 
 
 @pytest.fixture(scope="module")
-def apps(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
     """The bundle of a decoder, made once."""
-    made: dict[str, Path] = {}
+    artifacts = Once(tmp_path_factory)
 
+    @functools.cache
     def of(kind: str) -> Path:
-        if kind not in made:
-            folder = tmp_path_factory.mktemp(kind)
-            out = exported(kind, folder)
-            check(out, ["ort_cpu"])
-            made[kind] = bundle(out, folder / "app", forms=["ort_cpu"])
-        return made[kind]
+        check(artifacts(kind), ["ort_cpu"])
+        return bundle(artifacts(kind), artifacts(kind).parent / "app", forms=["ort_cpu"])
 
     return of
 
@@ -61,7 +61,7 @@ def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> t
         ("llama", {"max_tokens": 6, "temperature": 2.0, "top_k": 1, "seed": 4}),
     ],
 )
-def test_tokens_are_pythons(cpp_build: Build, apps: Any, kind: str, options: dict[str, Any]) -> None:
+def test_tokens_are_pythons(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:
     app = apps(kind)
     with reader.load(app, form="ort_cpu", threads=1) as model:
         expected = model.generate(PROMPTS, **options)
@@ -73,7 +73,7 @@ def test_tokens_are_pythons(cpp_build: Build, apps: Any, kind: str, options: dic
     assert streams == expected
 
 
-def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: Any) -> None:
+def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: Apps) -> None:
     """And the same seed draws the same ones."""
     app = apps("gpt2")
     many = [[5, 17, 60, 3]] * 60
@@ -104,7 +104,7 @@ def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: A
         ([[5, 101]], {}),
     ],
 )
-def test_refusals_are_pythons(cpp_build: Build, apps: Any, prompts: list[list[int]], options: dict[str, Any]) -> None:
+def test_refusals_are_pythons(cpp_build: Build, apps: Apps, prompts: list[list[int]], options: dict[str, Any]) -> None:
     app = apps("gpt2")
     with reader.load(app, form="ort_cpu", threads=1) as model, pytest.raises(FeedError) as refused:
         model.generate(prompts, **options)
@@ -122,6 +122,6 @@ def test_a_model_without_a_cache_says_so(cpp_build: Build, app: Path) -> None:
     assert (done.returncode, done.stderr.strip()) == (2, str(refused.value))
 
 
-def test_it_leaves_no_memory_behind(cpp_build_asan: Build, apps: Any) -> None:
+def test_it_leaves_no_memory_behind(cpp_build_asan: Build, apps: Apps) -> None:
     assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4)[0]
     assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4, beams=2)[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoders import END, KINDS, QUICK, continued, exported, saved
+from decoders import END, KINDS, QUICK, Once, continued, exported, saved
 from representatives import representatives
 
 import attnport
@@ -22,34 +22,26 @@ PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
 
 
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes each artifact once."""
-    made: dict[str, Path] = {}
-
-    def of(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = exported(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return of
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    return Once(tmp_path_factory)
 
 
 @pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
-def test_greedy_tokens_of_prompts_of_several_lengths_are_those_of_transformers(artifacts: Any, kind: str) -> None:
+def test_greedy_tokens_of_prompts_of_several_lengths_are_those_of_transformers(artifacts: Once, kind: str) -> None:
     folder = artifacts(kind)
     found = attnport.open(folder).generate(PROMPTS, max_tokens=20)
     assert found == continued(folder.parent / "weights", PROMPTS, 20)
 
 
 @pytest.mark.parametrize(("kind", "beams", "penalty"), [("gpt2", 3, 1.0), ("llama", 4, 0.0), ("llama", 2, 2.0)])
-def test_beam_search_finds_what_transformers_finds(artifacts: Any, kind: str, beams: int, penalty: float) -> None:
+def test_beam_search_finds_what_transformers_finds(artifacts: Once, kind: str, beams: int, penalty: float) -> None:
     folder = artifacts(kind)
     options: dict[str, Any] = {"length_penalty": penalty}
     found = attnport.open(folder).generate(PROMPTS, max_tokens=12, beams=beams, **options)
     assert found == continued(folder.parent / "weights", PROMPTS, 12, num_beams=beams, **options)
 
 
-def test_the_last_position_of_a_table_is_used_and_none_behind_it(artifacts: Any) -> None:
+def test_the_last_position_of_a_table_is_used_and_none_behind_it(artifacts: Once) -> None:
     folder = artifacts("gpt2")  # it has 64 positions, and the last new token needs none
     prompt = [int(token) for token in np.arange(60) % 90 + 2]
     found = attnport.open(folder).generate([prompt], max_tokens=5, stop=[])
@@ -58,7 +50,7 @@ def test_the_last_position_of_a_table_is_used_and_none_behind_it(artifacts: Any)
         attnport.open(folder).generate([prompt], max_tokens=6)
 
 
-def test_draws_are_those_of_their_seed_and_a_text_ends_behind_what_stops_it(artifacts: Any) -> None:
+def test_draws_are_those_of_their_seed_and_a_text_ends_behind_what_stops_it(artifacts: Once) -> None:
     artifact = attnport.open(artifacts("llama"))
     draws = [artifact.generate(PROMPTS[:1], max_tokens=12, temperature=2.0, seed=seed)[0] for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
@@ -85,7 +77,7 @@ def test_a_text_ends_where_the_model_itself_ends_it(tmp_path: Path) -> None:
     assert [len(text) for text in artifact.generate(PROMPTS, max_tokens=12, stop=[])] == [12, 12, 12]
 
 
-def test_a_text_comes_back_as_text_and_in_pieces(artifacts: Any) -> None:
+def test_a_text_comes_back_as_text_and_in_pieces(artifacts: Once) -> None:
     artifact = attnport.open(artifacts("llama"))
     told: list[str] = []
     text = artifact.generate("ab c", max_tokens=9, on_token=lambda row, piece: told.append(piece))
@@ -94,7 +86,7 @@ def test_a_text_comes_back_as_text_and_in_pieces(artifacts: Any) -> None:
     assert artifact.generate(["ab c", "q"], max_tokens=9)[0] == text
 
 
-def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Any, tmp_path: Path) -> None:
+def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Once, tmp_path: Path) -> None:
     folder = exported("llama", tmp_path, dims=["seq=1:1:3"])
     found = attnport.open(folder).generate(PROMPTS, max_tokens=5)
     assert found == attnport.open(artifacts("llama")).generate(PROMPTS, max_tokens=5)
@@ -115,7 +107,7 @@ def test_a_prompt_may_be_longer_than_a_pass_takes(artifacts: Any, tmp_path: Path
     ],
 )
 def test_what_cannot_be_generated_is_an_error_that_says_why(
-    artifacts: Any, prompts: Any, options: dict[str, Any], said: str
+    artifacts: Once, prompts: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(FeedError, match=said):
         attnport.open(artifacts("gpt2")).generate(prompts, **options)

@@ -9,11 +9,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from decoders import KINDS, QUICK, VOCABULARY, exported
+from decoders import KINDS, QUICK, VOCABULARY, Once
 from representatives import representatives
 
 from attnport.artifacts import Session
+from attnport.exporter import storage
 from attnport.exporter.forms.in_place import update_in_place
+from attnport.exporter.lowering import base as lowerings
+from attnport.exporter.lowering.base import Lowering
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
@@ -25,15 +28,8 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made: dict[str, Path] = {}
-
-    def of(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = exported(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return of
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    return Once(tmp_path_factory)
 
 
 def session_of(folder: Path) -> Session:
@@ -52,7 +48,7 @@ def tokens(batch: int, count: int) -> Array:
 
 
 @pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
-def test_a_graph_has_both_ways_and_is_proved_fused(artifacts: Any, kind: str) -> None:
+def test_a_graph_has_both_ways_and_is_proved_fused(artifacts: Once, kind: str) -> None:
     folder = artifacts(kind)
     model = onnx.load(folder / "model.ort_cpu.onnx", load_external_data=False)
     branches = [node for node in model.graph.node if node.op_type == "If"]
@@ -68,7 +64,7 @@ def test_a_graph_has_both_ways_and_is_proved_fused(artifacts: Any, kind: str) ->
 
 @pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
 @pytest.mark.parametrize("batch", [1, 3])
-def test_steps_are_those_of_a_copied_cache(artifacts: Any, kind: str, batch: int) -> None:
+def test_steps_are_those_of_a_copied_cache(artifacts: Once, kind: str, batch: int) -> None:
     """Also as a buffer grows, with padding at the left, and with several new tokens between the steps."""
     folder = artifacts(kind)
     one, other = (begun(folder, in_place=which) for which in (True, False))
@@ -87,7 +83,7 @@ def test_steps_are_those_of_a_copied_cache(artifacts: Any, kind: str, batch: int
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
-def test_the_buffer_itself_is_written_to(artifacts: Any) -> None:
+def test_the_buffer_itself_is_written_to(artifacts: Once) -> None:
     """Its address stays, and all but the new place too."""
     folder = artifacts("gpt2")
     session, io = session_of(folder), open_folder(folder).io
@@ -112,7 +108,7 @@ def test_the_buffer_itself_is_written_to(artifacts: Any) -> None:
         np.testing.assert_allclose(buffer[:, :, 9], wanted[output][:, :, 9], rtol=1e-5, atol=1e-6)
 
 
-def test_a_prompt_of_one_token(artifacts: Any) -> None:
+def test_a_prompt_of_one_token(artifacts: Once) -> None:
     folder = artifacts("mistral")
     session = session_of(folder)
     manifest = open_folder(folder)
@@ -125,24 +121,56 @@ def test_a_prompt_of_one_token(artifacts: Any) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4)
 
 
-def test_a_cache_that_something_else_reads_is_left_alone(artifacts: Any) -> None:
-    from attnport.exporter import storage
-
-    folder = artifacts("gpt2")
-    manifest = open_folder(folder)
+def lowered(folder: Path) -> ir.Model:
+    """As every target lowers it, before steps write in place."""
+    lowering, manifest = lowerings.get("ort_cpu"), open_folder(folder)
     model = storage.load(folder / "model.onnx")
-    from attnport.exporter.lowering import base as lowerings
-    from attnport.exporter.lowering.base import Lowering
-
-    lowering = lowerings.get("ort_cpu")
     result = lowering.written(model, manifest.attentions, plan="fp32", masks=manifest.io.masks)
     Lowering.typed(lowering, result.model, "fp32")
-    past = next(value for value in result.model.graph.inputs if value.name == "past_key_0")
+    return result.model
+
+
+def test_a_cache_that_something_else_reads_is_left_alone(artifacts: Once) -> None:
+    model = lowered(artifacts("gpt2"))
+    past = next(value for value in model.graph.inputs if value.name == "past_key_0")
     reads = ir.node("Abs", [past], name="reads")
     reads.outputs[0].name, reads.outputs[0].dtype = "read", ir.DataType.FLOAT
-    result.model.graph.append(reads)
-    update_in_place(result.model)
-    assert IN_PLACE not in result.model.metadata_props
-    result.model.graph.remove(reads, safe=True)
-    update_in_place(result.model)
-    assert IN_PLACE in result.model.metadata_props
+    model.graph.append(reads)
+    update_in_place(model)
+    assert IN_PLACE not in model.metadata_props
+    model.graph.remove(reads, safe=True)
+    update_in_place(model)
+    assert IN_PLACE in model.metadata_props
+
+
+def test_all_caches_are_written_in_place_or_none(artifacts: Once) -> None:
+    """`generate` gives buffers for all of them."""
+    model = lowered(artifacts("gpt2"))
+    last = [node for node in model.graph if node.op_type == "Attention"][-1]
+    last.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
+    update_in_place(model)
+    assert IN_PLACE not in model.metadata_props
+    assert not [node for node in model.graph if node.op_type == "If"]
+
+
+def test_a_mask_of_fewer_axes_is_left_alone(artifacts: Once) -> None:
+    model = lowered(artifacts("gpt2"))
+    for node in model.graph:
+        if node.op_type == "Attention":
+            assert node.inputs[3] is not None
+            node.inputs[3].shape = ir.Shape(["seq", "past+seq"])
+    update_in_place(model)
+    assert IN_PLACE not in model.metadata_props
+
+
+def test_what_is_no_number_is_not_hidden(artifacts: Once) -> None:
+    """A row without a key is zero; a NaN in the cache stays one."""
+    one, other = (begun(artifacts("gpt2"), in_place=which) for which in (True, False))
+    for decoding in (one, other):
+        decoding.push(tokens(2, 3), np.ones((2, 3), dtype=bool))
+        name = roles_of(open_folder(artifacts("gpt2")).io).caches[1][0].name
+        decoding.cache(name)[0, 0, 1] = np.nan
+    found, wanted = (decoding.push(tokens(2, 1), np.ones((2, 1), dtype=bool)) for decoding in (one, other))
+    assert np.isnan(wanted[0]).all()
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-4, atol=1e-4)

@@ -8,18 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from linear_graphs import TOKENS, WIDTH, Array, graph, made_weights, run
+from linear_graphs import TOKENS, WIDTH, Array, graph, run, weights
 
 from attnport.exporter import int8
 from attnport.exporter.int8 import KINDS, PREFIX, Seen, observe, quantize
 from attnport.exporter.linear import layers
 
 pytest.importorskip("onnxruntime")
-
-
-@pytest.fixture
-def weights() -> dict[str, Array]:
-    return made_weights()
+__all__ = ["weights"]  # a fixture
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ def texts(lengths: list[int]) -> list[np.ndarray[Any, Any]]:
 
 
 def items(given: list[np.ndarray[Any, Any]]) -> list[Case]:
-    return [Case(f"text {at}", {"input_ids": text[None]}, {}, "text") for at, text in enumerate(given)]
+    feeds = [{"input_ids": text[None], "attention_mask": np.ones((1, len(text)))} for text in given]
+    return [Case(f"text {at}", each, {}, "text") for at, each in enumerate(feeds)]
 
 
 def test_it_is_that_of_pytorch(folder: Path) -> None:
@@ -47,6 +48,17 @@ def test_it_is_that_of_pytorch(folder: Path) -> None:
     wanted = np.exp(missed / sum(len(text) - 1 for text in given))
     assert score.parts["perplexity"] == pytest.approx(wanted, rel=1e-4)
     assert score.value == -score.parts["perplexity"]
+
+
+def test_padding_is_no_text(folder: Path) -> None:
+    given, manifest = texts([30] * 10), open_folder(folder)
+    session = opened(folder, manifest, "ort_cpu")
+    padded = []
+    for at, text in enumerate(given):
+        ids, mask = np.zeros((1, 40), np.int64), np.zeros((1, 40), np.int64)
+        ids[0, 10:], mask[0, 10:] = text, 1
+        padded.append(Case(f"text {at}", {"input_ids": ids, "attention_mask": mask}, {}, "text"))
+    assert Perplexity(manifest.io, padded)(session) == Perplexity(manifest.io, items(given))(session)
 
 
 def test_too_few_tokens_are_refused(folder: Path) -> None:

@@ -25,14 +25,13 @@ from attnport_bundle.generation import IN_PLACE, MANY
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_BY_HEADS = [0, 2, 1, 3]
 _LENGTH = 2
 """The axis of tokens in a cache, `[B,G,P,D]`."""
 
 
 @dataclass(frozen=True)
 class _Cached:
-    """An attention over a cache and what follows it.
+    """An attention over a cache and the new tokens behind it.
 
     Attributes:
         pasts, news: Of keys, then of values: the graph's input, and what is put behind it, `[B,G,S,D]`.
@@ -90,17 +89,24 @@ def _cached(node: ir.Node) -> _Cached | None:
     q, k, v, mask = node.inputs
     if q is None or mask is None or mask.dtype != ir.DataType.FLOAT or q.dtype != ir.DataType.FLOAT:
         return None
-    parts = [_put_behind(value) for value in (k, v)]
-    if not all(parts) or _attribute(node, "is_causal", 0) or not _attribute(node, "scale", 0.0):
+    keys, values = _put_behind(k), _put_behind(v)
+    if k is None or v is None or keys is None or values is None:
         return None
-    (k_past, k_new), (v_past, v_new) = parts  # type: ignore[misc]
-    depths = {(dims_of(value) or [None])[-1] for value in (q, k_past, v_past)}
-    counts = [(dims_of(value) or [None, None])[1] for value in (q, k_past, v_past)]
+    if _attribute(node, "is_causal", 0) or not _attribute(node, "scale", 0.0) or not _has_all_axes(mask):
+        return None
+    sizes = [dims_of(value) or [None] * 4 for value in (q, keys[0], values[0])]
+    depths, (heads, groups, others) = {dims[3] for dims in sizes}, [dims[1] for dims in sizes]
     depth = depths.pop()
-    fits = not depths and isinstance(depth, int) and depth % 8 == 0 and all(isinstance(one, int) for one in counts)
-    assert k is not None
-    assert v is not None
-    return _Cached(node, (k_past, v_past), (k_new, v_new), (k, v)) if fits and counts[1] == counts[2] else None
+    if depths or not isinstance(depth, int) or depth % 8 or not isinstance(heads, int) or not isinstance(groups, int):
+        return None
+    fits = groups == others and heads % groups == 0
+    return _Cached(node, (keys[0], values[0]), (keys[1], values[1]), (k, v)) if fits else None
+
+
+def _has_all_axes(mask: ir.Value) -> bool:
+    """Whether a mask is `[B|1,H|1,S,T]`: the standard's operator takes fewer axes, and one key for all, too."""
+    dims = dims_of(mask) or []
+    return len(dims) == 4 and dims[3] != 1
 
 
 def _put_behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
@@ -116,11 +122,13 @@ def _put_behind(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> _Lengths | None:
-    """The inputs that tell the lengths of caches, by the names of the dims."""
+    """The inputs that tell the lengths of caches, by the names of the dims; None if there is a cache besides them."""
     names = {str((dims_of(cache) or [None] * 4)[_LENGTH]) for cache in caches}
     if len(names) != 1:
         return None
     past = names.pop()
+    if any(past in (dims_of(value) or []) and value not in caches for value in model.graph.inputs):
+        return None
     by_dim = {str(dims[1]): value for value in model.graph.inputs if (dims := dims_of(value)) and len(dims) == 2}
     for dim, mask in by_dim.items():
         seq = dim.removeprefix(f"{past}+")
@@ -163,6 +171,17 @@ class _Places:
         last = build.cast(build.op("Sub", self.total, one, name="last"), ir.DataType.INT32, "last")
         self.last = build.op("Expand", last, build.size(lengths.mask, 0), name="last_of_each")
         self.count = build.cast(self.total, ir.DataType.INT32, "total")
+        self._build = build
+
+    def no_key(self, mask: ir.Value) -> ir.Value:
+        """Where a row of a mask `[B|1,H|1,S,T]` hides every key, bool `[B|1,H|1,S,1]`; once for all attentions."""
+        import onnx_ir as ir
+
+        def write() -> ir.Value:
+            most = self._build.op("ReduceMax", mask, self._build.const([-1], np.int64), name="most", keepdims=1)
+            return self._build.op("IsInf", most, name="no_key", dtype=ir.DataType.BOOL, detect_positive=0)
+
+        return self._build.once(("no key", mask), write)
 
 
 def _sizes_from_elsewhere(cached: _Cached, places: _Places) -> None:
@@ -230,11 +249,11 @@ class _Branch:
 
 def _step(cached: _Cached, places: _Places) -> ir.Graph:
     """One new token, by `GroupQueryAttention`."""
-    import onnx_ir as ir
 
     node = cached.node
     q, mask = node.inputs[0], node.inputs[3]
     assert q is not None
+    assert mask is not None
     heads, groups, depth = (int(str(_number(value, axis))) for value, axis in ((q, 1), (cached.pasts[0], 1), (q, 3)))
     branch = _Branch(f"{node.name}/either/step")
     rows = []
@@ -247,12 +266,10 @@ def _step(cached: _Cached, places: _Places) -> ir.Graph:
         name=str(node.name), outputs=3, domain=DOMAIN, num_heads=heads, kv_num_heads=groups,
         scale=_attribute(node, "scale", 0.0), **more,
     )  # fmt: skip
-    # A row without a key is NaN.
-    (empty,) = branch.op("IsNaN", y)
-    empty.dtype = ir.DataType.BOOL
+    (by_head,) = branch.op("Reshape", y, branch.sizes([0, heads, 1, depth]))
+    # A row without a key is NaN here, and zero in the standard's operator.
     (zero,) = branch.op("Constant", value_float=0.0)
-    (guarded,) = branch.op("Where", empty, zero, y)
-    (output,) = branch.op("Reshape", guarded, branch.sizes([0, heads, 1, depth]))
+    (output,) = branch.op("Where", places.no_key(mask), zero, by_head)
     return branch.graph(output, *wholes)
 
 
