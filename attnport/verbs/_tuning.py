@@ -207,7 +207,7 @@ class Tuning:
 
     def _drop(self, key: str) -> None:
         with change(self.folder) as edit:
-            fusing.drop_form(edit, key)
+            fusing.drop_forms(edit, [key])
             edit.finish(f"{STAGE}:drop", "")
 
     def _open(self, runtime: Runtime, form: Form, manifest: Manifest) -> contextlib.closing[Session]:
@@ -233,9 +233,9 @@ class Tuning:
             self._write_golden(base.get(best.runtime), chosen)
         with change(self.folder) as edit:
             assert edit.manifest is not None
-            for key, form in edit.manifest.forms.items():
-                if form.integers is not None and form != chosen:
-                    fusing.drop_form(edit, key)
+            fusing.drop_forms(
+                edit, [key for key, form in edit.manifest.forms.items() if form.integers and form != chosen]
+            )
             edit.path(FILE).write_text(to_json(report), encoding="utf-8")
             edit.finish(STAGE, digest, extra=(chosen.file,) if chosen else ())
         return report

@@ -125,21 +125,24 @@ def fuse_integers(
     return _fuse_one(folder, open_folder(folder), lowering, plan, True, progress, integers=(found, rewrite))
 
 
-def drop_form(changing: Change, key: str) -> None:
-    """Removes a form from a folder, with its table, its engines and its files."""
+def drop_forms(changing: Change, keys: Collection[str]) -> None:
+    """Removes forms from a folder, with their tables, their engines and their files."""
     assert changing.manifest is not None
-    form = changing.manifest.forms[key]
-    for name in _files_of(form, changing.manifest):
-        changing.remove(name)
-    _drop_engines(changing, key)
+    forms = changing.manifest.forms
     tables = _tables(changing.folder, changing.manifest)
-    left = {name: table for name, table in tables.items() if table.file != form.file}
+    files = {forms[key].file for key in keys}
+    for key in keys:
+        for name in _files_of(forms[key], changing.manifest):
+            changing.remove(name)
+        _drop_engines(changing, key)
+    left = {name: table for name, table in tables.items() if table.file not in files}
     changing.path(FILE).write_text(to_json(FusionReport(left)), encoding="utf-8")
-    forms = {name: one for name, one in changing.manifest.forms.items() if name != key}
-    stages = {
-        name: stage for name, stage in changing.manifest.stages.items() if name not in (f"fuse:{key}", f"lower:{key}")
-    }
-    changing.manifest = dataclasses.replace(changing.manifest, forms=forms, stages=stages)
+    stages = {f"{stage}:{key}" for stage in ("fuse", "lower") for key in keys}
+    changing.manifest = dataclasses.replace(
+        changing.manifest,
+        forms={key: form for key, form in forms.items() if key not in keys},
+        stages={name: stage for name, stage in changing.manifest.stages.items() if name not in stages},
+    )
 
 
 def _fuse_one(

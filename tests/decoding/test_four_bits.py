@@ -82,6 +82,8 @@ def test_it_generates_and_is_bundled(made: tuple[Path, Path], tmp_path: Path, mo
         assert {call.result() for call in calls} == {rounded}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_openvino_computes_it_as_onnxruntime_does(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino")
     report = tuned(made, monkeypatch, runtimes=RUNTIMES, force=True)
@@ -89,6 +91,17 @@ def test_openvino_computes_it_as_onnxruntime_does(made: tuple[Path, Path], monke
     assert set(scores) == {"ort_cpu", "openvino", "ort_cpu.int4", "openvino.int4"}
     assert scores["openvino.int4"] == pytest.approx(scores["ort_cpu.int4"], rel=0.02)
     assert abs(scores["ort_cpu"] - scores["ort_cpu.int4"]) > 1e-3 * abs(scores["ort_cpu"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_forms_that_lose_leave_nothing_behind(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    report = tuned(made, monkeypatch, "fp32", runtimes=RUNTIMES, force=True)
+    assert [one.form for one in report.candidates if one.plan == "int4"] == ["ort_cpu.int4", "openvino.int4"]
+    assert set(open_folder(made[0]).forms) == {"ort_cpu", "openvino"}
+    assert "int4" not in (made[0] / "fusion.json").read_text()
+    assert not [path.name for path in made[0].iterdir() if "int4" in path.name]
 
 
 def test_a_perplexity_that_is_too_bad_leaves_no_form(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
