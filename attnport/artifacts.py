@@ -53,6 +53,10 @@ AUTO = "auto"
 INTEGERS = ("int8", "int8_bf16", "int4", "int4_bf16")
 """Linear layers in int8 or with weights of 4 bits, all else in float32 or in bf16; `tune` writes them, by a metric."""
 
+MANY = "/many"
+"""Ends the name of the operator for several new tokens in a form that writes to its caches; the anchor of the attention
+is the operator for a single one."""
+
 IN_MEMORY = " (in memory)"
 """Ends the text of a source that is no SPEC. There is no colon in it, so that it never names code to run."""
 

@@ -22,8 +22,6 @@ output that follows it and a buffer that is both; gives the other outputs."""
 IN_PLACE = "attnport.in_place"
 """The key of the metadata of a model that writes to its caches where input and output are one buffer; it holds the name
 of the input of new tokens."""
-MANY = "/many"
-"""Ends the name of such a model's operator for several new tokens; that for one has the attention's own."""
 _MORE = 64
 """The least places that a buffer has behind its tokens when it is made."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 """Weights that share a scale."""
 _ROUNDS_ACTIVATIONS = 4
-"""The operator's `accuracy_level` with activations in int8: at one new token it takes 0.35 of the time of float32."""
+"""The operator's `accuracy_level` with activations in int8; with one row it takes 0.35 of the time of level 0."""
 _ROWS = 4096
 """Outputs that are rounded at a time."""
 Array = np.ndarray[Any, Any]
@@ -41,13 +41,6 @@ class Packed:
 
     pairs: Array
     scales: Array
-
-    def weight(self, width: int) -> Array:
-        """The rounded weight, float32 `[K, N]` with K = `width`."""
-        whole = np.stack([self.pairs & 15, self.pairs >> 4], axis=-1).reshape(*self.scales.shape, BLOCK)
-        rounded = (whole.astype(np.float32) - 8) * self.scales[..., None]
-        weight: Array = rounded.reshape(len(rounded), -1)[:, :width].T
-        return weight
 
 
 def pack(weight_KN: Array) -> Packed:
@@ -96,7 +89,7 @@ def _quantize(build: Builder, node: ir.Node, packed: Packed) -> None:
         "MatMulNBits",
         node.inputs[0],
         build.stored(f"{node.name}/int4", packed.pairs),
-        build.stored(f"{node.name}/scales", packed.scales.reshape(-1)),  # OpenVINO misreads [N, blocks]
+        build.stored(f"{node.name}/scales", packed.scales),
         name=str(node.name),
         domain=DOMAIN,
         K=width,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import Evidence, IOContract, Ran
+from attnport.artifacts import MANY, Evidence, IOContract, Ran
 from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
 from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
-from attnport_bundle.generation import IN_PLACE, MANY, Step
+from attnport_bundle.generation import IN_PLACE, Step
 from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS, InPlace
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnport.artifacts import MANY
 from attnport.exporter.builder import Builder
 from attnport.exporter.fusion.moves import dims_of
 from attnport.exporter.passes.contrib import DOMAIN
-from attnport_bundle.generation import IN_PLACE, MANY
+from attnport_bundle.generation import IN_PLACE
 
 if TYPE_CHECKING:
     import onnx_ir as ir
