@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .contract import IO
 from .errors import FeedError
+from .feeds import check_arrays
 from .roles import Roles, roles_of
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Decoding:
         if roles.mask:
             feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
         if self._step and ids_BS.shape[1] == 1 and self._keep_BT.shape[1]:
+            check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
             outputs = self._step(feeds, self._buffers())
         else:
             outputs = self._run(**feeds, **{spec.name: self.cache(spec.name) for spec, _, _ in roles.caches})

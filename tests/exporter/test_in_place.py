@@ -20,6 +20,7 @@ from attnport.exporter.lowering.base import Lowering
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
+from attnport_bundle.errors import FeedError
 from attnport_bundle.generation import IN_PLACE, Decoding, step_of
 from attnport_bundle.roles import roles_of
 
@@ -161,6 +162,14 @@ def test_a_mask_of_fewer_axes_is_left_alone(artifacts: Once) -> None:
             node.inputs[3].shape = ir.Shape(["seq", "past+seq"])
     update_in_place(model)
     assert IN_PLACE not in model.metadata_props
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY, 10**9])
+def test_an_id_that_is_none_is_refused_as_in_a_prompt(artifacts: Once, token: int) -> None:
+    decoding = begun(artifacts("gpt2"), in_place=True)
+    decoding.push(tokens(1, 3), np.ones((1, 3), dtype=bool))
+    with pytest.raises(FeedError, match="input_ids"):
+        decoding.push(np.array([[token]]), np.ones((1, 1), dtype=bool))
 
 
 def test_what_is_no_number_is_not_hidden(artifacts: Once) -> None:
