@@ -69,7 +69,7 @@ def test_eager_on_a_gpu_judges_what_computes_in_the_plan(folder: Path) -> None:
     assert {name: row.verdict for name, row in rows.items()} == {GPU: "PASS", "liar": "FAIL", **not_run}
     assert rows[GPU].ran == Ran(HostDevice.name, rows[GPU].ran.provider, "fp16")
     assert "batch=3,seq=5" in {case.case for case in rows[GPU].cases}
-    assert "it computes in fp32, int8 here, not in fp16" in rows["ort_cpu"].reason
+    assert "it computes in fp32, int8, int4 here, not in fp16" in rows["ort_cpu"].reason
     assert GPU in report.forms["ort_cuda.fp16"].reason
     assert not (folder / "parity.json").exists()
     assert open_folder(folder).stages["check:fp16"].files == ("parity.fp16.json",)
