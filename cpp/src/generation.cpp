@@ -223,7 +223,7 @@ private:
     std::vector<std::pair<double, Tokens>> ended_;
 };
 
-Texts searched(Decoding& decoding, Logits logits, std::size_t count, const GenerateOptions& options,
+Texts searched(Decoding& decoding, const Logits& logits, std::size_t count, const GenerateOptions& options,
                const Tokens& stop) {
     const auto beams = static_cast<std::size_t>(options.beams);
     std::vector<std::size_t> repeated;

