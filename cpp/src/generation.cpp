@@ -266,8 +266,8 @@ Texts generated(const Run& run, const IO& io, const Texts& prompts, const Genera
     const Tokens stop = options.stop ? *options.stop : io.stop;
     Decoding decoding(run, io, roles);
     Logits logits = begun(decoding, roles, prompts, options.max_tokens);
-    const auto way = options.beams > 1 ? searched : followed;
-    return way(decoding, std::move(logits), prompts.size(), options, stop);
+    if (options.beams > 1) return searched(decoding, logits, prompts.size(), options, stop);
+    return followed(decoding, std::move(logits), prompts.size(), options, stop);
 }
 
 }  // namespace attnport::reader
