@@ -170,7 +170,8 @@ def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> Non
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("guide", ["runtimes", "latency", "parity", "bisect", "precision", "report", "tune"])
 def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) -> None:
-    shutil.copytree(readers / "out", tmp_path / "out")
+    for name in ("out", "text"):
+        shutil.copytree(readers / name, tmp_path / name)
     shutil.copy(readers / "sentences.txt", tmp_path)
     (tmp_path / "lengths.txt").write_text("5\n9:3\n17\n")
     (tmp_path / "evaluate.py").write_text("def accuracy(model):\n    return 0.9\n")
