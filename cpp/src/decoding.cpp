@@ -15,6 +15,9 @@
 namespace attnport::reader {
 namespace {
 
+/// The least places that a buffer has behind its tokens when it is made.
+constexpr std::int64_t more_places = 64;
+
 std::size_t product(const Shape& shape, std::size_t begin, std::size_t end) {
     const auto at = [&](std::size_t axis) { return shape.begin() + static_cast<std::ptrdiff_t>(axis); };
     return elements(Shape(at(begin), at(end)));
@@ -58,6 +61,22 @@ Tensor joined_along(const Tensor& first, const Tensor& second, std::size_t axis)
         copy(out + before, second, behind);
     }
     return {first.name(), first.dtype(), std::move(shape), std::move(memory)};
+}
+
+/// A tensor with another number of places along an axis; those that are new hold zeros.
+Tensor with_places(const Tensor& tensor, std::size_t axis, std::int64_t places) {
+    Shape shape = tensor.shape();
+    const std::size_t count = product(shape, 0, axis);
+    const std::size_t place = product(shape, axis + 1, shape.size()) * size_bytes(tensor.dtype());
+    const std::size_t had = static_cast<std::size_t>(shape[axis]) * place;
+    const std::size_t has = static_cast<std::size_t>(places) * place;
+    shape[axis] = places;
+    std::shared_ptr<std::byte> memory = allocate(count * has);
+    const auto* const from = static_cast<const std::byte*>(tensor.data());
+    for (std::size_t at = 0; at < count && std::min(had, has) != 0; ++at) {
+        std::memcpy(memory.get() + at * has, from + at * had, std::min(had, has));
+    }
+    return {tensor.name(), tensor.dtype(), std::move(shape), std::move(memory)};
 }
 
 /// Rows of a tensor along an axis.
@@ -124,14 +143,39 @@ Logits Decoding::push(const std::vector<std::vector<std::int64_t>>& ids, const s
         given.push_back(tensor_of(*roles_.mask, shape_of(real), numbers(real)));
     }
     Inputs inputs(given.begin(), given.end());
+    if (step_ && ids[0].size() == 1 && !keep_[0].empty()) {
+        const Outputs outputs = stepped(std::move(inputs));
+        keep_ = std::move(whole);
+        return last(outputs, batch);
+    }
+    const auto length = static_cast<std::int64_t>(keep_[0].size());
     for (std::size_t at = 0; at < caches_.size(); ++at) {
-        const Tensor& cache = caches_[at];
-        inputs.emplace_back(roles_.caches[at].spec->name, cache.data(), cache.dtype(), cache.shape());
+        Tensor& cache = caches_[at];
+        const Cached& role = roles_.caches[at];
+        if (cache.shape()[role.axis] != length) cache = with_places(cache, role.axis, length);
+        inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), cache.shape());
     }
     const Outputs outputs = run_(inputs);
     follow(outputs);
     keep_ = std::move(whole);
     return last(outputs, batch);
+}
+
+Outputs Decoding::stepped(Inputs inputs) {
+    const auto length = static_cast<std::int64_t>(keep_[0].size());
+    std::vector<Buffer> buffers;
+    for (std::size_t at = 0; at < caches_.size(); ++at) {
+        Tensor& cache = caches_[at];
+        const Cached& role = roles_.caches[at];
+        if (cache.shape()[role.axis] == length) {
+            cache = with_places(cache, role.axis, length + std::max<std::int64_t>(more_places, length / 4));
+        }
+        Shape filled = cache.shape();
+        filled[role.axis] = length;
+        inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), std::move(filled));
+        buffers.push_back({role.spec->name, role.output, cache});
+    }
+    return step_(inputs, buffers);
 }
 
 void Decoding::follow(const Outputs& outputs) {

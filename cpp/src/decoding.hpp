@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <attnport/contract.hpp>
@@ -16,6 +18,18 @@ namespace attnport::reader {
 /// Runs the model: every input by name in, every output out.
 using Run = std::function<Outputs(const Inputs&)>;
 
+/// A cache that a step writes to: the input and the output that follows it, and the memory that is both. It has more
+/// places than tokens.
+struct Buffer {
+    std::string input;
+    std::string output;
+    Tensor memory;
+};
+
+/// Runs one new token of every text with caches that the model writes to; gives the other outputs. In the inputs, the
+/// caches have as many places as tokens.
+using StepInPlace = std::function<Outputs(const Inputs&, const std::vector<Buffer>&)>;
+
 /// The scores of what follows the last token of every text.
 struct Logits {
     std::size_t words = 0;
@@ -24,11 +38,12 @@ struct Logits {
     [[nodiscard]] const double* row(std::size_t text) const { return scores.data() + text * words; }
 };
 
-/// The texts and their cache.
+/// The texts and their cache. A cache may be a buffer with more places than tokens; what is behind them has no meaning.
 class Decoding {
 public:
-    /// Begins; `io` and `roles` are kept by reference.
-    Decoding(Run run, const IO& io, const Roles& roles) : run_(std::move(run)), io_(io), roles_(roles) {}
+    /// Begins; `io` and `roles` are kept by reference. Without a `step`, caches are copied at every step.
+    Decoding(Run run, const IO& io, const Roles& roles, StepInPlace step)
+        : run_(std::move(run)), step_(std::move(step)), io_(io), roles_(roles) {}
 
     /// Runs new tokens, as many for every text, and adds their keys and values to the cache.
     ///
@@ -41,9 +56,11 @@ public:
 private:
     void begin(std::size_t batch);
     void follow(const Outputs& outputs);
+    [[nodiscard]] Outputs stepped(Inputs inputs);
     [[nodiscard]] Logits last(const Outputs& outputs, std::size_t batch) const;
 
     Run run_;
+    StepInPlace step_;
     const IO& io_;
     const Roles& roles_;
     std::vector<Tensor> caches_;

@@ -235,6 +235,30 @@ Tensor padding_mask(const Mask& mask, const TensorSpec& spec, const std::vector<
     return {spec.name, spec.dtype, std::move(shape), std::move(memory)};
 }
 
+/// The sizes of named dims in a call's inputs.
+std::vector<std::optional<std::int64_t>> sizes_of(const IO& io, const std::vector<const Input*>& inputs) {
+    std::vector<std::optional<std::int64_t>> known(io.dims.size());
+    for (std::size_t index = 0; index < inputs.size(); ++index) {
+        for (std::size_t axis = 0; axis < io.inputs[index].dims.size(); ++axis) {
+            static_cast<void>(is_size(io, io.inputs[index].dims[axis], inputs[index]->shape()[axis], known));
+        }
+    }
+    return known;
+}
+
+void require_fit(const IO& io, std::vector<std::optional<std::int64_t>>& known, std::size_t index,
+                 const Tensor& output) {
+    const TensorSpec& spec = io.outputs[index];
+    const Shape& shape = output.shape();
+    bool fits = shape.size() == spec.dims.size();
+    for (std::size_t axis = 0; fits && axis < shape.size(); ++axis) {
+        fits = is_size(io, spec.dims[axis], shape[axis], known);
+    }
+    if (fits) return;
+    throw Error("output " + reader::quoted(spec.name) + ": got shape " + listed(shape) + "; expected " + spec.text() +
+                " with " + words_of(io, known) + ".");
+}
+
 }  // namespace
 
 std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const std::map<std::string, DType>* dtypes) {
@@ -259,23 +283,13 @@ std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const
 }
 
 void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Tensor>& outputs) {
-    std::vector<std::optional<std::int64_t>> known(io.dims.size());
-    for (std::size_t index = 0; index < inputs.size(); ++index) {
-        for (std::size_t axis = 0; axis < io.inputs[index].dims.size(); ++axis) {
-            static_cast<void>(is_size(io, io.inputs[index].dims[axis], inputs[index]->shape()[axis], known));
-        }
-    }
-    for (std::size_t index = 0; index < outputs.size(); ++index) {
-        const TensorSpec& spec = io.outputs[index];
-        const Shape& shape = outputs[index].shape();
-        bool fits = shape.size() == spec.dims.size();
-        for (std::size_t axis = 0; fits && axis < shape.size(); ++axis) {
-            fits = is_size(io, spec.dims[axis], shape[axis], known);
-        }
-        if (fits) continue;
-        throw Error("output " + reader::quoted(spec.name) + ": got shape " + listed(shape) + "; expected " +
-                    spec.text() + " with " + words_of(io, known) + ".");
-    }
+    auto known = sizes_of(io, inputs);
+    for (std::size_t index = 0; index < outputs.size(); ++index) require_fit(io, known, index, outputs[index]);
+}
+
+void check_output(const IO& io, const std::vector<const Input*>& inputs, std::size_t index, const Tensor& output) {
+    auto known = sizes_of(io, inputs);
+    require_fit(io, known, index, output);
 }
 
 void put(std::vector<Tensor>& tensors, Tensor tensor) {

@@ -1,6 +1,7 @@
 // Inputs checked against the contract before they reach the runtime, and masks made from lengths.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -24,6 +25,9 @@ namespace attnport::reader {
 /// `inputs` are those of this call, from check_inputs, and give the sizes of named dims; one that is in outputs alone is
 /// as in the first. Throws Error: another rank, fixed size, or size of a named dim; names output, got and expected.
 void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Tensor>& outputs);
+
+/// As check_outputs, of the output at `index` alone.
+void check_output(const IO& io, const std::vector<const Input*>& inputs, std::size_t index, const Tensor& output);
 
 /// Adds a tensor; one of that name that is there already gives its place to it.
 void put(std::vector<Tensor>& tensors, Tensor tensor);

@@ -260,11 +260,12 @@ Texts searched(Decoding& decoding, const Logits& logits, std::size_t count, cons
 
 }  // namespace
 
-Texts generated(const Run& run, const IO& io, const Texts& prompts, const GenerateOptions& options) {
+Texts generated(const Run& run, const StepInPlace& step, const IO& io, const Texts& prompts,
+                const GenerateOptions& options) {
     check(options);
     const Roles roles = roles_of(io);
     const Tokens stop = options.stop ? *options.stop : io.stop;
-    Decoding decoding(run, io, roles);
+    Decoding decoding(run, io, roles, step);
     Logits logits = begun(decoding, roles, prompts, options.max_tokens);
     if (options.beams > 1) return searched(decoding, logits, prompts.size(), options, stop);
     return followed(decoding, std::move(logits), prompts.size(), options, stop);

@@ -11,7 +11,9 @@
 namespace attnport::reader {
 
 /// The new tokens of every prompt. Throws FeedError: the model does not generate, or not from these prompts.
-[[nodiscard]] std::vector<std::vector<std::int64_t>> generated(const Run& run, const IO& io,
+///
+/// `step`: where the model writes to its caches.
+[[nodiscard]] std::vector<std::vector<std::int64_t>> generated(const Run& run, const StepInPlace& step, const IO& io,
                                                                const std::vector<std::vector<std::int64_t>>& prompts,
                                                                const GenerateOptions& options);
 

@@ -272,7 +272,7 @@ std::vector<std::vector<std::int64_t>> Model::generate(const std::vector<std::ve
     return guarded([&] {
         Open& open = required(open_);
         const auto run = [&open](const Inputs& inputs) { return open.form->run(inputs); };
-        return reader::generated(run, open.manifest.io, prompts, options);
+        return reader::generated(run, open.form->step(), open.manifest.io, prompts, options);
     });
 }
 

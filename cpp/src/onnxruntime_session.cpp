@@ -21,6 +21,9 @@ struct ElementType {
     ONNXTensorElementDataType type;
     DType dtype;
 };
+/// The key of the metadata of a model that writes to its caches where input and output are one buffer.
+constexpr const char* in_place = "attnport.in_place";
+
 constexpr std::array<ElementType, 7> element_types{{
     {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, DType::Float32},
     {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, DType::Float16},
@@ -121,6 +124,20 @@ OnnxRuntimeSession::OnnxRuntimeSession(OnnxRuntime& library, OrtOwned<OrtSession
     machine = place == Place::Cuda ? this_gpu() : this_cpu();
     inputs = ports(true);
     outputs = ports(false);
+    writes_in_place_ = place == Place::Cpu && says_in_place();
+}
+
+bool OnnxRuntimeSession::says_in_place() const {
+    OrtAllocator* allocator = nullptr;
+    library_.check(api_.GetAllocatorWithDefaultOptions(&allocator));
+    const auto metadata = library_.made<OrtModelMetadata>(api_.ReleaseModelMetadata, [&](OrtModelMetadata** made) {
+        return api_.SessionGetModelMetadata(session_.get(), made);
+    });
+    char* text = nullptr;
+    library_.check(api_.ModelMetadataLookupCustomMetadataMap(metadata.get(), allocator, in_place, &text));
+    if (text == nullptr) return false;
+    allocator->Free(allocator, text);
+    return true;
 }
 
 std::vector<Port> OnnxRuntimeSession::ports(bool of_inputs) const {
@@ -252,6 +269,36 @@ std::vector<Tensor> OnnxRuntimeSession::run(const std::vector<Input>& given) {
         library_.check(api_.Run(session_.get(), run_options_.get(), input_words_.data(), fed.data(), fed.size(),
                                 output_words_.data(), output_words_.size(), found.data()));
         return tensors(found.data(), given);
+    } catch (const OrtFailure& err) {
+        throw Error(std::string("onnxruntime failed: ") + err.what());
+    }
+}
+
+std::vector<Tensor> OnnxRuntimeSession::run_in_place(const std::vector<Input>& given,
+                                                     const std::vector<std::optional<std::size_t>>& shared) {
+    require_one_each(given);
+    try {
+        const auto owned = values(given);
+        std::vector<const OrtValue*> fed;
+        fed.reserve(owned.size());
+        for (const auto& one : owned) fed.push_back(one.get());
+        // A value that is there is written to; ONNX Runtime makes the others.
+        std::vector<OrtValue*> found;
+        for (const auto& input : shared) found.push_back(input ? owned.at(*input).get() : nullptr);
+        library_.check(api_.Run(session_.get(), run_options_.get(), input_words_.data(), fed.data(), fed.size(),
+                                output_words_.data(), output_words_.size(), found.data()));
+        std::vector<OrtOwned<OrtValue>> made;
+        std::vector<std::string> called;
+        for (std::size_t index = 0; index < found.size(); ++index) {
+            if (shared[index]) continue;
+            made.emplace_back(found[index], api_.ReleaseValue);
+            called.push_back(output_names_[index]);
+        }
+        std::vector<Tensor> outputs_of_call;
+        for (std::size_t index = 0; index < made.size(); ++index) {
+            outputs_of_call.push_back(tensor(called[index], std::move(made[index]), given));
+        }
+        return outputs_of_call;
     } catch (const OrtFailure& err) {
         throw Error(std::string("onnxruntime failed: ") + err.what());
     }

@@ -1,7 +1,9 @@
 // A form that ONNX Runtime has open. Only for files that are compiled with its headers.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,9 @@ public:
 
     std::vector<Tensor> run(const std::vector<Input>& given) override;
     std::vector<Tensor> run_device(const std::vector<Input>& given) override;
+    [[nodiscard]] bool writes_in_place() const override { return writes_in_place_; }
+    std::vector<Tensor> run_in_place(const std::vector<Input>& given,
+                                     const std::vector<std::optional<std::size_t>>& shared) override;
 
 private:
     [[nodiscard]] std::vector<Port> ports(bool of_inputs) const;
@@ -33,6 +38,7 @@ private:
     [[nodiscard]] Tensor tensor(const std::string& called, OrtOwned<OrtValue> value,
                                 const std::vector<Input>& given) const;
     [[nodiscard]] std::vector<Tensor> tensors(OrtValue* const* values, const std::vector<Input>& given) const;
+    [[nodiscard]] bool says_in_place() const;
     void require_one_each(const std::vector<Input>& given) const;
 
     OnnxRuntime& library_;
@@ -46,6 +52,7 @@ private:
     OrtOwned<OrtMemoryInfo> on_cpu_;
     OrtOwned<OrtMemoryInfo> on_device_;
     OrtOwned<OrtRunOptions> run_options_;
+    bool writes_in_place_ = false;
 };
 
 }  // namespace attnport::reader

@@ -1,6 +1,8 @@
 #include "open_form.hpp"
 
+#include <algorithm>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -16,6 +18,12 @@ namespace {
 
 FeedError misplaced(const Input& input, const std::string& words) {
     return FeedError("input " + reader::quoted(input.name()) + ": got a tensor on cuda; " + words);
+}
+
+/// Where a tensor of a name stands; it is there.
+std::size_t position(const std::vector<TensorSpec>& specs, const std::string& name) {
+    const auto found = std::find_if(specs.begin(), specs.end(), [&](const TensorSpec& one) { return one.name == name; });
+    return static_cast<std::size_t>(found - specs.begin());
 }
 
 /// Calls a session; what it throws beside Error, such as std::bad_alloc, leaves as the runtime's failure.
@@ -90,6 +98,30 @@ Outputs OpenForm::run_device(const Inputs& inputs) const {
         auto outputs = session_->run_device(given);
         check_outputs(manifest_.io, found, outputs);
         return Outputs(std::move(outputs));
+    });
+}
+
+StepInPlace OpenForm::step() const {
+    if (!session_->writes_in_place() || casts_inputs_ || casts_outputs_) return nullptr;
+    return [this](const Inputs& inputs, const std::vector<Buffer>& buffers) { return run_step(inputs, buffers); };
+}
+
+Outputs OpenForm::run_step(const Inputs& inputs, const std::vector<Buffer>& buffers) const {
+    const auto found = check_inputs(manifest_.io, inputs);
+    std::vector<Input> given;
+    given.reserve(found.size());
+    for (const Input* input : found) given.push_back(*input);
+    const auto& outputs = manifest_.io.outputs;
+    std::vector<std::optional<std::size_t>> shared(outputs.size());
+    for (const Buffer& buffer : buffers) {
+        const auto input = position(manifest_.io.inputs, buffer.input);
+        shared.at(position(outputs, buffer.output)) = input;
+        given.at(input) = Input(buffer.input, buffer.memory.data(), buffer.memory.dtype(), buffer.memory.shape());
+    }
+    return guarded(form_, [&] {
+        std::vector<Tensor> others = session_->run_in_place(given, shared);
+        for (const Tensor& one : others) check_output(manifest_.io, found, position(outputs, one.name()), one);
+        return Outputs(std::move(others));
     });
 }
 

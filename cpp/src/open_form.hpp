@@ -11,6 +11,7 @@
 #include <attnport/tensor.hpp>
 
 #include "cache.hpp"
+#include "decoding.hpp"
 #include "manifest.hpp"
 #include "session.hpp"
 
@@ -26,6 +27,9 @@ public:
     [[nodiscard]] Outputs run(const Inputs& inputs) const;
     [[nodiscard]] Outputs run_device(const Inputs& inputs) const;
 
+    /// What runs a step with caches that the model writes to; none where it does not.
+    [[nodiscard]] StepInPlace step() const;
+
     /// As Session::give_back.
     [[nodiscard]] bool give_back() const { return session_->give_back(); }
 
@@ -38,6 +42,7 @@ public:
     [[nodiscard]] const Session& session() const noexcept { return *session_; }
 
 private:
+    [[nodiscard]] Outputs run_step(const Inputs& inputs, const std::vector<Buffer>& buffers) const;
     [[nodiscard]] Outputs to_contract(const std::vector<const Input*>& inputs, std::vector<Tensor> found) const;
 
     const Manifest& manifest_;

@@ -3,8 +3,11 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <sys/utsname.h>
+
+#include <attnport/error.hpp>
 
 #include "words.hpp"
 
@@ -26,6 +29,11 @@ std::string model_name() {
 }  // namespace
 
 Session::~Session() = default;
+
+std::vector<Tensor> Session::run_in_place(const std::vector<Input>& /*inputs*/,
+                                          const std::vector<std::optional<std::size_t>>& /*shared*/) {
+    throw Error("this runtime does not write to caches in place.");
+}
 
 // Another processor takes other kernels, so a pass on this one says nothing about it.
 Machine this_cpu() {

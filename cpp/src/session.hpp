@@ -1,6 +1,7 @@
 // What every runtime's session offers to a model that is open, and what it may be asked about the machine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -58,6 +59,16 @@ public:
 
     /// As `run`, for inputs where the session computes, or on the CPU; outputs stay on its device.
     virtual std::vector<Tensor> run_device(const std::vector<Input>& inputs) = 0;
+
+    /// Whether the model writes to its caches where an input and the output that follows it share memory.
+    [[nodiscard]] virtual bool writes_in_place() const { return false; }
+
+    /// As `run` of a session that writes in place; gives only the outputs that share no memory with an input.
+    ///
+    /// `shared` has for each output, in the order of the contract, the index of the input whose memory it is written
+    /// to, if there is one: memory that may be written to.
+    virtual std::vector<Tensor> run_in_place(const std::vector<Input>& inputs,
+                                             const std::vector<std::optional<std::size_t>>& shared);
 
     /// Gives the system what the runtime keeps between calls. Returns whether it can; nothing else changes.
     virtual bool give_back() { return false; }

@@ -58,6 +58,8 @@ def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> t
         ("llama", {"max_tokens": 12, "beams": 3, "length_penalty": 2.0}),
         ("gpt2", {"max_tokens": 30, "beams": 2, "stop": [7, 9, END]}),
         ("llama", {"max_tokens": 30, "stop": []}),
+        ("llama", {"max_tokens": 80, "stop": []}),
+        ("llama", {"max_tokens": 80, "stop": [], "beams": 2}),
         ("llama", {"max_tokens": 6, "temperature": 2.0, "top_k": 1, "seed": 4}),
     ],
 )
@@ -71,6 +73,14 @@ def test_tokens_are_pythons(cpp_build: Build, apps: Apps, kind: str, options: di
     texts, streams = told(cpp_build, app, PROMPTS, **words)
     assert texts == expected
     assert streams == expected
+
+
+def test_the_cache_is_written_in_place_and_moves_only_to_grow(cpp_build: Build, apps: Apps) -> None:
+    done = cpp_build.run("steps_in_place", apps("llama"), "ort_cpu", "75", "5", "17", "60")
+    assert done.returncode == 0, done.stderr
+    # A buffer has 64 places behind its tokens: 3 of the prompt, and 67 when it is full.
+    moved, filled = ["moved 67"], ["in place 67"] * 63
+    assert done.stdout.splitlines() == ["copied", *moved, *filled, "moved 131", *["in place 131"] * 9]
 
 
 def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: Apps) -> None:
