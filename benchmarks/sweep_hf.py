@@ -1,9 +1,10 @@
 """Every model type of the installed transformers through `attnport export` and through torch.onnx alone.
 
-    python benchmarks/sweep_hf.py [TYPE ...] [--side attnport|torch] [--again wrong|older|all] [--jobs 2]
+    python benchmarks/sweep_hf.py [TYPE ...] [--side attnport|torch|cached] [--again wrong|older|all] [--jobs 2]
 
 A type is made tiny, with random weights (`tiny_hf.py`), and saved as a folder. Each side makes a graph of it, which
-ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. Each side of
+ONNX Runtime runs at five sets of sizes; the numbers are compared with the transformers module itself. A type that
+generates text is also exported with its cache, and its tokens are compared. Each side of
 each type has a process of its own, with one processor and a limit of memory and time. Results are kept in
 `sweep_hf.json` with the versions of the packages and a digest of the code: what was measured with these versions is
 not measured again, unless `--again` says so. `docs/make_models.py` makes the page of it.
@@ -31,7 +32,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from sweep_judge import wrong  # noqa: E402  # it lies beside this file
+from sweep_contract import compared, of_contract  # noqa: E402  # they lie beside this file
+from sweep_generate import class_of, wrong_tokens  # noqa: E402
+from sweep_judge import wrong  # noqa: E402
 
 RESULTS = HERE / "sweep_hf.json"
 MEMORY_BYTES = 10 << 30
@@ -90,10 +93,13 @@ def measure(wanted: Mapping[str, str], given: argparse.Namespace) -> None:
     """Measures the types of one worker."""
     for kind, class_name in wanted.items():
         for side in given.side or SIDES:
+            wanted_class = class_of(kind) if side == CACHED else class_name
+            if wanted_class is None:
+                continue
             known = read(given.to).get(kind, {}).get(side)
             if not due(known, digest(side), given.again or ("all" if given.types else None)):
                 continue
-            result = measured(side, kind, class_name, given.limit_s)
+            result = measured(side, kind, wanted_class, given.limit_s)
             with locked(given.to.parent):  # the other workers write too
                 found = read(given.to)
                 found.setdefault(kind, {})[side] = {**result, "of": digest(side)}
@@ -132,7 +138,7 @@ def due(result: Mapping[str, Any] | None, of: str, again: str | None) -> bool:
 def digest(side: str) -> str:
     """What a result depends on, as text: versions, and the digest of the code."""
     files = [HERE / f"{name}.py" for name in ("tiny_configs", "tiny_hf", "tiny_inputs", "sweep_judge", "sweep_hf")]
-    if side == "attnport":
+    if side != "torch":
         files = sorted((ROOT / "attnport").rglob("*.py")) + sorted((ROOT / "attnport_bundle").rglob("*.py")) + files[:4]
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return " ".join([f"{name} {importlib.metadata.version(name)}" for name in PACKAGES] + [code])
@@ -328,7 +334,35 @@ def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
         return result
 
 
-SIDES: dict[str, Callable[[str, str], dict[str, Any]]] = {"torch": torch_alone, "attnport": through_attnport}
+def with_cache(kind: str, class_name: str) -> dict[str, Any]:
+    """`attnport export hf:FOLDER --with-past` and `attnport fuse`, and tokens of `attnport generate`."""
+    from attnport.verbs.export import export
+    from attnport.verbs.fuse import fuse
+
+    with tiny(kind, class_name) as (made, folder, failure):
+        if failure:
+            return failure
+        result: dict[str, Any] = {"made": True, "exported": False, "right": False, "reason": ""}
+        out = folder / "out"
+        try:
+            manifest = export(f"hf:{folder / 'model'}", out, part="with-past")
+            result["exported"] = True
+            table = fuse(out, targets=["ort_cpu"]).targets["ort_cpu"]
+            result.update(attentions=table.attentions, fused=table.fused)
+            ids = next(one for one in manifest.io.inputs if one.name == "input_ids")
+            result["reason"] = wrong_tokens(made.model, out, ids.high or 2)
+        except Exception as err:  # a bug of attnport is a result too
+            result["reason"] = told(err)
+        result["right"] = not result["reason"]
+        return result
+
+
+CACHED = "cached"
+SIDES: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    "torch": torch_alone,
+    "attnport": through_attnport,
+    CACHED: with_cache,
+}
 
 
 @contextlib.contextmanager
@@ -360,38 +394,6 @@ def feeds_of(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     import tiny_hf
 
     return tiny_hf.feeds(made.inputs, sizes)
-
-
-def compared(outputs: Sequence[Any]) -> list[str]:
-    """The outputs that the judge compares, those of floating point; codes and masks are of integers."""
-    return [one.name for one in outputs if "float" in one.dtype]
-
-
-def of_contract(contract: Any, made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Values for a contract's inputs: those of the tiny model, and for others what their names and dims say."""
-    import tiny_hf
-    import torch
-
-    known = feeds_of(made, sizes)
-    by_name = {spec.name: spec for spec in contract.inputs}
-    bound = {dim.name: dim.opt for dim in contract.dims}
-    for name, value in known.items():
-        spec = by_name.get(name)
-        if spec is not None and len(spec.dims) == value.ndim:
-            bound.update({dim: size for dim, size in zip(spec.dims, value.shape, strict=True) if isinstance(dim, str)})
-    bound.update({dim.name: min(max(bound[dim.name], dim.min), dim.max) for dim in contract.dims})
-    found: dict[str, Any] = {}
-    for spec in contract.inputs:
-        shape = spec.shape(bound)
-        if spec.name in known and tuple(known[spec.name].shape) == shape:
-            found[spec.name] = known[spec.name].to(getattr(torch, spec.dtype))
-            continue
-        kind = "mask" if "mask" in spec.name and "pixel" not in spec.name else "float"
-        if "int" in spec.dtype and kind != "mask":
-            kind = "ids" if spec.name.endswith("input_ids") else "zeros"
-        value = tiny_hf.Input(spec.name, tuple(shape), kind).tensor(bound, torch.Generator().manual_seed(7))
-        found[spec.name] = torch.ones(shape, dtype=torch.bool) if spec.dtype == "bool" else value
-    return found
 
 
 if __name__ == "__main__":
