@@ -77,11 +77,13 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         declared: `--dim` declarations.
 
     Raises:
-        SpecError: the model keeps something else than keys and values of every token.
+        SpecError: the model keeps something else than keys and values of every token, or is not causal.
         UsageError: a declared dim is unknown, or beyond the model's limit.
     """
     model: Any = kind.model
     text, ranges, masks = text_contract(config, TextModel(model), tokenizer, ())
+    if not any("causal" in mask.kinds for mask in masks):
+        raise _other(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
     ids = next(spec for spec in text if spec.name == "input_ids")
     most = ranges[1].max
     limited = "position_ids" not in _accepted(model)

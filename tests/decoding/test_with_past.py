@@ -75,6 +75,12 @@ def test_models_that_keep_no_cache_of_every_token_are_refused_with_a_reason(tmp_
     ).save_pretrained(tmp_path / "bert")
     with pytest.raises(UsageError, match=r"--part with-past.*has no such part"):
         export(f"hf:{tmp_path / 'bert'}", tmp_path / "out", part="with-past")
+    small = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, is_decoder=False
+    )
+    transformers.BertLMHeadModel(small).save_pretrained(tmp_path / "both_ways")
+    with pytest.raises(SpecError, match="attend to what comes behind them"):
+        export(f"hf:{tmp_path / 'both_ways'}", tmp_path / "out", part="with-past")
     config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50, state_size=4)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     with pytest.raises((SpecError, UsageError)):
