@@ -67,8 +67,14 @@ def apply(model: ir.Model, plan: str, islands: Collection[str] = ()) -> int:
 def _cast_value(value: ir.Value, half: ir.DataType) -> None:
     import onnx_ir as ir
 
-    if value.const_value is not None:
-        value.const_value = ir.tensor(to_half(value.const_value.numpy(), half), name=value.name)
+    if (held := value.const_value) is not None:
+        # Cast when it is written: all weights of a model at once may not fit into memory.
+        value.const_value = ir.LazyTensor(
+            lambda: ir.tensor(to_half(held.numpy(), half)),
+            dtype=half,
+            shape=ir.Shape(held.shape.numpy()),
+            name=value.name,
+        )
     value.dtype = half
 
 

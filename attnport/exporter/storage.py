@@ -35,6 +35,12 @@ def save_form(model: ir.Model, path: Path, weights: str) -> bool:
     return written
 
 
+def save_alone(model: ir.Model, path: Path, weights: str) -> None:
+    """Saves a graph with all of its large tensors in the file `weights` beside it, wherever they were."""
+    _externalise(model, path.parent, weights, again=True)
+    _write(model, path)
+
+
 def load(path: Path) -> ir.Model:
     """Loads a graph; its tensors stay on disk until they are used.
 
@@ -122,14 +128,19 @@ def _share_equal_tensors(model: ir.Model) -> None:
                     graph.initializers.pop(str(value.name))
 
 
-def _externalise(model: ir.Model, folder: Path, weights: str) -> bool:
+def _externalise(model: ir.Model, folder: Path, weights: str, *, again: bool = False) -> bool:
+    """Writes large tensors to a file; returns whether there are any.
+
+    Args:
+        again: Also those that are in a file already.
+    """
     import onnx_ir as ir
 
     values = [
         value
         for value in model.graph.initializers.values()
         if value.const_value is not None
-        and not isinstance(value.const_value, ir.ExternalTensor)
+        and (again or not isinstance(value.const_value, ir.ExternalTensor))
         and value.const_value.nbytes > INLINE_BYTES
     ]
     if not values:

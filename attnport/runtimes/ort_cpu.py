@@ -64,8 +64,7 @@ class OrtCpu(Runtime):
         path, _ = checked_model(self.name, opening)
         settings = _ort.options(opening.threads)
         if opening.lean:
-            settings.enable_cpu_mem_arena = False
-            settings.add_session_config_entry("session.disable_prepacking", "1")
+            _ort.keep_memory_low(settings)
         session = _ort.open_session(path, settings, PROVIDER)
         return _ort.OrtSession(opening.io, session, Ran("CPU", session.get_providers()[0], opening.plan))
 

@@ -244,7 +244,8 @@ def _made(
             if spec.source.in_memory:
                 progress("storing the module")
                 _store(spec, changing, reference, tell)
-        del traced
+        del traced, reference, eager  # they hold the module; golden outputs are those of one made anew
+        gc.collect()
         progress("golden outputs in float64")
         write_golden(spec, changing.path(GOLDEN))
         if spec.tokenizer is not None:

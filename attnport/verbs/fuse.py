@@ -23,6 +23,7 @@ from attnport.artifacts import (
 )
 from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
 from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text
+from attnport.exporter.light_copy import light_copy
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
 from attnport.folder.portable import portable
@@ -259,20 +260,22 @@ def _table(
 ) -> FusionTable:
     """The form's table, proved by the first of its provers that is available."""
     problem = "no runtime on this machine can prove it"
-    for prover in lowering.proved_by:
-        try:
-            if prover == ENGINE:
-                unproved = _items(manifest, lowered, {}, "")
-                return _scratch_engine_table(folder, manifest, form, _made_of(unproved, form, plan, ENGINE))
-            runtime = runtimes.get(prover)
-            runtimes.available(runtime)
-            evidence = runtime.fusion_evidence(folder / form.file, form.anchors, plan, manifest.io)
-            items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
-            return _made_of(items, form, plan, prover)
-        except AttnportError as err:
-            if err.exit_code == UsageError.exit_code:  # such as a full disk, which is not a result about the form
-                raise
-            problem = portable(f"not proven: {err.message}", folder)
+    with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
+        model = light_copy(folder / form.file, Path(scratch))
+        for prover in lowering.proved_by:
+            try:
+                if prover == ENGINE:
+                    unproved = _items(manifest, lowered, {}, "")
+                    return _scratch_engine_table(model, manifest, form, _made_of(unproved, form, plan, ENGINE))
+                runtime = runtimes.get(prover)
+                runtimes.available(runtime)
+                evidence = runtime.fusion_evidence(model, form.anchors, plan, manifest.io)
+                items = _items(manifest, lowered, evidence, f"{prover} runs it as several kernels")
+                return _made_of(items, form, plan, prover)
+            except AttnportError as err:
+                if err.exit_code == UsageError.exit_code:  # such as a full disk, which is not a result about the form
+                    raise
+                problem = portable(f"not proven: {err.message}", model.parent)
     return _made_of(_items(manifest, lowered, {}, problem), form, plan, None)
 
 
@@ -308,11 +311,11 @@ def _items(
     return tuple(items)
 
 
-def _scratch_engine_table(folder: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
-    """The table proved by a temporary engine for all sizes of the model; `build` makes the engine that is shipped."""
+def _scratch_engine_table(model: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
+    """The table proved by a temporary engine for all sizes of a model; `build` makes the engine that is shipped."""
     with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
         engine = Path(scratch) / "proof.engine"
-        record = build_engine(form.target, folder / form.file, manifest.io, engine, plan=form.plan)
+        record = build_engine(form.target, model, manifest.io, engine, plan=form.plan)
         table = engine_table(manifest, form, record, engine, unproved)
     return dataclasses.replace(table, proved_by=f"{form.target} engine")
 

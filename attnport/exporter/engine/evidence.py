@@ -9,6 +9,7 @@ in it.
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _GRAPH = re.compile(rb"NLYM.{12}header \{\n\s*version = \d+", re.DOTALL)
 _STATEMENT = re.compile(rb"\n\s*(\w+)=\{ ([^\n]*?)layers=\"([^\"\n]+)\"")
 _FUNCTION = re.compile(rb"name=(\S+) fqn=(\S+) ")
 _LAYER = "[ONNX Layer: "
+Data = bytes | mmap.mmap
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def read_engine_text(engine: Path) -> EngineText:
         ArtifactError: the file cannot be read, or contains no graph text, so that nothing can be proved from it.
     """
     try:
-        data = engine.read_bytes()
+        with engine.open("rb") as file:  # mapped, as the weights in it may take gigabytes
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if engine.stat().st_size else b""
     except OSError as err:
         raise ArtifactError(f"{engine} cannot be read: {err.strerror}.") from err
     starts = [match.start() for match in _GRAPH.finditer(data)]
@@ -67,28 +70,29 @@ def read_engine_text(engine: Path) -> EngineText:
             "or its version writes another format."
         )
     ends = [*starts[1:], len(data)]
-    return EngineText(tuple(_kernels(data[start:end]) for start, end in zip(starts, ends, strict=True)))
+    return EngineText(tuple(_kernels(data, start, end) for start, end in zip(starts, ends, strict=True)))
 
 
-def _kernels(graph: bytes) -> tuple[Kernel, ...]:
+def _kernels(data: Data, start: int, end: int) -> tuple[Kernel, ...]:
     kernels = []
-    for statement in _STATEMENT.finditer(graph):
+    for statement in _STATEMENT.finditer(data, start, end):
         layers = statement[3].decode(errors="replace").split("\x1f")
         nodes = frozenset(layer.removeprefix(_LAYER).removesuffix("]") for layer in layers if layer.startswith(_LAYER))
         function = _FUNCTION.match(statement[2]) if statement[1] == b"function" else None
         # A kernel that was not generated (a matrix product from a library) is named by its kind.
         name = (function[1] if function else statement[1]).decode(errors="replace")
-        tiles = _tiles(graph, function[2]) if function and ATTENTION_KERNEL.fullmatch(name) else ""
+        tiles = _tiles(data, start, end, function[2]) if function and ATTENTION_KERNEL.fullmatch(name) else ""
         kernels.append(Kernel(name, nodes, tiles))
     return tuple(kernels)
 
 
-def _tiles(graph: bytes, entry: bytes) -> str:
+def _tiles(data: Data, start: int, end: int, entry: bytes) -> str:
     """Which key tiles the kernel called `entry` skips, read from its CUDA source; empty where that does not tell."""
-    start = graph.find(entry + b"\0")
-    if start < 0:
+    at = data.find(entry + b"\0", start, end)
+    if at < 0:
         return ""
-    source = graph[start + len(entry) : graph.find(b"\0", graph.find(b"#", start))]
+    stop = data.find(b"\0", max(at + len(entry) + 1, data.find(b"#", at, end)), end)
+    source = data[at + len(entry) : stop if stop >= 0 else end]
     facts = []
     skipping = re.search(rb"USE_RUNTIME_SKIPPING = (\d)", source)
     if skipping:
