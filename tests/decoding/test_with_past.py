@@ -16,6 +16,7 @@ from representatives import representatives
 from attnport.artifacts import ParityReport
 from attnport.cases.decoding import PROMPT, decoding_cases
 from attnport.errors import FeedError, SpecError, UsageError
+from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read
 from attnport.verbs.check import check
@@ -31,10 +32,9 @@ def test_every_step_is_what_a_pass_over_all_tokens_gives_in_every_runtime(kind: 
     folder = exported(kind, tmp_path)
     table = fuse(folder, targets=["ort_cpu", "openvino"])
     for name, one in table.targets.items():
-        # OpenVINO computes a soft cap in one kernel on AVX2, and in several on AVX-512.
-        expected = (0, 2) if (name, kind) == ("openvino", "gemma2") else (FUSED[kind],)
-        assert one.fused in expected, (name, one.items)
-        assert one.attentions == 2
+        # On AVX-512, OpenVINO computes an attention with a soft cap in several kernels; on AVX2 in one.
+        split = (name, kind) == ("openvino", "gemma2") and "avx512f" in machine().features
+        assert (one.fused, one.attentions) == (0 if split else FUSED[kind], 2), (name, one.items)
     report = check(folder, ["ort_cpu", "openvino", "torch_eager"])
     rows = report.runtimes
     assert {row.verdict for row in rows.values()} == {"PASS"}, {name: row.reason for name, row in rows.items()}
