@@ -40,9 +40,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from sweep_contract import compared, of_contract  # noqa: E402  # they lie beside this file
-from sweep_generate import class_of, wrong_tokens  # noqa: E402
-from sweep_judge import wrong  # noqa: E402
+from sweep_contract import compared, of_contract  # noqa: E402  # it lies beside this file
+from sweep_generate import class_of, wrong_tokens  # noqa: E402  # it lies beside this file
+from sweep_judge import wrong  # noqa: E402  # it lies beside this file
 
 RESULTS = HERE / "sweep_hf.json"
 MEMORY_BYTES = 10 << 30
@@ -295,43 +295,35 @@ def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
     from attnport.verbs.export import export
     from attnport.verbs.fuse import fuse
 
-    with tiny(kind, class_name) as (made, folder, failure):
-        if failure:
-            return failure
-        result: dict[str, Any] = {"made": True, "exported": False, "right": False, "reason": ""}
+    def compare(made: Any, folder: Path, result: dict[str, Any]) -> str:
         out = folder / "out"
         try:
+            manifest = export(f"hf:{folder / 'model'}", out)
+        except SpecError as err:
+            if "--input" not in err.hint:
+                raise
+            result["declared"] = [one.declared() for one in made.inputs]
+            used = {dim: [sizes[dim] for sizes in made.sizes] for one in made.inputs for dim in one.dims
+                    if isinstance(dim, str)}  # fmt: skip
+            dims = [f"{dim}={min(sizes)}:{sizes[0]}:{max(sizes)}" for dim, sizes in used.items()]
             try:
-                manifest = export(f"hf:{folder / 'model'}", out)
-            except SpecError as err:
-                if "--input" not in err.hint:
-                    raise
-                result["declared"] = [one.declared() for one in made.inputs]
-                used = {dim: [sizes[dim] for sizes in made.sizes] for one in made.inputs for dim in one.dims
-                        if isinstance(dim, str)}  # fmt: skip
-                dims = [f"{dim}={min(sizes)}:{sizes[0]}:{max(sizes)}" for dim, sizes in used.items()]
-                try:
-                    manifest = export(f"hf:{folder / 'model'}", out, inputs=result["declared"], dims=dims)
-                except SpecError:  # random values do not fit its inputs
-                    result["examples"] = True
-                    manifest = export(f"hf:{folder / 'model'}", out, kwargs=feeds_of(made, made.sizes[0]))
-            result["exported"] = True
-            result["inputs"] = [str(one) for one in manifest.io.inputs]
-            result["fixed"] = [f"{dim.name}={dim.max}" for dim in manifest.io.dims if dim.min == dim.max]
-            report = fuse(out, targets=["ort_cpu"])
-            table = report.targets["ort_cpu"]
-            result.update(attentions=table.attentions, fused=table.fused)
-            result["reasons"] = sorted({str(item.reason) for item in table.items if not item.fused})[:3]
-            values = [
-                {**(feeds_of(made, sizes) if "declared" in result else {}), **of_contract(manifest.io, made, sizes)}
-                for sizes in made.sizes
-            ]
-            names = compared(manifest.io.outputs)
-            result["reason"] = wrong(out / "model.ort_cpu.onnx", made.model, values, names)
-        except Exception as err:  # a bug of attnport is a result too
-            result["reason"] = told(err)
-        result["right"] = not result["reason"]
-        return result
+                manifest = export(f"hf:{folder / 'model'}", out, inputs=result["declared"], dims=dims)
+            except SpecError:  # random values do not fit its inputs
+                result["examples"] = True
+                manifest = export(f"hf:{folder / 'model'}", out, kwargs=feeds_of(made, made.sizes[0]))
+        result["exported"] = True
+        result["inputs"] = [str(one) for one in manifest.io.inputs]
+        result["fixed"] = [f"{dim.name}={dim.max}" for dim in manifest.io.dims if dim.min == dim.max]
+        table = fuse(out, targets=["ort_cpu"]).targets["ort_cpu"]
+        result.update(attentions=table.attentions, fused=table.fused)
+        result["reasons"] = sorted({str(item.reason) for item in table.items if not item.fused})[:3]
+        values = [
+            {**(feeds_of(made, sizes) if "declared" in result else {}), **of_contract(manifest.io, made, sizes)}
+            for sizes in made.sizes
+        ]
+        return wrong(out / "model.ort_cpu.onnx", made.model, values, compared(manifest.io.outputs))
+
+    return _compared(kind, class_name, compare)
 
 
 def with_cache(kind: str, class_name: str) -> dict[str, Any]:
@@ -339,18 +331,26 @@ def with_cache(kind: str, class_name: str) -> dict[str, Any]:
     from attnport.verbs.export import export
     from attnport.verbs.fuse import fuse
 
+    def compare(made: Any, folder: Path, result: dict[str, Any]) -> str:
+        out = folder / "out"
+        manifest = export(f"hf:{folder / 'model'}", out, part="with-past")
+        result["exported"] = True
+        table = fuse(out, targets=["ort_cpu"]).targets["ort_cpu"]
+        result.update(attentions=table.attentions, fused=table.fused)
+        ids = next(one for one in manifest.io.inputs if one.name == "input_ids")
+        return wrong_tokens(made.model, out, ids.high or 2)
+
+    return _compared(kind, class_name, compare)
+
+
+def _compared(kind: str, class_name: str, compare: Callable[[Any, Path, dict[str, Any]], str]) -> dict[str, Any]:
+    """The result of a type, with what `compare` adds to it; that returns what is wrong, or ""."""
     with tiny(kind, class_name) as (made, folder, failure):
         if failure:
             return failure
         result: dict[str, Any] = {"made": True, "exported": False, "right": False, "reason": ""}
-        out = folder / "out"
         try:
-            manifest = export(f"hf:{folder / 'model'}", out, part="with-past")
-            result["exported"] = True
-            table = fuse(out, targets=["ort_cpu"]).targets["ort_cpu"]
-            result.update(attentions=table.attentions, fused=table.fused)
-            ids = next(one for one in manifest.io.inputs if one.name == "input_ids")
-            result["reason"] = wrong_tokens(made.model, out, ids.high or 2)
+            result["reason"] = compare(made, folder, result)
         except Exception as err:  # a bug of attnport is a result too
             result["reason"] = told(err)
         result["right"] = not result["reason"]

@@ -238,16 +238,18 @@ Tensor OnnxRuntimeSession::tensor(const std::string& called, OrtOwned<OrtValue> 
     return {called, dtype, std::move(shape), std::shared_ptr<const void>(owner, data), where};
 }
 
-/// Takes values in the contract's order over.
-std::vector<Tensor> OnnxRuntimeSession::tensors(OrtValue* const* values, const std::vector<Input>& given) const {
+/// Takes values in the contract's order over, but those that share memory with an input.
+std::vector<Tensor> OnnxRuntimeSession::tensors(OrtValue* const* values, const std::vector<Input>& given,
+                                                const std::vector<std::optional<std::size_t>>& shared) const {
     std::vector<OrtOwned<OrtValue>> owned;
     owned.reserve(output_names_.size());
     for (std::size_t index = 0; index < output_names_.size(); ++index) {
-        owned.emplace_back(values[index], api_.ReleaseValue);
+        owned.emplace_back(shared[index] ? nullptr : values[index], api_.ReleaseValue);
     }
     std::vector<Tensor> found;
     found.reserve(owned.size());
     for (std::size_t index = 0; index < owned.size(); ++index) {
+        if (shared[index]) continue;
         found.push_back(tensor(output_names_[index], std::move(owned[index]), given));
     }
     return found;
@@ -259,19 +261,7 @@ void OnnxRuntimeSession::require_one_each(const std::vector<Input>& given) const
 }
 
 std::vector<Tensor> OnnxRuntimeSession::run(const std::vector<Input>& given) {
-    require_one_each(given);
-    try {
-        const auto owned = values(given);
-        std::vector<const OrtValue*> fed;
-        fed.reserve(owned.size());
-        for (const auto& one : owned) fed.push_back(one.get());
-        std::vector<OrtValue*> found(output_words_.size(), nullptr);
-        library_.check(api_.Run(session_.get(), run_options_.get(), input_words_.data(), fed.data(), fed.size(),
-                                output_words_.data(), output_words_.size(), found.data()));
-        return tensors(found.data(), given);
-    } catch (const OrtFailure& err) {
-        throw Error(std::string("onnxruntime failed: ") + err.what());
-    }
+    return run_in_place(given, std::vector<std::optional<std::size_t>>(output_words_.size()));
 }
 
 std::vector<Tensor> OnnxRuntimeSession::run_in_place(const std::vector<Input>& given,
@@ -284,21 +274,11 @@ std::vector<Tensor> OnnxRuntimeSession::run_in_place(const std::vector<Input>& g
         for (const auto& one : owned) fed.push_back(one.get());
         // A value that is there is written to; ONNX Runtime makes the others.
         std::vector<OrtValue*> found;
+        found.reserve(shared.size());
         for (const auto& input : shared) found.push_back(input ? owned.at(*input).get() : nullptr);
         library_.check(api_.Run(session_.get(), run_options_.get(), input_words_.data(), fed.data(), fed.size(),
                                 output_words_.data(), output_words_.size(), found.data()));
-        std::vector<OrtOwned<OrtValue>> made;
-        std::vector<std::string> called;
-        for (std::size_t index = 0; index < found.size(); ++index) {
-            if (shared[index]) continue;
-            made.emplace_back(found[index], api_.ReleaseValue);
-            called.push_back(output_names_[index]);
-        }
-        std::vector<Tensor> outputs_of_call;
-        for (std::size_t index = 0; index < made.size(); ++index) {
-            outputs_of_call.push_back(tensor(called[index], std::move(made[index]), given));
-        }
-        return outputs_of_call;
+        return tensors(found.data(), given, shared);
     } catch (const OrtFailure& err) {
         throw Error(std::string("onnxruntime failed: ") + err.what());
     }
@@ -331,7 +311,7 @@ std::vector<Tensor> OnnxRuntimeSession::run_device(const std::vector<Input>& giv
         if (count != output_words_.size()) {
             throw Error("onnxruntime failed: it gave " + std::to_string(count) + " outputs.");
         }
-        return tensors(found, given);
+        return tensors(found, given, std::vector<std::optional<std::size_t>>(count));
     } catch (const OrtFailure& err) {
         throw Error(std::string("onnxruntime failed: ") + err.what());
     }

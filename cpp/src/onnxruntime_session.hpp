@@ -37,7 +37,8 @@ private:
     [[nodiscard]] std::vector<OrtOwned<OrtValue>> values(const std::vector<Input>& given) const;
     [[nodiscard]] Tensor tensor(const std::string& called, OrtOwned<OrtValue> value,
                                 const std::vector<Input>& given) const;
-    [[nodiscard]] std::vector<Tensor> tensors(OrtValue* const* values, const std::vector<Input>& given) const;
+    [[nodiscard]] std::vector<Tensor> tensors(OrtValue* const* values, const std::vector<Input>& given,
+                                              const std::vector<std::optional<std::size_t>>& shared) const;
     [[nodiscard]] bool says_in_place() const;
     void require_one_each(const std::vector<Input>& given) const;
 
