@@ -1,4 +1,4 @@
-"""The memory that the commands take for a model of several gigabytes, beside torch.onnx.export alone.
+"""Measures the memory that each command takes for a model of gigabytes, and that of torch.onnx.export alone.
 
 A Llama shape with random weights is written shard by shard, as safetensors. Each command is a process of its own. Of
 its whole process tree, twenty times a second: anonymous memory, which the system cannot take back, and resident

@@ -23,9 +23,9 @@ def class_of(kind: str) -> str | None:
 
 
 def wrong_tokens(model: Any, out: Path, vocabulary: int) -> str:
-    """What differs between the tokens of an artifact and those of the module; "" if nothing does.
+    """Says where the tokens of an artifact differ from those of the module; "" if they do not.
 
-    The module computes each text alone, whole at every step and without padding.
+    The module runs on each text by itself, without padding, and on all of its tokens at every step.
     """
     import torch
 
@@ -51,7 +51,7 @@ def _differs(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         seen = ids[:, : len(prompt) + at]
         with torch.no_grad():
             scores = model(input_ids=seen, attention_mask=torch.ones_like(seen)).logits[0, -1].double()
-        # Where two tokens are as good as equal, either is right.
+        # Where two tokens have nearly the same score, either is right.
         behind = float(scores.max() - scores[token]) / max(float(scores.std()), 1e-30)
         if behind > 1e-3:
             return f"token {at} is {token}; expected {int(scores.argmax())}"

@@ -1,4 +1,4 @@
-"""A copy of a large graph for proofs of fusion, in which layers share their weights.
+"""Copies a large graph for a proof of fusion, with fewer weights: layers share them.
 
 A runtime that compiles a graph makes copies of its weights. Which kernels it takes does not depend on their values, so
 that a graph of many layers is proved with the weights of few.

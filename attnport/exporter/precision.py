@@ -68,7 +68,7 @@ def _cast_value(value: ir.Value, half: ir.DataType) -> None:
     import onnx_ir as ir
 
     if (held := value.const_value) is not None:
-        # Cast when it is written: all weights of a model at once may not fit into memory.
+        # The weight is cast when it is written, since all weights of a model at once may not fit into memory.
         value.const_value = ir.LazyTensor(
             lambda: ir.tensor(to_half(held.numpy(), half)),
             dtype=half,

@@ -24,6 +24,7 @@ _STATEMENT = re.compile(rb"\n\s*(\w+)=\{ ([^\n]*?)layers=\"([^\"\n]+)\"")
 _FUNCTION = re.compile(rb"name=(\S+) fqn=(\S+) ")
 _LAYER = "[ONNX Layer: "
 Data = bytes | mmap.mmap
+"""The bytes of an engine's file."""
 
 
 @dataclass(frozen=True)
