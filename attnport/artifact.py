@@ -200,16 +200,22 @@ class Artifact:
             yield Running(session)
 
     def generate(
-        self, prompts: Prompts, runtime: str = "ort_cpu", *, threads: int | None = None, **options: Any
+        self,
+        prompts: Prompts,
+        runtime: str = "ort_cpu",
+        *,
+        encoder: Artifact | None = None,
+        threads: int | None = None,
+        **options: Any,
     ) -> Any:
-        """Continues prompts in a runtime; as `attnport_bundle.Model.generate`. Raises as that, and as `open`."""
-        from attnport_bundle.generating import generate
-        from attnport_bundle.generation import step_of
+        """Continues prompts in a runtime, in which an encoder runs too.
 
-        manifest = self.manifest
-        tokenizer = self.folder / manifest.tokenizer if manifest.tokenizer else None
-        with self.open(runtime, threads=threads) as running:
-            return generate(running.run, manifest.io, tokenizer, prompts, step=step_of(running._session), **options)
+        As `attnport_bundle.Model.generate`; raises as that, and as `open`.
+        """
+        from attnport.folder.generating import generating
+
+        with generating(self.folder, runtime, encoder.folder if encoder else None, threads) as (generate, _):
+            return generate(prompts, **options)
 
     def __repr__(self) -> str:
         return f"Artifact({str(self.folder)!r})"

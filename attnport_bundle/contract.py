@@ -238,13 +238,15 @@ class IO:
 
     Attributes:
         stop: Of a decoder, the token ids behind which a text ends.
+        start: Of a decoder behind an encoder, the token ids that a text begins with.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
     masks: tuple[MaskSpec, ...] = ()
-    stop: tuple[int, ...] = field(default=(), metadata={"optional": True})  # earlier bundles do not have it
+    stop: tuple[int, ...] = field(default=(), metadata={"optional": True})  # earlier bundles have neither
+    start: tuple[int, ...] = field(default=(), metadata={"optional": True})
 
     __pydantic_config__ = STRICT
 
@@ -277,8 +279,9 @@ class IO:
             _check_carried(mask, None if mask.input is None else inputs.get(mask.input), known)
         if not self.inputs or not self.outputs:
             raise UsageError("a model has at least one input and one output.")
-        if any(token < 0 for token in self.stop):
-            raise UsageError(f"got stop {list(self.stop)}; expected token ids of 0 or more.")
+        for what, tokens in (("stop", self.stop), ("start", self.start)):
+            if any(token < 0 for token in tokens):
+                raise UsageError(f"got {what} {list(tokens)}; expected token ids of 0 or more.")
 
 
 def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .contract import IO
+from .encoder import Encoder
 from .errors import BundleError, FeedError
 from .generation import Options, Run, Step, generated, searched
+from .roles import roles_of
 
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
 OnToken = Callable[[int, Any], None]
 
 
@@ -22,30 +28,42 @@ def generate(
     prompts: Prompts,
     *,
     step: Step | None = None,
+    encoder: Encoder | None = None,
+    context: Mapping[str, Array] | None = None,
+    start: Sequence[int | str] | None = None,
     stop: Sequence[int | str] | None = None,
+    as_text: bool | None = None,
     on_token: OnToken | None = None,
     **options: Any,
 ) -> Any:
-    """Continues prompts; see `Model.generate`.
+    """Continues prompts, or answers those of an encoder; see `Model.generate`.
 
     Args:
         tokenizer: The model's `tokenizer.json`, which texts need.
         step: Where the model writes to its cache in place.
-        stop: None = where the model itself ends a text.
+        start, stop: None = the model's own.
         options: Those of `generation.Options`.
     """
     single = isinstance(prompts, str)
-    given = [prompts] if isinstance(prompts, str) else list(prompts)
-    texts = any(isinstance(prompt, str) for prompt in given)
-    stops = io.stop if stop is None else stop
-    words = _Words(tokenizer) if texts or any(isinstance(each, str) for each in stops) else None
-    ids = [words.ids(prompt) if words and isinstance(prompt, str) else _ids(prompt) for prompt in given]
+    given: Any = [prompts] if isinstance(prompts, str) else prompts if isinstance(prompts, Mapping) else list(prompts)
+    texts = not isinstance(given, Mapping) and any(isinstance(prompt, str) for prompt in given)
     if texts and not all(isinstance(prompt, str) for prompt in given):
         raise FeedError("prompts: got texts and token ids; expected one kind.")
-    ends = [words.id(each) if words and isinstance(each, str) else int(each) for each in stops]
+    starts, stops = io.start if start is None else start, io.stop if stop is None else stop
+    as_text = texts if as_text is None else as_text
+    named = any(isinstance(each, str) for each in (*starts, *stops))
+    words = _Words(tokenizer) if as_text or named or (texts and encoder is None) else None
+    if encoder is not None:
+        given = _read(given, _Words(encoder.tokenizer) if texts else None)
+        context = {**encoder.context(given, roles_of(io).context), **(context or {})}
+        given = [_tokens(starts, words, "start")] * _texts_in(io, context)
+    elif isinstance(given, Mapping):
+        raise FeedError("prompts: got arrays by name, which an encoder takes; give the encoder, or token ids.")
+    ids = _read(given, words)
+    ends = _tokens(stops, words, "stop")
     chosen = Options(stop=tuple(ends), **options)
     found: list[list[int]] = [[] for _ in ids]
-    streams = [_Stream(words, ends) for _ in ids] if words and texts else None
+    streams = [_Stream(words, ends) for _ in ids] if words and as_text else None
 
     def tell(row: int, token: int) -> None:
         found[row].append(token)
@@ -54,16 +72,35 @@ def generate(
             on_token(row, streams[row].more(token, whole=whole) if streams else token)
 
     if chosen.beams > 1:
-        for row, tokens in enumerate(searched(run, io, ids, chosen, step)):
+        for row, tokens in enumerate(searched(run, io, ids, chosen, step, context)):
             for token in tokens:
                 tell(row, token)
     else:
-        for tokens_of_all in generated(run, io, ids, chosen, step):
+        for tokens_of_all in generated(run, io, ids, chosen, step, context):
             for row, new in enumerate(tokens_of_all):
                 if new is not None:
                     tell(row, new)
-    result = [words.text(tokens, ends) for tokens in found] if words and texts else found
+    result = [words.text(tokens, ends) for tokens in found] if words and as_text else found
     return result[0] if single else result
+
+
+def _read(prompts: Any, words: _Words | None) -> Any:
+    """Token ids of prompts; arrays by name as they are."""
+    if isinstance(prompts, Mapping):
+        return prompts
+    return [words.ids(prompt) if words and isinstance(prompt, str) else _ids(prompt) for prompt in prompts]
+
+
+def _texts_in(io: IO, context: Mapping[str, Array]) -> int:
+    """How many texts a context is for."""
+    roles = roles_of(io)
+    batch = roles.ids.dims[0]
+    counts = [context[spec.name].shape[spec.dims.index(batch)] for spec in roles.context if batch in spec.dims]
+    return counts[0] if counts else 1
+
+
+def _tokens(tokens: Sequence[int | str], words: _Words | None, option: str) -> list[int]:
+    return [words.id(each, option) if words and isinstance(each, str) else int(each) for each in tokens]
 
 
 def _ids(prompt: Any) -> list[int]:
@@ -91,11 +128,11 @@ class _Words:
         """The tokens of a prompt."""
         return list(self._made.encode(text).ids)
 
-    def id(self, token: str) -> int:
-        """The id of one token."""
+    def id(self, token: str, option: str) -> int:
+        """The id of one token that an option names."""
         found = self._made.token_to_id(token)
         if found is None:
-            raise FeedError(f"stop: got {token!r}, which is no token of the model's tokenizer.")
+            raise FeedError(f"{option}: got {token!r}, which is no token of the model's tokenizer.")
         return int(found)
 
     def text(self, tokens: Sequence[int], ends: Sequence[int]) -> str:

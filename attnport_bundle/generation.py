@@ -79,13 +79,26 @@ class Decoding:
     A cache may be a buffer with more places than tokens; what is behind the tokens has no meaning.
     """
 
-    def __init__(self, run: Run, io: IO, roles: Roles, step: Step | None = None) -> None:
+    def __init__(
+        self, run: Run, io: IO, roles: Roles, step: Step | None = None, context: Mapping[str, Array] | None = None
+    ) -> None:
         """Starts without a text; the first `push` gives the number of them.
 
         Args:
             step: Where the model can write to its caches; without it they are copied at every step.
+            context: The inputs that are the same at every step.
+
+        Raises:
+            FeedError: an input of the context is missing, or one is not of it.
         """
+        expected, got = [spec.name for spec in roles.context], sorted(context or {})
+        if sorted(expected) != got:
+            raise FeedError(
+                f"context: got {', '.join(got) or 'nothing'}; the model also takes {', '.join(expected) or 'nothing'}, "
+                "the same at every step. Of an encoder-decoder, give the encoder."
+            )
         self._run, self._step, self._io, self._roles = run, step, io, roles
+        self._context = dict(context or {})
         self._caches: dict[str, Array] = {}
         self._keep_BT: Array | None = None
 
@@ -106,7 +119,7 @@ class Decoding:
             sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
             self._caches = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches}
         whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
-        feeds = {roles.ids.name: ids_BS.astype(roles.ids.dtype)}
+        feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
         if roles.mask:
             feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
         if self._step and ids_BS.shape[1] == 1 and self._keep_BT.shape[1]:
@@ -147,20 +160,35 @@ class Decoding:
         return np.ascontiguousarray(self._caches[name][tokens])
 
     def take(self, rows: Array) -> None:
-        """Goes on with these rows of the batch, of which one may be there several times."""
+        """Goes on with these rows of the batch, of which one may be there several times.
+
+        Where as many rows as before are taken, each has to have the context of the row that it replaces.
+        """
         import numpy as np
 
         assert self._keep_BT is not None
+        batch = self._roles.ids.dims[0]
+        if len(rows) != len(self._keep_BT):
+            for spec in self._roles.context:
+                if batch in spec.dims:
+                    self._context[spec.name] = np.take(self._context[spec.name], rows, spec.dims.index(batch))
         self._keep_BT = self._keep_BT[rows]
         for spec, _, _ in self._roles.caches:
-            axis = spec.dims.index(self._roles.ids.dims[0])
-            self._caches[spec.name] = np.take(self._caches[spec.name], rows, axis)
+            self._caches[spec.name] = np.take(self._caches[spec.name], rows, spec.dims.index(batch))
 
 
 def generated(
-    run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options, step: Step | None = None
+    run: Run,
+    io: IO,
+    prompts: Sequence[Sequence[int]],
+    options: Options,
+    step: Step | None = None,
+    context: Mapping[str, Array] | None = None,
 ) -> Iterator[list[int | None]]:
     """The next token of every prompt, step by step; None where the text has ended.
+
+    Args:
+        step, context: As of `Decoding`.
 
     Raises:
         FeedError: the model does not generate, or not from these prompts.
@@ -171,7 +199,7 @@ def generated(
     roles = roles_of(io)
     if options.beams > 1:
         raise FeedError("beams: what beam search finds is known at its end; use `searched`.")
-    decoding, logits = _begun(Decoding(run, io, roles, step), roles, prompts, options.max_tokens)
+    decoding, logits = _begun(Decoding(run, io, roles, step, context), roles, prompts, options.max_tokens)
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
     for number in range(options.max_tokens):
         chosen = _chosen(logits, options, draw)
@@ -228,15 +256,20 @@ def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Ar
 
 
 def searched(
-    run: Run, io: IO, prompts: Sequence[Sequence[int]], options: Options, step: Step | None = None
+    run: Run,
+    io: IO,
+    prompts: Sequence[Sequence[int]],
+    options: Options,
+    step: Step | None = None,
+    context: Mapping[str, Array] | None = None,
 ) -> list[list[int]]:
-    """The new tokens that beam search finds for every prompt. Raises as `generated`."""
+    """The new tokens that beam search finds for every prompt. Takes and raises as `generated`."""
     import numpy as np
 
     options.check()
     count, beams = len(prompts), options.beams
     roles = roles_of(io)
-    decoding, logits = _begun(Decoding(run, io, roles, step), roles, prompts, options.max_tokens)
+    decoding, logits = _begun(Decoding(run, io, roles, step, context), roles, prompts, options.max_tokens)
     decoding.take(np.repeat(np.arange(count), beams))
     logits = np.repeat(logits, beams, axis=0)
     every = [_Beams(options) for _ in range(count)]
@@ -336,7 +369,7 @@ def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int) -> dict[s
         last.update(run(**given))
         return last
 
-    decoding = Decoding(kept, io, roles)
+    decoding = Decoding(kept, io, roles, context={spec.name: feeds[spec.name] for spec in roles.context})
     ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
     logits = []
     for start, end in zip([0, *ends[:-1]], ends, strict=True):

@@ -15,6 +15,7 @@ from . import feeds as feeding
 from .cache import Cache, entry, find
 from .contract import IO
 from .device_tensors import described
+from .encoder import Encoder
 from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
 from .generating import Prompts, generate
 from .generation import step_of
@@ -185,11 +186,17 @@ class Model:
             raise FeedError("texts: got none; expected one or more.")
         return vectors
 
-    def generate(self, prompts: Prompts, **options: Any) -> Any:
+    def generate(self, prompts: Prompts, *, encoder: Model | None = None, **options: Any) -> Any:
         """Continues prompts token by token. All run as one batch, and the keys and values of earlier tokens are kept.
 
         Args:
-            prompts: A text, several texts, or several lists of token ids. Their lengths may differ.
+            prompts: A text, several texts, or several lists of token ids. Their lengths may differ. With an encoder,
+                also an array by name for each of its inputs.
+            encoder: Of an encoder-decoder, whose decoder this is: what reads the prompts, which are then answered.
+            context: In place of an encoder, or besides it: an array by name for each input that is the same at every
+                step.
+            start: With an encoder, the tokens or ids that a text begins with, and which are not part of it; None, the
+                default, those that the model was exported with.
             max_tokens: The most new tokens of a prompt; 64 by default.
             temperature: 0, the default, takes the likeliest token; above it, tokens are drawn.
             top_k: Draw among so many of the likeliest.
@@ -197,6 +204,7 @@ class Model:
             seed: Of the draws.
             beams: More than 1: beam search, with `length_penalty`.
             stop: Tokens or ids behind which a text ends; None, the default, those that the model was exported with.
+            as_text: Give texts and not ids; None, the default, where the prompts are texts.
             on_token: Called with the prompt's number and each new token, or of texts each new piece of text.
 
         Returns:
@@ -206,9 +214,13 @@ class Model:
             FeedError: the model does not generate (of `hf:`, export it with `--with-past`), or not from these prompts.
             BundleError: as `run`; or texts are given and there is no tokenizer, or not the package `tokenizers`.
         """
+        reader = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
+        file = self._tokenizer_file()
+        return generate(self.run, self.io, file, prompts, step=step_of(self._session), encoder=reader, **options)
+
+    def _tokenizer_file(self) -> Path | None:
         tokenizer = self.manifest.tokenizer
-        file = self._folder / tokenizer if self._folder and tokenizer else None
-        return generate(self.run, self.io, file, prompts, step=step_of(self._session), **options)
+        return self._folder / tokenizer if self._folder and tokenizer else None
 
     def _memory(self, limit: int | str | None) -> Memory:
         return Memory(limit_bytes(limit), self._learned, self._give_back)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from .contract import IO, TensorSpec
 from .errors import FeedError
+from .expressions import names
 
 HINT = "Of hf:, export it with --with-past."
 
@@ -20,6 +22,7 @@ class Roles:
         whole: Whether the mask is of all tokens.
         caches: Inputs with a length of `past`, each with the output that follows it and the axis of its length.
         grown: Whether these outputs are the whole cache, and not what is to be put behind it.
+        context: The other inputs, which are the same at every step: those of cross-attention.
         logits: The output that scores the next token.
         each: Whether it does so for every new token, `[batch, seq, vocabulary]`, and not for the last, `[batch, ...]`.
         past, start: The dim of the cache's length, and how many empty places it begins with.
@@ -31,6 +34,7 @@ class Roles:
     whole: bool
     caches: tuple[tuple[TensorSpec, str, int], ...]
     grown: bool
+    context: tuple[TensorSpec, ...]
     logits: TensorSpec
     each: bool
     past: str
@@ -46,59 +50,80 @@ def roles_of(io: IO) -> Roles:
         FeedError: the model does not generate, with the reason.
     """
     masks = {mask.input for mask in io.masks if mask.input}
-    inputs = [spec for spec in io.inputs if spec.dtype.startswith(("float", "bfloat"))]
-    if not inputs:
+    floats = [spec for spec in io.inputs if spec.dtype.startswith(("float", "bfloat"))]
+    if not floats:
         raise _refused("it has no cache: no input is of floats")
+    ids = _ids(io, masks)
+    batch, seq = (str(dim) for dim in ids.dims)
+    named = {dim.name: dim for dim in io.dims}
+    past, caches, grown = _caches(io, floats, batch, seq)
+    logits = [spec for spec in io.outputs if spec.dims[:1] == (batch,) and spec.dims[-1] == ids.high
+              and spec.dims[1:-1] in ((), (seq,))]  # fmt: skip
+    if not logits:
+        raise _refused(f"no output scores the {ids.high} ids")
+    mask, whole = _mask(io, masks, batch, past, seq)
+    start = named[past].min
+    if start and mask is None:
+        raise _refused(f"its cache cannot be empty: {past} is from {named[past].span}, and no mask hides a place")
+    taken = {ids.name, *(spec.name for spec, _, _ in caches), *([mask.name] if mask else [])}
+    context = tuple(spec for spec in io.inputs if spec.name not in taken)
+    if others := [spec.name for spec in context if _grows(spec, past, seq)]:
+        raise _refused(f"it also takes {', '.join(others)}")
+    return Roles(ids, mask, whole, caches, grown, context, logits[0], len(logits[0].dims) == 3, past,
+                 start, named[seq].max, named[past].max)  # fmt: skip
+
+
+def _ids(io: IO, masks: Set[str | None]) -> TensorSpec:
     ids = [spec for spec in io.inputs if spec.high is not None and spec.name not in masks and len(spec.dims) == 2]
     if len(ids) != 1 or not all(isinstance(dim, str) for dim in ids[0].dims):
         raise _refused(f"it has {len(ids)} inputs of token ids [batch, seq]; expected one")
-    batch, seq = (str(dim) for dim in ids[0].dims)
-    named = {dim.name: dim for dim in io.dims}
-    past = {str(dim) for spec in inputs for dim in spec.dims if dim in named} - {batch, seq}
-    if len(past) != 1:
+    return ids[0]
+
+
+def _caches(
+    io: IO, floats: Sequence[TensorSpec], batch: str, seq: str
+) -> tuple[str, tuple[tuple[TensorSpec, str, int], ...], bool]:
+    """The dim of the cache's length, each cache with its output, and whether that is the whole cache."""
+    lengths = [dim.name for dim in io.dims if dim.name not in (batch, seq) and any(dim.name in spec.dims for spec in floats)]
+    if not lengths:
         raise _refused("it has no cache: no input of floats with a length of its own")
-    name = past.pop()
-    caches, grown = _pairs(io, [spec for spec in inputs if name in spec.dims], name, seq)
-    logits = [spec for spec in io.outputs if spec.dims[:1] == (batch,) and spec.dims[-1] == ids[0].high
-              and spec.dims[1:-1] in ((), (seq,))]  # fmt: skip
-    if not logits:
-        raise _refused(f"no output scores the {ids[0].high} ids")
-    mask, whole = _mask(io, masks, batch, name, seq)
-    start = named[name].min
-    if start and mask is None:
-        raise _refused(f"its cache cannot be empty: {name} is from {named[name].span}, and no mask hides a place")
-    taken = {ids[0].name, *(spec.name for spec, _, _ in caches), *([mask.name] if mask else [])}
-    if others := [spec.name for spec in io.inputs if spec.name not in taken]:
-        raise _refused(f"it also takes {', '.join(others)}")
-    return Roles(ids[0], mask, whole, caches, grown, logits[0], len(logits[0].dims) == 3, name,
-                 start, named[seq].max, named[name].max)  # fmt: skip
+    for grown in (True, False):
+        for past in lengths:
+            found = _pairs(io, [spec for spec in floats if past in spec.dims], past, seq, grown=grown)
+            if found is not None:
+                return past, found, grown
+    raise _refused(f"not every cache has an output with {lengths[0]}+{seq} or {seq} in place of {lengths[0]}")
 
 
 def _pairs(
-    io: IO, inputs: list[TensorSpec], past: str, seq: str
-) -> tuple[tuple[tuple[TensorSpec, str, int], ...], bool]:
+    io: IO, inputs: Sequence[TensorSpec], past: str, seq: str, *, grown: bool
+) -> tuple[tuple[TensorSpec, str, int], ...] | None:
     """Each cache with its output: they are in the same order, and differ in the length alone."""
-    for grown, lengths in ((True, (f"{past}+{seq}", f"{seq}+{past}")), (False, (seq,))):
-        followed = []
-        left = list(io.outputs)
-        for spec in inputs:
-            axis = spec.dims.index(past)
-            for output in left:
-                if output.dims in [(*spec.dims[:axis], length, *spec.dims[axis + 1 :]) for length in lengths]:
-                    followed.append((spec, output.name, axis))
-                    left.remove(output)
-                    break
-        if len(followed) == len(inputs):
-            return tuple(followed), grown
-    raise _refused(f"not every cache has an output with {past}+{seq} or {seq} in place of {past}")
+    lengths = (f"{past}+{seq}", f"{seq}+{past}") if grown else (seq,)
+    followed, left = [], list(io.outputs)
+    for spec in inputs:
+        axis = spec.dims.index(past)
+        wanted = [(*spec.dims[:axis], length, *spec.dims[axis + 1 :]) for length in lengths]
+        output = next((each for each in left if each.dims in wanted), None)
+        if output is None:
+            return None
+        followed.append((spec, output.name, axis))
+        left.remove(output)
+    return tuple(followed)
 
 
-def _mask(io: IO, names: set[str], batch: str, past: str, seq: str) -> tuple[TensorSpec | None, bool]:
-    masks = [spec for spec in io.inputs if spec.name in names]
+def _grows(spec: TensorSpec, past: str, seq: str) -> bool:
+    """Whether an input has a size that differs from step to step."""
+    return any(isinstance(dim, str) and {past, seq} & names(dim) for dim in spec.dims)
+
+
+def _mask(io: IO, carriers: Set[str | None], batch: str, past: str, seq: str) -> tuple[TensorSpec | None, bool]:
+    masks = [spec for spec in io.inputs if spec.name in carriers and _grows(spec, past, seq)]
     if not masks:
         return None, True
     whole = masks[0].dims in ((batch, f"{past}+{seq}"), (batch, f"{seq}+{past}"))
-    plain = all(mask.carries == "mask" and mask.polarity == "keep" for mask in io.masks if mask.input)
+    held = [mask for mask in io.masks if mask.input == masks[0].name]
+    plain = all(mask.carries == "mask" and mask.polarity == "keep" for mask in held)
     if len(masks) > 1 or not plain or not (whole or masks[0].dims == (batch, past)):
         raise _refused(f"there is no rule for its mask {masks[0]}")
     return masks[0], whole

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnport.artifacts import IOContract
-from attnport.cases.inputs import Case, case
+from attnport.cases.inputs import Case, case, random_feeds
 from attnport.cases.sizes import largest
 from attnport.masks.encoding import numpy_dtype
 from attnport_bundle.errors import FeedError
@@ -17,6 +17,8 @@ from attnport_bundle.roles import Roles, roles_of
 GROUP = "decode"
 PROMPT = 8
 STEPS = (32, 256)
+_CONTEXT = 7
+"""The size of what has another length than the tokens, such as what an encoder gave."""
 _LEFT = 5
 """The padding at the left of the second text."""
 
@@ -43,8 +45,9 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
     for length in dict.fromkeys(min(PROMPT + steps, most) for steps in STEPS):
         name = f"decode, {length} tokens"
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        sizes = {dim.name: dim.min for dim in io.dims} | {batch: dims[batch].at_least(2), seq: length}
-        feeds = {roles.ids.name: rng.integers(0, roles.ids.high or 2, roles.ids.shape(sizes)).astype(roles.ids.dtype)}
+        sizes = {dim.name: dim.at_least(_CONTEXT) for dim in io.dims} | {batch: dims[batch].at_least(2), seq: length}
+        sizes |= {roles.past: roles.start}
+        feeds = random_feeds(io, sizes, "right padding", rng)
         for spec, _, _ in roles.caches:
             feeds[spec.name] = np.zeros(spec.shape(sizes), numpy_dtype(spec.dtype))
         if roles.mask:

@@ -49,10 +49,10 @@ def cases(io: IOContract, seed: int = 0) -> list[Case]:
     all_cases = []
     for name, group, sizes, layout in _plans(io):
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        all_cases.append(case(io, name, group, _feeds(io, sizes, layout, rng)))
+        all_cases.append(case(io, name, group, random_feeds(io, sizes, layout, rng)))
     for name, layout in EXTREMES.items():
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        usual = _feeds(io, plans.usual(io), layout, rng)
+        usual = random_feeds(io, plans.usual(io), layout, rng)
         feeds = extreme_feeds(io, usual, name, batch_dim(io))
         if any((feeds[key] != array).any() for key, array in usual.items()):
             all_cases.append(case(io, name, "extremes", feeds))
@@ -92,7 +92,7 @@ def full_case(io: IOContract, sizes: Mapping[str, int], seed: int = 0) -> Case:
     """A case of the given sizes without padding, named like `batch=8,seq=128`; other dims have their opt size."""
     all_sizes = {dim.name: sizes.get(dim.name, dim.opt) for dim in io.dims}
     name = ",".join(f"{dim}={size}" for dim, size in all_sizes.items())
-    return case(io, name, "sizes", _feeds(io, all_sizes, "no padding", np.random.default_rng(seed)))
+    return case(io, name, "sizes", random_feeds(io, all_sizes, "no padding", np.random.default_rng(seed)))
 
 
 def case(io: IOContract, name: str, group: str, feeds: Mapping[str, Array]) -> Case:
@@ -157,7 +157,9 @@ def _spec(io: IOContract, name: str) -> TensorSpec:
     return next(spec for spec in io.inputs if spec.name == name)
 
 
-def _feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random.Generator) -> dict[str, Array]:
+def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random.Generator) -> dict[str, Array]:
+    """An array for every input, of the given sizes and with a layout of padding."""
+    """An array for every input, with a layout of padding; see `cases`."""
     masks = {mask.input: mask for mask in io.masks if mask.input}
     feeds = {}
     for spec in io.inputs:

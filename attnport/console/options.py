@@ -47,7 +47,7 @@ _SOURCE_OPTIONS = (
         "--part",
         default="",
         metavar="NAME",
-        help="A part of an hf: model: encoder, decoder, text, vision, audio, video; default: all of it.",
+        help="A part of an hf: model: encoder, decoder, encoder-with-past, text, vision, audio, video; default: all.",
     ),
     click.option(
         "--with-past",
@@ -89,7 +89,9 @@ def ship_options(work: F) -> F:
 
 _GENERATE_OPTIONS = (
     click.argument("folder", type=FOLDER),
-    click.option("--prompt", "prompts", multiple=True, required=True, help="A text to continue; several allowed."),
+    click.option("--prompt", "prompts", multiple=True, help="A text to continue; several allowed."),
+    click.option("--encoder", type=FOLDER, help="Of an encoder-decoder: the artifact that reads the prompts."),
+    click.option("--inputs", type=FOLDER, metavar="FILE", help="An .npz of the encoder's inputs, in place of prompts."),
     click.option("--runtime", default="ort_cpu", show_default=True, help="A runtime, or a form such as openvino.bf16."),
     click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="New tokens."),
     click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="Above 0, tokens are drawn."),
@@ -98,6 +100,8 @@ _GENERATE_OPTIONS = (
                  help="Draw among the likeliest that together have this probability."),
     click.option("--seed", type=int, help="Of the draws."),
     click.option("--beams", type=click.IntRange(min=1), default=1, help="Above 1: beam search."),
+    click.option("--start", multiple=True, metavar="TOKEN",
+                 help="A token that a text behind an encoder begins with, in place of the model's own; several allowed."),
     click.option("--stop", multiple=True, metavar="TOKEN",
                  help="A token behind which a text ends, in place of the model's own; several allowed."),
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the runtime's choice."),

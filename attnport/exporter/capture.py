@@ -216,6 +216,14 @@ def _example_feeds(module: torch.nn.Module, contract: IOContract, sizes: dict[st
     return {name: feed.to(narrow) if feed.is_floating_point() else feed for name, feed in feeds.items()}
 
 
+def _has_effect(node: torch.fx.Node) -> bool:
+    """Whether a node does more than give a result: torch itself takes attention for such a node, as it may draw."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    return schema.is_mutable or (not schema.returns and schema.name != "aten::_assert_tensor_metadata")
+
+
 def _exported(
     module: torch.nn.Module, contract: IOContract, opset: int
 ) -> tuple[torch.onnx.ONNXProgram, tuple[SourceAttention, ...], tuple[TensorSpec, ...], tuple[Guard, ...]]:
@@ -223,6 +231,7 @@ def _exported(
 
     with quiet(), exact_rules(), torch.no_grad():
         program, guards = _traced(module, contract)
+        program.graph.eliminate_dead_code(_has_effect)  # what no output needs is no part of the model
         attentions = count_attentions(program.graph_module)
         outputs = traced_outputs(program, contract)
         split_complex(program)

@@ -14,6 +14,7 @@ from attnport.errors import SpecError, UsageError, first_line
 from attnport.optional import require
 from attnport.sources.choices import Choices
 from attnport.sources.declare import declared_spec, observe_outputs
+from attnport.sources.hf_cross import cross_contract, has_cross
 from attnport.sources.hf_exportable import settle
 from attnport.sources.hf_files import (
     auto_class,
@@ -143,12 +144,17 @@ def _of_kind(read: _Read, model: Any, numbers: Numbers, dims: Sequence[str]) -> 
     """The ModelSpec of a model that is no plain text model, or of a part of one."""
     part = read.choices.part
     kind = kind_of(read.place, model, part)
-    if part == WITH_PAST:
+    text = text_of(read.config, types="token_type_ids" in read.tokenizer.makes)
+    if part == WITH_PAST and has_cross(model):
+        behind = [each for each in dims if each.partition("=")[0].strip() not in ("past", "decoder_seq")]
+        plain = kind_contract(read.place, kind_of(read.place, model, "decoder"), "decoder", numbers, text, behind)
+        contract = cross_contract(read.place, kind, plain, dims)
+    elif part == WITH_PAST:
         contract = past_contract(read.place, kind, read.config, read.tokenizer, dims)
-        with_inputs(kind, [spec.name for spec in contract.inputs])
     else:
-        text = text_of(read.config, types="token_type_ids" in read.tokenizer.makes)
         contract = kind_contract(read.place, kind, part, numbers, text, dims)
+    if part == WITH_PAST:
+        with_inputs(kind, [spec.name for spec in contract.inputs])
     names = [spec.name for spec in contract.inputs]
 
     def make() -> Any:
@@ -207,7 +213,7 @@ def _notes(model: Any, read: _Read) -> tuple[str, ...]:
         return notes
     further = (
         "with --with-past it generates token by token"
-        if has_past(model)
+        if has_past(model) or has_cross(model)
         else "generating token by token with a cache is not part of attnport yet"
     )
     return (

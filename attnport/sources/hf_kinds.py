@@ -12,6 +12,8 @@ from attnport.artifacts import IOContract
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError
 from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.hf_cross import ENCODER as ENCODER_WITH_PAST
+from attnport.sources.hf_cross import encoded, has_cross, stepped
 from attnport.sources.hf_inputs import FORMS, SMALL, Inputs, Trial, choose, usual_dims
 from attnport.sources.hf_modules import Kind, decoder, tower, whole, with_inputs
 from attnport.sources.hf_numbers import Numbers
@@ -87,6 +89,8 @@ def parts_of(model: Any) -> list[str]:
     parts = [part for part, methods in TOWERS.items() if any(hasattr(model, method) for method in methods)]
     if getattr(model.config, "is_encoder_decoder", False) and "encoder_outputs" in _parameters(model.forward):
         parts = ["encoder", "decoder", *parts]
+    if has_cross(model):
+        parts = [*parts, ENCODER_WITH_PAST, WITH_PAST]
     return [*parts, WITH_PAST] if has_past(model) else parts
 
 
@@ -119,8 +123,10 @@ def kind_of(place: str, model: Any, part: str) -> Kind:
         return Kind(model.get_encoder())
     if part == "decoder":
         return Kind(model, decoder)
+    if part == ENCODER_WITH_PAST:
+        return Kind(model, encoded)
     if part == WITH_PAST:
-        return Kind(model, cached)
+        return Kind(model, stepped if has_cross(model) else cached)
     if part:
         return Kind(model, tower(part, next(name for name in TOWERS[part] if hasattr(model, name))))
     return Kind(model, whole)
@@ -161,7 +167,8 @@ def kind_contract(
     if multiple:
         given = {each: [form.replace("[batch,", "[batch,choices,") for form in FORMS[each]]
                  for each in ("input_ids", "token_type_ids")}  # fmt: skip
-    main = "decoder_input_ids" if part == "decoder" else _MAIN.get(part) or _main(model)
+    reader = model.get_encoder() if part == ENCODER_WITH_PAST else model
+    main = "decoder_input_ids" if part == "decoder" else _MAIN.get(part) or _main(reader)
     main = main if main in accepted or part == "decoder" else next((each for each in FORMS if each in accepted), main)
     trial, inputs = _started(name, kind, accepted, main, numbers, given, image, sides)
     inputs, freed = _images(inputs, trial, wanted, image, flexible=flexible and numbers.convolves_images)
@@ -266,6 +273,8 @@ def _encoded(place: str, model: Any, numbers: Numbers, text: Text) -> str:
 def _called(kind: Kind, part: str) -> Callable[..., Any]:
     """What is called with the inputs."""
     model: Any = kind.model
+    if part == ENCODER_WITH_PAST:
+        model = model.get_encoder()
     method = next((name for name in TOWERS.get(part, ()) if hasattr(model, name)), "forward")
     called: Callable[..., Any] = getattr(model, method)
     return called

@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 
 PART = "with-past"
 """What the part of a model is called."""
-_KEY, _VALUE = "past_key_{}", "past_value_{}"
+KEY, VALUE = "past_key_{}", "past_value_{}"
 
 
 def has_past(model: Any) -> bool:
     """Whether a model generates text from text alone, with a cache."""
-    accepted = _accepted(model)
     generates = bool(getattr(model, "can_generate", lambda: False)())
-    return generates and not model.config.is_encoder_decoder and {"past_key_values", "input_ids"} <= accepted
+    return generates and not model.config.is_encoder_decoder and {"past_key_values", "input_ids"} <= accepted(model)
 
 
 def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -41,23 +40,28 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
         constants: `positions`, where a table has so many.
     """
     ids_BS, mask_BT = tensors["input_ids"], tensors["attention_mask"]
-    pairs = [(tensors[_KEY.format(at)], tensors[_VALUE.format(at)]) for at in range((len(tensors) - 2) // 2)]
-    accepted = _accepted(model)
-    given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-    if "position_ids" in accepted:
+    pairs = [(tensors[KEY.format(at)], tensors[VALUE.format(at)]) for at in range((len(tensors) - 2) // 2)]
+    takes = accepted(model)
+    given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    if "position_ids" in takes:
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         if "positions" in constants:
             positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
         given["position_ids"] = positions_BT[:, pairs[0][0].shape[2] :]
-    cache = _cache(pairs)
+    cache = keys_and_values(pairs)
     out = model(input_ids=ids_BS, attention_mask=mask_BT, past_key_values=cache, use_cache=True, **given)
-    found = {"logits": out.logits[:, -1]}
+    return {"logits": out.logits[:, -1], **present(cache)}
+
+
+def present(cache: Any) -> dict[str, torch.Tensor]:
+    """A cache's keys and values, as a graph gives them."""
+    found: dict[str, torch.Tensor] = {}
     for at, layer in enumerate(cache.layers):
         found |= {f"present_key_{at}": layer.keys, f"present_value_{at}": layer.values}
     return found
 
 
-def _cache(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+def keys_and_values(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
     """A cache that holds these keys and values, of which any number may be 0."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -83,10 +87,10 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     model: Any = kind.model
     text, ranges, masks = text_contract(config, TextModel(model), tokenizer, ())
     if not any("causal" in mask.kinds for mask in masks):
-        raise _other(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
+        raise other(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
     ids = next(spec for spec in text if spec.name == "input_ids")
     most = ranges[1].max
-    limited = "position_ids" not in _accepted(model)
+    limited = "position_ids" not in accepted(model)
     if not limited:
         kind.constants["positions"] = most
     # A model that counts positions itself has to find one for every place of the largest cache and pass together.
@@ -94,15 +98,15 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)), declared)
     inputs = [ids, TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2)]
     for at, (key, value) in enumerate(_sizes(place, model, ids.high or 2)):
-        inputs.append(TensorSpec(_KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
-        inputs.append(TensorSpec(_VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
+        inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
+        inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
     behind = tuple(mask if mask.input else dataclasses.replace(mask, alignment="lower_right") for mask in masks)
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    stop = _ends(model, ids.high or 2)
+    stop = ends(model, ids.high or 2)
     return IOContract(tuple(inputs), outputs, dims, behind, stop, positions="absolute")
 
 
-def _ends(model: Any, vocab: int) -> tuple[int, ...]:
+def ends(model: Any, vocab: int) -> tuple[int, ...]:
     """The tokens behind which a text ends, by what the model says of how it generates."""
     given = getattr(model.generation_config, "eos_token_id", None)
     every = given if isinstance(given, list | tuple) else [given]
@@ -123,20 +127,32 @@ def _sizes(place: str, model: Any, vocab: int) -> list[tuple[tuple[int, int], tu
     try:
         with torch.no_grad():
             model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS), past_key_values=cache, use_cache=True)
-        found = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
     except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
-        raise _other(place, model, first_line(err)) from err
-    if not found or any(shape[:1] + shape[2:3] != (1, 3) for pair in found for shape in pair):
-        raise _other(place, model, "its cache does not hold keys and values of every token")
-    return [((key[1], key[3]), (value[1], value[3])) for key, value in found]
+        raise other(place, model, first_line(err)) from err
+    return whole_tokens(place, model, cache, 3)
 
 
-def _other(place: str, model: Any, why: str) -> SpecError:
+def whole_tokens(place: str, model: Any, cache: Any, tokens: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """By layer, the heads and widths of keys and of values, in the cache of one text of so many tokens.
+
+    Raises:
+        SpecError: it holds something else.
+    """
+    shapes = [[tuple(getattr(getattr(layer, name, None), "shape", ())) for name in ("keys", "values")]
+              for layer in cache.layers]  # fmt: skip
+    if not shapes or any(shape[:1] + shape[2:3] != (1, tokens) for pair in shapes for shape in pair):
+        raise other(place, model, "its cache does not hold keys and values of every token")
+    return [((key[1], key[3]), (value[1], value[3])) for key, value in shapes]
+
+
+def other(place: str, model: Any, why: str) -> SpecError:
+    """The error of a model that cannot be exported with its cache."""
     return SpecError(
         f"hf:{place}: {type(model).__name__} does not go with --with-past: {why}",
         hint="Leave --with-past out: the whole sequence is computed in one pass.",
     )
 
 
-def _accepted(model: Any) -> set[str]:
+def accepted(model: Any) -> set[str]:
+    """What a model's forward takes."""
     return set(inspect.signature(model.forward).parameters)

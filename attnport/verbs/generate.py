@@ -1,19 +1,18 @@
-"""`attnport generate`: continues prompts with a decoder that was exported with its cache."""
+"""`attnport generate`: continues prompts, or answers them, with a decoder that was exported with its cache."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from attnport.cases.choosing import read_feeds
 from attnport.dims import STRICT
 from attnport.errors import UsageError
-from attnport.folder.opened import opened
+from attnport.folder.generating import generating
 from attnport.folder.workspace import open_folder
-from attnport_bundle.generating import generate as continued
 
 _SHOWN = 200
 """The letters at the end of the first text that are shown while it grows."""
@@ -26,7 +25,8 @@ class Generated:
     Attributes:
         runtime: What it ran in.
         device: What that computed on.
-        prompts: What was continued.
+        prompts: What was continued, or read by the encoder; none where that was no text.
+        answers: Whether the texts answer the prompts, as those behind an encoder do, and do not continue them.
         texts: The new text of each prompt.
         tokens: How many new tokens of all prompts were made.
         seconds: From the prompts to the last token, opening apart.
@@ -37,6 +37,7 @@ class Generated:
     runtime: str
     device: str
     prompts: tuple[str, ...]
+    answers: bool
     texts: tuple[str, ...]
     tokens: int
     seconds: float
@@ -47,10 +48,13 @@ class Generated:
 
 def generate(
     folder: Path,
-    prompts: Sequence[str],
+    prompts: Sequence[str] = (),
     runtime: str = "ort_cpu",
     *,
+    encoder: Path | None = None,
+    inputs: Path | None = None,
     threads: int | None = None,
+    start: Sequence[int | str] = (),
     stop: Sequence[int | str] = (),
     on_text: Callable[[int, str], None] | None = None,
     progress: Callable[[str], None] = lambda message: None,
@@ -60,22 +64,29 @@ def generate(
 
     Args:
         folder: The artifact of a decoder with its cache, and with a tokenizer.
+        encoder: The artifact of the encoder in front of it, which reads the prompts.
+        inputs: In place of prompts, an `.npz` of the encoder's inputs, such as images.
+        start: Tokens that a text behind an encoder begins with; none = those that the model was exported with.
         stop: Tokens behind which a text ends; none = those that the model was exported with.
         on_text: Called with a prompt's number and each new piece of its text.
         options: As of `attnport_bundle.Model.generate`.
 
     Raises:
         FeedError: the model does not generate, or not from these prompts.
-        UsageError, UnavailableError: there is no such runtime, or nothing for it in the folder.
+        UsageError, UnavailableError: there is no such runtime, nothing for it in the folder, or nothing to continue.
     """
-    manifest = open_folder(folder)
-    if not manifest.tokenizer:
+    if bool(prompts) == (inputs is not None):
+        raise UsageError(
+            "generate takes prompts or inputs, and got " + ("both." if prompts else "neither."),
+            hint="Give --prompt TEXT or, of an encoder that does not read text, --inputs FILE.npz.",
+        )
+    if not open_folder(folder).tokenizer:
         raise UsageError(
             f"{folder} has no tokenizer, so that it takes token ids alone.",
             hint="In Python: attnport.open(FOLDER).generate([[1, 2, 3]]).",
         )
+    given = list(prompts) if inputs is None else read_feeds(inputs)
     progress("opening the model")
-    session = opened(folder, manifest, runtime, threads)
     told: list[float] = []
     grown = ""
 
@@ -84,22 +95,15 @@ def generate(
         told.append(time.perf_counter())
         if row == 0:
             grown += text
-            progress(f"{prompts[0]}{grown}"[-_SHOWN:])
+            progress(f"{prompts[0] if prompts and encoder is None else ''}{grown}"[-_SHOWN:])
         if on_text:
             on_text(row, text)
 
-    file = folder / manifest.tokenizer
-    with contextlib.closing(session):
+    with generating(folder, runtime, encoder, threads) as (continued, session):
         began = time.perf_counter()
-        texts = continued(
-            lambda **feeds: session.run(feeds),
-            manifest.io,
-            file,
-            list(prompts),
-            stop=stop or None,
-            on_token=tell,
-            **options,
-        )
+        texts = continued(given, start=start or None, stop=stop or None, as_text=True, on_token=tell, **options)
         seconds = time.perf_counter() - began
-    ran = session.ran
-    return Generated(runtime, ran.device, tuple(prompts), tuple(texts), len(told), seconds, told[0] - began)
+        device = session.ran.device
+    return Generated(
+        runtime, device, tuple(prompts), encoder is not None, tuple(texts), len(told), seconds, told[0] - began
+    )

@@ -132,9 +132,11 @@ def _lengths(model: ir.Model, caches: Sequence[ir.Value]) -> _Lengths | None:
         return None
     by_dim = {str(dims[1]): value for value in model.graph.inputs if (dims := dims_of(value)) and len(dims) == 2}
     for dim, mask in by_dim.items():
-        seq = dim.removeprefix(f"{past}+")
-        if seq != dim and seq in by_dim:
-            return _Lengths(mask, by_dim[seq])
+        parts = dim.split("+")
+        if len(parts) == 2 and past in parts:  # in either order
+            seq = parts[parts[0] == past]
+            if seq in by_dim:
+                return _Lengths(mask, by_dim[seq])
     return None
 
 

@@ -1,0 +1,165 @@
+"""Encoder-decoders of transformers with their caches, as two models: the encoder gives the keys and values of
+cross-attention, once, and the decoder takes them, with a cache of its own, at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnport.artifacts import IOContract
+from attnport.dims import Dim, TensorSpec
+from attnport.errors import first_line
+from attnport.masks.spec import MaskSpec
+from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.hf_modules import Kind
+from attnport.sources.hf_past import KEY, VALUE, accepted, ends, keys_and_values, other, present, whole_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+ENCODER = "encoder-with-past"
+"""What the encoder is called among a model's parts."""
+_CROSS_KEY, _CROSS_VALUE = "cross_key_{}", "cross_value_{}"
+_WIDTH = "width"
+"""The constant that says how many features a token of the encoder has."""
+_IDS, _OWN_MASK, _MASK = "decoder_input_ids", "decoder_attention_mask", "attention_mask"
+
+
+def has_cross(model: Any) -> bool:
+    """Whether a model generates text from what its encoder gives, with a cache."""
+    generates = bool(getattr(model, "can_generate", lambda: False)())
+    needed = {"past_key_values", "encoder_outputs", _IDS}
+    return generates and bool(getattr(model.config, "is_encoder_decoder", False)) and needed <= accepted(model)
+
+
+def encoded(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Each decoder layer's keys and values of what the encoder gives, `[batch, heads, seq, D]`.
+
+    The decoder runs on one token, and no graph has it, since nothing else of it is used.
+    """
+    import torch
+
+    batch = next(iter(tensors.values())).shape[0]
+    ids_B1 = torch.zeros((batch, 1), dtype=torch.int64)
+    out = model(**tensors, **constants, decoder_input_ids=ids_B1, use_cache=True)
+    found: dict[str, torch.Tensor] = {}
+    for at, layer in enumerate(out.past_key_values.cross_attention_cache.layers):
+        found |= {_CROSS_KEY.format(at): layer.keys, _CROSS_VALUE.format(at): layer.values}
+    return found
+
+
+def stepped(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The last token's logits `[batch, vocabulary]`, and each layer's keys and values `[batch, heads, past+seq, D]`.
+
+    Args:
+        tensors: `decoder_input_ids [batch,decoder_seq]`, `past_key_0 [batch,heads,past,D]`, ..., `cross_key_0
+            [batch,heads,seq,D]`, ..., and where the decoder takes them, the masks of its own tokens,
+            `decoder_attention_mask [batch,past+decoder_seq]`, and of the encoder's, `attention_mask [batch,seq]`.
+        constants: `width`.
+    """
+    cross = _pairs(tensors, _CROSS_KEY, _CROSS_VALUE)
+    hidden_BSD = cross[0][0].new_zeros((cross[0][0].shape[0], cross[0][0].shape[2], constants[_WIDTH]))
+    cache = _cache(_pairs(tensors, KEY, VALUE), cross)
+    masked = {name: tensors[name] for name in (_OWN_MASK, _MASK) if name in tensors}
+    out = _decoded(model, hidden_BSD, tensors[_IDS], cache, **masked)
+    return {"logits": out.logits[:, -1], **present(cache.self_attention_cache)}
+
+
+def _pairs(tensors: Mapping[str, torch.Tensor], key: str, value: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    count = sum(name.startswith(key.format("")) for name in tensors)
+    return [(tensors[key.format(at)], tensors[value.format(at)]) for at in range(count)]
+
+
+def _decoded(model: Any, hidden_BSD: torch.Tensor, ids_BS: torch.Tensor, cache: Any, **masked: torch.Tensor) -> Any:
+    """The decoder behind what an encoder gave; where the cache has its keys and values, only its sizes are read."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    outputs = BaseModelOutput(last_hidden_state=hidden_BSD)
+    return model(encoder_outputs=outputs, decoder_input_ids=ids_BS, past_key_values=cache, use_cache=True, **masked)
+
+
+def _cache(
+    own: Sequence[tuple[torch.Tensor, torch.Tensor]], cross: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> Any:
+    """Caches of both attentions, of which that of cross-attention is complete where it holds anything."""
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    cache: Any = EncoderDecoderCache(keys_and_values(own), DynamicCache())
+    # Given in the constructor, its length would be compared with 0, which a graph for every length cannot do.
+    cache.cross_attention_cache = keys_and_values(cross)
+    cache.is_updated = dict.fromkeys(range(len(cross)), True)
+    return cache
+
+
+def cross_contract(place: str, kind: Kind, plain: IOContract, declared: Sequence[str]) -> IOContract:
+    """The contract of a decoder behind its encoder's keys and values; sets the constants of `kind` that it needs.
+
+    Args:
+        plain: The contract of the decoder behind the encoder's hidden states, without a cache.
+        declared: `--dim` declarations.
+
+    Raises:
+        SpecError: the model keeps something else than keys and values of every token.
+        UsageError: a declared dim is unknown, or beyond the model's limit.
+    """
+    model: Any = kind.model
+    specs = {spec.name: spec for spec in plain.inputs}
+    ids, hidden = specs[_IDS], specs["encoder_hidden_states"]
+    if ids.dims != ("batch", "decoder_seq"):
+        raise other(place, model, f"it writes {ids}, and not one token after another")
+    source = hidden.dims[1]
+    kind.constants[_WIDTH] = hidden.dims[2]
+    own, cross = _sizes(place, model, source if isinstance(source, int) else 3, int(hidden.dims[2]))
+    most = plain.dim("decoder_seq").max
+    half = max(1, most // 2)  # every place of the largest cache and pass together has a position
+    sizes = [dim for dim in plain.dims if dim.name != "decoder_seq"]
+    sizes += [Dim("decoder_seq", 1, 1, half), Dim("past", 0, min(32, half), half)]
+    inputs, masks = [ids], [MaskSpec(("causal",), alignment="lower_right")]
+    for name, given, length in ((_OWN_MASK, _OWN_MASK, "past+decoder_seq"), (_MASK, "encoder_attention_mask", source)):
+        if given in specs:
+            inputs.append(TensorSpec(name, "int64", ("batch", length), high=2))
+            masks.append(MaskSpec(("padding",), name))
+    for names, length, shapes in (((KEY, VALUE), "past", own), ((_CROSS_KEY, _CROSS_VALUE), source, cross)):
+        for at, pair in enumerate(shapes):
+            for name, (heads, width) in zip(names, pair, strict=True):
+                inputs.append(TensorSpec(name.format(at), "float32", ("batch", heads, length, width)))
+    dims = narrow_dims(tuple(sizes), declared)
+    outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
+    stop = ends(model, ids.high or 2)
+    return IOContract(
+        tuple(inputs), outputs, dims, tuple(masks), stop, _begins(model, ids.high or 2), positions="absolute"
+    )
+
+
+def _begins(model: Any, vocab: int) -> tuple[int, ...]:
+    """The tokens that a text begins with, by what the model says of how it generates."""
+    how = model.generation_config
+    first = getattr(how, "decoder_start_token_id", None)
+    if first is None:
+        first = getattr(model.config, "decoder_start_token_id", None)
+    if first is None:
+        first = getattr(how, "bos_token_id", None)
+    every = (first, getattr(how, "forced_bos_token_id", None))
+    return tuple(token for token in every if isinstance(token, int) and 0 <= token < vocab)
+
+
+def _sizes(
+    place: str, model: Any, source: int, width: int
+) -> tuple[list[tuple[tuple[int, int], tuple[int, int]]], list[tuple[tuple[int, int], tuple[int, int]]]]:
+    """By layer, the heads and widths of keys and of values: of the decoder's own tokens, and of the encoder's.
+
+    Raises:
+        SpecError: see `cross_contract`.
+    """
+    import torch
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    try:
+        with torch.no_grad():
+            _decoded(model, torch.zeros(1, source, width), torch.zeros(1, 2, dtype=torch.int64), cache)
+    except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
+        raise other(place, model, first_line(err)) from err
+    return (whole_tokens(place, model, cache.self_attention_cache, 2),
+            whole_tokens(place, model, cache.cross_attention_cache, source))  # fmt: skip
