@@ -41,7 +41,7 @@ ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 from sweep_contract import compared, of_contract  # noqa: E402  # it lies beside this file
-from sweep_generate import class_of, wrong_tokens  # noqa: E402  # it lies beside this file
+from sweep_generate import class_of, compared_tokens  # noqa: E402  # it lies beside this file
 from sweep_judge import wrong  # noqa: E402  # it lies beside this file
 
 RESULTS = HERE / "sweep_hf.json"
@@ -328,19 +328,7 @@ def through_attnport(kind: str, class_name: str) -> dict[str, Any]:
 
 def with_cache(kind: str, class_name: str) -> dict[str, Any]:
     """`attnport export hf:FOLDER --with-past` and `attnport fuse`, and tokens of `attnport generate`."""
-    from attnport.verbs.export import export
-    from attnport.verbs.fuse import fuse
-
-    def compare(made: Any, folder: Path, result: dict[str, Any]) -> str:
-        out = folder / "out"
-        manifest = export(f"hf:{folder / 'model'}", out, part="with-past")
-        result["exported"] = True
-        table = fuse(out, targets=["ort_cpu"]).targets["ort_cpu"]
-        result.update(attentions=table.attentions, fused=table.fused)
-        ids = next(one for one in manifest.io.inputs if one.name == "input_ids")
-        return wrong_tokens(made.model, out, ids.high or 2)
-
-    return _compared(kind, class_name, compare)
+    return _compared(kind, class_name, compared_tokens)
 
 
 def _compared(kind: str, class_name: str, compare: Callable[[Any, Path, dict[str, Any]], str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from attnport.errors import first_line
 from attnport.masks.spec import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_modules import Kind
-from attnport.sources.hf_past import KEY, VALUE, accepted, ends, keys_and_values, other, present, whole_tokens
+from attnport.sources.hf_past import KEY, VALUE, accepted, ends, keys_and_values, other, pairs_of, present, whole_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -58,17 +58,12 @@ def stepped(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
             `decoder_attention_mask [batch,past+decoder_seq]`, and of the encoder's, `attention_mask [batch,seq]`.
         constants: `width`.
     """
-    cross = _pairs(tensors, _CROSS_KEY, _CROSS_VALUE)
+    cross = pairs_of(tensors, _CROSS_KEY, _CROSS_VALUE)
     hidden_BSD = cross[0][0].new_zeros((cross[0][0].shape[0], cross[0][0].shape[2], constants[_WIDTH]))
-    cache = _cache(_pairs(tensors, KEY, VALUE), cross)
+    cache = _cache(pairs_of(tensors, KEY, VALUE), cross)
     masked = {name: tensors[name] for name in (_OWN_MASK, _MASK) if name in tensors}
     out = _decoded(model, hidden_BSD, tensors[_IDS], cache, **masked)
     return {"logits": out.logits[:, -1], **present(cache.self_attention_cache)}
-
-
-def _pairs(tensors: Mapping[str, torch.Tensor], key: str, value: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    count = sum(name.startswith(key.format("")) for name in tensors)
-    return [(tensors[key.format(at)], tensors[value.format(at)]) for at in range(count)]
 
 
 def _decoded(model: Any, hidden_BSD: torch.Tensor, ids_BS: torch.Tensor, cache: Any, **masked: torch.Tensor) -> Any:

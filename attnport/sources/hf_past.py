@@ -36,14 +36,15 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
     """The last token's logits `[batch, vocabulary]`, and each layer's keys and values `[batch, heads, past+seq, D]`.
 
     Args:
-        tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]`, `past_key_0 [batch,heads,past,D]`, ...
+        tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]` unless padding moves the positions, and
+            `past_key_0 [batch,heads,past,D]`, ...
         constants: `positions`, where a table has so many.
     """
-    ids_BS, mask_BT = tensors["input_ids"], tensors["attention_mask"]
-    pairs = [(tensors[KEY.format(at)], tensors[VALUE.format(at)]) for at in range((len(tensors) - 2) // 2)]
+    ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
+    pairs = pairs_of(tensors, KEY, VALUE)
     takes = accepted(model)
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    if "position_ids" in takes:
+    if "position_ids" in takes and mask_BT is not None:
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         if "positions" in constants:
             positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
@@ -51,6 +52,12 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
     cache = keys_and_values(pairs)
     out = model(input_ids=ids_BS, attention_mask=mask_BT, past_key_values=cache, use_cache=True, **given)
     return {"logits": out.logits[:, -1], **present(cache)}
+
+
+def pairs_of(tensors: Mapping[str, torch.Tensor], key: str, value: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The keys and values of each layer, by the patterns of their names."""
+    count = sum(name.startswith(key.format("")) for name in tensors)
+    return [(tensors[key.format(at)], tensors[value.format(at)]) for at in range(count)]
 
 
 def present(cache: Any) -> dict[str, torch.Tensor]:
@@ -96,14 +103,27 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     # A model that counts positions itself has to find one for every place of the largest cache and pass together.
     new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
     dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)), declared)
-    inputs = [ids, TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2)]
+    inputs, behind = [ids], [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input]
+    if not limited or not _padding_matters(model):
+        inputs.append(TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2))
+        behind += [mask for mask in masks if mask.input]
     for at, (key, value) in enumerate(_sizes(place, model, ids.high or 2)):
         inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
         inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
-    behind = tuple(mask if mask.input else dataclasses.replace(mask, alignment="lower_right") for mask in masks)
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
     stop = ends(model, ids.high or 2)
-    return IOContract(tuple(inputs), outputs, dims, behind, stop, positions="absolute")
+    return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, positions="absolute")
+
+
+def _padding_matters(model: Any) -> bool:
+    """Whether padding at the left changes what follows: the model counts it as positions, even where it is masked."""
+    import torch
+
+    ids_BS, mask_BS = torch.tensor([[0, 1, 2]]), torch.tensor([[0, 1, 1]])
+    with torch.no_grad():
+        padded = model(input_ids=ids_BS, attention_mask=mask_BS).logits[0, -1]
+        alone = model(input_ids=ids_BS[:, 1:], attention_mask=mask_BS[:, 1:]).logits[0, -1]
+    return bool((padded - alone).abs().max() > 1e-3 * alone.std())
 
 
 def ends(model: Any, vocab: int) -> tuple[int, ...]:
