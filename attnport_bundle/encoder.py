@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .contract import IO, TensorSpec
+from .contract import IO, Dim, TensorSpec
 from .errors import FeedError
 from .feeds import padding_masks
 from .generation import Run
@@ -62,9 +62,12 @@ class Encoder:
         lengths = [len(prompt) for prompt in prompts]
         if not lengths or min(lengths) < 1:
             raise FeedError("prompts: got none, or one without a token; expected one or more tokens each.")
-        length = found[IDS].dims[1]
-        dim = next((dim for dim in self.io.dims if dim.name == length), None)
-        size = dim.at_least(max(lengths)) if dim else max(max(lengths), int(length))
+        length, longest = found[IDS].dims[1], max(lengths)
+        fixed = length if isinstance(length, int) else 0
+        dim = next((dim for dim in self.io.dims if dim.name == length), Dim("seq", fixed, fixed, fixed))
+        if longest > dim.max:
+            raise FeedError(f"prompts: got one of {longest} tokens; the encoder reads at most {dim.max}.")
+        size = dim.at_least(longest)
         feeds = {name: np.zeros((len(prompts), size), spec.dtype) for name, spec in found.items()}
         for row, prompt in enumerate(prompts):
             feeds[IDS][row, : len(prompt)] = prompt

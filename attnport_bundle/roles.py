@@ -84,7 +84,9 @@ def _caches(
     io: IO, floats: Sequence[TensorSpec], batch: str, seq: str
 ) -> tuple[str, tuple[tuple[TensorSpec, str, int], ...], bool]:
     """The dim of the cache's length, each cache with its output, and whether that is the whole cache."""
-    lengths = [dim.name for dim in io.dims if dim.name not in (batch, seq) and any(dim.name in spec.dims for spec in floats)]
+    lengths = [
+        dim.name for dim in io.dims if dim.name not in (batch, seq) and any(dim.name in spec.dims for spec in floats)
+    ]
     if not lengths:
         raise _refused("it has no cache: no input of floats with a length of its own")
     for grown in (True, False):

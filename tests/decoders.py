@@ -51,12 +51,17 @@ def saved(kind: str, folder: Path) -> Path:
         for parameter in model.parameters():
             parameter.mul_(4.0) if parameter.ndim > 1 else None
     model.eval().save_pretrained(folder)
-    letters = {chr(32 + at): at for at in range(95)} | {f"<{at}>": at for at in range(95, VOCABULARY)}
-    made = tokenizers.Tokenizer(models.WordLevel(letters, unk_token=" "))
+    letters().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def letters() -> tokenizers.Tokenizer:
+    """A tokenizer whose tokens are letters, from the space on."""
+    known = {chr(32 + at): at for at in range(95)} | {f"<{at}>": at for at in range(95, VOCABULARY)}
+    made = tokenizers.Tokenizer(models.WordLevel(known, unk_token=" "))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.decoder = tokenizers.decoders.Fuse()
-    made.save(str(folder / "tokenizer.json"))
-    return folder
+    return made
 
 
 def exported(kind: str, folder: Path, **options: Any) -> Path:

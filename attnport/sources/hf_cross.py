@@ -74,9 +74,7 @@ def _decoded(model: Any, hidden_BSD: torch.Tensor, ids_BS: torch.Tensor, cache: 
     return model(encoder_outputs=outputs, decoder_input_ids=ids_BS, past_key_values=cache, use_cache=True, **masked)
 
 
-def _cache(
-    own: Sequence[tuple[torch.Tensor, torch.Tensor]], cross: Sequence[tuple[torch.Tensor, torch.Tensor]]
-) -> Any:
+def _cache(own: Sequence[tuple[torch.Tensor, torch.Tensor]], cross: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
     """Caches of both attentions, of which that of cross-attention is complete where it holds anything."""
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 

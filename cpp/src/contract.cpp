@@ -182,17 +182,17 @@ void check_carrier(const Located& at, const Mask& mask, const ByName& inputs) {
 }  // namespace
 
 IO io_of(const Located& at) {
-    const bool ends = at.value().is_object() && at.value().count("stop") != 0;  // earlier bundles do not have it
-    if (ends) {
-        at.keys({"inputs", "outputs", "dims", "masks", "stop"});
-    } else {
-        at.keys({"inputs", "outputs", "dims", "masks"});
-    }
+    at.keys({"inputs", "outputs", "dims", "masks"}, {"stop", "start"});  // which earlier bundles do not have
+    const auto tokens = [&at](const char* key) {
+        std::vector<std::int64_t> found;
+        if (at.has(key)) found = at[key].list(&Located::integer);
+        for (const std::int64_t token : found) {
+            if (token < 0) at.fail(std::string(key) + ": got " + to_string(token) + "; expected token ids of 0 or more");
+        }
+        return found;
+    };
     IO io{at["inputs"].list(tensor_of), at["outputs"].list(tensor_of), at["dims"].list(dim_of),
-          at["masks"].list(mask_of), ends ? at["stop"].list(&Located::integer) : std::vector<std::int64_t>{}};
-    for (const std::int64_t token : io.stop) {
-        if (token < 0) at.fail("stop: got " + to_string(token) + "; expected token ids of 0 or more");
-    }
+          at["masks"].list(mask_of), tokens("stop"), tokens("start")};
     static_cast<void>(distinct(at, names_of(io.inputs)));
     static_cast<void>(distinct(at, names_of(io.outputs)));
     const Names dims = distinct(at, names_of(io.dims));

@@ -11,6 +11,7 @@
 
 #include "halves.hpp"
 #include "memory.hpp"
+#include "words.hpp"
 
 namespace attnport::reader {
 namespace {
@@ -80,7 +81,7 @@ Tensor with_places(const Tensor& tensor, std::size_t axis, std::int64_t places) 
 }
 
 /// Rows of a tensor along an axis.
-Tensor taken(const Tensor& tensor, const std::vector<std::size_t>& rows, std::size_t axis) {
+Tensor taken(const Input& tensor, const std::vector<std::size_t>& rows, std::size_t axis) {
     Shape shape = tensor.shape();
     const std::size_t outer = product(shape, 0, axis);
     const std::size_t bytes = product(shape, axis + 1, shape.size()) * size_bytes(tensor.dtype());
@@ -93,7 +94,7 @@ Tensor taken(const Tensor& tensor, const std::vector<std::size_t>& rows, std::si
             std::memcpy(memory.get() + (at * rows.size() + row) * bytes, from + (at * had + rows[row]) * bytes, bytes);
         }
     }
-    return {tensor.name(), tensor.dtype(), std::move(shape), std::move(memory)};
+    return {std::string(tensor.name()), tensor.dtype(), std::move(shape), std::move(memory)};
 }
 
 /// The size of an axis of a cache at its beginning.
@@ -117,6 +118,22 @@ std::vector<std::int64_t> numbers(const std::vector<std::vector<bool>>& rows) {
 }
 
 }  // namespace
+
+Decoding::Decoding(Run run, const IO& io, const Roles& roles, StepInPlace step, Inputs context)
+    : run_(std::move(run)), step_(std::move(step)), io_(io), roles_(roles), context_(std::move(context)) {
+    std::vector<std::string> expected;
+    std::vector<std::string> got;
+    for (const TensorSpec* const spec : roles.context) expected.push_back(spec->name);
+    for (const Input& input : context_) got.emplace_back(input.name());
+    std::vector<std::string> wanted = expected;
+    std::sort(wanted.begin(), wanted.end());
+    std::sort(got.begin(), got.end());
+    if (wanted == got) return;
+    for (std::string& name : got) name = shown(name);
+    const auto listed = [](const std::vector<std::string>& names) { return names.empty() ? "nothing" : joined(names); };
+    throw FeedError("context: got " + listed(got) + "; the model also takes " + listed(expected) +
+                    ", the same at every step. Of an encoder-decoder, give the encoder.");
+}
 
 void Decoding::begin(std::size_t batch) {
     keep_.assign(batch, std::vector<bool>(static_cast<std::size_t>(roles_.start), false));
@@ -143,6 +160,7 @@ Logits Decoding::push(const std::vector<std::vector<std::int64_t>>& ids, const s
         given.push_back(tensor_of(*roles_.mask, shape_of(real), numbers(real)));
     }
     Inputs inputs(given.begin(), given.end());
+    inputs.insert(inputs.end(), context_.begin(), context_.end());
     if (step_ && ids[0].size() == 1 && !keep_[0].empty()) {
         const Outputs outputs = stepped(std::move(inputs));
         keep_ = std::move(whole);
@@ -201,7 +219,27 @@ Logits Decoding::last(const Outputs& outputs, std::size_t batch) const {
     return logits;
 }
 
+void Decoding::repeat_context(const std::vector<std::size_t>& texts) {
+    std::vector<Tensor> repeated;
+    Inputs kept;
+    for (const Input& input : context_) {
+        const auto spec = std::find_if(roles_.context.begin(), roles_.context.end(),
+                                       [&](const TensorSpec* one) { return one->name == input.name(); });
+        const auto& dims = (*spec)->dims;
+        const auto axis = std::find(dims.begin(), dims.end(), roles_.ids->dims[0]);
+        if (axis == dims.end()) {
+            kept.push_back(input);
+        } else {
+            repeated.push_back(taken(input, texts, static_cast<std::size_t>(axis - dims.begin())));
+        }
+    }
+    repeated_ = std::move(repeated);
+    context_ = std::move(kept);
+    context_.insert(context_.end(), repeated_.begin(), repeated_.end());
+}
+
 void Decoding::take(const std::vector<std::size_t>& texts) {
+    if (texts.size() != keep_.size()) repeat_context(texts);
     std::vector<std::vector<bool>> kept;
     kept.reserve(texts.size());
     for (const std::size_t text : texts) kept.push_back(keep_[text]);

@@ -42,19 +42,22 @@ struct Logits {
 class Decoding {
 public:
     /// Begins; `io` and `roles` are kept by reference. Without a `step`, caches are copied at every step.
-    Decoding(Run run, const IO& io, const Roles& roles, StepInPlace step)
-        : run_(std::move(run)), step_(std::move(step)), io_(io), roles_(roles) {}
+    ///
+    /// `context`: the inputs that are the same at every step. Throws FeedError where they are not those of `roles`.
+    Decoding(Run run, const IO& io, const Roles& roles, StepInPlace step, Inputs context);
 
     /// Runs new tokens, as many for every text, and adds their keys and values to the cache.
     ///
     /// `keep` says which are real, and not padding at the left.
     Logits push(const std::vector<std::vector<std::int64_t>>& ids, const std::vector<std::vector<bool>>& keep);
 
-    /// Goes on with these texts of the batch, of which one may be there several times.
+    /// Goes on with these texts of the batch, of which one may be there several times. Where they are as many as before,
+    /// each has to have the context of the text that it replaces.
     void take(const std::vector<std::size_t>& texts);
 
 private:
     void begin(std::size_t batch);
+    void repeat_context(const std::vector<std::size_t>& texts);
     void follow(const Outputs& outputs);
     [[nodiscard]] Outputs stepped(Inputs inputs);
     [[nodiscard]] Logits last(const Outputs& outputs, std::size_t batch) const;
@@ -63,6 +66,8 @@ private:
     StepInPlace step_;
     const IO& io_;
     const Roles& roles_;
+    Inputs context_;
+    std::vector<Tensor> repeated_;  ///< what `context_` views where it is no longer as it was given
     std::vector<Tensor> caches_;
     std::vector<std::vector<bool>> keep_;  ///< by text, of every place of the cache
 };

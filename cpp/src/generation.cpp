@@ -265,7 +265,7 @@ Texts generated(const Run& run, const StepInPlace& step, const IO& io, const Tex
     check(options);
     const Roles roles = roles_of(io);
     const Tokens stop = options.stop ? *options.stop : io.stop;
-    Decoding decoding(run, io, roles, step);
+    Decoding decoding(run, io, roles, step, options.context);
     Logits logits = begun(decoding, roles, prompts, options.max_tokens);
     if (options.beams > 1) return searched(decoding, logits, prompts.size(), options, stop);
     return followed(decoding, std::move(logits), prompts.size(), options, stop);

@@ -135,15 +135,21 @@ void Located::expected(const std::string& what) const {
     fail("got " + shown_value(*value_) + "; expected " + what);
 }
 
-void Located::keys(std::initializer_list<std::string_view> names) const {
+void Located::keys(std::initializer_list<std::string_view> names,
+                   std::initializer_list<std::string_view> optional) const {
     if (!value_->is_object()) expected("an object");
+    const auto among = [](std::initializer_list<std::string_view> known, const std::string& key) {
+        return std::find(known.begin(), known.end(), key) != known.end();
+    };
     for (const auto& [key, item] : value_->items()) {
-        if (std::find(names.begin(), names.end(), key) == names.end()) fail("unknown key " + quoted(cut(key)));
+        if (!among(names, key) && !among(optional, key)) fail("unknown key " + quoted(cut(key)));
     }
     for (const std::string_view name : names) {
         if (value_->count(std::string(name)) == 0) fail("key " + quoted(name) + " is missing");
     }
 }
+
+bool Located::has(const char* key) const { return value_->is_object() && value_->count(key) != 0; }
 
 Located Located::operator[](const char* key) const {
     if (!value_->is_object()) expected("an object");

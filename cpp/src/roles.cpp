@@ -7,6 +7,7 @@
 
 #include <attnport/error.hpp>
 
+#include "expression.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -48,41 +49,74 @@ std::optional<std::string> follower(std::vector<const TensorSpec*>& left, const 
     return std::nullopt;
 }
 
-/// Each cache with its output: they are in the same order, and differ in the length alone.
-void pair_up(const IO& io, const std::vector<const TensorSpec*>& inputs, const std::string& past,
-             const std::string& seq, Roles& roles) {
+/// Whether an input has a size that differs from step to step.
+bool grows(const IO& io, const TensorSpec& spec, const std::string& past, const std::string& seq) {
+    std::set<std::string> others;
+    for (const Dim& dim : io.dims) {
+        if (dim.name != past && dim.name != seq) others.insert(dim.name);
+    }
+    return std::any_of(spec.dims.begin(), spec.dims.end(), [&](const Axis& axis) {
+        const auto* const text = std::get_if<std::string>(&axis);
+        return text != nullptr && !expression_problem(*text, others).empty();
+    });
+}
+
+/// Each cache with its output: they are in the same order, and differ in the length alone. False where one has none.
+bool pair_up(const IO& io, const std::vector<const TensorSpec*>& floats, const std::string& past,
+             const std::string& seq, bool grown, Roles& roles) {
     const Axis length(past);
+    const std::vector<Axis> lengths = grown ? sums(past, seq) : std::vector<Axis>{seq};
+    std::vector<const TensorSpec*> left;
+    for (const TensorSpec& output : io.outputs) left.push_back(&output);
+    std::vector<Cached> found;
+    for (const TensorSpec* const spec : floats) {
+        const auto at = std::find(spec->dims.begin(), spec->dims.end(), length);
+        if (at == spec->dims.end()) continue;
+        const auto axis = static_cast<std::size_t>(at - spec->dims.begin());
+        auto output = follower(left, *spec, axis, lengths);
+        if (!output) return false;
+        found.push_back({spec, *std::move(output), axis});
+    }
+    roles.caches = std::move(found);
+    roles.grown = grown;
+    return true;
+}
+
+/// Finds the caches, and gives the dim of their length.
+const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& floats, const std::string& seq,
+                       Roles& roles) {
+    std::vector<const Dim*> lengths;
+    for (const Dim& dim : io.dims) {
+        const Axis axis(dim.name);
+        const bool own = axis != roles.ids->dims[0] && axis != roles.ids->dims[1];
+        const bool had = std::any_of(floats.begin(), floats.end(), [&](const TensorSpec* spec) {
+            return std::find(spec->dims.begin(), spec->dims.end(), axis) != spec->dims.end();
+        });
+        if (own && had) lengths.push_back(&dim);
+    }
+    if (lengths.empty()) refuse("it has no cache: no input of floats with a length of its own");
     for (const bool grown : {true, false}) {
-        std::vector<const TensorSpec*> left;
-        for (const TensorSpec& output : io.outputs) left.push_back(&output);
-        std::vector<Cached> found;
-        for (const TensorSpec* const spec : inputs) {
-            const auto at = std::find(spec->dims.begin(), spec->dims.end(), length);
-            const auto axis = static_cast<std::size_t>(at - spec->dims.begin());
-            auto output = follower(left, *spec, axis, grown ? sums(past, seq) : std::vector<Axis>{seq});
-            if (output) found.push_back({spec, *std::move(output), axis});
-        }
-        if (found.size() == inputs.size()) {
-            roles.caches = std::move(found);
-            roles.grown = grown;
-            return;
+        for (const Dim* const past : lengths) {
+            if (pair_up(io, floats, past->name, seq, grown, roles)) return *past;
         }
     }
+    const std::string& past = lengths[0]->name;
     refuse("not every cache has an output with " + past + "+" + seq + " or " + seq + " in place of " + past);
 }
 
-void find_mask(const IO& io, const std::set<std::string>& names, const std::string& past, Roles& roles) {
+void find_mask(const IO& io, const std::set<std::string>& names, const std::string& past, const std::string& seq,
+               Roles& roles) {
     std::vector<const TensorSpec*> found;
     for (const TensorSpec& spec : io.inputs) {
-        if (names.count(spec.name) != 0) found.push_back(&spec);
+        if (names.count(spec.name) != 0 && grows(io, spec, past, seq)) found.push_back(&spec);
     }
     if (found.empty()) return;
     const Axis& batch = roles.ids->dims[0];
-    const auto wholes = sums(past, std::get<std::string>(roles.ids->dims[1]));
+    const auto wholes = sums(past, seq);
     const Dims& dims = found[0]->dims;
     roles.whole = std::any_of(wholes.begin(), wholes.end(), [&](const Axis& sum) { return dims == Dims{batch, sum}; });
-    const bool plain = std::all_of(io.masks.begin(), io.masks.end(), [](const Mask& mask) {
-        return !mask.input || (mask.carries == "mask" && mask.polarity == "keep");
+    const bool plain = std::all_of(io.masks.begin(), io.masks.end(), [&](const Mask& mask) {
+        return mask.input != found[0]->name || (mask.carries == "mask" && mask.polarity == "keep");
     });
     if (found.size() > 1 || !plain || !(roles.whole || dims == Dims{batch, Axis(past)})) {
         refuse("there is no rule for its mask " + found[0]->text());
@@ -115,26 +149,15 @@ void find_logits(const IO& io, Roles& roles) {
     refuse("no output scores the " + std::to_string(*roles.ids->high) + " ids");
 }
 
-/// The name of the caches' length, the one dim of inputs of floats that the ids do not have.
-std::string past_of(const IO& io, const std::vector<const TensorSpec*>& floats, const Roles& roles) {
-    std::set<std::string> found;
-    for (const TensorSpec* const spec : floats) {
-        for (const Axis& axis : spec->dims) {
-            const bool own = axis != roles.ids->dims[0] && axis != roles.ids->dims[1];
-            if (const Dim* const dim = dim_of(io, axis); dim != nullptr && own) found.insert(dim->name);
-        }
-    }
-    if (found.size() != 1) refuse("it has no cache: no input of floats with a length of its own");
-    return *found.begin();
-}
-
-void require_all(const IO& io, const Roles& roles) {
+void find_context(const IO& io, const std::string& past, const std::string& seq, Roles& roles) {
     std::set<std::string> taken{roles.ids->name};
     for (const Cached& cache : roles.caches) taken.insert(cache.spec->name);
     if (roles.mask != nullptr) taken.insert(roles.mask->name);
     std::vector<std::string> others;
     for (const TensorSpec& spec : io.inputs) {
-        if (taken.count(spec.name) == 0) others.push_back(shown(spec.name));
+        if (taken.count(spec.name) != 0) continue;
+        roles.context.push_back(&spec);
+        if (grows(io, spec, past, seq)) others.push_back(shown(spec.name));
     }
     if (!others.empty()) refuse("it also takes " + joined(others));
 }
@@ -153,23 +176,18 @@ Roles roles_of(const IO& io) {
     if (floats.empty()) refuse("it has no cache: no input is of floats");
     Roles roles;
     find_ids(io, masks, roles);
-    const std::string past = past_of(io, floats, roles);
-    const Axis length(past);
-    floats.erase(std::remove_if(floats.begin(), floats.end(), [&](const TensorSpec* spec) {
-        return std::find(spec->dims.begin(), spec->dims.end(), length) == spec->dims.end();
-    }), floats.end());
-    pair_up(io, floats, past, std::get<std::string>(roles.ids->dims[1]), roles);
+    const auto& seq = std::get<std::string>(roles.ids->dims[1]);
+    const Dim& past = find_caches(io, floats, seq, roles);
     find_logits(io, roles);
-    find_mask(io, masks, past, roles);
-    const Dim& places = *dim_of(io, length);
-    roles.start = places.min;
+    find_mask(io, masks, past.name, seq, roles);
+    roles.start = past.min;
     if (roles.start != 0 && roles.mask == nullptr) {
-        refuse("its cache cannot be empty: " + past + " is from " + std::to_string(places.min) +
+        refuse("its cache cannot be empty: " + past.name + " is from " + std::to_string(past.min) +
                ", and no mask hides a place");
     }
-    require_all(io, roles);
+    find_context(io, past.name, seq, roles);
     roles.longest_seq = dim_of(io, roles.ids->dims[1])->max;
-    roles.longest_past = places.max;
+    roles.longest_past = past.max;
     return roles;
 }
 

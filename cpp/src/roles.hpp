@@ -24,6 +24,7 @@ struct Roles {
     bool whole = true;                   ///< the mask is of all tokens, and not of the cache alone
     std::vector<Cached> caches;
     bool grown = true;                   ///< the outputs are whole caches, and not what is to be put behind them
+    std::vector<const TensorSpec*> context;  ///< the other inputs, which are the same at every step
     const TensorSpec* logits = nullptr;  ///< the scores of what follows
     bool each = false;                   ///< of every new token, [batch, seq, vocabulary], and not of the last
     std::int64_t start = 0;              ///< how many empty places a cache begins with

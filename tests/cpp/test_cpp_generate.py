@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cpp_builds import Build
 from decoders import END, Once
+from encoder_decoders import pair
 
 import attnport_bundle as reader
 from attnport.verbs.bundle import bundle
@@ -32,6 +33,17 @@ def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
         return bundle(artifacts(kind), artifacts(kind).parent / "app", forms=["ort_cpu"])
 
     return of
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The bundles of a decoder and of its encoder."""
+    folder = tmp_path_factory.mktemp("t5")
+    made = []
+    for part in pair("t5", folder):
+        check(part, ["ort_cpu"])
+        made.append(bundle(part, folder / f"{part.name}-app", forms=["ort_cpu"]))
+    return made[0], made[1]
 
 
 def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], list[list[int]]]:
@@ -123,6 +135,23 @@ def test_refusals_are_pythons(cpp_build: Build, apps: Apps, prompts: list[list[i
     done = cpp_build.run("generate", app, "ort_cpu", *words, given=given)
     assert done.returncode == 2
     assert done.stderr.split(":")[0] == str(refused.value).split(":")[0]
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 20}, {"max_tokens": 12, "beams": 3}])
+def test_a_decoder_behind_an_encoder_gives_pythons_tokens(
+    cpp_build: Build, both: tuple[Path, Path], options: dict[str, Any]
+) -> None:
+    decoder, encoder = both
+    with reader.load(decoder, threads=1) as model, reader.load(encoder, threads=1) as reads:
+        expected = model.generate(PROMPTS, encoder=reads, **options)
+    assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **options)[0] == expected
+
+
+def test_a_decoder_without_its_encoder_says_so(cpp_build: Build, both: tuple[Path, Path]) -> None:
+    with reader.load(both[0]) as model, pytest.raises(FeedError) as refused:
+        model.generate([[0]])
+    done = cpp_build.run("generate", both[0], "ort_cpu", given="0\n")
+    assert (done.returncode, done.stderr.strip()) == (2, str(refused.value))
 
 
 def test_a_model_without_a_cache_says_so(cpp_build: Build, app: Path) -> None:

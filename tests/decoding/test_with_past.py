@@ -15,7 +15,7 @@ from representatives import representatives
 
 from attnport.artifacts import ParityReport
 from attnport.cases.decoding import PROMPT, decoding_cases
-from attnport.errors import FeedError, SpecError, UsageError
+from attnport.errors import SpecError, UsageError
 from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder
 from attnport.jsonfile import read
@@ -119,7 +119,7 @@ def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
 def test_no_prompt_is_refused(tmp_path: Path) -> None:
     from attnport.verbs.generate import generate
 
-    with pytest.raises(FeedError, match="prompts: got none"):
+    with pytest.raises(UsageError, match="got neither"):
         generate(exported("gpt2", tmp_path), [])
 
 

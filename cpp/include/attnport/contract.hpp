@@ -53,7 +53,8 @@ struct IO {
     std::vector<TensorSpec> outputs;
     std::vector<Dim> dims;
     std::vector<Mask> masks;
-    std::vector<std::int64_t> stop;  ///< of a decoder, the token ids behind which a text ends
+    std::vector<std::int64_t> stop;   ///< of a decoder, the token ids behind which a text ends
+    std::vector<std::int64_t> start;  ///< of a decoder behind an encoder, the token ids that a text begins with
 };
 
 }  // namespace attnport

@@ -66,6 +66,9 @@ struct GenerateOptions {
     std::optional<std::vector<std::int64_t>> stop = {};
     /// Called with the prompt's number and each new token.
     std::function<void(std::size_t, std::int64_t)> on_token = {};
+    /// Of a decoder behind an encoder: the inputs that are the same at every step, a row for each prompt. They are the
+    /// encoder's outputs, and its padding mask where the decoder takes one; the prompts then are `io().start`.
+    Inputs context = {};
 };
 
 /// A model that is open. `run` may be called from several threads at once; it is closed by its destructor.
