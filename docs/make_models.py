@@ -16,6 +16,7 @@ RESULTS = HERE.parent / "benchmarks" / "sweep_hf.json"
 PAGE = HERE / "models.md"
 LONGEST = 160
 SIDES = ("torch", "attnport")
+CACHED = "cached"
 
 VALUES, RANDOM, TIME, OTHER = "values", "random", "time", "other"
 CAUSES = {
@@ -41,6 +42,10 @@ behind "right", no inputs are found, and they were declared by hand, as they are
 random values do not fit them, and they were found from example tensors, which torch.onnx always has. A type that is not
 right has its first reason below the table.
 
+**cache** and **generate** are of types that write text: whether `attnport export --with-past` takes them, and whether
+24 tokens of `attnport generate` for three prompts are those of the module, run on all tokens at every step. Of an
+encoder-decoder, both parts are exported. See [decode.md](decode.md).
+
 `python benchmarks/sweep_hf.py` measures what is not known yet, `python docs/make_models.py` makes this page of
 `benchmarks/sweep_hf.json`.
 
@@ -62,11 +67,19 @@ def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     for title, cause in CAUSES.items():
         found_reasons = [f"{line}\n" for line in reasons(made, cause)]
         text += f"\n## {title}\n\n{''.join(found_reasons)}" if found_reasons else ""
+    for title, state in (("Without a cache", (False, False)), ("Other tokens with a cache", (True, False))):
+        text += listed(title, {kind: sides[CACHED]["reason"] for kind, sides in made.items() if cached(sides) == state})
     missing = {kind: sides["attnport"]["reason"] for kind, sides in tried.items() if kind not in made}
-    if missing:
-        text += "\n## Could not be made\nNo tiny config was found, or the model takes none of the inputs tried.\n\n"
-        text += "".join(f"- `{kind}`: {brief(reason)}\n" for kind, reason in sorted(missing.items()))
+    text += listed(
+        "Could not be made", missing, "No tiny config was found, or the model takes no input that was tried."
+    )
     return text
+
+
+def listed(title: str, reasons: Mapping[str, str], introduction: str = "") -> str:
+    """A section with a type's reason in each line; "" if there is none."""
+    lines = "".join(f"- `{kind}`: {brief(reason)}\n" for kind, reason in sorted(reasons.items()))
+    return "\n".join(["", f"## {title}", *filter(None, [introduction]), "", lines]) if lines else ""
 
 
 def named_versions(of: str) -> Iterator[str]:
@@ -94,18 +107,36 @@ def counts(made: Mapping[str, Mapping[str, Mapping[str, Any]]], missing: int) ->
         f"- Of {len(fused)} types with attention, every attention is fused in {whole}.",
     ]
     said = f": {', '.join(f'`{kind}`' for kind in lost)}" if lost else ""
+    states = [state for sides in made.values() if (state := cached(sides)) is not None]
+    lines += (
+        [
+            f"- Of {len(states)} types that write text, {sum(taken for taken, _ in states)} go with `--with-past`; "
+            f"{sum(right for _, right in states)} give the module's tokens."
+        ]
+        if states
+        else []
+    )
     return [*lines, f"- Right with torch.onnx alone and not here: {len(lost)}{said}."]
 
 
 def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
     """A row for each type."""
-    yield "| type | torch.onnx alone | s | attnport | fused | s |"
-    yield "|-|-|-|-|-|-|"
+    yield "| type | torch.onnx alone | s | attnport | fused | s | cache | generate |"
+    yield "|-|-|-|-|-|-|-|-|"
     for kind, sides in sorted(made.items()):
         alone, ours = sides.get("torch"), sides["attnport"]
         cells = [f"`{kind}`", *((cell(alone), f"{alone['seconds']:.0f}") if alone else ("", "")), cell(ours)]
         fused = f"{ours['fused']}/{ours['attentions']}" if ours.get("attentions") is not None else ""
-        yield f"| {' | '.join([*cells, fused, format(ours['seconds'], '.0f')])} |"
+        state = cached(sides)
+        cells += [fused, format(ours["seconds"], ".0f")]
+        cells += [("refused", "yes")[state[0]], ("", ("**wrong**", "right")[state[1]])[state[0]]] if state else ["", ""]
+        yield f"| {' | '.join(cells)} |"
+
+
+def cached(sides: Mapping[str, Mapping[str, Any]]) -> tuple[bool, bool] | None:
+    """Whether a type goes with its cache, and whether its tokens are right; None where that was not tried."""
+    side = sides.get(CACHED)
+    return (side["exported"], side["right"]) if side else None
 
 
 def cell(result: Mapping[str, Any]) -> str:

@@ -46,10 +46,16 @@ def model(kind: str) -> Any:
     return made.eval()
 
 
+def saved(kind: str, folder: Path) -> Path:
+    """A model with a tokenizer of letters, written by `save_pretrained`."""
+    model(kind).save_pretrained(folder)
+    letters().save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def pair(kind: str, folder: Path) -> tuple[Path, Path]:
     """The artifacts of a decoder and of its encoder, fused for ONNX Runtime, beside their weights."""
-    model(kind).save_pretrained(folder / "weights")
-    letters().save(str(folder / "weights" / "tokenizer.json"))
+    saved(kind, folder / "weights")
     for name, part in (("decoder", "with-past"), ("encoder", "encoder-with-past")):
         export(f"hf:{folder / 'weights'}", folder / name, part=part)
         fuse(folder / name, targets=["ort_cpu"])

@@ -32,10 +32,21 @@ def test_what_torch_gets_right_and_attnport_does_not_is_named() -> None:
     assert "4 types were tried; 1 could not be made. Of the 3 others, attnport gets **1** right." in text
     assert "Right with torch.onnx alone and not here: 1: `odd`." in text
     assert "every attention is fused in 1." in text
-    assert "| `odd` | right | 3 | **wrong** |  | 3 |" in text
-    assert "| `hard` | **wrong** | 3 | refused |  | 3 |" in text
+    assert "| `odd` | right | 3 | **wrong** |  | 3 |  |  |" in text
+    assert "| `hard` | **wrong** | 3 | refused |  | 3 |  |  |" in text
     assert "- `odd`: it is off" in text
     assert "- `lost`: no config" in text
+
+
+def test_what_writes_text_says_whether_its_cache_gives_the_same_tokens() -> None:
+    off = result(right=False)
+    cached = {"a": result(), "b": off, "c": {**off, "exported": False}, "d": {**off, "exported": False, "made": False}}
+    text = make.page({kind: {"attnport": result(), "cached": side} for kind, side in cached.items()})
+    assert "Of 3 types that write text, 2 go with `--with-past`; 1 give the module's tokens." in text
+    for kind, cells in (("a", "yes | right"), ("b", "yes | **wrong**"), ("c", "refused | "), ("d", " | ")):
+        assert f"| `{kind}` |  |  | right |  | 3 | {cells} |" in text
+    assert "## Without a cache\n\n- `c`: it is off\n" in text
+    assert "## Other tokens with a cache\n\n- `b`: it is off\n" in text
 
 
 def test_a_reason_is_short_and_has_no_path_of_a_machine() -> None:
