@@ -40,9 +40,13 @@ QUICK = ("gpt2", "mistral")
 """A table of positions, and a window with grouped heads."""
 
 
-def saved(kind: str, folder: Path) -> Path:
-    """A decoder with random weights and a tokenizer of letters, written by `save_pretrained`."""
-    name, config = KINDS[kind]
+def saved(kind: str, folder: Path, **changed: Any) -> Path:
+    """A decoder with random weights and a tokenizer of letters, written by `save_pretrained`.
+
+    Args:
+        changed: Of its config.
+    """
+    name, config = KINDS[kind][0], {**KINDS[kind][1], **changed}
     torch.manual_seed(0)
     causal = "Gemma3ForCausalLM" if name == "Gemma3Text" else f"{name}{'LMHead' if name == 'GPT2' else 'ForCausalLM'}"
     causal += "Model" if name == "GPT2" else ""

@@ -35,20 +35,20 @@ FRAMES = (16, 40)
 """The bins and frames of Whisper's input."""
 
 
-def model(kind: str) -> Any:
-    """A model with random weights large enough that tokens differ."""
+def model(kind: str, **changed: Any) -> Any:
+    """A model with random weights large enough that tokens differ, and with changes of its config."""
     class_name, config, values = KINDS[kind]
     torch.manual_seed(0)
-    made = getattr(transformers, class_name)(getattr(transformers, config)(**values))
+    made = getattr(transformers, class_name)(getattr(transformers, config)(**{**values, **changed}))
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(3.0) if parameter.ndim > 1 else None
     return made.eval()
 
 
-def saved(kind: str, folder: Path) -> Path:
+def saved(kind: str, folder: Path, **changed: Any) -> Path:
     """A model with a tokenizer of letters, written by `save_pretrained`."""
-    model(kind).save_pretrained(folder)
+    model(kind, **changed).save_pretrained(folder)
     letters().save(str(folder / "tokenizer.json"))
     return folder
 
