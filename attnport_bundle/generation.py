@@ -349,11 +349,12 @@ def _likeliest(scores: Array, logits: Array, count: int) -> tuple[Array, Array]:
     return np.take_along_axis(every, order, -1), order
 
 
-def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int) -> dict[str, Array]:
+def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, step: Step | None = None) -> dict[str, Array]:
     """What `run` gives for all tokens at once, made of a prompt of so many and then one token at a time.
 
     Args:
         feeds: The inputs of a pass with an empty cache.
+        step: As of `Decoding`.
     """
     import numpy as np
 
@@ -364,12 +365,18 @@ def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int) -> dict[s
         keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
     last: dict[str, Array] = {}
 
-    def kept(**given: Array) -> dict[str, Array]:
+    def kept(outputs: dict[str, Array]) -> dict[str, Array]:
         last.clear()
-        last.update(run(**given))
+        last.update(outputs)
         return last
 
-    decoding = Decoding(kept, io, roles, context={spec.name: feeds[spec.name] for spec in roles.context})
+    decoding = Decoding(
+        lambda **given: kept(run(**given)),
+        io,
+        roles,
+        step and (lambda given, buffers: kept(step(given, buffers))),
+        context={spec.name: feeds[spec.name] for spec in roles.context},
+    )
     ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
     logits = []
     for start, end in zip([0, *ends[:-1]], ends, strict=True):

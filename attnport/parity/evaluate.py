@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from attnport.artifacts import IOContract, Ran, Session
 from attnport.cases.decoding import GROUP as DECODING
-from attnport.cases.decoding import PROMPT
+from attnport.cases.decoding import in_steps
 from attnport.cases.inputs import Array, Case
 from attnport.dims import TensorSpec
 from attnport.errors import AttnportError, SpecError, whole_cause
 from attnport.parity.invariance import IN_A_BATCH, Spreads, Variant, tells_items, variants
 from attnport.parity.metrics import Errors, failed, measure_all
 from attnport.processes.child import Died
-from attnport_bundle.generation import stepped
 
 Progress = Callable[[str], None]
 
@@ -128,7 +128,10 @@ def measure_session(
     pairs = invariance_cases(cases)
     for number, case in enumerate(cases, start=1):
         progress(f"{number}/{len(cases)} {case.name}")
-        outputs = _stepped(session, io, case) if case.group == DECODING else _run(session, case.feeds)
+        if case.group == DECODING:
+            outputs = _answered(partial(in_steps, session, io, case.feeds))
+        else:
+            outputs = _run(session, case.feeds)
         if isinstance(outputs, str):
             found.errors[case.name] = failed(io, outputs)
             continue
@@ -177,11 +180,6 @@ def _part(
     if isinstance(outputs, str) or spec.name not in outputs:
         return np.empty(0)
     return variant.part(io, spec, outputs[spec.name], row, start)
-
-
-def _stepped(session: Session, io: IOContract, case: Case) -> dict[str, Array] | str:
-    """As `_run`, of a prompt and then token by token."""
-    return _answered(lambda: stepped(lambda **given: session.run(given), io, case.feeds, PROMPT))
 
 
 def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array] | str:

@@ -102,11 +102,18 @@ class IsolatedSession:
             AttnportError: the runtime raised it.
             UsageError: the session is closed.
         """
+        return self._call(feeds, steps=False)
+
+    def in_steps(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Outputs of a decoder that runs a prompt and then token by token (`cases.decoding`); raises as `run`."""
+        return self._call(feeds, steps=True)
+
+    def _call(self, feeds: Mapping[str, np.ndarray[Any, Any]], *, steps: bool) -> dict[str, np.ndarray[Any, Any]]:
         if self._scratch is None:
             raise UsageError("the session is closed.", hint="Open the model again.")
         feeds_file, outputs_file = (Path(self._scratch.name, name) for name in ("feeds.npz", "outputs.npz"))
         save_feeds(feeds_file, feeds)
-        answer = self._child.ask("call", self._timeout_s, feeds=str(feeds_file), outputs=str(outputs_file))
+        answer = self._child.ask("call", self._timeout_s, feeds=str(feeds_file), outputs=str(outputs_file), steps=steps)
         return load_outputs(outputs_file, answer["named"])
 
     def close(self) -> None:

@@ -109,6 +109,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._session: Any = None
+        self._io: Any = None
         self._dtypes: dict[str, str] = {}
         self._feeds: dict[str, dict[str, Any]] = {}
         self._level_bytes = 0
@@ -139,7 +140,7 @@ class Worker:
             form=message.get("form") or "",
             cache=Path(message["cache"]) if message.get("cache") else None,
         )
-        self._session = runtime.open(opening)
+        self._session, self._io = runtime.open(opening), manifest.io
         self._dtypes = {spec.name: spec.dtype for spec in manifest.io.inputs}
         modules = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__", "__mp_main__"})
         return {"ran": asdict(self._session.ran), "modules": modules}
@@ -152,10 +153,18 @@ class Worker:
     def do_call(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the session once: reads feeds from the file `feeds` and writes outputs to the file `outputs`.
 
+        With `steps`, a decoder runs a prompt and then token by token.
+
         Returns:
             `named`: name and dtype of each output, in order.
         """
-        outputs = self._session.run(load_feeds(Path(message["feeds"]), self._dtypes))
+        feeds = load_feeds(Path(message["feeds"]), self._dtypes)
+        if message["steps"]:
+            from attnport.cases.decoding import in_steps
+
+            outputs = in_steps(self._session, self._io, feeds)
+        else:
+            outputs = self._session.run(feeds)
         return {"named": save_outputs(Path(message["outputs"]), outputs)}
 
     def do_probe(self, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from decoders import KINDS, QUICK, exported
 from representatives import representatives
 
 from attnport.artifacts import ParityReport
-from attnport.cases.decoding import PROMPT, decoding_cases
+from attnport.cases.decoding import PROMPT, STEPS, decoding_cases, in_steps
 from attnport.errors import SpecError, UsageError
 from attnport.folder.machine import machine
 from attnport.folder.workspace import open_folder
@@ -65,6 +65,32 @@ def test_a_cache_that_loses_a_token_is_found_by_the_steps_alone(tmp_path: Path) 
         }
 
     assert np.abs(stepped(forgets, io, case.feeds, PROMPT)["logits"] - whole["logits"]).max() > 1e-3
+
+
+def test_steps_are_checked_as_they_are_generated_in_place(tmp_path: Path) -> None:
+    from attnport.folder.opened import opened
+
+    folder = exported("llama", tmp_path)
+    manifest = open_folder(folder)
+    (case, *_) = decoding_cases(manifest.io)
+    session: Any = opened(folder, manifest, "ort_cpu")
+    whole, in_place = session.run(case.feeds), session.new_step()
+    calls = []
+
+    class Counted:
+        run = session.run
+
+        def new_step(self) -> Any:
+            def step(feeds: Any, buffers: Any) -> Any:
+                calls.append(len(buffers))
+                return in_place(feeds, buffers)
+
+            return step
+
+    found = in_steps(Counted(), manifest.io, case.feeds)
+    assert calls == [4] * STEPS[0]  # keys and values of two layers
+    for name, array in found.items():
+        np.testing.assert_allclose(array, whole[name], atol=2e-4)
 
 
 def test_models_that_keep_no_cache_of_every_token_are_refused_with_a_reason(tmp_path: Path) -> None:
