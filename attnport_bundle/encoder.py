@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .contract import IO, Dim, TensorSpec
+from .decoding import Run
 from .errors import FeedError
 from .feeds import padding_masks
-from .generation import Run
 from .text import IDS, TYPES
 
 if TYPE_CHECKING:

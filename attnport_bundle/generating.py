@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .contract import IO
+from .decoding import MakeSteps, Run
 from .encoder import Encoder
 from .errors import BundleError, FeedError
-from .generation import Options, Run, Step, generated, searched
+from .generation import Options, generated, searched
 from .roles import roles_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def generate(
     tokenizer: Path | None,
     prompts: Prompts,
     *,
-    step: Step | None = None,
+    steps: MakeSteps | None = None,
     encoder: Encoder | None = None,
     context: Mapping[str, Array] | None = None,
     start: Sequence[int | str] | None = None,
@@ -40,7 +41,7 @@ def generate(
 
     Args:
         tokenizer: The model's `tokenizer.json`, which texts need.
-        step: Where the model writes to its cache in place.
+        steps: Makes what keeps the caches, where the runtime can.
         start, stop: None = the model's own.
         options: Those of `generation.Options`.
     """
@@ -72,11 +73,11 @@ def generate(
             on_token(row, streams[row].more(token, whole=whole) if streams else token)
 
     if chosen.beams > 1:
-        for row, tokens in enumerate(searched(run, io, ids, chosen, step, context)):
+        for row, tokens in enumerate(searched(run, io, ids, chosen, steps, context)):
             for token in tokens:
                 tell(row, token)
     else:
-        for tokens_of_all in generated(run, io, ids, chosen, step, context):
+        for tokens_of_all in generated(run, io, ids, chosen, steps, context):
             for row, new in enumerate(tokens_of_all):
                 if new is not None:
                     tell(row, new)

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .contract import IO
+from .decoding import Decoding, MakeSteps, Run
 from .errors import FeedError
-from .feeds import check_arrays
 from .roles import Roles, roles_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, Any]
-Run = Callable[..., "dict[str, Array]"]
-"""Runs the model: an array for each input by name in, one for each output out."""
-Step = Callable[["Mapping[str, Array]", "Mapping[str, tuple[str, Array]]"], "dict[str, Array]"]
-"""Runs one new token with caches that the model writes to: arrays by input, and by a cache's input the name of the
-output that follows it and a buffer that is both; gives the other outputs."""
-IN_PLACE = "attnport.in_place"
-"""The key of the metadata of a model that writes to its caches where input and output are one buffer; it holds the name
-of the input of new tokens."""
-_MORE = 64
-"""The least places that a buffer has behind its tokens when it is made."""
-
-
-def step_of(session: object) -> Step | None:
-    """What runs the tokens of one batch, where the session's model writes to its caches; None where it does not."""
-    make: Callable[[], Step | None] | None = getattr(session, "new_step", None)
-    return make() if make else None
+    from .decoding import Array
 
 
 @dataclass(frozen=True)
@@ -73,122 +57,18 @@ class Options:
             raise FeedError("temperature: beam search draws nothing; expected 0.")
 
 
-class Decoding:
-    """A batch of texts that grow, with their cache and a mask of the real tokens in it.
-
-    A cache may be a buffer with more places than tokens; what is behind the tokens has no meaning.
-    """
-
-    def __init__(
-        self, run: Run, io: IO, roles: Roles, step: Step | None = None, context: Mapping[str, Array] | None = None
-    ) -> None:
-        """Starts without a text; the first `push` gives the number of them.
-
-        Args:
-            step: Where the model can write to its caches; without it they are copied at every step.
-            context: The inputs that are the same at every step.
-
-        Raises:
-            FeedError: an input of the context is missing, or one is not of it.
-        """
-        expected, got = [spec.name for spec in roles.context], sorted(context or {})
-        if sorted(expected) != got:
-            raise FeedError(
-                f"context: got {', '.join(got) or 'nothing'}; the model also takes {', '.join(expected) or 'nothing'}, "
-                "the same at every step. Of an encoder-decoder, give the encoder."
-            )
-        self._run, self._step, self._io, self._roles = run, step, io, roles
-        self._context = dict(context or {})
-        self._caches: dict[str, Array] = {}
-        self._keep_BT: Array | None = None
-
-    def push(self, ids_BS: Array, keep_BS: Array) -> Array:
-        """Runs new tokens, and adds their keys and values to the cache.
-
-        Args:
-            keep_BS: Where they are real, and not padding at the left.
-
-        Returns:
-            float32 `[batch, vocabulary]`: the scores of what follows the last one.
-        """
-        import numpy as np
-
-        roles, batch = self._roles, len(ids_BS)
-        if self._keep_BT is None:
-            self._keep_BT = np.zeros((batch, roles.start), dtype=bool)
-            sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
-            self._caches = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches}
-        whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
-        feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
-        if roles.mask:
-            feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
-        if self._step and ids_BS.shape[1] == 1 and self._keep_BT.shape[1]:
-            check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
-            outputs = self._step(feeds, self._buffers())
-        else:
-            outputs = self._run(**feeds, **{spec.name: self.cache(spec.name) for spec, _, _ in roles.caches})
-            for spec, output, axis in roles.caches:
-                new = outputs[output].astype(spec.dtype, copy=False)  # a session may give what its file has: halves
-                self._caches[spec.name] = new if roles.grown else np.concatenate([self.cache(spec.name), new], axis)
-        self._keep_BT = whole_BT
-        logits = outputs[roles.logits.name]
-        return np.asarray(logits[:, -1] if roles.each else logits, np.float32)
-
-    def _buffers(self) -> dict[str, tuple[str, Array]]:
-        """The caches with a place for one more token, and the outputs that follow them."""
-        import numpy as np
-
-        assert self._keep_BT is not None
-        length = self._keep_BT.shape[1]
-        for spec, _, axis in self._roles.caches:
-            held = self._caches[spec.name]
-            if held.shape[axis] == length:
-                shape = list(held.shape)
-                shape[axis] = length + max(_MORE, length // 4)
-                grown = np.zeros(shape, held.dtype)
-                grown[(slice(None),) * axis + (slice(length),)] = held
-                self._caches[spec.name] = grown
-        return {spec.name: (output, self._caches[spec.name]) for spec, output, _ in self._roles.caches}
-
-    def cache(self, name: str) -> Array:
-        """What the cache of an input holds."""
-        import numpy as np
-
-        assert self._keep_BT is not None
-        axis = next(axis for spec, _, axis in self._roles.caches if spec.name == name)
-        tokens = (slice(None),) * axis + (slice(self._keep_BT.shape[1]),)
-        return np.ascontiguousarray(self._caches[name][tokens])
-
-    def take(self, rows: Array) -> None:
-        """Goes on with these rows of the batch, of which one may be there several times.
-
-        Where as many rows as before are taken, each has to have the context of the row that it replaces.
-        """
-        import numpy as np
-
-        assert self._keep_BT is not None
-        batch = self._roles.ids.dims[0]
-        if len(rows) != len(self._keep_BT):
-            for spec in self._roles.context:
-                if batch in spec.dims:
-                    self._context[spec.name] = np.take(self._context[spec.name], rows, spec.dims.index(batch))
-        self._keep_BT = self._keep_BT[rows]
-        for spec, _, _ in self._roles.caches:
-            self._caches[spec.name] = np.take(self._caches[spec.name], rows, spec.dims.index(batch))
-
-
 def generated(
     run: Run,
     io: IO,
     prompts: Sequence[Sequence[int]],
     options: Options,
-    step: Step | None = None,
+    steps: MakeSteps | None = None,
     context: Mapping[str, Array] | None = None,
 ) -> Iterator[list[int | None]]:
     """The next token of every prompt, step by step; None where the text has ended.
 
     Args:
-        step, context: As of `Decoding`.
+        steps, context: As of `Decoding`.
 
     Raises:
         FeedError: the model does not generate, or not from these prompts.
@@ -199,7 +79,9 @@ def generated(
     roles = roles_of(io)
     if options.beams > 1:
         raise FeedError("beams: what beam search finds is known at its end; use `searched`.")
-    decoding, logits = _begun(Decoding(run, io, roles, step, context), roles, prompts, options.max_tokens)
+    decoding, logits = _begun(
+        Decoding(run, io, roles, steps and steps(roles), context), roles, prompts, options.max_tokens
+    )
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
     for number in range(options.max_tokens):
         chosen = _chosen(logits, options, draw)
@@ -260,7 +142,7 @@ def searched(
     io: IO,
     prompts: Sequence[Sequence[int]],
     options: Options,
-    step: Step | None = None,
+    steps: MakeSteps | None = None,
     context: Mapping[str, Array] | None = None,
 ) -> list[list[int]]:
     """The new tokens that beam search finds for every prompt. Takes and raises as `generated`."""
@@ -269,7 +151,9 @@ def searched(
     options.check()
     count, beams = len(prompts), options.beams
     roles = roles_of(io)
-    decoding, logits = _begun(Decoding(run, io, roles, step, context), roles, prompts, options.max_tokens)
+    decoding, logits = _begun(
+        Decoding(run, io, roles, steps and steps(roles), context), roles, prompts, options.max_tokens
+    )
     decoding.take(np.repeat(np.arange(count), beams))
     logits = np.repeat(logits, beams, axis=0)
     every = [_Beams(options) for _ in range(count)]
@@ -347,44 +231,3 @@ def _likeliest(scores: Array, logits: Array, count: int) -> tuple[Array, Array]:
     every = (scores[:, :, None] + logs.reshape(prompts, beams, -1)).reshape(prompts, -1)
     order = np.argsort(-every, axis=-1, kind="stable")[:, :count]
     return np.take_along_axis(every, order, -1), order
-
-
-def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, step: Step | None = None) -> dict[str, Array]:
-    """What `run` gives for all tokens at once, made of a prompt of so many and then one token at a time.
-
-    Args:
-        feeds: The inputs of a pass with an empty cache.
-        step: As of `Decoding`.
-    """
-    import numpy as np
-
-    roles = roles_of(io)
-    ids_BS = feeds[roles.ids.name]
-    keep_BS = np.ones(ids_BS.shape, dtype=bool)
-    if roles.mask and roles.whole:
-        keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
-    last: dict[str, Array] = {}
-
-    def kept(outputs: dict[str, Array]) -> dict[str, Array]:
-        last.clear()
-        last.update(outputs)
-        return last
-
-    decoding = Decoding(
-        lambda **given: kept(run(**given)),
-        io,
-        roles,
-        step and (lambda given, buffers: kept(step(given, buffers))),
-        context={spec.name: feeds[spec.name] for spec in roles.context},
-    )
-    ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
-    logits = []
-    for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
-        logits.append(last[roles.logits.name])
-    first = 0 if roles.grown else roles.start
-    whole = {output: decoding.cache(spec.name).take(range(first, roles.start + ends[-1]), axis)
-             for spec, output, axis in roles.caches}  # fmt: skip
-    scores = np.concatenate(logits, axis=1) if roles.each else logits[-1]
-    made = {**whole, roles.logits.name: scores}
-    return {spec.name: made[spec.name] for spec in io.outputs}

@@ -14,11 +14,11 @@ from . import batches, files, trust
 from . import feeds as feeding
 from .cache import Cache, entry, find
 from .contract import IO
+from .decoding import steps_of
 from .device_tensors import described
 from .encoder import Encoder
 from .errors import BundleError, BundleWarning, FeedError, IntegrityError, NumbersOff, RuntimeMissing
 from .generating import Prompts, generate
-from .generation import step_of
 from .goldens import GoldenCases
 from .halves import from_file, to_file
 from .manifest import ENGINES, Manifest
@@ -216,7 +216,7 @@ class Model:
         """
         reader = Encoder(encoder.run, encoder.io, encoder._tokenizer_file()) if encoder else None
         file = self._tokenizer_file()
-        return generate(self.run, self.io, file, prompts, step=step_of(self._session), encoder=reader, **options)
+        return generate(self.run, self.io, file, prompts, steps=steps_of(self._session), encoder=reader, **options)
 
     def _tokenizer_file(self) -> Path | None:
         tokenizer = self.manifest.tokenizer

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import cuda
+from .decoding import IN_PLACE, Buffers
 from .device_tensors import bound
 from .errors import BundleError, RuntimeMissing
-from .generation import IN_PLACE
 from .halves import BFLOAT16, storage
 from .manifest import Form
 from .printable import escaped
 from .regular import read_regular
+from .roles import Roles
 from .session import Port, cpu, gpu
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 
 class InPlace:
-    """Runs a model that writes to its caches, for the texts of one batch; see `generation.Step`."""
+    """Runs a model that writes to its caches, for the texts of one batch; see `decoding.Buffers`."""
 
     def __init__(self, module: Any, session: Any) -> None:
         self._module, self._session = module, session
@@ -160,9 +161,10 @@ class OnnxRuntimeSession:
         # An output that is an input passed through is the caller's memory, which the caller may free after the call.
         return {name: self._copied(name, value) if name in feeds else value for name, value in outputs.items()}
 
-    def new_step(self) -> InPlace | None:
-        """For a model that writes to its caches; see `generation.step_of`."""
-        return InPlace.of(self._module, self._session) if self.provider == CPU else None
+    def new_steps(self, roles: Roles) -> Buffers | None:
+        """For a model that writes to its caches; see `decoding.steps_of`."""
+        run = InPlace.of(self._module, self._session) if self.provider == CPU else None
+        return Buffers(run, roles) if run else None
 
     def give_back(self) -> bool:
         """The arena shrinks only at the end of a call, by an option of that call: not here."""

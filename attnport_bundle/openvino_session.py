@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .device_tensors import through_numpy
 from .errors import BundleError, FeedError, RuntimeMissing
 from .halves import BFLOAT16
 from .manifest import Form
+from .openvino_states import States, with_states
 from .printable import escaped
+from .roles import Roles
 from .session import Port, cpu
 from .signal_stack import signal_stack_kept
 
@@ -42,13 +45,21 @@ _DTYPES = {
 }
 
 
-def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Path) -> Any:
+def compiled(
+    module: Any,
+    graph: Any,
+    plan: str,
+    threads: int | None,
+    where: Path,
+    further: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
     """Compiles a graph for the CPU, and checks the precision and device that the plugin really uses.
 
     Args:
         graph: The result of `Core.read_model`.
         threads: Compute threads; None = the plugin's own choice.
         where: The file, for messages.
+        further: More of the plugin's settings.
 
     Raises:
         RuntimeMissing: the CPU does not compute in the plan's precision.
@@ -61,6 +72,7 @@ def compiled(module: Any, graph: Any, plan: str, threads: int | None, where: Pat
         # Without it, the plugin computes an fp32 graph in bf16 if the CPU can.
         "INFERENCE_PRECISION_HINT": wanted,
         "PERFORMANCE_HINT": "LATENCY",
+        **further,
     }
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
@@ -84,6 +96,35 @@ def _reason(said: str) -> str:
     """The line with the reason; the lines before it name the plugin's own source files."""
     lines = said.splitlines() or [""]
     return next((line for line in lines if line.strip() and not line.startswith("Exception from ")), lines[0])
+
+
+class Stepping:
+    """Makes the caches of a decoder's batches; the model with its caches as states is compiled with the first."""
+
+    def __init__(self, module: Any, path: Path, read: Callable[[], Any], plan: str, threads: int | None) -> None:
+        """Takes what is needed to compile it.
+
+        Args:
+            path: The file, for messages.
+            read: Reads the file anew: the result of `Core.read_model`.
+            plan, threads: As of `compiled`.
+        """
+        self._module, self._path, self._read, self._plan, self._threads = module, path, read, plan, threads
+        self._made: Any = None
+
+    def __call__(self, roles: Roles) -> States | None:
+        """See `decoding.steps_of`. Raises as `compiled`."""
+        if not roles.grown:
+            return None  # its outputs are no caches
+        if self._made is None:
+            graph = with_states(self._read(), roles)
+            # By itself, the plugin keeps caches in 8 bits.
+            further = {"KV_CACHE_PRECISION": PRECISIONS[self._plan]}
+            self._made = compiled(self._module, graph, self._plan, self._threads, self._path, further)
+        made, request = self._made, self._made.create_infer_request()
+        followed = {output for _, output, _ in roles.caches}
+        outputs = tuple(name for port in made.outputs for name in port.get_names() if name not in followed)
+        return States(request, lambda feeds: infer(request, made, feeds, outputs), roles)
 
 
 def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str, ...]) -> dict[str, Any]:
@@ -119,13 +160,17 @@ class OpenVinoSession:
             RuntimeMissing: the CPU does not compute in the plan's precision.
             BundleError: OpenVINO refuses the file.
         """
-        try:
-            core = module.Core()
-            core.set_property({"ENABLE_MMAP": mapped})
-            graph = core.read_model(str(path))
-        except Exception as err:  # a runtime's own exceptions share no base
-            raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
-        self._made = compiled(module, graph, form.plan, threads, path)
+
+        def read() -> Any:
+            try:
+                core = module.Core()
+                core.set_property({"ENABLE_MMAP": mapped})
+                return core.read_model(str(path))
+            except Exception as err:  # a runtime's own exceptions share no base
+                raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
+
+        self._made = compiled(module, read(), form.plan, threads, path)
+        self.new_steps = Stepping(module, path, read, form.plan, threads)
         self._request = self._made.create_infer_request()
         self._lock = threading.Lock()
         self.provider, self.version = "OpenVINO CPU", str(module.__version__).split("-")[0]

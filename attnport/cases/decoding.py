@@ -12,8 +12,8 @@ from attnport.artifacts import IOContract
 from attnport.cases.inputs import Array, Case, case, random_feeds
 from attnport.cases.sizes import largest
 from attnport.masks.encoding import numpy_dtype
+from attnport_bundle.decoding import stepped, steps_of
 from attnport_bundle.errors import FeedError
-from attnport_bundle.generation import step_of, stepped
 from attnport_bundle.roles import Roles, roles_of
 
 GROUP = "decode"
@@ -36,11 +36,11 @@ def decoder_roles(io: IOContract) -> Roles | None:
 def in_steps(session: Any, io: IOContract, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """What a session gives for all tokens of a decoding case, run as `generate` does: a prompt, then token by token.
 
-    Where the session writes to its caches in place, it does so here.
+    Where the session keeps the caches, it does so here.
     """
     if hasattr(session, "in_steps"):
         return dict(session.in_steps(feeds))  # in the process that has the session
-    return stepped(lambda **given: session.run(given), io, feeds, PROMPT, step_of(session))
+    return stepped(lambda **given: session.run(given), io, feeds, PROMPT, steps_of(session)(roles_of(io)))
 
 
 def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:

@@ -12,9 +12,9 @@ from attnport.artifacts import Manifest, Session
 from attnport.errors import UnavailableError
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
+from attnport_bundle.decoding import Run, steps_of
 from attnport_bundle.encoder import Encoder
 from attnport_bundle.generating import generate
-from attnport_bundle.generation import Run, step_of
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def generating(
             reader = Encoder(_run(session), reads.io, _tokenizer(encoder, reads))
         session = stack.enter_context(contextlib.closing(opened(folder, manifest, runtime, threads)))
         file = _tokenizer(folder, manifest)
-        yield partial(generate, _run(session), manifest.io, file, step=step_of(session), encoder=reader), session
+        yield partial(generate, _run(session), manifest.io, file, steps=steps_of(session), encoder=reader), session
 
 
 def _encoder(folder: Path, manifest: Manifest, runtime: str, threads: int | None) -> Session:

@@ -16,11 +16,13 @@ from attnport.errors import ArtifactError, UnavailableError, UsageError, first_l
 from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
-from attnport_bundle.generation import IN_PLACE, Step
+from attnport_bundle.decoding import IN_PLACE, Buffers
 from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS, InPlace
 
 if TYPE_CHECKING:
     import onnx
+
+    from attnport_bundle.roles import Roles
 
 FUSED_OPS = {
     ("", "Attention"),
@@ -299,8 +301,8 @@ class OrtSession(CheckedSession):
         self._names = [spec.name for spec in io.outputs]
         self._halves = _half_inputs(session.get_inputs())
 
-    def new_step(self) -> Step | None:
-        """For a model that writes to its caches; see `attnport_bundle.generation.step_of`."""
+    def new_steps(self, roles: Roles) -> Buffers | None:
+        """For a model that writes to its caches; see `attnport_bundle.decoding.steps_of`."""
         import onnxruntime
 
         run = InPlace.of(onnxruntime, self._session) if self.ran.provider == CPU else None
@@ -311,7 +313,7 @@ class OrtSession(CheckedSession):
             with self._open(), refused("ONNX Runtime", feeds):
                 return run(feeds, buffers)
 
-        return step
+        return Buffers(step, roles)
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("ONNX Runtime", feeds):

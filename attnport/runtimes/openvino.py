@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from attnport.optional import require
 from attnport.runtimes._onnx_file import broken, checked_model, read_graph
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
-from attnport_bundle.openvino_session import PRECISIONS, compiled, infer
+from attnport_bundle.openvino_session import PRECISIONS, Stepping, compiled, infer
 
 
 class OpenVino(Runtime):
@@ -61,7 +62,7 @@ class OpenVino(Runtime):
                 hint="Use onnx_reference for the numbers of a half-precision form.",
             )
         path, _ = checked_model(self.name, dataclasses.replace(opening, plan="fp32"))
-        return _OpenVinoSession(opening.io, _compiled(path, _read(path), opening.plan, opening.threads), opening.plan)
+        return _OpenVinoSession(opening, path)
 
     def fusion_evidence(
         self,
@@ -105,12 +106,14 @@ def _compiled(path: Path, graph: Any, plan: str, threads: int | None) -> Any:
 
 
 class _OpenVinoSession(CheckedSession):
-    def __init__(self, io: IOContract, compiled: Any, plan: str) -> None:
+    def __init__(self, opening: Opening, path: Path) -> None:
         import openvino
 
-        super().__init__(io, Ran("CPU", f"openvino {openvino.__version__.split('-')[0]}", plan))
-        self._request = compiled.create_infer_request()
-        self._compiled = compiled
+        super().__init__(opening.io, Ran("CPU", f"openvino {openvino.__version__.split('-')[0]}", opening.plan))
+        self._compiled = _compiled(path, _read(path), opening.plan, opening.threads)
+        self._request = self._compiled.create_infer_request()
+        threads = opening.threads or physical_cores()
+        self.new_steps = Stepping(openvino, path, partial(_read, path), opening.plan, threads)
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("OpenVINO", feeds):

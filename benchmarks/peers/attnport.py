@@ -51,14 +51,14 @@ def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) 
 
     from attnport.folder.opened import opened as form
     from attnport.folder.workspace import open_folder
-    from attnport_bundle.generation import Decoding, step_of
+    from attnport_bundle.decoding import Decoding, steps_of
     from attnport_bundle.roles import roles_of
 
     manifest = open_folder(Path(model["ours"]))
     session, roles = form(Path(model["ours"]), manifest, variant, threads), roles_of(manifest.io)
 
     def begin(batch: int) -> Callable[[Any], Any]:
-        decoding = Decoding(lambda **feeds: session.run(feeds), manifest.io, roles, step_of(session))
+        decoding = Decoding(lambda **feeds: session.run(feeds), manifest.io, roles, steps_of(session)(roles))
         return lambda ids: decoding.push(ids, np.ones(ids.shape, dtype=bool))
 
     return begin

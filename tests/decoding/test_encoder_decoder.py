@@ -27,7 +27,7 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 from attnport.verbs.generate import generate
-from attnport_bundle.generation import IN_PLACE
+from attnport_bundle.decoding import IN_PLACE
 
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
 QUICK = ("t5",)

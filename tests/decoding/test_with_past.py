@@ -22,7 +22,7 @@ from attnport.jsonfile import read
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
-from attnport_bundle.generation import stepped
+from attnport_bundle.decoding import stepped
 
 FUSED = {"gpt2": 2, "llama": 2, "mistral": 2, "gemma3": 2, "gemma2": 2, "bloom": 2, "opt": 2}
 
@@ -67,30 +67,44 @@ def test_a_cache_that_loses_a_token_is_found_by_the_steps_alone(tmp_path: Path) 
     assert np.abs(stepped(forgets, io, case.feeds, PROMPT)["logits"] - whole["logits"]).max() > 1e-3
 
 
-def test_steps_are_checked_as_they_are_generated_in_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runtime", ["ort_cpu", "openvino"])
+def test_steps_are_checked_as_they_are_generated_by_the_runtime_that_keeps_the_caches(
+    tmp_path: Path, runtime: str
+) -> None:
     from attnport.folder.opened import opened
 
     folder = exported("llama", tmp_path)
+    fuse(folder, targets=[runtime])
     manifest = open_folder(folder)
     (case, *_) = decoding_cases(manifest.io)
-    session: Any = opened(folder, manifest, "ort_cpu")
-    whole, in_place = session.run(case.feeds), session.new_step()
-    calls = []
+    session: Any = opened(folder, manifest, runtime)
+    whole, calls = session.run(case.feeds), []
 
     class Counted:
         run = session.run
 
-        def new_step(self) -> Any:
-            def step(feeds: Any, buffers: Any) -> Any:
-                calls.append(len(buffers))
-                return in_place(feeds, buffers)
-
-            return step
+        def new_steps(self, roles: Any) -> Any:
+            steps = session.new_steps(roles)
+            run = steps.run
+            steps.run = lambda feeds: calls.append(sorted(feeds)) or run(feeds)
+            return steps
 
     found = in_steps(Counted(), manifest.io, case.feeds)
-    assert calls == [4] * STEPS[0]  # keys and values of two layers
+    assert calls == [["attention_mask", "input_ids"]] * STEPS[0]
     for name, array in found.items():
         np.testing.assert_allclose(array, whole[name], atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
+def test_openvino_keeps_caches_as_states_in_every_text_and_beam(kind: str, tmp_path: Path) -> None:
+    import attnport
+
+    folder = exported(kind, tmp_path)
+    fuse(folder, targets=["ort_cpu", "openvino"])
+    artifact = attnport.open(folder)
+    prompts = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
+    for options in ({"max_tokens": 20, "stop": []}, {"max_tokens": 12, "beams": 3}):
+        assert artifact.generate(prompts, "openvino", **options) == artifact.generate(prompts, "ort_cpu", **options)
 
 
 def test_models_that_keep_no_cache_of_every_token_are_refused_with_a_reason(tmp_path: Path) -> None:

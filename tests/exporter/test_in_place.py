@@ -20,8 +20,8 @@ from attnport.exporter.lowering.base import Lowering
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
 from attnport.verbs.fuse import fuse
+from attnport_bundle.decoding import IN_PLACE, Buffers, Decoding, steps_of
 from attnport_bundle.errors import FeedError
-from attnport_bundle.generation import IN_PLACE, Decoding, step_of
 from attnport_bundle.roles import roles_of
 
 pytest.importorskip("onnxruntime")
@@ -39,9 +39,9 @@ def session_of(folder: Path) -> Session:
 
 def begun(folder: Path, *, in_place: bool) -> Decoding:
     session, io = session_of(folder), open_folder(folder).io
-    step = step_of(session)
-    assert step is not None
-    return Decoding(lambda **feeds: session.run(feeds), io, roles_of(io), step if in_place else None)
+    steps = steps_of(session)(roles_of(io))
+    assert steps is not None
+    return Decoding(lambda **feeds: session.run(feeds), io, roles_of(io), steps if in_place else None)
 
 
 def tokens(batch: int, count: int) -> Array:
@@ -88,8 +88,9 @@ def test_the_buffer_itself_is_written_to(artifacts: Once) -> None:
     """Its address stays, and all but the new place too."""
     folder = artifacts("gpt2")
     session, io = session_of(folder), open_folder(folder).io
-    roles, step = roles_of(io), step_of(session)
-    assert step is not None
+    roles = roles_of(io)
+    steps = steps_of(session)(roles)
+    assert isinstance(steps, Buffers)
     random = np.random.default_rng(0)
     sizes = {"batch": 2, "past": 16}
     buffers = {
@@ -98,7 +99,7 @@ def test_the_buffer_itself_is_written_to(artifacts: Once) -> None:
     }
     before = {name: buffer.copy() for name, (_, buffer) in buffers.items()}
     feeds = {"input_ids": tokens(2, 1), "attention_mask": np.ones((2, 10), np.int64)}
-    outputs = step(feeds, buffers)
+    outputs = steps._step(feeds, buffers)
     assert list(outputs) == ["logits"]
     exact = {name: array[:, :, :9] for name, array in before.items()}
     wanted = session.run({**feeds, **{name: np.ascontiguousarray(array) for name, array in exact.items()}})

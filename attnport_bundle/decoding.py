@@ -1,0 +1,236 @@
+"""A batch of texts that grow, with their keys and values and a mask of the real tokens among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .contract import IO
+from .errors import FeedError
+from .feeds import check_arrays
+from .roles import Roles, roles_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+Run = Callable[..., "dict[str, Array]"]
+"""Runs the model: an array for each input by name in, one for each output out."""
+IN_PLACE = "attnport.in_place"
+"""The key of the metadata of a model that writes to its caches where input and output are one buffer; it holds the name
+of the input of new tokens."""
+_MORE = 64
+"""The least places that a buffer has behind its tokens when it is made."""
+
+
+class Steps(Protocol):
+    """Caches that a runtime keeps and adds to, so that they are not copied at every token."""
+
+    def begin(self, caches: Mapping[str, Array]) -> None:
+        """Takes caches, by input."""
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs one new token of every text; gives the outputs that follow no cache."""
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch."""
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+
+
+MakeSteps = Callable[[Roles], "Steps | None"]
+"""Makes the caches of one batch; None of a model whose caches the runtime cannot keep."""
+
+
+def steps_of(session: object) -> MakeSteps:
+    """What makes a session's `Steps`."""
+    make: MakeSteps = getattr(session, "new_steps", lambda roles: None)
+    return make
+
+
+class Buffers:
+    """`Steps` of a model that writes to its caches: each is a buffer with more places than tokens, which have a meaning
+    up to the last token."""
+
+    def __init__(
+        self, step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Array]]], dict[str, Array]], roles: Roles
+    ) -> None:
+        """Takes what runs the model.
+
+        Args:
+            step: Takes arrays by input, and by a cache's input the name of the output that follows it and a buffer that
+                is both; gives the other outputs.
+        """
+        self._step, self._roles = step, roles
+        self._held: dict[str, Array] = {}
+        self._length = 0
+
+    def begin(self, caches: Mapping[str, Array]) -> None:
+        """Takes caches, by input."""
+        spec, _, axis = self._roles.caches[0]
+        self._held, self._length = dict(caches), caches[spec.name].shape[axis]
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs one new token of every text; gives the outputs that follow no cache."""
+        for spec, _, axis in self._roles.caches:
+            if self._held[spec.name].shape[axis] == self._length:
+                self._held[spec.name] = self._larger(self._held[spec.name], axis)
+        outputs = self._step(
+            feeds, {spec.name: (output, self._held[spec.name]) for spec, output, _ in self._roles.caches}
+        )
+        self._length += 1
+        return outputs
+
+    def _larger(self, held: Array, axis: int) -> Array:
+        import numpy as np
+
+        shape = list(held.shape)
+        shape[axis] = self._length + max(_MORE, self._length // 4)
+        grown = np.zeros(shape, held.dtype)
+        grown[(slice(None),) * axis + (slice(self._length),)] = held
+        return grown
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch."""
+        self._held = taken(self._roles, self._held, rows)
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+        import numpy as np
+
+        axis = next(axis for spec, _, axis in self._roles.caches if spec.name == name)
+        return np.ascontiguousarray(self._held[name][(slice(None),) * axis + (slice(self._length),)])
+
+
+def taken(roles: Roles, caches: Mapping[str, Array], rows: Array) -> dict[str, Array]:
+    """Rows of caches, of which one may be there several times."""
+    import numpy as np
+
+    axes = {spec.name: spec.dims.index(roles.ids.dims[0]) for spec, _, _ in roles.caches}
+    return {name: np.take(array, rows, axes[name]) for name, array in caches.items()}
+
+
+class Decoding:
+    """A batch of texts that grow, with their caches and a mask of the real tokens in them.
+
+    Attributes:
+        outputs: Of the last tokens, at least those that follow no cache.
+    """
+
+    def __init__(
+        self, run: Run, io: IO, roles: Roles, steps: Steps | None = None, context: Mapping[str, Array] | None = None
+    ) -> None:
+        """Starts without a text; the first `push` gives the number of them.
+
+        Args:
+            steps: Where the runtime can keep the caches; without it they are copied at every step.
+            context: The inputs that are the same at every step.
+
+        Raises:
+            FeedError: an input of the context is missing, or one is not of it.
+        """
+        expected, got = [spec.name for spec in roles.context], sorted(context or {})
+        if sorted(expected) != got:
+            raise FeedError(
+                f"context: got {', '.join(got) or 'nothing'}; the model also takes {', '.join(expected) or 'nothing'}, "
+                "the same at every step. Of an encoder-decoder, give the encoder."
+            )
+        self._run, self._steps, self._io, self._roles = run, steps, io, roles
+        self._context = dict(context or {})
+        self.outputs: dict[str, Array] = {}
+        self._caches: dict[str, Array] | None = {}  # None while `steps` has them
+        self._keep_BT: Array | None = None
+
+    def push(self, ids_BS: Array, keep_BS: Array) -> Array:
+        """Runs new tokens, and adds their keys and values to the cache.
+
+        Args:
+            keep_BS: Where they are real, and not padding at the left.
+
+        Returns:
+            float32 `[batch, vocabulary]`: the scores of what follows the last one.
+        """
+        import numpy as np
+
+        roles, batch = self._roles, len(ids_BS)
+        if self._keep_BT is None:
+            self._keep_BT = np.zeros((batch, roles.start), dtype=bool)
+            sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
+            self._caches = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec, _, _ in roles.caches}
+        whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
+        feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
+        if roles.mask:
+            feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
+        if self._steps and ids_BS.shape[1] == 1 and self._keep_BT.shape[1]:
+            check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
+            if self._caches is not None:
+                self._steps.begin(self._caches)
+                self._caches = None
+            self.outputs = self._steps.run(feeds)
+        else:
+            self._caches = {spec.name: self.cache(spec.name) for spec, _, _ in roles.caches}
+            self.outputs = self._run(**feeds, **self._caches)
+            for spec, output, axis in roles.caches:
+                new = self.outputs[output].astype(
+                    spec.dtype, copy=False
+                )  # a session may give what its file has: halves
+                self._caches[spec.name] = new if roles.grown else np.concatenate([self._caches[spec.name], new], axis)
+        self._keep_BT = whole_BT
+        logits = self.outputs[roles.logits.name]
+        return np.asarray(logits[:, -1] if roles.each else logits, np.float32)
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+        if self._caches is not None:
+            return self._caches[name]
+        assert self._steps is not None
+        return self._steps.cache(name)
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch, of which one may be there several times.
+
+        Where as many rows as before are taken, each has to have the context of the row that it replaces.
+        """
+        import numpy as np
+
+        assert self._keep_BT is not None
+        batch = self._roles.ids.dims[0]
+        if len(rows) != len(self._keep_BT):
+            for spec in self._roles.context:
+                if batch in spec.dims:
+                    self._context[spec.name] = np.take(self._context[spec.name], rows, spec.dims.index(batch))
+        self._keep_BT = self._keep_BT[rows]
+        if self._caches is not None:
+            self._caches = taken(self._roles, self._caches, rows)
+        elif self._steps is not None:
+            self._steps.take(rows)
+
+
+def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, steps: Steps | None = None) -> dict[str, Array]:
+    """What `run` gives for all tokens at once, made of a prompt of so many and then one token at a time.
+
+    Args:
+        feeds: The inputs of a pass with an empty cache.
+        steps: As of `Decoding`, and new.
+    """
+    import numpy as np
+
+    roles = roles_of(io)
+    ids_BS = feeds[roles.ids.name]
+    keep_BS = np.ones(ids_BS.shape, dtype=bool)
+    if roles.mask and roles.whole:
+        keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
+    context = {spec.name: feeds[spec.name] for spec in roles.context}
+    decoding = Decoding(run, io, roles, steps, context)
+    ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
+    logits = []
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
+        logits.append(decoding.outputs[roles.logits.name])
+    first = 0 if roles.grown else roles.start
+    whole = {output: decoding.cache(spec.name).take(range(first, roles.start + ends[-1]), axis)
+             for spec, output, axis in roles.caches}  # fmt: skip
+    scores = np.concatenate(logits, axis=1) if roles.each else logits[-1]
+    made = {**whole, roles.logits.name: scores}
+    return {spec.name: made[spec.name] for spec in io.outputs}

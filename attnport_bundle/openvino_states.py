@@ -1,0 +1,98 @@
+"""Caches as states of a model in OpenVINO, which then adds to them in place.
+
+A cache, an input and the output that follows it, becomes a variable of the model: it is read, its rows are put into
+their order by the input `beam_idx`, and what follows is assigned. The CPU plugin has a kernel of attention for this
+pattern, which keeps the keys and values of earlier tokens where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .roles import Roles
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+_ROWS = "beam_idx"
+"""The name that the plugin's own models have for it."""
+
+
+def with_states(graph: Any, roles: Roles) -> Any:
+    """The model with its caches as states; the one that is given must not be used any more.
+
+    Args:
+        graph: A result of `Core.read_model`, whose outputs that follow caches are the whole caches.
+    """
+    import numpy as np
+    import openvino
+    from openvino import opset6, opset13
+
+    rows = opset13.parameter(openvino.PartialShape([-1]), openvino.Type.i32, _ROWS)
+    rows.output(0).set_names({_ROWS})
+    zero = opset13.constant(np.int32(0))
+    inputs = {name: node for node in graph.get_parameters() for name in node.output(0).get_names()}
+    followers = {name: node for node in graph.get_results() for name in node.input_value(0).get_names()}
+    assigned, gone = [], []
+    for spec, output, _ in roles.caches:
+        cache, follower = inputs[spec.name], followers[output]
+        shape = cache.get_partial_shape()
+        # What a variable begins with. It is never read: caches are given before the first token.
+        sizes = [0 if size.is_dynamic else size.get_length() for size in shape]
+        begin = opset13.constant(np.zeros(sizes, np.float32))
+        read = opset6.read_value(begin, spec.name, cache.get_element_type(), shape)
+        ordered = opset13.gather(read, rows, zero)
+        for user in list(cache.output(0).get_target_inputs()):
+            user.replace_source_output(ordered.output(0))
+        assigned.append(opset6.assign(follower.input_value(0).get_node(), spec.name))
+        gone += [cache, follower]
+    kept = [node for node in graph.get_results() if node not in gone]
+    given = [node for node in graph.get_parameters() if node not in gone]
+    return openvino.Model(kept, assigned, [*given, rows], graph.get_friendly_name())
+
+
+class States:
+    """`decoding.Steps` of a compiled model with states."""
+
+    def __init__(self, request: Any, infer: Callable[[Mapping[str, Any]], dict[str, Array]], roles: Roles) -> None:
+        """Takes what runs the model.
+
+        Args:
+            request: An infer request of its own.
+            infer: Runs it on inputs by name, and gives its outputs.
+        """
+        self._request, self._infer, self._roles = request, infer, roles
+        self._rows: Any = None
+
+    def begin(self, caches: Mapping[str, Array]) -> None:
+        """Takes caches, by input."""
+        import openvino
+
+        self._request.reset_state()
+        for state in self._request.query_state():
+            state.state = openvino.Tensor(caches[state.name])
+        self._rows = None
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs one new token of every text; gives the outputs that follow no cache."""
+        import numpy as np
+
+        batch = len(feeds[self._roles.ids.name])
+        rows = np.arange(batch) if self._rows is None else self._rows
+        self._rows = None
+        return self._infer({**feeds, _ROWS: rows.astype(np.int32)})
+
+    def take(self, rows: Array) -> None:
+        """Goes on with these rows of the batch; they are put into their order with the next token."""
+        self._rows = rows if self._rows is None else self._rows[rows]
+
+    def cache(self, name: str) -> Array:
+        """What the cache of an input holds."""
+        import numpy as np
+
+        state = next(one for one in self._request.query_state() if one.name == name)
+        held = np.array(state.state.data)
+        axis = next(spec for spec, _, _ in self._roles.caches if spec.name == name).dims.index(self._roles.ids.dims[0])
+        return held if self._rows is None else np.take(held, self._rows, axis)
