@@ -172,9 +172,8 @@ class Decoding:
             self._caches = {spec.name: self.cache(spec.name) for spec, _, _ in roles.caches}
             self.outputs = self._run(**feeds, **self._caches)
             for spec, output, axis in roles.caches:
-                new = self.outputs[output].astype(
-                    spec.dtype, copy=False
-                )  # a session may give what its file has: halves
+                # A session may give what its file has: halves.
+                new = self.outputs[output].astype(spec.dtype, copy=False)
                 self._caches[spec.name] = new if roles.grown else np.concatenate([self._caches[spec.name], new], axis)
         self._keep_BT = whole_BT
         logits = self.outputs[roles.logits.name]

@@ -114,10 +114,10 @@ class Stepping:
 
     def __call__(self, roles: Roles) -> States | None:
         """See `decoding.steps_of`. Raises as `compiled`."""
-        if not roles.grown:
-            return None  # its outputs are no caches
         if self._made is None:
             graph = with_states(self._read(), roles)
+            if graph is None:
+                return None
             # By itself, the plugin keeps caches in 8 bits.
             further = {"KV_CACHE_PRECISION": PRECISIONS[self._plan]}
             self._made = compiled(self._module, graph, self._plan, self._threads, self._path, further)

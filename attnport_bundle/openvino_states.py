@@ -20,11 +20,14 @@ _ROWS = "beam_idx"
 """The name that the plugin's own models have for it."""
 
 
-def with_states(graph: Any, roles: Roles) -> Any:
+def with_states(graph: Any, roles: Roles) -> Any | None:
     """The model with its caches as states; the one that is given must not be used any more.
 
     Args:
-        graph: A result of `Core.read_model`, whose outputs that follow caches are the whole caches.
+        graph: A result of `Core.read_model`.
+
+    Returns:
+        None where what follows a cache is not the whole cache, or one of several results of an operator.
     """
     import numpy as np
     import openvino
@@ -35,6 +38,9 @@ def with_states(graph: Any, roles: Roles) -> Any:
     zero = opset13.constant(np.int32(0))
     inputs = {name: node for node in graph.get_parameters() for name in node.output(0).get_names()}
     followers = {name: node for node in graph.get_results() for name in node.input_value(0).get_names()}
+    made = {output: followers[output].input_value(0).get_node() for _, output, _ in roles.caches}
+    if not roles.grown or any(node.get_output_size() > 1 for node in made.values()):
+        return None
     assigned, gone = [], []
     for spec, output, _ in roles.caches:
         cache, follower = inputs[spec.name], followers[output]
@@ -46,7 +52,7 @@ def with_states(graph: Any, roles: Roles) -> Any:
         ordered = opset13.gather(read, rows, zero)
         for user in list(cache.output(0).get_target_inputs()):
             user.replace_source_output(ordered.output(0))
-        assigned.append(opset6.assign(follower.input_value(0).get_node(), spec.name))
+        assigned.append(opset6.assign(made[output], spec.name))
         gone += [cache, follower]
     kept = [node for node in graph.get_results() if node not in gone]
     given = [node for node in graph.get_parameters() if node not in gone]

@@ -104,7 +104,8 @@ class Tuning:
             return None
         if metric:
             return UserMetric(metric, self.folder, manifest)
-        kind = Perplexity if decoder_roles(manifest.io) else Agreement
+        roles = decoder_roles(manifest.io)
+        kind = Perplexity if roles and not roles.context else Agreement
         return kind(manifest.io, self.data.scored)
 
     def _judge_form(
