@@ -3,7 +3,7 @@
 Each side is a process of its own on one core. In each round every side, in random order, runs a prompt of random ids
 and a few steps behind it; a step's time is the median of those. Sides are compared within a class of accuracy: float32,
 half precision, weights of 4 bits. The ratio of attnport's quickest form to the quickest peer has a bootstrap interval
-over the rounds. All sides but those of 4 bits must find the same tokens as PyTorch; of those the share is told.
+over the rounds. All sides in float32 must find the same tokens as PyTorch; of the others the share is told.
 
     python benchmarks/decode.py [--only gpt2] [--rounds 6] [--threads 1] [--json FILE] [--docs]
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from beside.models import code_digest
-from beside.page import replace_section
+from beside.page import PICTURES, replace_section
 from beside.side import CACHE, ROOT, Named, Side, SideFailed, adapter, folder_of
 
 from attnport.artifacts import IntegerPlan, Score
@@ -44,13 +44,15 @@ SIDES = (
     Named("attnport", "ort_cpu", "fp32"),
     Named("attnport", "openvino", "fp32"),
     Named("llama_cpp", "f16", "half"),
+    Named("torch_eager", "bf16", "half"),
+    Named("attnport", "openvino.bf16", "half"),
     Named("llama_cpp", "q4_0", "int4"),
     Named("attnport", "ort_cpu.int4", "int4"),
     Named("attnport", "openvino.int4", "int4"),
 )
-CLASSES = ("fp32", "int4")
-"""Those that are compared; on processors without bf16 attnport has no form in half precision."""
-WORDS = {"fp32": "float32, and float16 of llama.cpp, which the ratio leaves out", "int4": "weights of 4 bits"}
+WORDS = {"fp32": "float32", "half": "half precision", "int4": "weights of 4 bits"}
+"""The classes of accuracy. On processors without bf16 attnport has no form in half precision."""
+_PICTURE, _TITLE = "decode.svg", "A step of attnport, divided by that of the fastest peer"
 AGREEING = 0.9
 """The least share of tokens that are those of PyTorch: rounding may turn a tie, after which a text goes another way."""
 
@@ -121,13 +123,20 @@ def opened(side: Named, told: dict[str, Any], threads: int) -> Side:
 
 
 def measure(decoder: Decoder, told: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]:
-    """By context and batch: each side's milliseconds, and the ratio."""
+    """By context and batch: each side's milliseconds, and the ratios; sides that do not open are told as failed."""
     found: dict[str, Any] = {}
-    open_sides = {side: opened(side, told, threads) for side in SIDES}
+    open_sides: dict[Named, Side] = {}
+    failed: dict[str, str] = {}
+    for named in SIDES:
+        try:
+            open_sides[named] = opened(named, told, threads)
+        except SideFailed as err:
+            failed[str(named)] = str(err)
     try:
         for context, batch in decoder.works:
             key = f"context {context}, batch {batch}"
             found[key] = _work(open_sides, context, batch, rounds)
+            found[key]["failed"] |= failed
             print(key, json.dumps(found[key]), flush=True)
     finally:
         for side in open_sides.values():
@@ -142,8 +151,7 @@ def _work(sides: dict[Named, Side], context: int, batch: int, rounds: int) -> di
     failed: dict[str, str] = {}
     random = np.random.default_rng(0)
     for turn in range(rounds + 1):  # the first warms up
-        for at in random.permutation(len(SIDES)):
-            named = SIDES[at]
+        for named in random.permutation(np.array(list(sides), dtype=object)):
             if str(named) in failed:
                 continue
             try:
@@ -156,21 +164,23 @@ def _work(sides: dict[Named, Side], context: int, batch: int, rounds: int) -> di
                 prompts.setdefault(named, []).append(taken[0])
     shares = {one: float((np.array(tokens[one]) == np.array(tokens[SIDES[0]])).mean()) for one in steps}
     for named, share in shares.items():
-        if share < AGREEING and named.precision != "int4":
+        if share < AGREEING and named.precision == "fp32":
             failed[str(named)] = f"{1 - share:.0%} of its tokens are others than PyTorch's"
             del steps[named]
     return {
         "step_ms": {str(one): round(median(taken) / 1e6, 2) for one, taken in steps.items()},
         "prompt_ms": {str(one): round(median(prompts[one]) / 1e6, 1) for one in steps},
         "tokens_of_pytorch": {str(one): round(share, 3) for one, share in shares.items()},
-        "ratios": {precision: _ratio(steps, precision) for precision in CLASSES},
+        "ratios": {precision: ratio for precision in WORDS if (ratio := _ratio(steps, precision))},
         "failed": failed,
     }
 
 
-def _ratio(steps: dict[Named, list[int]], precision: str) -> dict[str, Any]:
-    """attnport's quickest form to the quickest peer, of one class of accuracy."""
+def _ratio(steps: dict[Named, list[int]], precision: str) -> dict[str, Any] | None:
+    """attnport's quickest form to the quickest peer, of one class of accuracy; None where one of them is not there."""
     of_class = {one: taken for one, taken in steps.items() if one.precision == precision}
+    if {one.ours for one in of_class} != {True, False}:
+        return None
     ours, peer = (
         min((one for one in of_class if one.ours == side), key=lambda one: median(of_class[one]))
         for side in (True, False)
@@ -185,18 +195,39 @@ def section(result: dict[str, Any]) -> str:
     lines = [f"Measured by `{result['command']}` on {result['machine']}, with "
              + ", ".join(f"{name} {version}" for name, version in result["versions"].items()) + "."]  # fmt: skip
     for name, works in result["models"].items():
-        for precision in CLASSES:
-            # What is in half precision stands beside float32, as the next best.
-            sides = [one for one in SIDES if (one.precision == "int4") == (precision == "int4")]
+        for precision, words in WORDS.items():
+            sides = [one for one in SIDES if one.precision == precision
+                     and any(str(one) in row["step_ms"] for row in works.values())]  # fmt: skip
+            if not sides:
+                continue
             heading = "| | " + " | ".join(map(str, sides)) + " | attnport to the fastest peer |"
-            lines += ["", f"{DECODERS[name].said}, {WORDS[precision]}, ms a step:", "", heading,
-                      "|-|" + "-|" * (len(sides) + 1)]  # fmt: skip
+            lines += ["", f"{DECODERS[name].said}, {words}, ms a step:", "", heading, "|-|" + "-|" * (len(sides) + 1)]
             for key, row in works.items():
-                ratio = row["ratios"][precision]
-                low, high = ratio["interval"]
                 times = " | ".join(str(row["step_ms"].get(str(one), "-")) for one in sides)
-                lines.append(f"| {key} | {times} | {ratio['ratio']:.2f} ({low:.2f} to {high:.2f}) |")
-    return "\n".join(lines)
+                lines.append(f"| {key} | {times} | {_told(row['ratios'].get(precision))} |")
+    reasons = {side: why for works in result["models"].values() for row in works.values()
+               for side, why in row["failed"].items()}  # fmt: skip
+    if reasons:
+        lines += ["", "Not measured:", *(f"- {side}: {why}" for side, why in reasons.items())]
+    return "\n".join([*lines, "", f"![{_TITLE}](images/{_PICTURE})"])
+
+
+def _told(ratio: dict[str, Any] | None) -> str:
+    return "{:.2f} ({:.2f} to {:.2f})".format(ratio["ratio"], *ratio["interval"]) if ratio else "-"
+
+
+def picture(result: dict[str, Any]) -> str:
+    """The ratios as an SVG file."""
+    sys.path.append(str(ROOT / "docs"))
+    from claims._ratios import ratios
+
+    rows = {
+        f"{name}, {key}, {WORDS[precision]}": (ratio["interval"][0], ratio["ratio"], ratio["interval"][1])
+        for name, works in result["models"].items()
+        for key, row in works.items()
+        for precision, ratio in row["ratios"].items()
+    }
+    return ratios(rows, _TITLE)
 
 
 def main() -> None:
@@ -220,6 +251,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if given.docs:
+        (PICTURES / _PICTURE).write_text(picture(result), encoding="utf-8")
         replace_section("decode", section(result))
 
 
