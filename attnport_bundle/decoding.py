@@ -115,16 +115,21 @@ class Decoding:
     """A batch of texts that grow, with their caches and a mask of the real tokens in them.
 
     Attributes:
-        outputs: Of the last tokens, at least those that follow no cache.
+        outputs: Of the last tokens, those that follow no cache.
     """
 
     def __init__(
-        self, run: Run, io: IO, roles: Roles, steps: Steps | None = None, context: Mapping[str, Array] | None = None
+        self,
+        run: Run,
+        io: IO,
+        roles: Roles,
+        make_steps: MakeSteps | None = None,
+        context: Mapping[str, Array] | None = None,
     ) -> None:
         """Starts without a text; the first `push` gives the number of them.
 
         Args:
-            steps: Where the runtime can keep the caches; without it they are copied at every step.
+            make_steps: Of a runtime that may keep the caches; where it does not, they are copied at every step.
             context: The inputs that are the same at every step.
 
         Raises:
@@ -132,11 +137,10 @@ class Decoding:
         """
         expected, got = [spec.name for spec in roles.context], sorted(context or {})
         if sorted(expected) != got:
-            raise FeedError(
-                f"context: got {', '.join(got) or 'nothing'}; the model also takes {', '.join(expected) or 'nothing'}, "
-                "the same at every step. Of an encoder-decoder, give the encoder."
-            )
-        self._run, self._steps, self._io, self._roles = run, steps, io, roles
+            taken = f"{', '.join(expected)}, the same at every step: what an encoder gives" if expected else "nothing"
+            raise FeedError(f"context: got {', '.join(got) or 'nothing'}; expected {taken}.")
+        self._run, self._make_steps, self._io, self._roles = run, make_steps, io, roles
+        self._steps: Steps | None = None
         self._context = dict(context or {})
         self.outputs: dict[str, Array] = {}
         self._caches: dict[str, Array] | None = {}  # None while `steps` has them
@@ -162,7 +166,10 @@ class Decoding:
         feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
         if roles.mask:
             feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
-        if self._steps and ids_BS.shape[1] == 1 and self._keep_BT.shape[1]:
+        is_step = ids_BS.shape[1] == 1 and self._keep_BT.shape[1] > 0
+        if is_step and self._make_steps:
+            self._steps, self._make_steps = self._make_steps(roles), None
+        if is_step and self._steps:
             check_arrays(self._io, {spec.name: feeds.get(spec.name) for spec in self._io.inputs})  # as `run` does
             if self._caches is not None:
                 self._steps.begin(self._caches)
@@ -170,10 +177,10 @@ class Decoding:
             self.outputs = self._steps.run(feeds)
         else:
             self._caches = {spec.name: self.cache(spec.name) for spec, _, _ in roles.caches}
-            self.outputs = self._run(**feeds, **self._caches)
+            self.outputs = dict(self._run(**feeds, **self._caches))
             for spec, output, axis in roles.caches:
                 # A session may give what its file has: halves.
-                new = self.outputs[output].astype(spec.dtype, copy=False)
+                new = self.outputs.pop(output).astype(spec.dtype, copy=False)
                 self._caches[spec.name] = new if roles.grown else np.concatenate([self._caches[spec.name], new], axis)
         self._keep_BT = whole_BT
         logits = self.outputs[roles.logits.name]
@@ -206,12 +213,14 @@ class Decoding:
             self._steps.take(rows)
 
 
-def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, steps: Steps | None = None) -> dict[str, Array]:
+def stepped(
+    run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, make_steps: MakeSteps | None = None
+) -> dict[str, Array]:
     """What `run` gives for all tokens at once, made of a prompt of so many and then one token at a time.
 
     Args:
         feeds: The inputs of a pass with an empty cache.
-        steps: As of `Decoding`, and new.
+        make_steps: As of `Decoding`.
     """
     import numpy as np
 
@@ -221,7 +230,7 @@ def stepped(run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, steps: St
     if roles.mask and roles.whole:
         keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
     context = {spec.name: feeds[spec.name] for spec in roles.context}
-    decoding = Decoding(run, io, roles, steps, context)
+    decoding = Decoding(run, io, roles, make_steps, context)
     ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
     logits = []
     for start, end in zip([0, *ends[:-1]], ends, strict=True):

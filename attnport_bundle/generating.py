@@ -50,17 +50,15 @@ def generate(
     texts = not isinstance(given, Mapping) and any(isinstance(prompt, str) for prompt in given)
     if texts and not all(isinstance(prompt, str) for prompt in given):
         raise FeedError("prompts: got texts and token ids; expected one kind.")
-    starts, stops = io.start if start is None else start, io.stop if stop is None else stop
+    stops = io.stop if stop is None else stop
     as_text = texts if as_text is None else as_text
-    named = any(isinstance(each, str) for each in (*starts, *stops))
+    named = any(isinstance(each, str) for each in (*(start or ()), *stops))
     words = _Words(tokenizer) if as_text or named or (texts and encoder is None) else None
     if encoder is not None:
-        given = _read(given, _Words(encoder.tokenizer) if texts else None)
-        context = {**encoder.context(given, roles_of(io).context), **(context or {})}
-        given = [_tokens(starts, words, "start")] * _texts_in(io, context)
-    elif isinstance(given, Mapping):
-        raise FeedError("prompts: got arrays by name, which an encoder takes; give the encoder, or token ids.")
-    ids = _read(given, words)
+        context = _context(io, encoder, _read(given, _Words(encoder.tokenizer) if texts else None), context or {})
+        ids = [_begin(io, start, words)] * _texts_in(io, context)
+    else:
+        ids = _alone(given, words, start)
     ends = _tokens(stops, words, "stop")
     chosen = Options(stop=tuple(ends), **options)
     found: list[list[int]] = [[] for _ in ids]
@@ -90,6 +88,31 @@ def _read(prompts: Any, words: _Words | None) -> Any:
     if isinstance(prompts, Mapping):
         return prompts
     return [words.ids(prompt) if words and isinstance(prompt, str) else _ids(prompt) for prompt in prompts]
+
+
+def _begin(io: IO, start: Sequence[int | str] | None, words: _Words | None) -> list[int]:
+    """The tokens that a text behind an encoder begins with."""
+    found = _tokens(io.start if start is None else start, words, "start")
+    if not found:
+        raise FeedError("start: got no token, and the model names none; give those that a text begins with.")
+    return found
+
+
+def _alone(prompts: Any, words: _Words | None, start: Sequence[int | str] | None) -> Any:
+    """The ids of prompts that no encoder reads."""
+    if isinstance(prompts, Mapping):
+        raise FeedError("prompts: got arrays by name, which an encoder takes; give the encoder, or token ids.")
+    if start is not None:
+        raise FeedError("start: texts begin with their prompts; it is for texts behind an encoder.")
+    return _read(prompts, words)
+
+
+def _context(io: IO, encoder: Encoder, prompts: Any, further: Mapping[str, Array]) -> dict[str, Array]:
+    """What the decoder takes at every step: what is given further, and the rest from the encoder."""
+    wanted = roles_of(io).context
+    if not wanted:
+        raise FeedError("encoder: the model takes nothing of one; it continues the prompts themselves.")
+    return {**encoder.context(prompts, [spec for spec in wanted if spec.name not in further]), **further}
 
 
 def _texts_in(io: IO, context: Mapping[str, Array]) -> int:

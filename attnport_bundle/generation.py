@@ -79,9 +79,7 @@ def generated(
     roles = roles_of(io)
     if options.beams > 1:
         raise FeedError("beams: what beam search finds is known at its end; use `searched`.")
-    decoding, logits = _begun(
-        Decoding(run, io, roles, steps and steps(roles), context), roles, prompts, options.max_tokens
-    )
+    decoding, logits = _begun(Decoding(run, io, roles, steps, context), roles, prompts, options.max_tokens)
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
     for number in range(options.max_tokens):
         chosen = _chosen(logits, options, draw)
@@ -103,8 +101,9 @@ def _begun(decoding: Decoding, roles: Roles, prompts: Sequence[Sequence[int]], m
     room = roles.longest_past - roles.start
     if longest + most - 2 > room:
         raise FeedError(f"prompts: {longest} tokens and {most} new ones; the model keeps at most {room} in its cache.")
-    ragged = min(lengths) < longest
-    if ragged and not (roles.mask and roles.whole):
+    if min(lengths) < longest and roles.context:
+        raise FeedError("prompts: they have different lengths; behind a context, all have the same.")
+    if min(lengths) < longest and not (roles.mask and roles.whole):
         raise FeedError("prompts: they have different lengths, and the model takes no mask [batch, past+seq].")
     ids_BS = np.zeros((len(prompts), longest), np.int64)
     keep_BS = np.zeros(ids_BS.shape, dtype=bool)
@@ -151,9 +150,7 @@ def searched(
     options.check()
     count, beams = len(prompts), options.beams
     roles = roles_of(io)
-    decoding, logits = _begun(
-        Decoding(run, io, roles, steps and steps(roles), context), roles, prompts, options.max_tokens
-    )
+    decoding, logits = _begun(Decoding(run, io, roles, steps, context), roles, prompts, options.max_tokens)
     decoding.take(np.repeat(np.arange(count), beams))
     logits = np.repeat(logits, beams, axis=0)
     every = [_Beams(options) for _ in range(count)]

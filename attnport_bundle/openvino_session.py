@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from .device_tensors import through_numpy
 from .errors import BundleError, FeedError, RuntimeMissing
 from .halves import BFLOAT16
 from .manifest import Form
-from .openvino_states import States, with_states
+from .openvino_states import Guard, States, has_caches, with_states
 from .printable import escaped
 from .roles import Roles
 from .session import Port, cpu
@@ -101,30 +102,51 @@ def _reason(said: str) -> str:
 class Stepping:
     """Makes the caches of a decoder's batches; the model with its caches as states is compiled with the first."""
 
-    def __init__(self, module: Any, path: Path, read: Callable[[], Any], plan: str, threads: int | None) -> None:
-        """Takes what is needed to compile it.
-
-        Args:
-            path: The file, for messages.
-            read: Reads the file anew: the result of `Core.read_model`.
-            plan, threads: As of `compiled`.
-        """
-        self._module, self._path, self._read, self._plan, self._threads = module, path, read, plan, threads
+    def __init__(self, module: Any, graph: Any, plan: str, threads: int | None, where: Path, guard: Guard) -> None:
+        """Keeps the graph if it has caches; the others are as of `compiled`."""
+        self._module, self._plan, self._threads, self._where, self._guard = module, plan, threads, where, guard
+        self._graph = graph if has_caches(graph) else None
         self._made: Any = None
+        self._lock = threading.Lock()
 
     def __call__(self, roles: Roles) -> States | None:
         """See `decoding.steps_of`. Raises as `compiled`."""
-        if self._made is None:
-            graph = with_states(self._read(), roles)
-            if graph is None:
-                return None
-            # By itself, the plugin keeps caches in 8 bits.
-            further = {"KV_CACHE_PRECISION": PRECISIONS[self._plan]}
-            self._made = compiled(self._module, graph, self._plan, self._threads, self._path, further)
-        made, request = self._made, self._made.create_infer_request()
+        with self._lock:
+            if self._made is None:
+                graph, self._graph = self._graph, None
+                with self._guard({}):
+                    changed = None if graph is None else with_states(graph, roles)
+                if changed is None:
+                    return None
+                # By itself, the plugin keeps caches in 8 bits.
+                further = {"KV_CACHE_PRECISION": PRECISIONS[self._plan]}
+                self._made = compiled(self._module, changed, self._plan, self._threads, self._where, further)
+            made, request = self._made, self._made.create_infer_request()
         followed = {output for _, output, _ in roles.caches}
         outputs = tuple(name for port in made.outputs for name in port.get_names() if name not in followed)
-        return States(request, lambda feeds: infer(request, made, feeds, outputs), roles)
+        return States(request, lambda feeds: infer(request, made, feeds, outputs), roles, self._guard)
+
+    def give_back(self) -> None:
+        """Frees the pool and what was compiled for sizes."""
+        with self._lock:
+            if self._made is not None:
+                self._made.release_memory()
+
+    def close(self) -> None:
+        """Frees the model, once no batch uses it."""
+        with self._lock:
+            self._graph = self._made = None
+
+
+@contextmanager
+def _told(arrays: Mapping[str, Any]) -> Iterator[None]:
+    """Turns what OpenVINO raises in the block into a BundleError."""
+    try:
+        yield
+    except BundleError:
+        raise
+    except Exception as err:  # a runtime's own exceptions share no base
+        raise BundleError(f"openvino failed: {escaped(str(err))}") from err
 
 
 def infer(request: Any, made: Any, feeds: Mapping[str, Any], outputs: tuple[str, ...]) -> dict[str, Any]:
@@ -160,17 +182,14 @@ class OpenVinoSession:
             RuntimeMissing: the CPU does not compute in the plan's precision.
             BundleError: OpenVINO refuses the file.
         """
-
-        def read() -> Any:
-            try:
-                core = module.Core()
-                core.set_property({"ENABLE_MMAP": mapped})
-                return core.read_model(str(path))
-            except Exception as err:  # a runtime's own exceptions share no base
-                raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
-
-        self._made = compiled(module, read(), form.plan, threads, path)
-        self.new_steps = Stepping(module, path, read, form.plan, threads)
+        try:
+            core = module.Core()
+            core.set_property({"ENABLE_MMAP": mapped})
+            graph = core.read_model(str(path))
+        except Exception as err:  # a runtime's own exceptions share no base
+            raise BundleError(f"{path} cannot be opened: {escaped(str(err))}") from err
+        self._made = compiled(module, graph, form.plan, threads, path)
+        self.new_steps = Stepping(module, graph, form.plan, threads, path, _told)
         self._request = self._made.create_infer_request()
         self._lock = threading.Lock()
         self.provider, self.version = "OpenVINO CPU", str(module.__version__).split("-")[0]
@@ -193,6 +212,7 @@ class OpenVinoSession:
         with self._lock:
             if self._made is not None:
                 self._made.release_memory()
+        self.new_steps.give_back()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
@@ -202,6 +222,7 @@ class OpenVinoSession:
         """Frees the model."""
         with self._lock:
             self._request = self._made = None
+        self.new_steps.close()
 
 
 def _port(port: Any, declared: set[str]) -> Port:

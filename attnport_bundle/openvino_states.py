@@ -8,6 +8,7 @@ pattern, which keeps the keys and values of earlier tokens where they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from .roles import Roles
@@ -16,8 +17,20 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+Guard = Callable[[Mapping[str, Any]], AbstractContextManager[None]]
+"""Makes what stands around every use of the runtime, of the arrays that it is given: it turns errors into ours."""
 _ROWS = "beam_idx"
 """The name that the plugin's own models have for it."""
+
+
+def has_caches(graph: Any) -> bool:
+    """Whether an input is put before something, and both together are an output."""
+    return any(
+        user.get_node().get_type_name() == "Concat"
+        and any(one.get_node().get_type_name() == "Result" for one in user.get_node().output(0).get_target_inputs())
+        for node in graph.get_parameters()
+        for user in node.output(0).get_target_inputs()
+    )
 
 
 def with_states(graph: Any, roles: Roles) -> Any | None:
@@ -35,7 +48,6 @@ def with_states(graph: Any, roles: Roles) -> Any | None:
 
     rows = opset13.parameter(openvino.PartialShape([-1]), openvino.Type.i32, _ROWS)
     rows.output(0).set_names({_ROWS})
-    zero = opset13.constant(np.int32(0))
     inputs = {name: node for node in graph.get_parameters() for name in node.output(0).get_names()}
     followers = {name: node for node in graph.get_results() for name in node.input_value(0).get_names()}
     made = {output: followers[output].input_value(0).get_node() for _, output, _ in roles.caches}
@@ -43,17 +55,17 @@ def with_states(graph: Any, roles: Roles) -> Any | None:
         return None
     assigned, gone = [], []
     for spec, output, _ in roles.caches:
-        cache, follower = inputs[spec.name], followers[output]
-        shape = cache.get_partial_shape()
+        cache, shape = inputs[spec.name], inputs[spec.name].get_partial_shape()
         # What a variable begins with. It is never read: caches are given before the first token.
         sizes = [0 if size.is_dynamic else size.get_length() for size in shape]
-        begin = opset13.constant(np.zeros(sizes, np.float32))
+        begin = opset13.constant(np.zeros(sizes, np.float32), cache.get_element_type())
         read = opset6.read_value(begin, spec.name, cache.get_element_type(), shape)
-        ordered = opset13.gather(read, rows, zero)
+        axis = opset13.constant(np.int32(spec.dims.index(roles.ids.dims[0])))
+        ordered = opset13.gather(read, rows, axis)
         for user in list(cache.output(0).get_target_inputs()):
             user.replace_source_output(ordered.output(0))
         assigned.append(opset6.assign(made[output], spec.name))
-        gone += [cache, follower]
+        gone += [cache, followers[output]]
     kept = [node for node in graph.get_results() if node not in gone]
     given = [node for node in graph.get_parameters() if node not in gone]
     return openvino.Model(kept, assigned, [*given, rows], graph.get_friendly_name())
@@ -62,23 +74,27 @@ def with_states(graph: Any, roles: Roles) -> Any | None:
 class States:
     """`decoding.Steps` of a compiled model with states."""
 
-    def __init__(self, request: Any, infer: Callable[[Mapping[str, Any]], dict[str, Array]], roles: Roles) -> None:
+    def __init__(
+        self, request: Any, infer: Callable[[Mapping[str, Any]], dict[str, Array]], roles: Roles, guard: Guard
+    ) -> None:
         """Takes what runs the model.
 
         Args:
             request: An infer request of its own.
-            infer: Runs it on inputs by name, and gives its outputs.
+            infer: Runs it on inputs by name, the others as they were before, and gives its outputs.
         """
-        self._request, self._infer, self._roles = request, infer, roles
+        self._request, self._infer, self._roles, self._guard = request, infer, roles, guard
         self._rows: Any = None
+        self._given: dict[str, Array] = {}
 
     def begin(self, caches: Mapping[str, Array]) -> None:
         """Takes caches, by input."""
         import openvino
 
-        self._request.reset_state()
-        for state in self._request.query_state():
-            state.state = openvino.Tensor(caches[state.name])
+        with self._guard(caches):
+            self._request.reset_state()
+            for state in self._request.query_state():
+                state.state = openvino.Tensor(caches[state.name])
         self._rows = None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -87,8 +103,12 @@ class States:
 
         batch = len(feeds[self._roles.ids.name])
         rows = np.arange(batch) if self._rows is None else self._rows
-        self._rows = None
-        return self._infer({**feeds, _ROWS: rows.astype(np.int32)})
+        # What is the same at every step, such as what an encoder gave, is copied to the request once.
+        new = {name: array for name, array in feeds.items() if self._given.get(name) is not array}
+        with self._guard(feeds):
+            outputs = self._infer({**new, _ROWS: rows.astype(np.int32)})
+        self._rows, self._given = None, dict(feeds)
+        return outputs
 
     def take(self, rows: Array) -> None:
         """Goes on with these rows of the batch; they are put into their order with the next token."""
@@ -98,7 +118,8 @@ class States:
         """What the cache of an input holds."""
         import numpy as np
 
-        state = next(one for one in self._request.query_state() if one.name == name)
-        held = np.array(state.state.data)
+        with self._guard({}):
+            state = next(one for one in self._request.query_state() if one.name == name)
+            held = np.array(state.state.data)
         axis = next(spec for spec, _, _ in self._roles.caches if spec.name == name).dims.index(self._roles.ids.dims[0])
         return held if self._rows is None else np.take(held, self._rows, axis)

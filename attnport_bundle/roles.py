@@ -90,10 +90,13 @@ def _caches(
     if not lengths:
         raise _refused("it has no cache: no input of floats with a length of its own")
     for grown in (True, False):
-        for past in lengths:
-            found = _pairs(io, [spec for spec in floats if past in spec.dims], past, seq, grown=grown)
-            if found is not None:
-                return past, found, grown
+        pairs = {past: _pairs(io, [spec for spec in floats if past in spec.dims], past, seq, grown=grown)
+                 for past in lengths}  # fmt: skip
+        found = [(past, pair, grown) for past, pair in pairs.items() if pair is not None]
+        if len(found) > 1:
+            raise _refused(f"each of {', '.join(past for past, _, _ in found)} may be the length of its cache")
+        if found:
+            return found[0]
     raise _refused(f"not every cache has an output with {lengths[0]}+{seq} or {seq} in place of {lengths[0]}")
 
 

@@ -162,6 +162,8 @@ def _work(sides: dict[Named, Side], context: int, batch: int, rounds: int) -> di
             if turn:
                 steps.setdefault(named, []).append(int(median(taken[2:])))
                 prompts.setdefault(named, []).append(taken[0])
+    if SIDES[0] not in steps:
+        raise SystemExit(f"PyTorch, whose tokens are those to find, did not run: {failed}")
     shares = {one: float((np.array(tokens[one]) == np.array(tokens[SIDES[0]])).mean()) for one in steps}
     for named, share in shares.items():
         if share < AGREEING and named.precision == "fp32":

@@ -40,11 +40,11 @@ def in_steps(session: Any, io: IOContract, feeds: Mapping[str, Array]) -> dict[s
     """
     if hasattr(session, "in_steps"):
         return dict(session.in_steps(feeds))  # in the process that has the session
-    return stepped(lambda **given: session.run(given), io, feeds, PROMPT, steps_of(session)(roles_of(io)))
+    return stepped(lambda **given: session.run(given), io, feeds, PROMPT, steps_of(session))
 
 
 def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
-    """Two texts, each a prompt and so many steps, one padded at the left where the model takes a mask of all tokens.
+    """Two texts, each a prompt and so many steps, one padded at the left where prompts may have several lengths.
 
     A model that does not generate has none.
     """
@@ -65,7 +65,7 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
         if roles.mask:
             mask_BT = np.ones(roles.mask.shape(sizes), roles.mask.dtype)
             mask_BT[:, : roles.start] = 0
-            if roles.whole and len(mask_BT) > 1 and length > PROMPT:
+            if roles.whole and not roles.context and len(mask_BT) > 1 and length > PROMPT:
                 mask_BT[1, : roles.start + _LEFT] = 0
             feeds[roles.mask.name] = mask_BT
         yield case(io, name, GROUP, {spec.name: feeds[spec.name] for spec in io.inputs})

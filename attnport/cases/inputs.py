@@ -159,7 +159,6 @@ def _spec(io: IOContract, name: str) -> TensorSpec:
 
 def random_feeds(io: IOContract, sizes: Mapping[str, int], layout: str, rng: np.random.Generator) -> dict[str, Array]:
     """An array for every input, of the given sizes and with a layout of padding."""
-    """An array for every input, with a layout of padding; see `cases`."""
     masks = {mask.input: mask for mask in io.masks if mask.input}
     feeds = {}
     for spec in io.inputs:

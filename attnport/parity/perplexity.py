@@ -76,7 +76,7 @@ class Perplexity:
         ids_BT = np.zeros((len(texts), lengths.max()), np.int64)
         for row, text in enumerate(texts):
             ids_BT[row, : len(text)] = text
-        decoding = Decoding(lambda **feeds: session.run(feeds), self._io, self._roles, steps_of(session)(self._roles))
+        decoding = Decoding(lambda **feeds: session.run(feeds), self._io, self._roles, steps_of(session))
         real_B1, found = np.ones((len(texts), 1), dtype=bool), []
         for at in range(ids_BT.shape[1] - 1):
             logits_BV = decoding.push(ids_BT[:, at : at + 1], real_B1).astype(np.float64)

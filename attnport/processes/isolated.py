@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TIMEOUT_S = 600.0
+STEPS_TIMES = 8
 PROBE_FAILED = "its probe failed"
 _SHARE = 0.9
 """The share of the free memory that a session may take; the rest is for the caller."""
@@ -105,7 +106,10 @@ class IsolatedSession:
         return self._call(feeds, steps=False)
 
     def in_steps(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """Outputs of a decoder that runs a prompt and then token by token (`cases.decoding`); raises as `run`."""
+        """Outputs of a decoder that runs a prompt and then token by token (`cases.decoding`); raises as `run`.
+
+        These are many calls, and may take `STEPS_TIMES` as long as one.
+        """
         return self._call(feeds, steps=True)
 
     def _call(self, feeds: Mapping[str, np.ndarray[Any, Any]], *, steps: bool) -> dict[str, np.ndarray[Any, Any]]:
@@ -113,7 +117,8 @@ class IsolatedSession:
             raise UsageError("the session is closed.", hint="Open the model again.")
         feeds_file, outputs_file = (Path(self._scratch.name, name) for name in ("feeds.npz", "outputs.npz"))
         save_feeds(feeds_file, feeds)
-        answer = self._child.ask("call", self._timeout_s, feeds=str(feeds_file), outputs=str(outputs_file), steps=steps)
+        limit_s = self._timeout_s * (STEPS_TIMES if steps else 1)
+        answer = self._child.ask("call", limit_s, feeds=str(feeds_file), outputs=str(outputs_file), steps=steps)
         return load_outputs(outputs_file, answer["named"])
 
     def close(self) -> None:

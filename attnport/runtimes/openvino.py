@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,10 +110,15 @@ class _OpenVinoSession(CheckedSession):
         import openvino
 
         super().__init__(opening.io, Ran("CPU", f"openvino {openvino.__version__.split('-')[0]}", opening.plan))
-        self._compiled = _compiled(path, _read(path), opening.plan, opening.threads)
+        graph, threads = _read(path), opening.threads or physical_cores()
+        self._compiled = _compiled(path, graph, opening.plan, threads)
         self._request = self._compiled.create_infer_request()
-        threads = opening.threads or physical_cores()
-        self.new_steps = Stepping(openvino, path, partial(_read, path), opening.plan, threads)
+        self.new_steps = Stepping(openvino, graph, opening.plan, threads, path, self._guarded)
+
+    @contextmanager
+    def _guarded(self, feeds: Mapping[str, Array]) -> Iterator[None]:
+        with self._open(), refused("OpenVINO", feeds):
+            yield
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused("OpenVINO", feeds):
@@ -121,6 +126,7 @@ class _OpenVinoSession(CheckedSession):
 
     def _free(self) -> None:
         self._request = self._compiled = None
+        self.new_steps.close()
 
 
 RUNTIME = OpenVino()

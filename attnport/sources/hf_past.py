@@ -103,11 +103,12 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     # A model that counts positions itself has to find one for every place of the largest cache and pass together.
     new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
     dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)), declared)
+    sizes = _sizes(place, model, ids.high or 2)
     inputs, behind = [ids], [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input]
     if not limited or not _padding_matters(model):
         inputs.append(TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2))
         behind += [mask for mask in masks if mask.input]
-    for at, (key, value) in enumerate(_sizes(place, model, ids.high or 2)):
+    for at, (key, value) in enumerate(sizes):
         inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
         inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")

@@ -58,7 +58,7 @@ def decoder(model: Mapping[str, Any], folder: Path, variant: str, threads: int) 
     session, roles = form(Path(model["ours"]), manifest, variant, threads), roles_of(manifest.io)
 
     def begin(batch: int) -> Callable[[Any], Any]:
-        decoding = Decoding(lambda **feeds: session.run(feeds), manifest.io, roles, steps_of(session)(roles))
+        decoding = Decoding(lambda **feeds: session.run(feeds), manifest.io, roles, steps_of(session))
         return lambda ids: decoding.push(ids, np.ones(ids.shape, dtype=bool))
 
     return begin

@@ -130,9 +130,10 @@ Decoding::Decoding(Run run, const IO& io, const Roles& roles, StepInPlace step, 
     std::sort(got.begin(), got.end());
     if (wanted == got) return;
     for (std::string& name : got) name = shown(name);
-    const auto listed = [](const std::vector<std::string>& names) { return names.empty() ? "nothing" : joined(names); };
-    throw FeedError("context: got " + listed(got) + "; the model also takes " + listed(expected) +
-                    ", the same at every step. Of an encoder-decoder, give the encoder.");
+    const std::string given = got.empty() ? "nothing" : joined(got);
+    const std::string taken =
+        expected.empty() ? "nothing" : joined(expected) + ", the same at every step: what an encoder gives";
+    throw FeedError("context: got " + given + "; expected " + taken + ".");
 }
 
 void Decoding::begin(std::size_t batch) {

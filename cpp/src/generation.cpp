@@ -54,6 +54,9 @@ Logits begun(Decoding& decoding, const Roles& roles, const Texts& prompts, std::
         throw FeedError("prompts: " + std::to_string(longest) + " tokens and " + std::to_string(most) +
                         " new ones; the model keeps at most " + std::to_string(room) + " in its cache.");
     }
+    if (shortest < longest && !roles.context.empty()) {
+        throw FeedError("prompts: they have different lengths; behind a context, all have the same.");
+    }
     if (shortest < longest && (roles.mask == nullptr || !roles.whole)) {
         throw FeedError("prompts: they have different lengths, and the model takes no mask [batch, past+seq].");
     }

@@ -1,6 +1,7 @@
 #include "roles.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -96,9 +97,15 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
     }
     if (lengths.empty()) refuse("it has no cache: no input of floats with a length of its own");
     for (const bool grown : {true, false}) {
-        for (const Dim* const past : lengths) {
-            if (pair_up(io, floats, past->name, seq, grown, roles)) return *past;
+        std::vector<const Dim*> found;
+        std::copy_if(lengths.begin(), lengths.end(), std::back_inserter(found),
+                     [&](const Dim* past) { return pair_up(io, floats, past->name, seq, grown, roles); });
+        if (found.size() > 1) {
+            std::vector<std::string> names;
+            for (const Dim* const past : found) names.push_back(past->name);
+            refuse("each of " + joined(names) + " may be the length of its cache");
         }
+        if (!found.empty()) return *found[0];
     }
     const std::string& past = lengths[0]->name;
     refuse("not every cache has an output with " + past + "+" + seq + " or " + seq + " in place of " + past);

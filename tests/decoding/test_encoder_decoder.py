@@ -122,7 +122,8 @@ def test_the_command_line_says_what_is_missing(artifacts: Once) -> None:
     told = json.loads(done.stdout)
     assert (told["answers"], told["tokens"], len(told["texts"])) == (True, 10, 2)
     for arguments, said in (
-        (("--prompt", "ab"), "Of an encoder-decoder, give the encoder"),
+        (("--prompt", "ab"), "the same at every step: what an encoder gives"),
+        (("--prompt", "ab", "--start", "a"), "it is for texts behind an encoder"),
         (("--encoder", encoder), "got neither"),
         (("--encoder", encoder, "--prompt", "a", "--inputs", decoder / "golden.npz"), "got both"),
         (("--encoder", decoder, "--prompt", "a"), "give an array for each by its name"),
@@ -136,7 +137,7 @@ def test_the_command_line_says_what_is_missing(artifacts: Once) -> None:
 @pytest.mark.parametrize(
     ("prompts", "options", "said"),
     [
-        (PROMPTS, {}, "context: got nothing; the model also takes attention_mask"),
+        (PROMPTS, {}, "context: got nothing; expected attention_mask, cross_key_0"),
         (PROMPTS, {"context": {"states": np.zeros(1)}}, "context: got states"),
         ({"input_ids": np.array([[1]])}, {}, "which an encoder takes"),
     ],
@@ -200,6 +201,41 @@ def test_a_module_of_ones_own_generates_behind_what_it_is_given(tmp_path: Path) 
         assert found[row] == ids[2:]
 
 
+def test_a_cache_whose_batch_is_not_its_first_axis_is_kept_as_a_state(tmp_path: Path) -> None:
+    class Second(Captioner):
+        def forward(self, ids: Any, seen: Any, past_key: Any, past_value: Any) -> Any:
+            out, key, value = super().forward(ids, seen, past_key[0], past_value[0])
+            return out, key[None], value[None]
+
+    torch.manual_seed(1)
+    export(Second().eval(), tmp_path / "out", inputs=[
+        "ids=int64[batch,seq]:high=30", "seen=float32[batch,patches,16]", "past_key=float32[1,batch,past,16]",
+        "past_value=float32[1,batch,past,16]"], dims=["past=0:16:63"])  # fmt: skip
+    fuse(tmp_path / "out", targets=["ort_cpu", "openvino"])
+    seen = np.random.default_rng(0).standard_normal((2, 5, 16)).astype(np.float32)
+    artifact = attnport.open(tmp_path / "out")
+    options: dict[str, Any] = {"context": {"seen": seen}, "max_tokens": 8, "stop": []}
+    for beams in (1, 3):
+        found = [artifact.generate([[3, 4], [7, 1]], one, beams=beams, **options) for one in ("ort_cpu", "openvino")]
+        assert found[0] == found[1]
+
+
+def test_what_an_encoder_gives_may_be_given_in_its_place(artifacts: Once) -> None:
+    decoder, encoder = map(attnport.open, artifacts("t5"))
+    expected = decoder.generate([[5, 17, 60]], encoder=encoder, max_tokens=6)
+    feeds = {"input_ids": np.array([[5, 17, 60]]), "attention_mask": np.ones((1, 3), np.int64)}
+    with encoder.open() as running:
+        given = {**running.run(**feeds), "attention_mask": feeds["attention_mask"]}
+    assert decoder.generate([[0]], context=given, max_tokens=6) == expected
+    few = {name: given[name] for name in ("cross_key_0", "attention_mask")}
+    assert decoder.generate([[5, 17, 60]], encoder=encoder, context=few, max_tokens=6) == expected
+    twice = {name: np.repeat(array, 2, axis=0) for name, array in given.items()}
+    with pytest.raises(FeedError, match="behind a context, all have the same"):
+        decoder.generate([[0], [0, 4]], context=twice)
+    with pytest.raises(FeedError, match="start: got no token"):
+        decoder.generate([[5]], encoder=encoder, start=[])
+
+
 def test_where_padding_moves_positions_texts_of_several_lengths_are_refused(tmp_path: Path) -> None:
     config = transformers.PegasusConfig(
         vocab_size=VOCABULARY, d_model=32, decoder_layers=1, decoder_ffn_dim=64, decoder_attention_heads=4,
@@ -212,5 +248,5 @@ def test_where_padding_moves_positions_texts_of_several_lengths_are_refused(tmp_
     fuse(tmp_path / "out", targets=["ort_cpu"])
     assert [spec.name for spec in open_folder(tmp_path / "out").io.inputs][:2] == ["input_ids", "past_key_0"]
     with pytest.raises(FeedError, match="they have different lengths"):
-        attnport.open(tmp_path / "out").generate(PROMPTS)
+        attnport.open(tmp_path / "out").generate(PROMPTS, max_tokens=4)
     assert len(attnport.open(tmp_path / "out").generate([[5, 6], [7, 8]], max_tokens=4, stop=[])[1]) == 4

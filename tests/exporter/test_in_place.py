@@ -39,9 +39,9 @@ def session_of(folder: Path) -> Session:
 
 def begun(folder: Path, *, in_place: bool) -> Decoding:
     session, io = session_of(folder), open_folder(folder).io
-    steps = steps_of(session)(roles_of(io))
-    assert steps is not None
-    return Decoding(lambda **feeds: session.run(feeds), io, roles_of(io), steps if in_place else None)
+    make_steps = steps_of(session)
+    assert make_steps(roles_of(io)) is not None
+    return Decoding(lambda **feeds: session.run(feeds), io, roles_of(io), make_steps if in_place else None)
 
 
 def tokens(batch: int, count: int) -> Array:
