@@ -17,6 +17,7 @@ PAGE = HERE / "models.md"
 LONGEST = 160
 SIDES = ("torch", "attnport")
 CACHED = "cached"
+NOT_CAUSAL = "attend to what comes behind them"
 
 VALUES, RANDOM, TIME, OTHER = "values", "random", "time", "other"
 CAUSES = {
@@ -134,9 +135,12 @@ def table(made: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
 
 
 def cached(sides: Mapping[str, Mapping[str, Any]]) -> tuple[bool, bool] | None:
-    """Whether a type goes with its cache, and whether its tokens are right; None where that was not tried."""
+    """Whether a type goes with its cache, and whether its tokens are right; None where that was not tried.
+
+    An encoder whose class for writing text is not told to be a decoder writes none.
+    """
     side = sides.get(CACHED)
-    return (side["exported"], side["right"]) if side else None
+    return (side["exported"], side["right"]) if side and NOT_CAUSAL not in side["reason"] else None
 
 
 def cell(result: Mapping[str, Any]) -> str:

@@ -40,10 +40,12 @@ def test_what_torch_gets_right_and_attnport_does_not_is_named() -> None:
 
 def test_what_writes_text_says_whether_its_cache_gives_the_same_tokens() -> None:
     off = result(right=False)
-    cached = {"a": result(), "b": off, "c": {**off, "exported": False}, "d": {**off, "exported": False, "made": False}}
+    refused = {**off, "exported": False}
+    encoder = {**refused, "reason": "its tokens attend to what comes behind them"}
+    cached = {"a": result(), "b": off, "c": refused, "d": {**refused, "made": False}, "e": encoder}
     text = make.page({kind: {"attnport": result(), "cached": side} for kind, side in cached.items()})
     assert "Of 3 types that write text, 2 go with `--with-past`; 1 give the module's tokens." in text
-    for kind, cells in (("a", "yes | right"), ("b", "yes | **wrong**"), ("c", "refused | "), ("d", " | ")):
+    for kind, cells in (("a", "yes | right"), ("b", "yes | **wrong**"), ("c", "refused | "), ("d", " | "), ("e", " | ")):
         assert f"| `{kind}` |  |  | right |  | 3 | {cells} |" in text
     assert "## Without a cache\n\n- `c`: it is off\n" in text
     assert "## Other tokens with a cache\n\n- `b`: it is off\n" in text
