@@ -12,7 +12,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import first_line
 from attnport.masks.spec import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
-from attnport.sources.hf_modules import Kind
+from attnport.sources.hf_modules import Kind, encoder_output
 from attnport.sources.hf_past import KEY, VALUE, accepted, ends, keys_and_values, other, pairs_of, present, whole_tokens
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ def encoded(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
     """
     import torch
 
-    batch = next(iter(tensors.values())).shape[0]
-    ids_B1 = torch.zeros((batch, 1), dtype=torch.int64)
-    out = model(**tensors, **constants, decoder_input_ids=ids_B1, use_cache=True)
+    hidden_BSD = model.get_encoder()(**tensors, **constants, return_dict=True).last_hidden_state
+    ids_B1 = torch.zeros((hidden_BSD.shape[0], 1), dtype=torch.int64)
+    masked = {_MASK: tensors[_MASK]} if _MASK in tensors else {}
+    out = _decoded(model, hidden_BSD, ids_B1, None, **masked)
     found: dict[str, torch.Tensor] = {}
     for at, layer in enumerate(out.past_key_values.cross_attention_cache.layers):
         found |= {_CROSS_KEY.format(at): layer.keys, _CROSS_VALUE.format(at): layer.values}
@@ -67,10 +68,12 @@ def stepped(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
 
 
 def _decoded(model: Any, hidden_BSD: torch.Tensor, ids_BS: torch.Tensor, cache: Any, **masked: torch.Tensor) -> Any:
-    """The decoder behind what an encoder gave; where the cache has its keys and values, only its sizes are read."""
-    from transformers.modeling_outputs import BaseModelOutput
+    """The decoder behind what an encoder gave; where the cache has its keys and values, only its sizes are read.
 
-    outputs = BaseModelOutput(last_hidden_state=hidden_BSD)
+    Args:
+        cache: None = an empty one.
+    """
+    outputs = encoder_output(hidden_BSD)
     return model(encoder_outputs=outputs, decoder_input_ids=ids_BS, past_key_values=cache, use_cache=True, **masked)
 
 
@@ -155,6 +158,6 @@ def _sizes(
         with torch.no_grad():
             _decoded(model, torch.zeros(1, source, width), torch.zeros(1, 2, dtype=torch.int64), cache)
     except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
-        raise other(place, model, first_line(err)) from err
+        raise other(place, model, f"it does not take a cache of keys and values: {first_line(err)}") from err
     return (whole_tokens(place, model, cache.self_attention_cache, 2),
             whole_tokens(place, model, cache.cross_attention_cache, source))  # fmt: skip

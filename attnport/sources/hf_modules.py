@@ -97,12 +97,17 @@ def whole(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, 
 
 def decoder(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
     """A model behind its encoder, with the head: what the encoder gave, and its padding mask, are inputs."""
-    from transformers.modeling_outputs import BaseModelOutput
-
-    encoded = BaseModelOutput(last_hidden_state=tensors.pop("encoder_hidden_states"))
+    encoded = encoder_output(tensors.pop("encoder_hidden_states"))
     if "encoder_attention_mask" in tensors:
         tensors["attention_mask"] = tensors.pop("encoder_attention_mask")
     return model(encoder_outputs=encoded, **tensors, **constants, return_dict=True)
+
+
+def encoder_output(hidden_BSD: torch.Tensor) -> Any:
+    """What an encoder gives, as its decoder takes it."""
+    from transformers.modeling_outputs import MoEModelOutput  # it has what all have, and what experts ask for
+
+    return MoEModelOutput(last_hidden_state=hidden_BSD)
 
 
 def tower(modality: str, name: str) -> Callable[..., Any]:

@@ -149,7 +149,7 @@ def _sizes(place: str, model: Any, vocab: int) -> list[tuple[tuple[int, int], tu
         with torch.no_grad():
             model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS), past_key_values=cache, use_cache=True)
     except Exception as err:  # transformers raises whatever it likes where a cache is of another kind
-        raise other(place, model, first_line(err)) from err
+        raise other(place, model, f"it does not take a cache of keys and values: {first_line(err)}") from err
     return whole_tokens(place, model, cache, 3)
 
 
