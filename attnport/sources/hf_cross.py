@@ -104,7 +104,8 @@ def cross_contract(place: str, kind: Kind, plain: IOContract, declared: Sequence
     ids, hidden = specs[_IDS], specs["encoder_hidden_states"]
     if ids.dims != ("batch", "decoder_seq"):
         raise other(place, model, f"it writes {ids}, and not one token after another")
-    if "encoder_attention_mask" in specs and model.get_encoder().main_input_name != "input_ids":
+    reads = getattr(model.get_encoder(), "main_input_name", "input_ids")
+    if "encoder_attention_mask" in specs and reads != "input_ids":
         raise other(place, model, "it masks what the encoder gives by a mask of another length than the encoder's own")
     source = hidden.dims[1]
     kind.constants[_WIDTH] = hidden.dims[2]

@@ -104,10 +104,13 @@ def decoder(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
 
 
 def encoder_output(hidden_BSD: torch.Tensor) -> Any:
-    """What an encoder gives, as its decoder takes it."""
-    from transformers.modeling_outputs import MoEModelOutput  # it has what all have, and what experts ask for
+    """What an encoder gives, as its decoder takes it, also one that asks for more: there is no more."""
+    from transformers.modeling_outputs import MoEModelOutput
 
-    return MoEModelOutput(last_hidden_state=hidden_BSD)
+    class Output(MoEModelOutput):
+        attention_mask = None
+
+    return Output(last_hidden_state=hidden_BSD)
 
 
 def tower(modality: str, name: str) -> Callable[..., Any]:
