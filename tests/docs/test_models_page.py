@@ -45,7 +45,8 @@ def test_what_writes_text_says_whether_its_cache_gives_the_same_tokens() -> None
     cached = {"a": result(), "b": off, "c": refused, "d": {**refused, "made": False}, "e": encoder}
     text = make.page({kind: {"attnport": result(), "cached": side} for kind, side in cached.items()})
     assert "Of 3 types that write text, 2 go with `--with-past`; 1 give the module's tokens." in text
-    for kind, cells in (("a", "yes | right"), ("b", "yes | **wrong**"), ("c", "refused | "), ("d", " | "), ("e", " | ")):
+    said = {"a": "yes | right", "b": "yes | **wrong**", "c": "refused | ", "d": " | ", "e": " | "}
+    for kind, cells in said.items():
         assert f"| `{kind}` |  |  | right |  | 3 | {cells} |" in text
     assert "## Without a cache\n\n- `c`: it is off\n" in text
     assert "## Other tokens with a cache\n\n- `b`: it is off\n" in text
