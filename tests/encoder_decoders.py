@@ -81,7 +81,7 @@ def sounds(count: int) -> np.ndarray[Any, Any]:
 
 def answered(weights: Path, kind: str, prompts: Any, new: int, **options: Any) -> list[list[int]]:
     """What `generate` of transformers finds, for prompts that it is given one by one: token ids, or sounds."""
-    made: Any = getattr(transformers, KINDS[kind][0]).from_pretrained(weights).eval()
+    made: Any = getattr(transformers, KINDS[kind][0]).from_pretrained(weights, trust_remote_code=False).eval()
     found = []
     for prompt in prompts:
         if kind == "whisper":

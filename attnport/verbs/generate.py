@@ -26,22 +26,22 @@ class Generated:
         runtime: What it ran in.
         device: What that computed on.
         prompts: What was continued, or read by the encoder; none where that was no text.
-        answers: Whether the texts answer the prompts, as those behind an encoder do, and do not continue them.
         texts: The new text of each prompt.
         tokens: How many new tokens of all prompts were made.
         seconds: From the prompts to the last token, opening apart.
         first_s: From the prompts to the first token; of beam search, to the end.
+        answers: Whether the texts answer the prompts, as those behind an encoder do, and do not continue them.
     """
 
     schema: Literal["attnport/generate/1"] = field(default="attnport/generate/1", kw_only=True)
     runtime: str
     device: str
     prompts: tuple[str, ...]
-    answers: bool
     texts: tuple[str, ...]
     tokens: int
     seconds: float
     first_s: float
+    answers: bool = False
 
     __pydantic_config__ = STRICT
 
@@ -105,5 +105,5 @@ def generate(
         seconds = time.perf_counter() - began
         device = session.ran.device
     return Generated(
-        runtime, device, tuple(prompts), encoder is not None, tuple(texts), len(told), seconds, told[0] - began
+        runtime, device, tuple(prompts), tuple(texts), len(told), seconds, told[0] - began, encoder is not None
     )

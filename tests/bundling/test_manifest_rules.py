@@ -101,6 +101,8 @@ FINE: dict[str, Edit] = {
     "a step of an engine": lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(SECONDS)),
     "a decoder's ends": lambda m: m["io"].update(stop=[2, 0]),
     "no ends, as in earlier bundles": lambda m: m["io"].pop("stop"),
+    "how a decoder begins": lambda m: m["io"].update(start=[0]),
+    "no beginning, as in earlier bundles": lambda m: m["io"].pop("start"),
     "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
@@ -128,6 +130,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
     ),
     "end below 0": (lambda m: m["io"].update(stop=[2, -1]), "stop"),
     "end that is no integer": (lambda m: m["io"].update(stop=[2.5]), "stop"),
+    "beginning below 0": (lambda m: m["io"].update(start=[-1]), "start"),
     "step of a profile": (
         lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(min=2, opt=5, max=16)),
         "seq from 2 to 16; the model takes 2 to 16 in steps of 2",
@@ -309,7 +312,9 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
         nonlocal tried
         for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
             inner = value[key]
-            may_miss = value is whole["files"] or value is whole["provenance"]["versions"] or key in ("step", "stop")
+            may_miss = (
+                value is whole["files"] or value is whole["provenance"]["versions"] or key in ("step", "stop", "start")
+            )
             if isinstance(value, dict) and not may_miss:
                 del value[key]
                 with pytest.raises(BundleError):

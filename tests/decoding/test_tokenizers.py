@@ -80,7 +80,7 @@ def test_a_decoder_continues_texts_as_transformers_does(tmp_path: Path, kind: st
     pieces: list[list[str]] = [[] for _ in PROMPTS]
     found = artifact.generate(PROMPTS, max_tokens=16, on_token=lambda row, piece: pieces[row].append(piece))
     assert found == ["".join(one) for one in pieces]
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(weights)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(weights, trust_remote_code=False)
     for prompt, text in zip(PROMPTS, found, strict=True):
         given = tokenizer(prompt, return_tensors="pt")
         made = model.generate(**given, max_new_tokens=16, do_sample=False)[0, given["input_ids"].shape[1] :]
@@ -103,7 +103,7 @@ def test_an_encoder_reads_texts_as_transformers_does(tmp_path: Path) -> None:
         fuse(tmp_path / name, targets=["ort_cpu"])
     encoder = attnport.open(tmp_path / "encoder")
     found = attnport.open(tmp_path / "decoder").generate(PROMPTS, encoder=encoder, max_tokens=16)
-    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(weights)
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(weights, trust_remote_code=False)
     for prompt, text in zip(PROMPTS, found, strict=True):
         made = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=16, do_sample=False)[0]
         assert text == tokenizer.decode(made, skip_special_tokens=True)
