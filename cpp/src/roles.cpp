@@ -101,8 +101,8 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
         std::copy_if(lengths.begin(), lengths.end(), std::back_inserter(found),
                      [&](const Dim* past) { return pair_up(io, floats, past->name, seq, grown, roles); });
         if (found.size() > 1) {
-            std::vector<std::string> names;
-            for (const Dim* const past : found) names.push_back(past->name);
+            std::vector<std::string> names(found.size());
+            std::transform(found.begin(), found.end(), names.begin(), [](const Dim* past) { return past->name; });
             refuse("each of " + joined(names) + " may be the length of its cache");
         }
         if (!found.empty()) return *found[0];
