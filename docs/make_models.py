@@ -68,7 +68,7 @@ def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     for title, cause in CAUSES.items():
         found_reasons = [f"{line}\n" for line in reasons(made, cause)]
         text += f"\n## {title}\n\n{''.join(found_reasons)}" if found_reasons else ""
-    for title, state in (("Without a cache", (False, False)), ("Other tokens with a cache", (True, False))):
+    for title, state in (("Without a cache", (False, False)), ("Not right with a cache", (True, False))):
         text += listed(title, {kind: sides[CACHED]["reason"] for kind, sides in made.items() if cached(sides) == state})
     missing = {kind: sides["attnport"]["reason"] for kind, sides in tried.items() if kind not in made}
     text += listed(

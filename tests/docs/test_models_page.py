@@ -49,7 +49,7 @@ def test_what_writes_text_says_whether_its_cache_gives_the_same_tokens() -> None
     for kind, cells in said.items():
         assert f"| `{kind}` |  |  | right |  | 3 | {cells} |" in text
     assert "## Without a cache\n\n- `c`: it is off\n" in text
-    assert "## Other tokens with a cache\n\n- `b`: it is off\n" in text
+    assert "## Not right with a cache\n\n- `b`: it is off\n" in text
 
 
 def test_a_reason_is_short_and_has_no_path_of_a_machine() -> None:
