@@ -56,7 +56,7 @@ class Buffers:
     def __init__(
         self, step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Array]]], dict[str, Array]], roles: Roles
     ) -> None:
-        """Takes what runs the model.
+        """Keeps what runs the model.
 
         Args:
             step: Takes arrays by input, and by a cache's input the name of the output that follows it and a buffer that
@@ -179,7 +179,7 @@ class Decoding:
             self._caches = {spec.name: self.cache(spec.name) for spec, _, _ in roles.caches}
             self.outputs = dict(self._run(**feeds, **self._caches))
             for spec, output, axis in roles.caches:
-                # A session may give what its file has: halves.
+                # A session may return half precision, where its file has it.
                 new = self.outputs.pop(output).astype(spec.dtype, copy=False)
                 self._caches[spec.name] = new if roles.grown else np.concatenate([self._caches[spec.name], new], axis)
         self._keep_BT = whole_BT

@@ -118,7 +118,7 @@ class Stepping:
                     changed = None if graph is None else with_states(graph, roles)
                 if changed is None:
                     return None
-                # By itself, the plugin keeps caches in 8 bits.
+                # The plugin's own choice is 8 bits.
                 further = {"KV_CACHE_PRECISION": PRECISIONS[self._plan]}
                 self._made = compiled(self._module, changed, self._plan, self._threads, self._where, further)
             made, request = self._made, self._made.create_infer_request()

@@ -34,7 +34,7 @@ def has_caches(graph: Any) -> bool:
 
 
 def with_states(graph: Any, roles: Roles) -> Any | None:
-    """The model with its caches as states; the one that is given must not be used any more.
+    """The model with its caches as states. `graph` is changed, and must not be used afterwards.
 
     Args:
         graph: A result of `Core.read_model`.
@@ -77,7 +77,7 @@ class States:
     def __init__(
         self, request: Any, infer: Callable[[Mapping[str, Any]], dict[str, Array]], roles: Roles, guard: Guard
     ) -> None:
-        """Takes what runs the model.
+        """Keeps what runs the model.
 
         Args:
             request: An infer request of its own.

@@ -36,7 +36,7 @@ def has_cross(model: Any) -> bool:
 def encoded(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Each decoder layer's keys and values of what the encoder gives, `[batch, heads, seq, D]`.
 
-    The decoder runs on one token, and no graph has it, since nothing else of it is used.
+    The decoder runs on one token to make them. Nothing else of it is used, so that the exported graph leaves it out.
     """
     import torch
 
