@@ -112,9 +112,10 @@ def taken(roles: Roles, caches: Mapping[str, Array], rows: Array) -> dict[str, A
 
 
 class Decoding:
-    """A batch of texts that grow, with their caches and a mask of the real tokens in them.
+    """A batch of texts that grow, the caches of their tokens, and a mask of the tokens that are not padding.
 
     Attributes:
+        roles: What the model's inputs and outputs are for.
         outputs: Of the last tokens, those that follow no cache.
     """
 
@@ -139,7 +140,7 @@ class Decoding:
         if sorted(expected) != got:
             taken = f"{', '.join(expected)}, the same at every step: what an encoder gives" if expected else "nothing"
             raise FeedError(f"context: got {', '.join(got) or 'nothing'}; expected {taken}.")
-        self._run, self._make_steps, self._io, self._roles = run, make_steps, io, roles
+        self._run, self._make_steps, self._io, self.roles = run, make_steps, io, roles
         self._steps: Steps | None = None
         self._context = dict(context or {})
         self.outputs: dict[str, Array] = {}
@@ -157,7 +158,7 @@ class Decoding:
         """
         import numpy as np
 
-        roles, batch = self._roles, len(ids_BS)
+        roles, batch = self.roles, len(ids_BS)
         if self._keep_BT is None:
             self._keep_BT = np.zeros((batch, roles.start), dtype=bool)
             sizes = {dim.name: dim.min for dim in self._io.dims} | {str(roles.ids.dims[0]): batch}
@@ -201,14 +202,14 @@ class Decoding:
         import numpy as np
 
         assert self._keep_BT is not None
-        batch = self._roles.ids.dims[0]
+        batch = self.roles.ids.dims[0]
         if len(rows) != len(self._keep_BT):
-            for spec in self._roles.context:
+            for spec in self.roles.context:
                 if batch in spec.dims:
                     self._context[spec.name] = np.take(self._context[spec.name], rows, spec.dims.index(batch))
         self._keep_BT = self._keep_BT[rows]
         if self._caches is not None:
-            self._caches = taken(self._roles, self._caches, rows)
+            self._caches = taken(self.roles, self._caches, rows)
         elif self._steps is not None:
             self._steps.take(rows)
 
@@ -216,9 +217,10 @@ class Decoding:
 def stepped(
     run: Run, io: IO, feeds: Mapping[str, Array], prompt: int, make_steps: MakeSteps | None = None
 ) -> dict[str, Array]:
-    """What `run` gives for all tokens at once, made of a prompt of so many and then one token at a time.
+    """The outputs of one pass over all tokens, computed by a prompt and then one token at a time.
 
     Args:
+        prompt: How many of the tokens the prompt has.
         feeds: The inputs of a pass with an empty cache.
         make_steps: As of `Decoding`.
     """

@@ -35,7 +35,9 @@ class Encoder:
     def context(
         self, prompts: Sequence[Sequence[int]] | Mapping[str, Array], wanted: Sequence[TensorSpec]
     ) -> dict[str, Array]:
-        """The wanted inputs of a decoder, each the output or input of the encoder that has its name.
+        """Runs the encoder on prompts; gives the inputs that a decoder takes from it.
+
+        Each is the encoder's output or input of the same name.
 
         Args:
             prompts: Token ids, or an array for each input of the encoder.

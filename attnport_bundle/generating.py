@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .contract import IO
-from .decoding import MakeSteps, Run
+from .decoding import Decoding, MakeSteps, Run
 from .encoder import Encoder
 from .errors import BundleError, FeedError
 from .generation import Options, generated, searched
@@ -61,6 +61,8 @@ def generate(
         ids = _alone(given, words, start)
     ends = _tokens(stops, words, "stop")
     chosen = Options(stop=tuple(ends), **options)
+    chosen.check()
+    decoding = Decoding(run, io, roles_of(io), steps, context)
     found: list[list[int]] = [[] for _ in ids]
     streams = [_Stream(words, ends) for _ in ids] if words and as_text else None
 
@@ -71,11 +73,11 @@ def generate(
             on_token(row, streams[row].more(token, whole=whole) if streams else token)
 
     if chosen.beams > 1:
-        for row, tokens in enumerate(searched(run, io, ids, chosen, steps, context)):
+        for row, tokens in enumerate(searched(decoding, ids, chosen)):
             for token in tokens:
                 tell(row, token)
     else:
-        for tokens_of_all in generated(run, io, ids, chosen, steps, context):
+        for tokens_of_all in generated(decoding, ids, chosen):
             for row, new in enumerate(tokens_of_all):
                 if new is not None:
                     tell(row, new)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .contract import IO
-from .decoding import Decoding, MakeSteps, Run
+from .decoding import Decoding
 from .errors import FeedError
-from .roles import Roles, roles_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,29 +55,18 @@ class Options:
             raise FeedError("temperature: beam search draws nothing; expected 0.")
 
 
-def generated(
-    run: Run,
-    io: IO,
-    prompts: Sequence[Sequence[int]],
-    options: Options,
-    steps: MakeSteps | None = None,
-    context: Mapping[str, Array] | None = None,
-) -> Iterator[list[int | None]]:
-    """The next token of every prompt, step by step; None where the text has ended.
+def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Options) -> Iterator[list[int | None]]:
+    """The next token of every prompt, step by step; None where the text has ended. One beam is followed.
 
     Args:
-        steps, context: As of `Decoding`.
+        decoding: Without a text yet.
 
     Raises:
-        FeedError: the model does not generate, or not from these prompts.
+        FeedError: the model does not generate from these prompts.
     """
     import numpy as np
 
-    options.check()
-    roles = roles_of(io)
-    if options.beams > 1:
-        raise FeedError("beams: what beam search finds is known at its end; use `searched`.")
-    decoding, logits = _begun(Decoding(run, io, roles, steps, context), roles, prompts, options.max_tokens)
+    logits = _begun(decoding, prompts, options.max_tokens)
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
     for number in range(options.max_tokens):
         chosen = _chosen(logits, options, draw)
@@ -90,10 +77,11 @@ def generated(
         logits = decoding.push(chosen[:, None], np.ones((len(chosen), 1), dtype=bool))
 
 
-def _begun(decoding: Decoding, roles: Roles, prompts: Sequence[Sequence[int]], most: int) -> tuple[Decoding, Array]:
-    """Pushes the prompts, padded at the left."""
+def _begun(decoding: Decoding, prompts: Sequence[Sequence[int]], most: int) -> Array:
+    """Pushes the prompts, padded at the left; gives the scores of what follows them."""
     import numpy as np
 
+    roles = decoding.roles
     lengths = [len(prompt) for prompt in prompts]
     if not lengths or min(lengths) < 1:
         raise FeedError("prompts: got none, or one without a token; expected one or more tokens each.")
@@ -113,7 +101,7 @@ def _begun(decoding: Decoding, roles: Roles, prompts: Sequence[Sequence[int]], m
     for start in range(0, longest, roles.longest_seq):
         part = slice(start, start + roles.longest_seq)
         logits = decoding.push(ids_BS[:, part], keep_BS[:, part])
-    return decoding, logits
+    return logits
 
 
 def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Array:
@@ -136,21 +124,12 @@ def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Ar
     return np.take_along_axis(order, places[:, None], -1)[:, 0]
 
 
-def searched(
-    run: Run,
-    io: IO,
-    prompts: Sequence[Sequence[int]],
-    options: Options,
-    steps: MakeSteps | None = None,
-    context: Mapping[str, Array] | None = None,
-) -> list[list[int]]:
+def searched(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
     """The new tokens that beam search finds for every prompt. Takes and raises as `generated`."""
     import numpy as np
 
-    options.check()
     count, beams = len(prompts), options.beams
-    roles = roles_of(io)
-    decoding, logits = _begun(Decoding(run, io, roles, steps, context), roles, prompts, options.max_tokens)
+    logits = _begun(decoding, prompts, options.max_tokens)
     decoding.take(np.repeat(np.arange(count), beams))
     logits = np.repeat(logits, beams, axis=0)
     every = [_Beams(options) for _ in range(count)]

@@ -72,7 +72,9 @@ def page(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         text += listed(title, {kind: sides[CACHED]["reason"] for kind, sides in made.items() if cached(sides) == state})
     missing = {kind: sides["attnport"]["reason"] for kind, sides in tried.items() if kind not in made}
     text += listed(
-        "Could not be made", missing, "No tiny config was found, or the model takes no input that was tried."
+        "Could not be made",
+        missing,
+        "No tiny config was found, or the model runs on none of the inputs that were tried.",
     )
     return text
 

@@ -220,7 +220,7 @@ def _has_effect(node: torch.fx.Node) -> bool:
     """Whether a node does more than give a result: torch itself takes attention for such a node, as it may draw."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or node.op != "call_function":
-        return node.op in ("placeholder", "output")
+        return node.op in ("placeholder", "output")  # no calls, but the graph needs them
     return schema.is_mutable or (not schema.returns and schema.name != "aten::_assert_tensor_metadata")
 
 

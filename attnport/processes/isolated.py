@@ -108,7 +108,7 @@ class IsolatedSession:
     def in_steps(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Outputs of a decoder that runs a prompt and then token by token (`cases.decoding`); raises as `run`.
 
-        These are many calls, and may take `STEPS_TIMES` as long as one.
+        The runtime runs once for each token, so that it may take `STEPS_TIMES` as long as a call.
         """
         return self._call(feeds, steps=True)
 
