@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .decoding import Decoding
-from .errors import FeedError
+from .errors import BundleError, FeedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,10 +104,19 @@ def _begun(decoding: Decoding, prompts: Sequence[Sequence[int]], most: int) -> A
     return logits
 
 
+def _require_numbers(logits: Array) -> None:
+    """Raises BundleError for scores of which no token is the likeliest."""
+    import numpy as np
+
+    if np.isnan(logits).any():
+        raise BundleError("the model's scores are NaN, so that no token follows; attnport check says where they begin.")
+
+
 def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Array:
     """A token for each row."""
     import numpy as np
 
+    _require_numbers(logits_BV)
     if options.temperature == 0:
         return np.asarray(logits_BV.argmax(-1))
     scores = logits_BV.astype(np.float64) / options.temperature
@@ -200,6 +209,7 @@ def _likeliest(scores: Array, logits: Array, count: int) -> tuple[Array, Array]:
     """For every prompt, the best continuations of all its beams: log probabilities, and beam times token."""
     import numpy as np
 
+    _require_numbers(logits)
     prompts, beams = scores.shape
     logits = logits.astype(np.float64)
     logits = logits - logits.max(-1, keepdims=True)

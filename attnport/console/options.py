@@ -101,7 +101,7 @@ _GENERATE_OPTIONS = (
     click.option("--seed", type=int, help="Of the draws."),
     click.option("--beams", type=click.IntRange(min=1), default=1, help="Above 1: beam search."),
     click.option("--start", multiple=True, metavar="TOKEN",
-                 help="A token that a text behind an encoder begins with, in place of the model's own; several too."),
+                 help="The first token of a text behind an encoder, in place of the model's own; several allowed."),
     click.option("--stop", multiple=True, metavar="TOKEN",
                  help="A token behind which a text ends, in place of the model's own; several allowed."),
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the runtime's choice."),

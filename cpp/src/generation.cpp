@@ -79,6 +79,13 @@ Logits begun(Decoding& decoding, const Roles& roles, const Texts& prompts, std::
     return logits;
 }
 
+/// Throws Error for scores of which no token is the likeliest.
+void require_numbers(const double* row, std::size_t words) {
+    if (std::any_of(row, row + words, [](double score) { return std::isnan(score); })) {
+        throw Error("the model's scores are NaN, so that no token follows; attnport check says where they begin.");
+    }
+}
+
 /// One token more for every text.
 Logits grown(Decoding& decoding, const Tokens& tokens) {
     Texts ids;
@@ -103,6 +110,7 @@ std::vector<std::size_t> sorted(const std::vector<double>& scores, std::size_t c
 }
 
 std::int64_t chosen(const double* row, std::size_t words, const GenerateOptions& options, std::mt19937_64& random) {
+    require_numbers(row, words);
     if (options.temperature == 0) return std::max_element(row, row + words) - row;
     const std::vector<double> scores(row, row + words);
     const std::size_t most = options.top_k == 0 ? words : static_cast<std::size_t>(options.top_k);
@@ -164,6 +172,7 @@ public:
         every.reserve(count_ * logits.words);
         for (std::size_t beam = 0; beam < count_; ++beam) {
             const double* const row = logits.row(first + beam);
+            require_numbers(row, logits.words);
             const double largest = *std::max_element(row, row + logits.words);
             double sum = 0;
             for (std::size_t at = 0; at < logits.words; ++at) sum += std::exp(row[at] - largest);

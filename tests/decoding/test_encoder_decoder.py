@@ -19,7 +19,7 @@ from torch import nn
 
 import attnport
 import attnport_bundle
-from attnport.errors import FeedError
+from attnport.errors import BundleError, FeedError
 from attnport.folder.workspace import open_folder
 from attnport.sources.hf_past import PART
 from attnport.verbs.bundle import bundle
@@ -232,6 +232,10 @@ def test_what_an_encoder_gives_may_be_given_in_its_place(artifacts: Once) -> Non
     twice = {name: np.repeat(array, 2, axis=0) for name, array in given.items()}
     with pytest.raises(FeedError, match="behind a context, all have the same"):
         decoder.generate([[0], [0, 4]], context=twice)
+    off = {name: np.full_like(array, np.nan) if name.startswith("cross") else array for name, array in given.items()}
+    for beams in (1, 2):
+        with pytest.raises(BundleError, match="scores are NaN"):
+            decoder.generate([[0]], context=off, beams=beams, max_tokens=2)
     with pytest.raises(FeedError, match="start: got no token"):
         decoder.generate([[5]], encoder=encoder, start=[])
 
