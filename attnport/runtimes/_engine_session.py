@@ -7,22 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from attnport.artifacts import EngineRecord, IOContract, Ran
-from attnport.errors import ArtifactError, UsageError
+from attnport.errors import ArtifactError
 from attnport.runtimes import _cuda
-from attnport.runtimes._engine_timing import GRAPH, STREAM, TimedSession
-from attnport.runtimes._session import Array, CheckedSession, check_names, refused
+from attnport.runtimes._device_timing import DeviceTimed
+from attnport.runtimes._engine_timing import TimedSession
+from attnport.runtimes._session import Array, check_names, refused
 from attnport_bundle.halves import BFLOAT16, storage
 from attnport_bundle.runtime_cache import RuntimeCache
 
 
-class EngineSession(CheckedSession):
-    """A deserialised engine with one execution context for each optimization profile in use.
-
-    Attributes:
-        modes: How a call can be timed on the device, see `artifacts.DeviceTimedSession`.
-    """
-
-    modes: tuple[str, ...] = (STREAM, GRAPH)
+class EngineSession(DeviceTimed):
+    """A deserialised engine with one execution context for each optimization profile in use."""
 
     def __init__(
         self,
@@ -50,24 +45,13 @@ class EngineSession(CheckedSession):
 
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         with refused(self.ran.provider, feeds):
-            outputs = self._session.run(self._given(feeds))
+            outputs = self._session.run(self._in_own_types(feeds))
         return {name: array.view(_dtype(self._dtypes[name])) for name, array in outputs.items()}
 
-    def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
-        """Times a call in one of `modes`: ns by part, from the device's events. Outputs are copied back and dropped.
+    def _timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
+        return self._session.run_timed(feeds, mode)
 
-        Raises:
-            FeedError: as `run`.
-            UsageError: the mode is unknown, or the session is closed.
-            UnavailableError: the driver cannot capture the call as a graph.
-        """
-        if mode not in self.modes:
-            raise UsageError(f"mode {mode!r}; expected one of {', '.join(self.modes)}.")
-        self._check(feeds)
-        with self._open(), refused(self.ran.provider, feeds):
-            return self._session.run_timed(self._given(feeds), mode)
-
-    def _given(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _in_own_types(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         return {port.name: _stored(feeds[port.name], port.dtype) for port in self._session.inputs}
 
     def _free(self) -> None:

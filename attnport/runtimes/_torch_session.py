@@ -7,25 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import DEVICE_PARTS, IOContract, Ran
-from attnport.errors import UsageError
-from attnport.runtimes._session import Array, CheckedSession, refused
+from attnport.runtimes._device_timing import GRAPH, DeviceTimed
+from attnport.runtimes._session import Array, refused
 from attnport.runtimes._torch_device import TorchDevice
 
 if TYPE_CHECKING:
     import torch
 
-STREAM, GRAPH = "stream", "graph"
 Call = Callable[[dict[str, "torch.Tensor"]], Any]
 
 
-class DeviceSession(CheckedSession):
-    """Runs a callable that takes tensors by name, on a device.
-
-    Attributes:
-        modes: How a call can be timed on the device, see `artifacts.DeviceTimedSession`.
-    """
-
-    modes: tuple[str, ...] = (STREAM, GRAPH)
+class DeviceSession(DeviceTimed):
+    """Runs a callable that takes tensors by name, on a device."""
 
     def __init__(
         self, io: IOContract, ran: Ran, device: TorchDevice, dtype: torch.dtype, threads: int, call: Call
@@ -36,20 +29,6 @@ class DeviceSession(CheckedSession):
         self._call: Call | None = call
         self._graph: tuple[Any, dict[str, torch.Tensor], Callable[[], None], Any] | None = None
 
-    def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
-        """Times a call in one of `modes`: ns by part, from the device's events. Outputs are copied back and dropped.
-
-        Raises:
-            FeedError: as `run`.
-            UsageError: the mode is unknown, or the session is closed.
-            UnavailableError: the call cannot be captured as a graph.
-        """
-        if mode not in self.modes:
-            raise UsageError(f"mode {mode!r}; expected one of {', '.join(self.modes)}.")
-        self._check(feeds)
-        with self._open(), refused(self.ran.provider, feeds):
-            return self._timed(feeds, mode)
-
     def _run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         import torch
 
@@ -58,29 +37,27 @@ class DeviceSession(CheckedSession):
         assert self._call is not None
         with refused(self.ran.provider, feeds), torch.inference_mode():
             result = self._call(
-                {name: self._device.put(host_tensor) for name, host_tensor in self._held(feeds).items()}
+                {name: self._device.put(host_tensor) for name, host_tensor in self._in_own_types(feeds).items()}
             )
             return {name: to_array(tensor) for name, tensor in named_outputs(result, self._io).items()}
 
-    def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+    def _timed(self, feeds: Mapping[str, torch.Tensor], mode: str) -> dict[str, int]:
         import torch
 
         from attnport.runtimes.torch_eager import named_outputs
 
-        assert self._call is not None
-        device = self._device
+        call, device = self._call_of(mode), self._device
         with torch.inference_mode():
-            host_tensors = self._held(feeds)
-            device_tensors, replay, result = self._captured(host_tensors) if mode == GRAPH else ({}, None, None)
+            device_tensors, replay, result = self._captured(feeds) if mode == GRAPH else ({}, None, None)
             marks = [device.mark()]
             if replay is None:
-                device_tensors = {name: device.put(tensor) for name, tensor in host_tensors.items()}
+                device_tensors = {name: device.put(tensor) for name, tensor in feeds.items()}
             else:
-                for name, tensor in host_tensors.items():
+                for name, tensor in feeds.items():
                     device_tensors[name].copy_(tensor)
             marks.append(device.mark())
             if replay is None:
-                result = self._call(device_tensors)
+                result = call(device_tensors)
             else:
                 replay()
             marks.append(device.mark())
@@ -90,6 +67,11 @@ class DeviceSession(CheckedSession):
             device.wait()
         times = [device.ns_between(*pair) for pair in itertools.pairwise(marks)]
         return dict(zip(DEVICE_PARTS, times, strict=True))
+
+    def _call_of(self, mode: str) -> Call:
+        """What a mode calls."""
+        assert self._call is not None
+        return self._call
 
     def _captured(self, held: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None], Any]:
         """Inputs, replay and result of the graph for these shapes; only the graph of the last shapes is kept."""
@@ -103,7 +85,7 @@ class DeviceSession(CheckedSession):
             self._graph = key, inputs, replay, result
         return self._graph[1:]
 
-    def _held(self, feeds: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    def _in_own_types(self, feeds: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """The inputs on the host, floating-point ones in the session's dtype."""
         import torch
 

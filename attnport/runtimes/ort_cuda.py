@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
-from attnport.runtimes import _libraries, _ort
+from attnport.runtimes import _cuda, _libraries, _ort
 from attnport.runtimes._onnx_file import checked_model
+from attnport.runtimes._ort_device import OrtDeviceSession
 from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport_bundle.cuda import load_driver
 
@@ -74,8 +75,17 @@ class OrtCuda(Runtime):
             )
         path, _ = checked_model(self.name, opening)
         _ort.refuse_fallback(path, (PROVIDER, _OPTIONS), io=opening.io)
-        session = _ort.open_session(path, _ort.options(opening.threads), (PROVIDER, _OPTIONS))
-        return _ort.OrtSession(opening.io, session, Ran("CUDA", session.get_providers()[0], opening.plan))
+        device = _cuda.Device()
+        device.open()
+
+        def opened(options: Mapping[str, str]) -> Any:
+            provider = PROVIDER, {**_OPTIONS, "user_compute_stream": str(device.stream), **options}
+            return _ort.open_session(path, _ort.options(opening.threads), provider)
+
+        def ran(session: Any) -> Ran:
+            return Ran(f"{device.name} (SM {device.sm})", session.get_providers()[0], opening.plan)
+
+        return OrtDeviceSession(opening.io, opened, device, ran)
 
     def fusion_evidence(
         self,

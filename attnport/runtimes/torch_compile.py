@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CAST = {"fp16": "float16", "bf16": "bfloat16"}
 PLANS = ("fp32", "fp16", "bf16")
+MOST_GRAPHS = 64
 _GPP = "inductor compiles C++ for the CPU: install g++ (apt-get install g++), or name another compiler in CXX."
 
 
@@ -140,11 +141,12 @@ class CompiledCall:
     def __init__(self, module: torch.nn.Module, contract: bool) -> None:
         import torch
 
+        _take_many_graphs()
         self._contract = contract
         self._runs = _Runs()
         # PyTorch keeps every backend forever, so this one must not refer to the module.
         backend = functools.partial(_counted, self._runs, contract)
-        self.compiled: Any = torch.compile(_own_code(module), backend=backend, dynamic=True, fullgraph=True)
+        self.compiled: Any = torch.compile(own_code(module), backend=backend, dynamic=True, fullgraph=True)
 
     def __call__(self, tensors: dict[str, torch.Tensor]) -> Any:
         """What the module returns for inputs by name.
@@ -160,6 +162,16 @@ class CompiledCall:
         if self._runs.number != before + 1:
             raise UnavailableError("PyTorch ran the module itself instead of the compiled code.")
         return result
+
+
+def _take_many_graphs() -> None:
+    """Lets a module have more graphs than PyTorch's 8, beyond which a call of a further size is an error.
+
+    With several dims, each combination of sizes of 1 has a graph, and on a GPU some alignments have one more.
+    """
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
 
 
 def plan_of(runtime: str, opening: Opening) -> torch.dtype:
@@ -245,7 +257,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _own_code(module: torch.nn.Module) -> Any:
+def own_code(module: torch.nn.Module) -> Any:
     """A function that calls the module, with a code object of its own.
 
     PyTorch keeps compiled graphs by code object. Without this, those of all modules of a class would count towards one

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from pretended_gpu import HostDevice
 
 from attnport.artifacts import IOContract, Ran
 from attnport.dims import Dim, TensorSpec
@@ -44,6 +45,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort_cuda, "PROVIDER", CPU)
     monkeypatch.setattr(ort_cuda, "_OPTIONS", {})
     monkeypatch.setattr(ort_cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(ort_cuda._cuda, "Device", HostDevice)
 
 
 def event(op: str, provider: str, inputs: list[dict[str, list[int]]], outputs: list[dict[str, list[int]]]) -> Any:

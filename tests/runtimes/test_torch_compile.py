@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,20 @@ def test_one_graph_serves_all_sizes_and_one_more_a_size_of_one(monkeypatch: pyte
     session.run(feeds(1, 5))
     session.run(feeds(1, 9))
     assert len(graphs) == 2
+
+
+@pytest.mark.slow
+def test_a_module_may_need_more_graphs_than_pytorch_makes_by_default() -> None:
+    class Sum(nn.Module):
+        def forward(self, **given: torch.Tensor) -> torch.Tensor:
+            return sum((one.sum() for one in given.values()), torch.zeros(()))
+
+    call = torch_compile.CompiledCall(Sum(), contract=False)
+    sizes = list(itertools.product((1, 3), repeat=4))
+    assert len(sizes) > 8
+    for each in sizes:
+        tensors = {str(place): torch.ones(size) for place, size in zip("abcd", each, strict=True)}
+        assert call(tensors).item() == sum(each)
 
 
 def test_a_module_that_does_not_compile_whole_is_refused_with_what_stops_it() -> None:

@@ -137,6 +137,37 @@ def test_a_graph_computes_on_the_inputs_of_each_call(devices: list[HostDevice]) 
     np.testing.assert_allclose(session._graph[3][0].numpy(), expected, atol=1e-6)
 
 
+def test_a_compiled_module_is_also_timed_tuned_for_the_sizes_of_the_call(
+    devices: list[HostDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def tuned(module: torch.nn.Module) -> Any:
+        def call(tensors: dict[str, torch.Tensor]) -> Any:
+            made.append(tuple(tensors["input_ids"].shape))
+            return module(**tensors)
+
+        return call
+
+    monkeypatch.setattr(torch_compile_cuda, "tuned", tuned)
+    session: Any = base.get("torch_compile_cuda").open(opening())
+    assert session.modes == ("stream", "graph", "max-autotune")
+    session.run_timed(feeds(), "stream")
+    assert made == []
+    assert tuple(session.run_timed(feeds(2, 7), "max-autotune")) == DEVICE_PARTS
+    assert made == [(2, 7)]
+    session.close()
+
+
+@pytest.mark.slow
+def test_tuned_code_computes_what_the_module_does() -> None:
+    module = tiny_model.make().eval()
+    tensors = {name: torch.from_numpy(array) for name, array in feeds().items()}
+    with torch.inference_mode():
+        got, expected = torch_compile_cuda.tuned(module)(tensors), module(**tensors)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_what_no_graph_can_hold_is_refused_and_runs_as_a_stream(
     devices: list[HostDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,203 @@
+"""A session of ONNX Runtime on CUDA whose calls are timed on the device.
+
+Inputs and outputs are bound to memory of the device on one stream, as in an application that keeps its tensors there:
+ONNX Runtime then copies nothing, and the host does not wait within a call. Source: ONNX Runtime's documentation, "I/O
+Binding", and of the CUDA execution provider `user_compute_stream` and `enable_cuda_graph`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnport.artifacts import DEVICE_PARTS, IOContract, Ran
+from attnport.errors import UnavailableError, whole_cause
+from attnport.runtimes._cuda import Device
+from attnport.runtimes._device_timing import GRAPH, STREAM, DeviceTimed
+from attnport.runtimes._ort import OrtSession
+from attnport.runtimes._session import Array
+from attnport_bundle.halves import BFLOAT16
+
+_NAMES = {"float": "float32", "double": "float64"}
+"""NumPy's names of ONNX Runtime's types, where they differ."""
+# The host goes on while the device computes; the events tell when that ended.
+_NO_WAIT = "disable_synchronize_execution_providers", "1"
+
+
+@dataclass
+class _Bound:
+    """A session's binding to buffers of the device for inputs of the same shapes.
+
+    Attributes:
+        outputs: Where the outputs are copied to, in the order of the session's outputs.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    binding: Any
+    options: Any
+    outputs: dict[str, Array]
+
+
+class OrtDeviceSession(DeviceTimed, OrtSession):
+    """As `OrtSession`; `run_timed` computes from and to memory of the device."""
+
+    def __init__(
+        self,
+        io: IOContract,
+        opened: Callable[[Mapping[str, str]], Any],
+        device: Device,
+        ran: Callable[[Any], Ran],
+        place: str = "cuda",
+    ) -> None:
+        """Opens the model on an open device, which is closed with the session, or here if the model does not open.
+
+        Args:
+            opened: Opens the model on the device's stream, with these further options of the provider.
+            ran: What a session runs on.
+            place: ONNX Runtime's name of the device.
+        """
+        try:
+            session = opened({})
+            super().__init__(io, session, ran(session))
+        except BaseException:
+            device.close()
+            raise
+        self._opened, self._device, self._place = opened, device, place
+        self._sessions: dict[str, Any] = {STREAM: session}
+        self._bound: dict[str, _Bound] = {}
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self._graphs = 0
+
+    def _in_own_types(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        types = {tensor.name: _dtype(tensor.type) for tensor in self._session.get_inputs()}
+        return {name: np.ascontiguousarray(feeds[name].astype(kind, copy=False)) for name, kind in types.items()}
+
+    def _timed(self, feeds: Mapping[str, Array], mode: str) -> dict[str, int]:
+        device = self._device
+        device.bind()
+        bound = self._bound_to(feeds, mode)
+        with device.events(len(DEVICE_PARTS) + 1) as events:
+            device.record(events[0])
+            for name, array in feeds.items():
+                device.upload(self._buffers[name][0], array)
+            device.record(events[1])
+            self._sessions[mode].run_with_iobinding(bound.binding, bound.options)
+            device.record(events[2])
+            for name, array in bound.outputs.items():
+                device.download(array, self._buffers[name][0])
+            device.record(events[3])
+            device.synchronize()
+            times = [device.elapsed_ns(*pair) for pair in itertools.pairwise(events)]
+        return dict(zip(DEVICE_PARTS, times, strict=True))
+
+    def _bound_to(self, feeds: Mapping[str, Array], mode: str) -> _Bound:
+        """The binding of a mode for these shapes; only that of the last shapes is kept.
+
+        Raises:
+            UnavailableError: ONNX Runtime cannot capture the model as a graph.
+        """
+        shapes = {name: array.shape for name, array in feeds.items()}
+        kept = self._bound.get(mode)
+        if kept is not None and kept.shapes == shapes:
+            return kept
+        # Another shape may need larger buffers, and a graph or a binding holds the addresses of the old ones.
+        self._bound = {key: one for key, one in self._bound.items() if one.shapes == shapes}
+        outputs = next((one.outputs for one in self._bound.values()), None)
+        if outputs is None:
+            outputs = self._empty_outputs(feeds)
+        binding, options = self._binding(self._session_of(mode), feeds), self._run_options(mode)
+        for name, array in outputs.items():
+            address = self._buffer(name, array.nbytes)
+            binding.bind_output(name, self._place, 0, _element_type(array), list(array.shape), address)
+        try:
+            self._sessions[mode].run_with_iobinding(binding, options)  # a graph is captured here
+        except Exception as err:  # a runtime's own exceptions share no base
+            if mode != GRAPH:
+                raise
+            raise _not_captured(err) from err
+        self._bound[mode] = _Bound(shapes, binding, options, outputs)
+        return self._bound[mode]
+
+    def _session_of(self, mode: str) -> Any:
+        """The session of a mode; capturing is an option of the provider, so graphs have a session of their own."""
+        if mode not in self._sessions:
+            try:
+                self._sessions[mode] = self._opened({"enable_cuda_graph": "1"})
+            except Exception as err:
+                raise _not_captured(err) from err
+        return self._sessions[mode]
+
+    def _run_options(self, mode: str) -> Any:
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        options.add_run_config_entry(*_NO_WAIT)
+        if mode == GRAPH:
+            self._graphs += 1
+            options.add_run_config_entry("gpu_graph_id", str(self._graphs))
+        return options
+
+    def _empty_outputs(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Arrays of the outputs' shapes, which a run with memory of ONNX Runtime's own tells."""
+        session = self._sessions[STREAM]
+        binding = self._binding(session, feeds)
+        for output in session.get_outputs():
+            binding.bind_output(output.name, self._place)
+        session.run_with_iobinding(binding)
+        values = zip(session.get_outputs(), binding.get_outputs(), strict=True)
+        return {output.name: np.empty(tuple(value.shape()), _dtype(output.type)) for output, value in values}
+
+    def _binding(self, session: Any, feeds: Mapping[str, Array]) -> Any:
+        """A binding with every input, which is copied to the device."""
+        binding = session.io_binding()
+        for name, array in feeds.items():
+            address = self._buffer(name, array.nbytes)
+            self._device.upload(address, array)
+            binding.bind_input(name, self._place, 0, _element_type(array), list(array.shape), address)
+        self._device.synchronize()
+        return binding
+
+    def _buffer(self, name: str, size_bytes: int) -> int:
+        """Memory of the device for a tensor, which grows as needed."""
+        address, had_bytes = self._buffers.get(name, (0, -1))
+        if had_bytes < size_bytes:
+            if had_bytes >= 0:
+                del self._buffers[name]
+                self._device.free(address)
+            address = self._device.allocate(size_bytes)
+            self._buffers[name] = address, size_bytes
+        return address
+
+    def _free(self) -> None:
+        self._device.bind()
+        self._device.synchronize()
+        self._bound.clear()
+        self._sessions.clear()
+        super()._free()
+        for address, _ in self._buffers.values():
+            self._device.free(address)
+        self._buffers.clear()
+        self._device.close()
+
+
+def _not_captured(err: Exception) -> UnavailableError:
+    return UnavailableError(f"ONNX Runtime cannot capture it as a CUDA graph: {whole_cause(err)}")
+
+
+def _dtype(kind: str) -> Any:
+    """The NumPy type of a tensor of ONNX Runtime, such as `tensor(float16)`; bfloat16 as ml_dtypes has it."""
+    import ml_dtypes
+
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return np.dtype(ml_dtypes.bfloat16 if name == BFLOAT16 else _NAMES.get(name, name))
+
+
+def _element_type(array: Array) -> Any:
+    """The type of an array as a binding takes it: bfloat16 by its number in ONNX."""
+    import onnx
+
+    return onnx.TensorProto.BFLOAT16 if array.dtype.name == BFLOAT16 else array.dtype.type
