@@ -22,7 +22,6 @@ from attnport.parity.eager import EAGER, Eager
 from attnport.processes.isolated import absent, unavailable
 from attnport.runtimes.base import Opening, Runtime
 
-EAGER_ON_GPU = "torch_eager_cuda"
 AGREES = 1e-9
 """Two float64 runs of one module, as a share of the RMS of the result: their rounding, through many layers."""
 
@@ -44,7 +43,7 @@ class ComparisonAtPlan(Comparison):
         self._processor = self._eager
         if self.eager != EAGER:
             given = self.io, self.spec, self.cases, self.store, self.threads, self.progress, self.eager
-            self._eager = EagerOnDevice(*given, items=self._items)
+            self._eager = self._eager_on_gpu = EagerOnDevice(*given, items=self._items)
 
     def report(self, chosen: Sequence[Runtime], forms: Mapping[str, Form]) -> ParityReport:
         """As of any comparison.

@@ -30,7 +30,7 @@ from attnport.exporter.lowering import base as lowerings
 from attnport.folder.openings import MODEL, graph_digest, model_openings, why_none
 from attnport.folder.portable import portable
 from attnport.parity import bound as parity
-from attnport.parity.eager import EAGER, Eager
+from attnport.parity.eager import EAGER, EAGER_ON_GPU, Eager
 from attnport.parity.evaluate import Progress, References, SessionErrors, make_references, measure_session
 from attnport.parity.invariance import ON_THE_LEFT, Spreads
 from attnport.processes.child import ChildError
@@ -58,6 +58,7 @@ class _Tried:
     note: str = ""
     as_exported: bool = False
     model: Path | None = None
+    on_gpu: bool = False
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Comparison:
         self._items = _ALL_ITEMS if self.thorough else _FEW_ITEMS
         given = self.io, self.spec, self.cases, self.store, self.threads, self.progress
         self._eager = Eager(*given, items=self._items)
+        self._eager_on_gpu = Eager(*given, EAGER_ON_GPU, items=self._items)
         self._graphs: dict[tuple[str, str, str], tuple[str, _Tried]] = {}
         self._passed: dict[tuple[Path, str], tuple[str, _Tried]] = {}
         self._moved: frozenset[str] = frozenset()
@@ -102,6 +104,8 @@ class Comparison:
         graphs = {name: self._form(name, form) for name, form in forms.items()}
         own = self._measure_eager([*runtimes.values(), *graphs.values()])
         self.notes += self._eager.notes()
+        if self._eager_on_gpu is not self._eager:
+            self.notes += self._eager_on_gpu.notes()
         if self._moved:
             self.notes.append("padding on the left moves the module's own rows, as positions do, and is not compared")
         if not own.spreads.found:
@@ -118,7 +122,7 @@ class Comparison:
         every = [row for row in rows if isinstance(row, _Tried)]
         for tried in every:
             for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
-                self._eager.measured(plan, list(tried.found.errors))
+                self._yardstick_of(tried).measured(plan, list(tried.found.errors))
         for tried in every:
             self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
         single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
@@ -248,7 +252,8 @@ class Comparison:
             return self._not_run(err.message, opening.plan)
         except (ArtifactError, BundleError) as err:
             return RuntimeParity("FAIL", portable(f"it cannot be opened: {err.message}", self.folder), opening.plan)
-        return _Tried(opening.plan, found, "; ".join(notes), opening.model == self.folder / MODEL, opening.model)
+        as_exported = opening.model == self.folder / MODEL
+        return _Tried(opening.plan, found, "; ".join(notes), as_exported, opening.model, runtime.gpu)
 
     def _not_run(self, reason: str, plan: str) -> RuntimeParity:
         return RuntimeParity("NOT_RUN", portable(reason, self.folder), plan)
@@ -256,7 +261,7 @@ class Comparison:
     def _judged(self, tried: RuntimeParity | _Tried) -> RuntimeParity:
         if isinstance(tried, RuntimeParity):
             return tried
-        results, by = self._results(tried), self._eager.yardstick(tried.plan)
+        results, by = self._results(tried), self._yardstick_of(tried).yardstick(tried.plan)
         notes = [tried.note] if tried.note else []
         if missing := sum(map(len, tried.found.errors.values())) - len(results):
             notes.append(f"{missing} results left out, in which the module itself differs from the mask contract")
@@ -272,7 +277,14 @@ class Comparison:
 
     def _results(self, tried: _Tried) -> list[CaseResult]:
         # What was exported does as the module does, which is not asked to follow the contract; forms are.
-        return self._eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
+        eager = self._yardstick_of(tried)
+        return eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
+
+    def _yardstick_of(self, tried: _Tried) -> Eager:
+        """Whose errors bound these: in half precision on a GPU those of PyTorch there, which sums up in another order."""
+        judge = self.probed.get(EAGER_ON_GPU)
+        able = judge is not None and judge.available and tried.plan in judge.plans
+        return self._eager_on_gpu if tried.on_gpu and able and tried.plan != "fp32" else self._eager
 
     def _moves(self, own: SessionErrors) -> frozenset[str]:
         """The comparisons of padding on the left in which the module's own rows change, where nothing else moves them:

@@ -28,11 +28,11 @@ from attnport.folder.workspace import change, check_files, fresh, load_spec, ope
 from attnport.jsonfile import digest_file, digest_text, read, to_json
 from attnport.latency.grid import parse_grid
 from attnport.parities import FILE
-from attnport.parity.at_plan import EAGER_ON_GPU, ComparisonAtPlan
+from attnport.parity.at_plan import ComparisonAtPlan
 from attnport.parity.bisect_ground import FORM
 from attnport.parity.bound import report as of_rows
 from attnport.parity.comparing import FAST_EVALUATOR, TYPED_EVALUATOR, Comparison
-from attnport.parity.eager import EAGER
+from attnport.parity.eager import EAGER, EAGER_ON_GPU
 from attnport.parity.evaluate import Progress, References
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import add_plans
@@ -257,7 +257,8 @@ def _hint(report: ParityReport, name: str, row: RuntimeParity, again: str) -> st
 
 def _needed(chosen: Sequence[Runtime], eager: str) -> list[str]:
     """The runtimes whose probe matters: the chosen ones, PyTorch eager and the evaluators of forms."""
-    return sorted({runtime.name for runtime in chosen} | {EAGER, eager, FAST_EVALUATOR, TYPED_EVALUATOR})
+    judges = {EAGER, eager} | {EAGER_ON_GPU for runtime in chosen if runtime.gpu}
+    return sorted({runtime.name for runtime in chosen} | judges | {FAST_EVALUATOR, TYPED_EVALUATOR})
 
 
 def _is_known(known: ParityReport, runtime: str, again: Collection[str]) -> bool:

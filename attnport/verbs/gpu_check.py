@@ -23,7 +23,7 @@ from attnport.folder.openings import not_in
 from attnport.folder.portable import portable
 from attnport.jsonfile import to_json
 from attnport.latency.grid import parse_grid
-from attnport.parity.at_plan import EAGER_ON_GPU
+from attnport.parity.eager import EAGER_ON_GPU
 from attnport.parity.evaluate import Progress
 from attnport.processes.isolated import probe_all
 from attnport.runtimes import base

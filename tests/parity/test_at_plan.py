@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_model
+import torch
 from pretended_torch import HostDevice, pretend
 
 from attnport.artifacts import PLANS, Capabilities, EngineRecord, Form, Ran, Session
@@ -76,6 +77,42 @@ def test_eager_on_a_gpu_judges_what_computes_in_the_plan(folder: Path) -> None:
     said: list[str] = []
     assert check(folder, names, plan="fp16", eager=GPU, shapes=shapes, threads=1, progress=said.append) == report
     assert not [line for line in said if "reference" in line]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_gpu_is_bounded_by_eager_on_that_gpu_without_being_told(
+    folder: Path, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager on the pretended GPU is as far off as the liar, who is held to it only where he is on that GPU."""
+    open_there = type(base.get(GPU)).open
+
+    def off(self: base.Runtime, opening: base.Opening) -> Session:
+        session = open_there(self, opening)
+        true = session.run
+        session.run = lambda feeds: {name: one * one.dtype.type(1.01) for name, one in true(feeds).items()}
+        return session
+
+    monkeypatch.setattr(type(base.get(GPU)), "open", off)
+    monkeypatch.setattr(Liar, "gpu", on_gpu)
+    report = check(folder, ["liar"], plan="fp16", threads=1)
+    assert report.runtimes["liar"].verdict == ("PASS" if on_gpu else "FAIL")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_products_are_added_up_whole_while_eager_is_the_yardstick(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products: Any = torch.backends.cuda.matmul
+    seen: set[bool] = set()
+    run = Sliced.run
+    assert products.allow_fp16_reduced_precision_reduction  # PyTorch's default
+    monkeypatch.setattr(
+        Sliced, "run", lambda self, feeds: seen.add(products.allow_fp16_reduced_precision_reduction) or run(self, feeds)
+    )
+    check(folder, [GPU], plan="fp16", eager=GPU, threads=1)
+    assert seen == {False}
+    assert products.allow_fp16_reduced_precision_reduction
 
 
 @pytest.mark.usefixtures("gpu")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from attnport.models.blocks.frequencies import Frequencies
+
 
 class LearnedPositions(nn.Module):
     """A table of position vectors; position t of a sequence gets row t, whether it is padding or not.
@@ -39,12 +41,12 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, width: int, base: float = 10000.0) -> None:
         super().__init__()
-        self.frequencies = [base ** (-even / width) for even in range(0, width, 2)]
+        self.frequencies = Frequencies(width, base)
 
     def forward(self, x_BTE: torch.Tensor, offset: int = 0) -> torch.Tensor:
         """Adds the position vectors to `x_BTE`, whose first token is at position `offset`."""
         dtype = torch.promote_types(x_BTE.dtype, torch.float32)
         positions_T = torch.arange(x_BTE.shape[1], device=x_BTE.device) + offset
-        angles_TF = positions_T[:, None].to(dtype) * torch.tensor(self.frequencies, dtype=dtype, device=x_BTE.device)
+        angles_TF = positions_T[:, None].to(dtype) * self.frequencies(dtype)
         encoding_TE = torch.stack([angles_TF.sin(), angles_TF.cos()], dim=-1).flatten(-2)
         return x_BTE + encoding_TE.to(x_BTE.dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from attnport.models.blocks.frequencies import Frequencies
+
 
 class RotaryPositions(nn.Module):
     """Rotates the pairs `(x[i], x[i + D/2])` of every head by `p base^(-2i/D)` (Su et al. 2021, "RoFormer").
@@ -20,7 +22,7 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, depth: int, base: float = 10000.0) -> None:
         super().__init__()
-        self.frequencies = [base ** (-even / depth) for even in range(0, depth, 2)]
+        self.frequencies = Frequencies(depth, base)
 
     def forward(self, x_BHTD: torch.Tensor, offset: int | torch.Tensor = 0) -> torch.Tensor:
         """Rotates queries or keys; `offset` is the position of the first one (with a cache: its length).
@@ -29,7 +31,7 @@ class RotaryPositions(nn.Module):
         """
         dtype = torch.promote_types(x_BHTD.dtype, torch.float32)
         positions_T1 = torch.arange(x_BHTD.shape[2], device=x_BHTD.device)[:, None] + offset
-        angles_TF = positions_T1.to(dtype) * torch.tensor(self.frequencies, dtype=dtype, device=x_BHTD.device)
+        angles_TF = positions_T1.to(dtype) * self.frequencies(dtype)
         cos_TF, sin_TF = angles_TF.cos().to(x_BHTD.dtype), angles_TF.sin().to(x_BHTD.dtype)
         first_BHTF, second_BHTF = x_BHTD.chunk(2, dim=-1)
         return torch.cat(
