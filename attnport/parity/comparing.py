@@ -281,7 +281,7 @@ class Comparison:
         return eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
 
     def _yardstick_of(self, tried: _Tried) -> Eager:
-        """Whose errors bound these: in half precision on a GPU those of PyTorch there, which sums up in another order."""
+        """Whose errors bound these: in half precision on a GPU those of PyTorch there, which rounds otherwise."""
         judge = self.probed.get(EAGER_ON_GPU)
         able = judge is not None and judge.available and tried.plan in judge.plans
         return self._eager_on_gpu if tried.on_gpu and able and tried.plan != "fp32" else self._eager
