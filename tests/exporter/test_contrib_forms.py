@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,7 @@ def test_a_bias_that_hides_every_key_of_a_row_gives_zero() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_cuda_form_in_half_precision_stays_close(name: str) -> None:
     case, result = CASES[name], lowered(name, "ort_cuda", "fp16")
+    assert result.forms == lowered(name, "ort_cuda", "bf16").forms
     (form,) = result.forms.values()
     assert form == ("GroupQueryAttention" if case.grouped_operator else "MultiHeadAttention")
     values = [*result.model.graph.inputs, *result.model.graph.outputs, *result.model.graph.initializers.values()]
@@ -153,6 +155,75 @@ def test_the_cuda_form_in_float32_has_no_grouped_operator(name: str) -> None:
     result = lowered(name, "ort_cuda", "fp32")
     assert operators(result.model) == ([] if name == "softcap" else ["MultiHeadAttention"])
     assert error(name, result.model, on_ort) < 2e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cuda_form_gives_no_mask_as_key_padding(name: str) -> None:
+    for node in lowered(name, "ort_cuda", "fp32").model.graph:
+        if node.op_type == "MultiHeadAttention":
+            padding, bias = [*node.inputs, None, None, None][4:6]
+            assert padding is None
+            assert (bias is None) is (name in ("none", "cross", "causal", "grouped_causal"))
+
+
+class MeanOfValues(Lowering):
+    """The form of CUDA, on a kernel that gives the mean of v in rows without an allowed key."""
+
+    name, opset, plans = "mean_of_values", 23, ("fp32",)
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
+        if self.form == "Attention":
+            attention = replace(attention, softcap=50.0)
+        return base.get("ort_cuda").write(build, masks, attention, plan)
+
+
+def with_lowest(model: ir.Model) -> ir.Model:
+    """With the lowest number for each -inf that is added to scores: the kernel then gives the mean of v, and no NaN."""
+    for node in list(model.graph):
+        if node.op_type in ("MultiHeadAttention", "Attention"):
+            at = 5 if node.op_type == "MultiHeadAttention" else 3
+            if len(node.inputs) > at and (mask := node.inputs[at]) is not None:
+                build = Builder(model)
+                build.before = node
+                if mask.dtype == ir.DataType.BOOL:
+                    zero, low = build.const(0.0, np.float32), build.const(LOW, np.float32)
+                    node.replace_input_with(at, build.op("Where", mask, zero, low, dtype=ir.DataType.FLOAT))
+                else:
+                    node.replace_input_with(at, build.op("Max", mask, build.const(LOW, np.float32)))
+    return model
+
+
+LOW = -1e30
+
+
+@pytest.mark.parametrize("form", ["MultiHeadAttention", "Attention"])
+@pytest.mark.parametrize("name", [*WITH_EMPTY_ROWS, "bias"])
+def test_a_row_without_a_key_is_zero_on_cuda_where_the_kernel_gives_the_mean_of_the_values(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(model: ir.Model) -> np.ndarray[Any, Any]:
+        given = CASES[name].feeds(SIZES[0], empty=name != "bias")
+        if "bias" in given:
+            given["bias"][:, 1, 2] = -np.inf
+        got = on_ort(with_lowest(model))(given)[0]
+        assert np.isfinite(got).all()
+        return got[:, 1, 2] if name == "bias" else got[0]
+
+    result = lowered(name, MeanOfValues(form))
+    assert [said.startswith(form) for said in result.forms.values()] == [True]
+    assert (rows(result.model) == 0).all()
+    monkeypatch.setattr("attnport.exporter.lowering.ort_cuda.guarded", lambda *given: given[-1])
+    monkeypatch.setattr(contrib, "guarded", lambda *given, **options: given[-1])
+    assert (rows(captured(name).lowered(MeanOfValues(form), "fp32").model) != 0).any()
+
+
+@pytest.mark.parametrize("name", ["none", "cross", "causal"])
+def test_a_row_that_always_has_a_key_is_not_guarded_on_cuda(name: str) -> None:
+    for form in ("MultiHeadAttention", "Attention"):
+        assert "Where" not in {node.op_type for node in lowered(name, MeanOfValues(form)).model.graph}
 
 
 def test_scores_that_overflow_half_precision_are_seen_to() -> None:
@@ -221,7 +292,7 @@ def test_a_mask_that_is_not_the_cases_is_noticed() -> None:
 
 @pytest.mark.parametrize("operator", ["MultiHeadAttention", "GroupQueryAttention"])
 def test_a_missing_guard_is_noticed(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contrib, "_guarded", lambda build, masks, attention, output: output)
+    monkeypatch.setattr(contrib, "guarded", lambda build, masks, attention, output, **options: output)
     model = lowered("causal_lengths", Forced(operator)).model
     with pytest.raises(AssertionError):
         error("causal_lengths", model, on_ort, empty=True)

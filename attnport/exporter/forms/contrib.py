@@ -4,6 +4,7 @@ They take q, k and v as `[B,S,H*D]`, which makes the transpositions around an at
 (ContribOperators.md of ONNX Runtime) does not say the following, which was measured on the CPU kernels of 1.31.1:
 
 - An attention row with no allowed key gives the mean of v, or NaN if its bias is -inf, so it is set to zero afterwards.
+  Kernels on CUDA do one or the other, whatever hides the keys.
 - `unidirectional` is the standard's causal mask only if S and T are equal.
 - `attention_bias` is `[B|1,H|1,S,T]`; S and T are not broadcast.
 - `GroupQueryAttention` without a cache needs S = T, D a multiple of 8, v with the same D as k, and no length of zero.
@@ -77,13 +78,14 @@ def multi_head_attention(
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `MultiHeadAttention(q, k, v)` for an attention for which `why_not_multi_head` returned "".
 
-    A causal mask becomes an attribute if S and T are the same dim, and lengths become key padding; every other mask is
-    an attention bias, `[B|1,H|1,S,T]`. Grouped heads are repeated.
+    A causal mask becomes an attribute if S and T are the same dim; every other mask is an attention bias,
+    `[B|1,H|1,S,T]`, unless the keys that it hides are written as below. Grouped heads are repeated.
 
     Args:
-        key_column: Whether a mask of keys alone becomes one more column of q and k, of ones and of numbers that hide.
-            The flash kernel on CPU, whose memory is linear in T, takes no mask. On CUDA only a bias reaches the
-            memory-efficient kernels (read in the source, not run).
+        key_column: For the kernels on CPU: whether a mask of keys alone becomes one more column of q and k, of ones and
+            of numbers that hide, or key padding where it is one of lengths and there can be no column. The flash kernel
+            on CPU, whose memory is linear in T, takes no mask. On CUDA, key padding is computed by several kernels, and
+            a bias by cuDNN's flash attention (measured on an H200 with 1.31.1, half precision).
 
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
@@ -103,7 +105,7 @@ def multi_head_attention(
     by_length = length_factor(attention.mask)
     if columns is not None:
         pass
-    elif by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
+    elif key_column and by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
         padding, options["mask_filter_value"] = _counted(build, by_length), LOWEST
     elif not causal:
         bias = _attention_bias(build, masks, attention)
@@ -115,7 +117,7 @@ def multi_head_attention(
     output.shape = ir.Shape([_dim(attention.q, 0), _dim(attention.q, 2), width])
     anchor = node_name(output)
     output = _heads_first(build, output, heads, attention.v)
-    return _guarded(build, masks, attention, output), (anchor,)
+    return guarded(build, masks, attention, output, by_nan=key_column), (anchor,)
 
 
 def group_query_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
@@ -141,7 +143,7 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
         return output, (anchor,)
     # The causal mask allows key 0 to every query, so a row has no key only if its length is zero.
     only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
-    return _guarded(build, masks, only, output), (anchor,)
+    return guarded(build, masks, only, output), (anchor,)
 
 
 def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length: Factor | None) -> ir.Value:
@@ -286,18 +288,41 @@ def _attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> 
     return build.once(("sum", additive, bias), lambda: build.op("Add", additive, bias, name="mask/with_bias"))
 
 
-def _guarded(build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value) -> ir.Value:
-    """The output with zeros in the rows that have no allowed key."""
+def guarded(
+    build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value, *, by_nan: bool = False
+) -> ir.Value:
+    """The output with zeros in the rows that have no allowed key; as it is if the mask leaves a key to every row.
+
+    Args:
+        by_nan: Whether the kernel gives NaN in a row that a bias hides. Otherwise such rows are found in the bias.
+    """
     import onnx_ir as ir
 
-    zero = build.like(0.0, output)
-    keep = None if attention.mask.is_causal_only else masks.keep(attention)
+    if attention.mask.is_causal_only or attention.sink is not None:
+        return output
+    zero, keep = build.like(0.0, output), masks.keep(attention)
+    hidden_by_bias = any(can_hide(bias.at.value) for bias in attention.mask.biases)
+    if hidden_by_bias and not by_nan:
+        keep = _shown(build, _attention_bias(build, masks, attention))
     if keep is not None:
         output = build.op("Where", masks.any_key(keep), output, zero, name="guard", dtype=output.dtype)
-    if any(can_hide(bias.at.value) for bias in attention.mask.biases):
+    if hidden_by_bias and by_nan:
         empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
         output = build.op("Where", empty, zero, output, name="guard_bias", dtype=output.dtype)
     return output
+
+
+def _shown(build: Builder, bias: ir.Value | None) -> ir.Value:
+    """Where biases and mask together are above -inf, as bool; the kernels of `Greater` on CUDA take no bf16."""
+    import onnx_ir as ir
+
+    assert bias is not None
+
+    def write() -> ir.Value:
+        hidden = build.op("IsInf", bias, name="mask/hidden", dtype=ir.DataType.BOOL, detect_positive=0)
+        return build.op("Not", hidden, name="mask/shown")
+
+    return build.once(("shown", bias), write)
 
 
 def _lengths(factor: Factor) -> ir.Value | None:

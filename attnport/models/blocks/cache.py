@@ -41,6 +41,8 @@ def allowed_behind(cache_mask_BP: torch.Tensor, S: int) -> torch.Tensor:
     """
     import torch
 
-    keep_BT = torch.nn.functional.pad(cache_mask_BP, (0, S), value=1)
+    # Not `pad`: ONNX Runtime's kernel for CUDA takes no integers, so they would be copied to the CPU and back.
+    new_BS = torch.ones(cache_mask_BP.shape[0], S, dtype=cache_mask_BP.dtype, device=cache_mask_BP.device)
+    keep_BT = torch.cat([cache_mask_BP, new_BS], dim=1)
     causal_11ST = masks.causal(S, keep_BT.shape[1], "lower_right", cache_mask_BP.device)
     return masks.combine(causal_11ST, masks.padding(keep_BT))
