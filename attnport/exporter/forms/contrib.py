@@ -116,8 +116,10 @@ def multi_head_attention(
     width = heads * depth if isinstance(depth, int) else None  # ONNX Runtime may infer that of q, with its column
     output.shape = ir.Shape([_dim(attention.q, 0), _dim(attention.q, 2), width])
     anchor = node_name(output)
-    output = _heads_first(build, output, heads, attention.v)
-    return guarded(build, masks, attention, output, by_nan=key_column), (anchor,)
+    output = guarded(
+        build, masks, attention, _heads_apart(build, output, heads, attention.v), by_nan=key_column, heads=2
+    )
+    return _heads_first(build, output), (anchor,)
 
 
 def group_query_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
@@ -138,12 +140,12 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
     )  # fmt: skip
     _add_cache_outputs(output)
     anchor = node_name(output)
-    output = _heads_first(build, output, heads, attention.v)
-    if by_length is None:
-        return output, (anchor,)
-    # The causal mask allows key 0 to every query, so a row has no key only if its length is zero.
-    only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
-    return guarded(build, masks, only, output), (anchor,)
+    output = _heads_apart(build, output, heads, attention.v)
+    if by_length is not None:
+        # The causal mask allows key 0 to every query, so a row has no key only if its length is zero.
+        only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
+        output = guarded(build, masks, only, output, heads=2)
+    return _heads_first(build, output), (anchor,)
 
 
 def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length: Factor | None) -> ir.Value:
@@ -219,11 +221,16 @@ def _rows(
     return build.op("Reshape", source, build.const([0, 0, width], np.int64), name=f"{name}_rows")
 
 
-def _heads_first(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.Value:
-    """`[B,S,H*Dv]` as `[B,H,S,Dv]`."""
+def _heads_apart(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.Value:
+    """`[B,S,H*Dv]` as `[B,S,H,Dv]`."""
     depth = _dim(v, 3)
     shape = build.const([0, 0, heads, depth if isinstance(depth, int) else -1], np.int64)
-    return build.op("Transpose", build.op("Reshape", rows, shape, name="out_BSHD"), name="out", perm=[0, 2, 1, 3])
+    return build.op("Reshape", rows, shape, name="out_BSHD")
+
+
+def _heads_first(build: Builder, output: ir.Value) -> ir.Value:
+    """`[B,S,H,Dv]` as `[B,H,S,Dv]`; models mostly turn that back, and both transpositions go."""
+    return build.op("Transpose", output, name="out", perm=[0, 2, 1, 3])
 
 
 def hides_keys_alone(attention: Attention) -> bool:
@@ -289,12 +296,13 @@ def _attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> 
 
 
 def guarded(
-    build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value, *, by_nan: bool = False
+    build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value, *, by_nan: bool = False, heads: int = 1
 ) -> ir.Value:
     """The output with zeros in the rows that have no allowed key; as it is if the mask leaves a key to every row.
 
     Args:
         by_nan: Whether the kernel gives NaN in a row that a bias hides. Otherwise such rows are found in the bias.
+        heads: The axis of heads in the output, 1 or 2; that of queries is the other.
     """
     import onnx_ir as ir
 
@@ -305,7 +313,13 @@ def guarded(
     if hidden_by_bias and not by_nan:
         keep = _shown(build, _attention_bias(build, masks, attention))
     if keep is not None:
-        output = build.op("Where", masks.any_key(keep), output, zero, name="guard", dtype=output.dtype)
+        any_key = masks.any_key(keep)
+        if heads == 2:
+            any_key = build.once(
+                ("any key, queries first", keep),
+                lambda: build.op("Transpose", any_key, name="mask/any_key_of_query", perm=[0, 2, 1, 3]),
+            )
+        output = build.op("Where", any_key, output, zero, name="guard", dtype=output.dtype)
     if hidden_by_bias and by_nan:
         empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
         output = build.op("Where", empty, zero, output, name="guard_bias", dtype=output.dtype)
