@@ -6,31 +6,24 @@ import ctypes
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnport.artifacts import MANY, Evidence, IOContract, Ran
+from attnport.artifacts import IOContract, Ran
 from attnport.errors import ArtifactError, UnavailableError, UsageError, first_line, whole_cause
-from attnport.runtimes._onnx_file import broken, read_graph, small_feeds
+from attnport.runtimes._onnx_file import read_graph, small_feeds
+from attnport.runtimes._ort_faults import unavailable, unopened
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes.base import physical_cores
-from attnport_bundle.decoding import IN_PLACE, Buffers
+from attnport_bundle.decoding import Buffers
 from attnport_bundle.onnxruntime_session import CPU, WITHOUT_SKIP_NORMS, InPlace
 
 if TYPE_CHECKING:
     import onnx
 
     from attnport_bundle.roles import Roles
-
-FUSED_OPS = {
-    ("", "Attention"),
-    ("com.microsoft", "Attention"),
-    ("com.microsoft", "MultiHeadAttention"),
-    ("com.microsoft", "GroupQueryAttention"),
-}
-"""Operators of which one kernel covers an attention from QK^T to PV."""
 
 TINY = '<ir_version: 10, opset_import: ["" : 18]> g (float[B] x) => (float[B] y) { y = Relu(x) }'
 """A model to try a provider with, in ONNX's text form."""
@@ -89,7 +82,7 @@ def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
 
     Raises:
         ArtifactError: the model cannot be read.
-        UnavailableError: the session fell back to another provider.
+        UnavailableError: the session fell back to another provider, or the provider has no kernel or no working device.
     """
     import onnxruntime as ort
 
@@ -104,7 +97,7 @@ def open_session(model: Path | bytes, settings: Any, provider: Provider) -> Any:
             requested = provider if isinstance(provider, str) else (name, dict(provider[1]))
             session = ort.InferenceSession(source, settings, providers=[requested], enable_fallback=0)
     except Exception as err:  # a runtime's own exceptions share no base
-        raise broken(model if isinstance(model, Path) else Path("the model"), err) from err
+        raise unopened(model if isinstance(model, Path) else Path("the model"), name, err) from err
     if session.get_providers()[0] != name:
         raise UnavailableError(f"{name} was asked for; the session runs on {', '.join(session.get_providers())}.")
     return session
@@ -154,7 +147,7 @@ def profiled(
 
     Raises:
         ArtifactError: the model cannot be read or run.
-        UnavailableError: the session fell back to another provider.
+        UnavailableError: the session fell back to another provider, or the provider has no kernel or no working device.
     """
     graph = read_graph(model)
     with tempfile.TemporaryDirectory(prefix="attnport-") as scratch:
@@ -172,6 +165,8 @@ def profiled(
             halves = {name: feeds[name].astype(kind) for name, kind in _half_inputs(session.get_inputs()).items()}
             _run(session, [output.name for output in session.get_outputs()], {**feeds, **halves})
         except Exception as err:  # a runtime's own exceptions share no base
+            if (lacking := unavailable(name_of(provider), err)) is not None:
+                raise lacking from err
             shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feeds.items())
             raise ArtifactError(f"{model} does not run on {shapes}: {whole_cause(err)}") from err
         events = _events(Path(session.end_profiling()))
@@ -202,6 +197,7 @@ def refuse_fallback(
 
     Raises:
         UnavailableError: nodes on floating-point tensors of more than one element ran outside `provider`; names them.
+            Or see `profiled`.
         ArtifactError: the model cannot be read or run.
     """
     events, _ = profiled(model, provider, feeds, False, io)
@@ -224,72 +220,6 @@ def misplaced(events: Iterable[Mapping[str, Any]], provider: str) -> list[str]:
                 f"{event['name'].removesuffix('_kernel_time')} ({arguments['op_name']}, {arguments['provider']})"
             )
     return nodes
-
-
-def evidence(
-    model: Path,
-    anchors: Mapping[str, tuple[str, ...]],
-    provider: Provider,
-    io: IOContract | None = None,
-) -> dict[str, Evidence]:
-    """Evidence for attentions that are one operator in the session's optimised model and ran as one kernel.
-
-    A decomposed attention (three anchors) is never fused here: this runtime does not join its two products into one
-    kernel whose name could be traced back. Of a decoder that writes to its caches, both ways of an attention must be
-    fused: that of one new token, and that of several.
-
-    Raises:
-        ArtifactError, UnavailableError: see `profiled`.
-    """
-    of_step = _step_events(model, provider, io)
-    events, optimised = profiled(model, provider, io=io)
-    events += of_step
-    name = name_of(provider)
-    nodes = {node.name: node for node in _nodes(optimised.graph)}
-    kernels = {event["name"]: event for event in events}
-    proofs = {}
-    for attention, anchor in anchors.items():
-        if len(anchor) != 1:
-            continue
-        ways = [way for way in (anchor[0], f"{anchor[0]}{MANY}") if way == anchor[0] or way in nodes]
-        found = [_proof(nodes.get(way), kernels.get(f"{way}_kernel_time"), name) for way in ways]
-        proved = [proof for proof in found if proof is not None]
-        if len(proved) == len(ways):
-            proofs[attention] = Evidence(proved[0].kernel, "; ".join(proof.text for proof in proved))
-    return proofs
-
-
-def _proof(node: onnx.NodeProto | None, event: Mapping[str, Any] | None, provider: str) -> Evidence | None:
-    """What an operator of the optimised model and its event in the profile show."""
-    if node is None or event is None or (node.domain, node.op_type) not in FUSED_OPS:
-        return None
-    arguments = event["args"]
-    if (arguments["op_name"], arguments["provider"]) != (node.op_type, provider):
-        return None
-    return Evidence(
-        node.op_type,
-        f"optimised model: node {node.name} is {node.domain or 'ai.onnx'}.{node.op_type}; "
-        f"profile: {event['name']} on {arguments['provider']}, {event['dur']} us",
-    )
-
-
-def _step_events(model: Path, provider: Provider, io: IOContract | None) -> list[dict[str, Any]]:
-    """The events of a run with one new token, of a model that writes to its caches then; none of others."""
-    graph = read_graph(model)
-    ids = next((entry.value for entry in graph.metadata_props if entry.key == IN_PLACE), None)
-    if ids is None:
-        return []
-    shape = next(value.type.tensor_type.shape for value in graph.graph.input if value.name == ids)
-    return profiled(model, provider, small_feeds(graph, io, {shape.dim[1].dim_param: 1}), False, io)[0]
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of its branches."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
 
 
 class OrtSession(CheckedSession):

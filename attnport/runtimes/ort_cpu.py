@@ -9,7 +9,7 @@ from typing import ClassVar
 from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
-from attnport.runtimes import _ort
+from attnport.runtimes import _ort, _ort_evidence
 from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes.base import Kind, Opening, Runtime
 
@@ -82,7 +82,7 @@ class OrtCpu(Runtime):
             ArtifactError: the model cannot be read or run.
         """
         require("onnxruntime")
-        return _ort.evidence(model, anchors, PROVIDER, io)
+        return _ort_evidence.evidence(model, anchors, PROVIDER, io)
 
 
 RUNTIME = OrtCpu()

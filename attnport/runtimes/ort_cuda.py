@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from attnport.artifacts import Capabilities, Evidence, IOContract, Ran, Session
 from attnport.errors import UnavailableError, first_line
 from attnport.optional import require
-from attnport.runtimes import _cuda, _libraries, _ort
+from attnport.runtimes import _cuda, _libraries, _ort, _ort_evidence
 from attnport.runtimes._onnx_file import checked_model
 from attnport.runtimes._ort_device import OrtDeviceSession
 from attnport.runtimes.base import Kind, Opening, Runtime, available
@@ -64,7 +64,8 @@ class OrtCuda(Runtime):
         """Opens a form of `ort_cuda`. The model is run on small inputs to check that nothing fell back to the CPU.
 
         Raises:
-            UnavailableError: there is no device, or nodes on floating-point tensors run on another provider.
+            UnavailableError: there is no device, it fails, it has no kernel for the model, or nodes on floating-point
+                tensors run on another provider.
             ArtifactError: the model cannot be read or run, or does not fit the contract or the plan.
             IntegrityError: external data lies outside the model's folder.
         """
@@ -94,14 +95,16 @@ class OrtCuda(Runtime):
         plan: str = "fp32",
         io: IOContract | None = None,
     ) -> dict[str, Evidence]:
-        """As for ort_cpu, on the CUDA provider.
+        """Evidence for attentions that are one operator, for which ONNX Runtime printed a kernel that is one kernel.
+
+        Its choice depends on the lengths: those of the run are multiples of 8, the least that the contract allows.
 
         Raises:
-            UnavailableError: ONNX Runtime is not installed, or there is no device.
+            UnavailableError: ONNX Runtime is not installed, there is no device, or it has no kernel for the model.
             ArtifactError: the model cannot be read or run.
         """
         available(self)
-        return _ort.evidence(model, anchors, (PROVIDER, _OPTIONS), io)
+        return _ort_evidence.evidence(model, anchors, (PROVIDER, _OPTIONS), io, printing=True)
 
 
 RUNTIME = OrtCuda()

@@ -15,7 +15,8 @@ from attnport.errors import MissingDependency, UnavailableError, first_line
 from attnport.jsonfile import digest_file
 from attnport.optional import require
 from attnport.runtimes import _libraries, _ort
-from attnport.runtimes._onnx_file import broken, checked_model, external_files
+from attnport.runtimes._onnx_file import checked_model, external_files
+from attnport.runtimes._ort_faults import unopened
 from attnport.runtimes._session import usual_feeds
 from attnport.runtimes.base import Kind, Opening, Runtime, available
 from attnport.runtimes.ort_tensorrt import PLANS, profile_options, refuse_plan
@@ -115,7 +116,7 @@ def registered_devices() -> tuple[Any, ...]:
 
 
 def compiled_context(model: Path, provider: _ort.Plugin) -> bytes:
-    """The model as an engine context file, with what the provider compiled. Raises ArtifactError."""
+    """The model as an engine context file, with what the provider compiled. Raises as `open_session`."""
     import onnxruntime as ort
 
     settings = _ort.options(1)
@@ -124,7 +125,7 @@ def compiled_context(model: Path, provider: _ort.Plugin) -> bytes:
         compiler = ort.ModelCompiler(settings, str(model), embed_compiled_data_into_model=True)
         return bytes(compiler.compile_to_bytes())
     except Exception as err:  # a runtime's own exceptions share no base
-        raise broken(model, err) from err
+        raise unopened(model, PROVIDER, err) from err
 
 
 def _package() -> Any:

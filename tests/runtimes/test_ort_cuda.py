@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import onnx.parser
 import pytest
 from pretended_gpu import HostDevice
 
-from attnport.artifacts import IOContract, Ran
+from attnport.artifacts import MANY, IOContract, Ran
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import ArtifactError, FeedError, UnavailableError
-from attnport.runtimes import _ort, ort_cuda
+from attnport.runtimes import _ort, _ort_kernels, ort_cuda
 from attnport.runtimes.base import Opening
 
 ort = pytest.importorskip("onnxruntime")
@@ -207,12 +209,142 @@ def test_a_form_of_another_plan_is_refused(tmp_path: Path) -> None:
         ort_cuda.RUNTIME.open(Opening(IO, plan="fp16_islands", model=saved(tmp_path)))
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_the_operator_that_ran_as_one_kernel_is_evidence(tmp_path: Path) -> None:
+@pytest.fixture
+def printing(monkeypatch: pytest.MonkeyPatch, on_cpu: None) -> Callable[[str], list[dict[str, list[int]]]]:
+    """A way to say what the CPU, in CUDA's place, prints when it runs; returns the shapes of the runs to come."""
+    real, shapes = _ort.profiled, []
+
+    def pretend(text: str) -> list[dict[str, list[int]]]:
+        def profiled(model: Any, provider: Any, feeds: Any = None, *given: Any, **options: Any) -> Any:
+            assert os.environ[_ort_kernels.VARIABLE] == "1"
+            os.write(1, text.encode())
+            shapes.append({name: list(array.shape) for name, array in feeds.items()})
+            return real(model, provider, feeds, *given, **options)
+
+        monkeypatch.setattr(_ort, "profiled", profiled)
+        return shapes
+
+    return pretend
+
+
+def line(node: str, kernel: str) -> str:
+    return f"\x1b[36mOperator=MultiHeadAttention Node={node} DataType=fp32 SdpaKernel={kernel}\x1b[0m\n"
+
+
+def test_the_kernel_that_onnx_runtime_printed_is_evidence(tmp_path: Path, printing: Any) -> None:
+    shapes = printing(line("att", "CUDNN_FLASH_ATTENTION") + line("in", "FLASH_ATTENTION"))
     found = ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",), "wrong operator": ("in",)})
     assert list(found) == ["layer"]
-    assert found["layer"].kernel == "MultiHeadAttention"
+    assert found["layer"].kernel == "MultiHeadAttention CUDNN_FLASH_ATTENTION"
     assert "com.microsoft.MultiHeadAttention" in found["layer"].text
+    assert "SdpaKernel=CUDNN_FLASH_ATTENTION" in found["layer"].text
+    assert "copies" not in found["layer"].text
+    assert ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)}, io=IO)
+    odd = IOContract(IO.inputs, IO.outputs, (Dim("B", 1, 1, 1), Dim("S", 9, 12, 30)))
+    assert ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)}, io=odd)
+    assert shapes == [{"q": [8, 8, 16]}, {"q": [8, 8, 16]}, {"q": [1, 16, 16]}]
+
+
+@pytest.mark.parametrize("printed", ["", line("att", "MATH"), line("other", "FLASH_ATTENTION")])
+def test_an_operator_of_several_kernels_or_of_an_unknown_one_is_no_evidence(
+    printed: str, tmp_path: Path, printing: Any
+) -> None:
+    printing(printed)
+    assert ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)}) == {}
+
+
+@pytest.mark.parametrize(("other", "fused"), [("CUDNN_FLASH_ATTENTION", True), ("MATH", False), ("", False)])
+def test_both_ways_of_a_decoder_must_be_fused(other: str, fused: bool, tmp_path: Path, printing: Any) -> None:
+    call = "com.microsoft.MultiHeadAttention<num_heads=2>"
+    path = saved(tmp_path, f"[att] a = {call}(q, q, q) [att_many] y = {call}(a, a, a)")
+    model = onnx.load(path)
+    model.graph.node[1].name = f"att{MANY}"
+    onnx.save(model, path)
+    printing(line("att", "FLASH_ATTENTION") + (line(f"att{MANY}", other) if other else ""))
+    assert bool(ort_cuda.RUNTIME.fusion_evidence(path, {"layer": ("att",)})) is fused
+
+
+def test_copies_between_the_devices_are_told_with_the_evidence(
+    tmp_path: Path, printing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printing(line("att", "FLASH_ATTENTION"))
+    real = _ort.profiled
+
+    def copying(*given: Any, **options: Any) -> Any:
+        events, optimised = real(*given, **options)
+        return [*events, *(event(op, CPU, [], []) for op in ("MemcpyToHost", "MemcpyFromHost"))], optimised
+
+    monkeypatch.setattr(_ort, "profiled", copying)
+    found = ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)})
+    assert "2 copies between CPU and device" in found["layer"].text
+
+
+STATE = onnxruntime_pybind11_state
+OF_THE_DEVICE = [
+    STATE.NotImplemented("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Pad(18)"),
+    STATE.RuntimeException("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : CUDA failure 35: driver is insufficient"),
+    STATE.EPFail("[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED"),
+    STATE.Fail("[ONNXRuntimeError] : 1 : FAIL : CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"),
+    STATE.Fail("Failed to load library libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: no such file"),
+    STATE.RuntimeException("BFCArena: Failed to allocate memory for requested buffer of size 17179869184"),
+]
+OF_THE_MODEL = [
+    STATE.InvalidProtobuf("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model failed: Protobuf parsing failed."),
+    STATE.InvalidGraph("[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model."),
+]
+
+
+def failing(err: Exception) -> Callable[..., Any]:
+    def fail(*given: Any, **options: Any) -> Any:
+        raise err
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("err", "error"),
+    [*((one, UnavailableError) for one in OF_THE_DEVICE), *((one, ArtifactError) for one in OF_THE_MODEL)],
+)
+@pytest.mark.parametrize("where", ["opening", "running"])
+def test_a_fault_of_the_device_is_told_apart_from_a_broken_model(
+    err: Exception, error: type[Exception], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pretended:
+        def get_providers(self) -> list[str]:
+            return [ort_cuda.PROVIDER]
+
+        def get_inputs(self) -> list[Any]:
+            return []
+
+        get_outputs = get_inputs
+        run = failing(err)
+
+    path = saved(tmp_path)
+    monkeypatch.setattr(ort, "InferenceSession", failing(err) if where == "opening" else lambda *a, **o: Pretended())
+    with pytest.raises(error) as caught:
+        _ort.refuse_fallback(path, (ort_cuda.PROVIDER, {}))
+    assert str(err) in caught.value.args[0]
+    assert caught.value.__cause__ is err
+
+
+@pytest.mark.parametrize("err", OF_THE_DEVICE)
+def test_on_the_cpu_a_missing_kernel_is_a_fault_of_the_model(
+    err: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path)
+    monkeypatch.setattr(ort, "InferenceSession", failing(err))
+    with pytest.raises(ArtifactError):
+        _ort.open_session(path, _ort.options(1), CPU)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_form_of_which_the_device_lacks_a_kernel_is_not_run_and_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnport.runtimes._ort_faults.CPU", "another")
+    body = "y = com.microsoft.MultiHeadAttention<num_heads=2>(q, q, q)"  # in half precision, the CPU has none
+    with pytest.raises(UnavailableError, match=r"NOT_IMPLEMENTED.*MultiHeadAttention"):
+        ort_cuda.RUNTIME.open(Opening(IO, plan="bf16", model=saved(tmp_path, body, "bfloat16")))
 
 
 @pytest.mark.usefixtures("on_cpu")
