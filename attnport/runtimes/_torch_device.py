@@ -52,7 +52,7 @@ class TorchDevice:
         self.bf16 = properties.major >= 8
 
     def put(self, value: Any) -> Any:
-        """A tensor or a module on the device."""
+        """A tensor on the device."""
         return value.to(self.kind)
 
     def mark(self) -> Any:
@@ -160,7 +160,6 @@ def on(device: TorchDevice, module: torch.nn.Module, dtype: torch.dtype) -> torc
     import torch
 
     try:
-        moved: torch.nn.Module = device.put(cast(module, dtype))
+        return cast(module, dtype, device.put)
     except torch.OutOfMemoryError as err:
         raise MemoryError(f"{device.name} has not enough memory for the weights in {dtype}: {first_line(err)}") from err
-    return moved

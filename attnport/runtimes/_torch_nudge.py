@@ -13,19 +13,27 @@ if TYPE_CHECKING:
     import torch
 
 
-def draw(seed: int) -> torch.Generator:
-    """A random generator on the CPU."""
-    import torch
+class Draw:
+    """A source of random sides; the same seed gives the same ones on a device."""
 
-    return torch.Generator().manual_seed(seed)
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The generator of a device: numbers for the weights of a large model are not copied there."""
+        import torch
+
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
 
 
-def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def nudged(tensor: torch.Tensor, draw: Draw) -> torch.Tensor:
     """A copy with each element moved to a neighbour in its type; zeros and values that are not finite stay.
 
     Args:
         tensor: On any device; returned unchanged unless it is dense, with a floating type of 16, 32 or 64 bits.
-        generator: The result of `draw`.
     """
     import torch
 
@@ -33,13 +41,13 @@ def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided  # a subclass may store other bits
     if whole is None or not dense or not tensor.is_floating_point():
         return tensor
-    sides = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device)
-    moved = (tensor.view(whole) + (2 * sides - 1).to(whole)).view(tensor.dtype)
+    sides = torch.randint(0, 2, tensor.shape, generator=draw.on(tensor.device), device=tensor.device, dtype=torch.int8)
+    moved = (tensor.view(whole) + (2 * sides - 1)).view(tensor.dtype)
     return torch.where((tensor != 0) & tensor.isfinite() & moved.isfinite(), moved, tensor)
 
 
-def nudge_parameters(module: torch.nn.Module, generator: torch.Generator) -> torch.nn.Module:
+def nudge_parameters(module: torch.nn.Module, draw: Draw) -> torch.nn.Module:
     """Moves every weight of a module in place; returns it."""
     for parameter in module.parameters():
-        parameter.data = nudged(parameter.data, generator)
+        parameter.data = nudged(parameter.data, draw)
     return module

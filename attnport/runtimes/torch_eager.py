@@ -11,7 +11,7 @@ from attnport.errors import SpecError, UnavailableError, UsageError
 from attnport.optional import require
 from attnport.runtimes._session import Array, CheckedSession, refused
 from attnport.runtimes._torch_cast import cast
-from attnport.runtimes._torch_nudge import draw, nudge_parameters, nudged
+from attnport.runtimes._torch_nudge import Draw, nudge_parameters, nudged
 from attnport.runtimes.base import Kind, Opening, Runtime, physical_cores
 from attnport_bundle.feeds import check_feeds
 
@@ -86,7 +86,7 @@ class EagerCall:
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
-            module = nudge_parameters(copy.deepcopy(module), draw(opening.nudged))
+            module = nudge_parameters(copy.deepcopy(module), Draw(opening.nudged))
         self._module = module
         self._masks = {mask.input for mask in opening.io.masks}
         self._steps = opening.step_by_step
@@ -107,10 +107,8 @@ class EagerCall:
         from attnport.runtimes._written_attention import Found, Rounded
 
         if self._nudged is not None:
-            generator = draw(self._nudged)
-            nudged_tensors = {
-                name: nudged(tensor, generator) for name, tensor in tensors.items() if name not in self._masks
-            }
+            draw = Draw(self._nudged)
+            nudged_tensors = {name: nudged(tensor, draw) for name, tensor in tensors.items() if name not in self._masks}
             # Whole numbers stay, as they may be flags or counts even in a floating type.
             tensors = {
                 name: tensor
