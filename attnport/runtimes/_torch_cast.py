@@ -15,7 +15,7 @@ def cast(
 ) -> torch.nn.Module:
     """A copy in another type; a cast works in place, and a maker may hand out one module several times.
 
-    `put` brings each weight to a device, where it is cast: a GPU does that in no time, and has one weight twice at most.
+    `put` brings each weight to a device, where it is cast: a GPU is quick at that, and holds one weight twice at most.
 
     `Module.to` would take the imaginary parts of complex weights away. They become as precise as float64, and stay
     otherwise, as `Module.half` has it.
