@@ -49,8 +49,11 @@ def test_the_models_are_measured_at_the_sizes_that_are_asked_for() -> None:
     assert {(one["batch"], one["seq"]) for one in calls} == {(b, s) for b in (1, 8, 32) for s in (128, 512, 2048)}
     io = llama_part().io
     sizes = [one for grid in llama.grids for one in parse_grid(grid, io.dims)]
-    assert {one["past"] for one in sizes if one["seq"] > 1} == {1}  # prefill
-    assert {one["past"] for one in sizes if one["seq"] == 1} == {2048}  # decode
+    totals = [(one["batch"], one["seq"] > 1, one["seq"] + one["past"]) for one in sizes]
+    assert totals == [
+        *((1, True, 512), (1, True, 1024), (8, True, 512), (1, True, 513)),  # prefill
+        *((1, False, 2048), (8, False, 2048)),  # decode
+    ]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import torch
 from equal_weights import ATTENTION, filled, renamed
 
+from attnport.exporter.capture import capture
 from attnport.models import gpt_decoder, llama_decoder
 
 GPT = gpt_decoder.GPTConfig(vocabulary=53, width=48, heads=3, layers=2, hidden=80, positions=40)
@@ -184,3 +185,11 @@ def test_grouped_heads_behind_a_cache_are_lowered_for_engines() -> None:
             expected = spec.make()(**{key: torch.from_numpy(value) for key, value in feeds.items()})
         for got, wanted in zip(session.run(None, feeds), expected, strict=True):
             assert torch.allclose(torch.from_numpy(got), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("module", [gpt_decoder, llama_decoder], ids=["gpt", "llama"])
+def test_no_integer_is_padded_since_onnx_runtime_has_no_kernel_for_it_on_cuda(module: Any) -> None:
+    spec = module.spec(GPT if module is gpt_decoder else LLAMA)
+    graph = capture(spec.make().eval(), spec.io).model.graph
+    padded = [node.inputs[0] for node in graph if node.op_type == "Pad"]
+    assert not [value for value in padded if value is not None and value.dtype and value.dtype.is_integer()]
