@@ -196,6 +196,12 @@ _BENCH_OPTIONS = (
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores."),
     click.option("--pin/--no-pin", default=True, show_default=True, help="Keep processes on as many cores as threads."),
     click.option(
+        "--cold/--no-cold",
+        default=True,
+        show_default=True,
+        help="Measure load, first call and memory in new processes.",
+    ),
+    click.option(
         "--precision",
         type=click.FloatRange(min=0, min_open=True, max=1),
         default=0.03,
