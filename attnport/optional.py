@@ -12,6 +12,7 @@ EXTRAS: dict[str, str] = {
     "cryptography": "sign",
     "onnxruntime": "cpu",
     "openvino": "openvino",
+    "pynvml": "gpu-check",
     "tensorrt": "tensorrt",
     "tensorrt_rtx": "rtx",
     "transformers": "hf",

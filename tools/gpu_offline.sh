@@ -4,8 +4,8 @@
 #
 #   tools/gpu_offline.sh WHEELS [OPTION of gpu-check]...
 #
-# Each model and precision is a command of its own, ended after its time; what it measured until then is in benchmarks/, and
-# the same command goes on there. Variables, and what they are by default:
+# Each model and precision is a command of its own, which ends after its time; what it measured until then is in benchmarks/,
+# and the same command goes on there. Variables, and what they are by default:
 #   PYTHON=python3          the Python that has PyTorch with CUDA
 #   SITE=out/gpu-offline    where the wheels are laid out; kept for the next run
 #   SECONDS_EACH=300        the time of one model in one precision
@@ -46,8 +46,8 @@ for model in ${MODELS-bert_encoder llama_decoder}; do
     for dtype in ${DTYPES:-fp16 bf16}; do
         echo "== $model $dtype"
         status=0
-        # Interrupted like this, gpu-check ends its children and says what is left.
-        timeout --signal=INT --kill-after=20 "$seconds" "$python" -m attnport.cli gpu-check --only "$model" \
+        # It keeps its budget by itself, but for an export or the build of an engine that takes longer.
+        timeout --signal=INT --kill-after=20 "$((seconds + 30))" "$python" -m attnport.cli gpu-check --only "$model" \
             --dtype "$dtype" --budget "$seconds" "$@" || status=$?
         echo "== $model $dtype: exit $status"
         [ "$status" -le "$worst" ] || worst=$status

@@ -29,6 +29,7 @@ def show_gpu_report(report: GpuReport) -> Iterator[doc.Block]:
             yield from show_latency_whole(piece.latency)
             for call, rates in piece.achieved.items():
                 yield _rates(f"rates: {call}", rates)
+                yield from cells.warnings(dict.fromkeys(note for one in rates.values() for note in one.notes), "(!)")
             yield from cells.quiet(
                 "rates: of the device's time of computing, or * of the whole call with its copies",
                 "GB/s: of the least that has to move: weights, inputs and outputs; %: of the measured peak",
@@ -47,6 +48,9 @@ def _peaks(peaks: Peaks | None) -> Iterator[doc.Block]:
     lines += [f"{peaks.copy.per_s / 1e9:.4g} GB/s ({peaks.copy.what})"] if peaks.copy else []
     for line in lines:
         yield doc.Text(f"measured peak: {line}")
+    if peaks.gpu_before:
+        yield doc.Text(f"GPU before and after: {peaks.gpu_before}; {peaks.gpu_after}")
+    yield from cells.warnings([peaks.note] if peaks.note else [])
 
 
 def _rates(title: str, found: Mapping[str, Achieved]) -> doc.Table:
@@ -63,4 +67,5 @@ def _rates(title: str, found: Mapping[str, Achieved]) -> doc.Table:
 
 def _rate(value: float, share: float | None, by: str) -> str:
     whole = "*" if by == "call" else ""
-    return f"{value:.3g}{whole}" if share is None else f"{value:.3g}{whole} {share:.0%}"
+    doubt = " (!)" if (share or 0) > 1 else ""
+    return f"{value:.3g}{whole}" if share is None else f"{value:.3g}{whole} {share:.0%}{doubt}"

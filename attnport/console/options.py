@@ -196,6 +196,12 @@ _BENCH_OPTIONS = (
     click.option("--threads", type=click.IntRange(min=1), help="Compute threads; default: the physical cores."),
     click.option("--pin/--no-pin", default=True, show_default=True, help="Keep processes on as many cores as threads."),
     click.option(
+        "--cold/--no-cold",
+        default=True,
+        show_default=True,
+        help="Measure load, first call and memory in new processes.",
+    ),
+    click.option(
         "--precision",
         type=click.FloatRange(min=0, min_open=True, max=1),
         default=0.03,
@@ -357,7 +363,16 @@ _GPU_OPTIONS = (
     click.option("--dtype", "dtypes", multiple=True, help="A precision plan, fp16, bf16 or fp32; default: fp16, bf16."),
     click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. A piece has only these."),
     click.option(
-        "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds after which no further step is started."
+        "--shape", "shapes", multiple=True, help='With one --only: other calls, "batch=8,seq=512"; grids as in bench.'
+    ),
+    click.option(
+        "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds; what is not done by then is left."
+    ),
+    click.option(
+        "--cold/--no-cold",
+        default=True,
+        show_default=True,
+        help="Measure load, first call and memory in new processes.",
     ),
     click.option("--threads", type=click.IntRange(min=1), help="Threads on the host; default: the physical cores."),
     click.option("--force", is_flag=True, help="Measure again what was measured before."),

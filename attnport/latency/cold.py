@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from attnport.errors import AttnportError, IntegrityError, SpecError
 from attnport.latency.measured import TimedRuntime
 from attnport.latency.workloads import Workload
 from attnport.processes.child import Child
+from attnport.processes.deadline import OutOfTime
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,42 @@ class Start:
     processors: Sequence[int]
     feeds: Mapping[str, str]
     dtypes: Mapping[str, str]
+
+    def every(
+        self,
+        runtimes: Mapping[str, TimedRuntime],
+        workloads: Sequence[Workload],
+        until_s: float,
+        progress: Callable[[str], None],
+    ) -> list[str]:
+        """Measures all that were timed, one after the other, with no other process alive.
+
+        Args:
+            until_s: No process is started from then on, of `time.monotonic`.
+
+        Returns:
+            The runtimes for which there was no time, or too little.
+
+        Raises:
+            SpecError, IntegrityError: the folder has changed, which affects every runtime.
+        """
+        left_out = []
+        for name, timed in runtimes.items():
+            if timed.problem or not timed.rounds_ns:
+                continue
+            if time.monotonic() > until_s:
+                left_out.append(name)
+                continue
+            try:
+                progress(f"memory of {name}")
+                self.cold(timed, [workload for workload in workloads if workload.name in timed.rounds_ns])
+            except OutOfTime:
+                left_out.append(name)
+            except (SpecError, IntegrityError):
+                raise
+            except AttnportError as err:
+                timed.no_cold = f"its load time, first call and peak memory are unknown: {err.message}"
+        return left_out
 
     def cold(self, timed: TimedRuntime, workloads: Sequence[Workload]) -> None:
         """Times a fresh process, and for a runtime that keeps what it compiled a second one that uses this.

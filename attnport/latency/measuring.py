@@ -15,12 +15,14 @@ from attnport.folder.openings import file_of
 from attnport.folder.portable import portable
 from attnport.latency.clocks import MOST_DRIFT_PPM, DriftWatch, processors
 from attnport.latency.cold import Start
+from attnport.latency.gpu_state import gpu_state
 from attnport.latency.judging import drift, next_look, orders, precise, rows, settled
 from attnport.latency.measured import SPINNING, TimedRuntime, samples_of
 from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
 from attnport.processes.child import Child, ChildError, reason_of
+from attnport.processes.deadline import end_s
 from attnport.processes.isolated import TIMEOUT_S, memory_limit_bytes, reason_of_failure
 from attnport.processes.worker import save_feeds
 from attnport.runtimes.base import Opening, Runtime, physical_cores
@@ -43,13 +45,14 @@ class Effort:
     """The settings of a measurement, which are equal for all runtimes and recorded in the report.
 
     Attributes:
-        budget_s: How long the measurement may take, starts and warm-up included; at least `MIN_ROUNDS` rounds are
-            always made.
+        budget_s: How long the measurement may take, starts, warm-up and cold starts included; at least `MIN_ROUNDS`
+            rounds are always made.
         precision: A workload is finished once every ratio is known within this share.
         samples: The fewest calls of every runtime, if there is time; p99 needs 1000.
         pin: Whether processes stay on fixed processors, if the system allows it.
         baseline: The runtime that the others are compared with.
         timeout_s: Seconds for each answer of a process: opening, the calls of a turn.
+        cold: Whether cold starts and memory are measured, in new processes.
     """
 
     threads: int
@@ -60,6 +63,7 @@ class Effort:
     seed: int = 0
     baseline: str = BASELINE
     timeout_s: float = TIMEOUT_S
+    cold: bool = True
 
 
 class Measuring:
@@ -86,6 +90,8 @@ class Measuring:
         self._folder, self._manifest, self._workloads = folder, manifest, workloads
         self._effort, self._progress = effort, progress
         self._began = time.monotonic() if began_s is None else began_s
+        self._until = min(self._began + effort.budget_s, end_s())
+        self._on_gpu = any(runtime.gpu and opening is not None for runtime, opening, _ in subjects.values())
         self._watch = DriftWatch()
         self._reserved_s = 0.0
         self._memory_bytes = memory_limit_bytes()
@@ -106,13 +112,13 @@ class Measuring:
             self._start()
             alive = sum(timed.child is not None for timed in self._timed_runtimes.values())
             # Memory is measured in processes that start one after the other; here as many started at once as fit.
-            self._reserved_s = (time.monotonic() - before_s) * max(1, min(alive, physical_cores()))
+            if self._effort.cold:
+                self._reserved_s = (time.monotonic() - before_s) * max(1, min(alive, physical_cores()))
             for number, workload in enumerate(self._workloads):
-                left_s = self._effort.budget_s - (time.monotonic() - self._began) - self._reserved_s
+                left_s = self._until - time.monotonic() - self._reserved_s
                 self._time(workload, left_s / (len(self._workloads) - number))
             self._stop()
-            for name, timed in self._timed_runtimes.items():
-                self._take_cold(name, timed)
+            self._take_cold()
         finally:
             self._stop()
         self._judge_clock()
@@ -182,7 +188,7 @@ class Measuring:
         per_call_s = self._warm_up(workload, share_s)
         if not per_call_s:
             return
-        again_s = _COLD_CALLS * sum(per_call_s.values())
+        again_s = _COLD_CALLS * sum(per_call_s.values()) if self._effort.cold else 0.0
         self._reserved_s += again_s
         deadline -= again_s
         calls = max(1, min(_MAX_CALLS, int(_TURN_S / median(per_call_s.values()))))
@@ -190,6 +196,7 @@ class Measuring:
         warm = 1 if calls > 1 else 0
         least = max(MIN_ROUNDS, -(-self._effort.samples // calls))
         done, look, ended = 0, next_look(0), "rounds"
+        self._tell_gpu(f"before {workload.name}")
         for order in orders(list(per_call_s), max(MAX_ROUNDS, least), self._effort.seed):
             if done >= MIN_ROUNDS and time.monotonic() > deadline:
                 ended = "time"
@@ -205,6 +212,7 @@ class Measuring:
             self._progress(f"{workload.name}: round {place}")
             for name in order:
                 self._turn(self._timed_runtimes[name], workload.name, calls, warm)
+        self._tell_gpu(f"after {workload.name}")
         self._settings |= {
             f"rounds {workload.name}": done,
             f"calls a round {workload.name}": calls,
@@ -268,6 +276,16 @@ class Measuring:
         why_not = "not asked for" if not self._effort.pin else "not possible on this system"
         self._settings["pinned to processors"] = pinned or answer["problem"] or why_not
 
+    def _tell_gpu(self, when: str) -> None:
+        """Records the state of the GPU, if anything is timed on one."""
+        if not self._on_gpu:
+            return
+        state, unknown = gpu_state()
+        if state:
+            self._settings[f"gpu {when}"] = state
+        elif unknown not in self._notes:
+            self._notes.append(unknown)
+
     def _judge_drift(self, workload: Workload) -> None:
         """Adds a note if the machine itself became slower or faster during the workload."""
         name = self._effort.baseline
@@ -294,6 +312,8 @@ class Measuring:
     def _judge_budget(self) -> None:
         """Adds a note if the fewest rounds, with starts and warm-up, took longer than was asked for."""
         took_s, budget_s = time.monotonic() - self._began, self._effort.budget_s
+        if (left_s := self._until - self._began) < budget_s:
+            self._notes.append(f"of its budget of {budget_s:.0f} s, {max(0.0, left_s):.0f} s were left to it")
         if took_s > budget_s * (1 + _OVER_BUDGET):
             self._notes.append(
                 f"it took {took_s:.0f} s of a budget of {budget_s:.0f} s: {MIN_ROUNDS} rounds of each workload are the "
@@ -352,20 +372,17 @@ class Measuring:
             child.kill()
         timed.child = None
 
-    def _take_cold(self, name: str, timed: TimedRuntime) -> None:
-        """Measures load time, first calls and peak memory in a fresh process, with no other process alive."""
-        if timed.problem or not timed.rounds_ns:
+    def _take_cold(self) -> None:
+        """Measures load time, first calls and peak memory in fresh processes, with no other process alive."""
+        figures = "load time, first call and peak memory"
+        if not self._effort.cold:
+            self._notes.append(f"{figures} were not measured, as was asked for")
             return
-        self._progress(f"memory of {name}")
-        measured = [workload for workload in self._workloads if workload.name in timed.rounds_ns]
         dtypes = {spec.name: spec.dtype for spec in self._manifest.io.inputs}
         start = Start(self._child, self._processors, self._feeds, dtypes)
-        try:
-            start.cold(timed, measured)
-        except (SpecError, IntegrityError):
-            raise
-        except AttnportError as err:
-            timed.no_cold = f"its load time, first call and peak memory are unknown: {err.message}"
+        left_out = start.every(self._timed_runtimes, self._workloads, self._until, self._progress)
+        if left_out:
+            self._notes.append(f"{figures} of {', '.join(left_out)} were not measured: the time was over")
 
     def _stop(self) -> None:
         for timed in self._timed_runtimes.values():

@@ -26,6 +26,7 @@ from attnport.errors import (
     UnavailableError,
 )
 from attnport.module_path import child_command, child_environment
+from attnport.processes.deadline import end_s, in_time
 from attnport.processes.worker import MAX_FRAME_BYTES, read_frame, write_frame
 
 WORKER: tuple[str, ...] = ("-m", "attnport.processes.worker")
@@ -119,6 +120,7 @@ class Child:
                 memory.
             ChildError: it answered with an error.
             AttnportError: it answered with an error of this class, such as a changed source or a damaged file.
+            OutOfTime: the time of the verb is over, see `deadline`; the process goes on.
         """
         answer = self._read(time.monotonic() + timeout_s)
         if "error" in answer:
@@ -162,7 +164,9 @@ class Child:
     def _wait(self, handle: int, deadline: float) -> None:
         """Waits until there is something to read. Raises Died."""
         while (left := deadline - time.monotonic()) > 0:
-            look_s = left if self._memory_bytes is None else min(left, _LOOK_S)
+            in_time()
+            watched = self._memory_bytes is not None or end_s() < deadline
+            look_s = min(left, _LOOK_S) if watched else left
             answered = select.select([handle], [], [], look_s)[0]
             # Also checked if it has answered: when several are asked at once, it may have waited since then.
             if self._memory_bytes is not None and (held := resident_bytes(self.pid)) > self._memory_bytes:

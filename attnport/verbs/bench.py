@@ -56,6 +56,7 @@ def bench(
     precision: float = 0.03,
     samples: int = 0,
     pin: bool = True,
+    cold: bool = True,
     bundle: Path | None = None,
     timeout_s: float = TIMEOUT_S,
     seed: int = 0,
@@ -75,10 +76,11 @@ def bench(
         threads: Compute threads of every runtime; None = the physical cores.
         lengths: A file of lengths for ragged batches, each line a length or `length:count`.
         batch: The number of sentences or lengths in a padded batch.
-        budget_s: How long this may take, starts and warm-up included; there are at least 12 rounds.
+        budget_s: How long this may take, starts, warm-up and cold starts included; there are at least 12 rounds.
         precision: A workload is finished once every ratio is known within this share.
         samples: The fewest calls of each runtime, if there is time; p99 needs 1000.
         pin: Keep processes on fixed processors, if the system allows it.
+        cold: Measure load time, first call and peak memory, in new processes, as long as the budget lasts.
         bundle: A bundle of this folder, whose forms are measured through its own reader, as the runtime `bundle`.
         timeout_s: Seconds for each answer of a runtime's process; one that takes longer is ended, and NOT_RUN.
         trust_source: Run the source of a folder that was not exported here, now and later; see `trust`.
@@ -100,7 +102,7 @@ def bench(
     stage, file = stage_of(STAGE, FILE, plan)
     sentences = read_sentences(text) if text else []
     histogram = read_lengths(lengths) if lengths else {}
-    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, baseline, timeout_s)
+    effort = Effort(threads or physical_cores(), budget_s, precision, samples, pin, seed, baseline, timeout_s, cold)
     with change(folder) as edit:
         manifest = edit.manifest
         if manifest is None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from attnport.artifacts import Capabilities, FusionTable
+from attnport.artifacts import Capabilities, FusionTable, IOContract
 from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
 from attnport.exporter.lowering import base as lowerings
+from attnport.folder.loading import load
 from attnport.folder.machine import find_gpus, machine, versions
 from attnport.folder.openings import not_in
 from attnport.folder.portable import portable
@@ -25,6 +27,7 @@ from attnport.jsonfile import to_json
 from attnport.latency.grid import parse_grid
 from attnport.parity.eager import EAGER_ON_GPU
 from attnport.parity.evaluate import Progress
+from attnport.processes.deadline import OutOfTime, ending_at, in_time
 from attnport.processes.isolated import probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
@@ -81,8 +84,10 @@ def gpu_check(
     only: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     runtimes: Sequence[str] = (),
+    shapes: Sequence[str] = (),
     budget_s: float | None = None,
     threads: int | None = None,
+    cold: bool = True,
     force: bool = False,
     progress: Progress = lambda message: None,
     tell: Callable[[str], None] = lambda message: None,
@@ -95,18 +100,22 @@ def gpu_check(
         only: Models; none = all there are.
         dtypes: Precision plans; none = fp16 and bf16.
         runtimes: Names; none = every GPU runtime. PyTorch eager on the GPU is always among them.
-        budget_s: No step is begun after so many seconds; None = no limit.
+        shapes: Grids such as `batch=8,seq=512`, for the one model of `only`: other calls than its own.
+        budget_s: After so many seconds, the step that runs is ended, and left for the next run with those behind it. An
+            export and the build of an engine are finished. None = no limit.
         threads: Threads on the host.
+        cold: As of `bench`.
         force: Check and measure again, whatever is there.
-        tell: Is given one line about a step that was left out or failed.
+        tell: Is given one line at the end of each step, with the seconds it took, and one about a step that was left or
+            failed.
 
     Raises:
         UnavailableError: there is no GPU, or PyTorch cannot use it.
-        UsageError: an unknown model, plan or runtime.
+        UsageError: an unknown model, plan or runtime, or shapes that do not fit.
     """
-    subjects, plans, names = _chosen(only), _plans(dtypes), _runtimes(runtimes)
-    device, sm = found_gpu()
     until = None if budget_s is None else time.monotonic() + budget_s
+    subjects, plans, names = _chosen(only, shapes), _plans(dtypes), _runtimes(runtimes)
+    device, sm = found_gpu()
     progress("probing the runtimes")
     probed = probe_all([base.get(name) for name in names])
     if not probed[EAGER].available:
@@ -122,8 +131,13 @@ def gpu_check(
     if before is not None and (before.device, before.eager) == (device, EAGER):
         kept = {**before.runtimes, **found}
         report = dataclasses.replace(report, peaks=before.peaks, pieces=before.pieces, runtimes=kept)
-    options = {"threads": threads, "force": force, "progress": progress}
-    run = _Run(report, path, work.resolve(), names, sm, until, options, progress, tell)
+
+    def saying(message: str) -> None:
+        in_time()
+        progress(message)
+
+    options = {"threads": threads, "force": force, "progress": saying}
+    run = _Run(report, path, work.resolve(), names, sm, until, options, saying, tell, cold)
     run.peaks(plans)
     for subject in subjects:
         for plan in plans:
@@ -140,8 +154,10 @@ class _Run:
         path: The report.
         names: The runtimes.
         sm: The device's compute capability.
-        until: No step is begun from then on, of `time.monotonic`; None = no limit.
+        until: The step that runs is ended then, of `time.monotonic`; None = no limit.
         options: Of `check` and `bench` alike.
+        progress: Raises OutOfTime in a step that has to end.
+        cold: Of `bench`.
         left: The steps for which there was no time.
     """
 
@@ -154,6 +170,7 @@ class _Run:
     options: Mapping[str, Any]
     progress: Progress
     tell: Callable[[str], None]
+    cold: bool = True
     left: list[str] = field(default_factory=list)
 
     def keep(self, **changes: Any) -> None:
@@ -167,49 +184,47 @@ class _Run:
         from attnport.runtimes._torch_device import TorchDevice
 
         had = self.report.peaks
-        if (had is not None and set(plans) <= set(had.flops)) or self._over("peak rates"):
+        if had is not None and set(plans) <= set(had.flops):
             return
         wanted = list(dict.fromkeys((*PLANS, *plans)))
         able = [plan for plan in wanted if plan in self.report.runtimes[EAGER].plans]
         try:
-            self.keep(peaks=gpu_peaks.measure(TorchDevice(), able, progress=self.progress))
+            with self._step("peak rates"):
+                self.keep(peaks=gpu_peaks.measure(TorchDevice(), able, progress=self.progress))
+        except OutOfTime:
+            return
         except RuntimeError as err:
             self.tell(f"peak rates were not measured: {str(err).strip().partition(chr(10))[0]}")
 
     def piece(self, subject: Subject, plan: str) -> None:
         """Files, check and bench of a model in a precision plan, as far as there is time."""
         key = f"{subject.name} {plan}"
-        if self._over(key):
-            return
         piece, folder = Piece(subject.about), self.work / subject.name
         before = self.report.pieces.get(key)
         options: dict[str, Any] = {**self.options, "plan": plan}
         try:
             if why := not_in(self.report.runtimes[EAGER], plan):
                 raise UnavailableError(f"{EAGER}: {why}.")
-            self.progress(f"{key}: files")
-            io = export(subject.spec, folder, progress=self.progress).io
+            with self._step(f"{key}: files", key):
+                self.progress(f"{key}: files")
+                io = export(subject.spec, folder, progress=self.progress).io
+                fused, notes = self._files(folder, subject, plan)
+            piece = dataclasses.replace(piece, fused=fused, notes=notes)
             calls = [sizes for grid in subject.grids for sizes in parse_grid(grid, io.dims)]
             names = {",".join(f"{dim}={size}" for dim, size in sizes.items()): sizes for sizes in calls}
-            fused, notes = self._files(folder, subject, plan)
-            piece = dataclasses.replace(piece, fused=fused, notes=notes)
-            if self._over(f"{key}: parity"):
-                return
-            small = [
-                name
-                for name, sizes in names.items()
-                if max(int(np.prod(spec.shape(sizes), dtype=np.int64)) for spec in io.outputs) <= MOST_ELEMENTS
-            ]
-            parity = check(folder, self.names, eager=EAGER, shapes=small, **options)
+            with self._step(f"{key}: parity"):
+                parity = check(folder, self.names, eager=EAGER, shapes=_small(names, io), **options)
             piece = dataclasses.replace(piece, parity=parity)
             if before is not None and before.parity == parity:
                 piece = dataclasses.replace(piece, latency=before.latency, work=before.work)
             self._keep_piece(key, piece, plan)
-            if self._over(f"{key}: latency"):
-                return
-            latency = bench(folder, self.names, subject.grids, baseline=EAGER, budget_s=CALL_S * len(names), **options)
+            options |= {"baseline": EAGER, "budget_s": CALL_S * len(names), "cold": self.cold}
+            with self._step(f"{key}: latency"):
+                latency = bench(folder, self.names, subject.grids, **options)
             work = {name: subject.work(sizes, ELEMENT_BYTES[plan]) for name, sizes in names.items()}
             self._keep_piece(key, dataclasses.replace(piece, latency=latency, work=work), plan)
+        except OutOfTime:
+            return
         except (AttnportError, MemoryError) as err:
             problem = portable(str(err), self.work)
             self.tell(f"{key}: {problem}")
@@ -219,13 +234,28 @@ class _Run:
     def _keep_piece(self, key: str, piece: Piece, plan: str) -> None:
         self.keep(pieces={**self.report.pieces, key: with_achieved(piece, plan, self.report.peaks)})
 
-    def _over(self, step: str) -> bool:
-        """Whether the time is over, which leaves a step for the next run."""
-        if self.until is None or time.monotonic() <= self.until:
-            return False
-        self.left.append(step)
-        self.tell(f"out of time: {step} is left for the next run")
-        return True
+    @contextmanager
+    def _step(self, step: str, left: str = "") -> Iterator[None]:
+        """A step, which says how long it took.
+
+        Args:
+            left: What is left for the next run if there is no time for it; "" = the step.
+
+        Raises:
+            OutOfTime: there is none, or no more.
+        """
+        try:
+            with ending_at(self.until):
+                in_time()
+                began_s = time.monotonic()
+                try:
+                    yield
+                finally:
+                    self.tell(f"{step}, {time.monotonic() - began_s:.0f} s")
+        except OutOfTime:
+            self.left.append(left or step)
+            self.tell(f"out of time: {left or step} is left for the next run")
+            raise
 
     def _files(self, folder: Path, subject: Subject, plan: str) -> tuple[dict[str, str], tuple[str, ...]]:
         """Makes what the runtimes open.
@@ -267,13 +297,32 @@ def without_paths(found: Capabilities, folder: Path) -> Capabilities:
     return dataclasses.replace(found, reason=reason, hint=hint, libraries=libraries)
 
 
-def _chosen(only: Sequence[str]) -> list[Subject]:
+def _small(names: Mapping[str, Mapping[str, int]], io: IOContract) -> list[str]:
+    """The calls that are cases of `check` too."""
+    elements = {
+        name: max(int(np.prod(spec.shape(sizes), dtype=np.int64)) for spec in io.outputs)
+        for name, sizes in names.items()
+    }
+    return [name for name, count in elements.items() if count <= MOST_ELEMENTS]
+
+
+def _chosen(only: Sequence[str], shapes: Sequence[str]) -> list[Subject]:
     known = {subject.name: subject for subject in SUBJECTS}
     wanted = [name.replace("-", "_") for name in only]
     for name in wanted:
         if name not in known:
             raise UsageError(f"model {name!r}: gpu-check has {', '.join(known)}.")
-    return [subject for name, subject in known.items() if name in wanted or not wanted]
+    found = [subject for name, subject in known.items() if name in wanted or not wanted]
+    if not shapes:
+        return found
+    if len(set(wanted)) != 1:
+        raise UsageError(
+            f"--shape {shapes[0]}: it goes with one model.", hint=f"Name it with --only: {', '.join(known)}."
+        )
+    dims = load(found[0].spec).io.dims
+    for grid in shapes:
+        parse_grid(grid, dims)
+    return [dataclasses.replace(found[0], grids=tuple(shapes))]
 
 
 def _plans(dtypes: Sequence[str]) -> list[str]:

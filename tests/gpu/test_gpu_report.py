@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from attnport.verbs.gpu.costs import Work
 from attnport.verbs.gpu.peaks import Peak, Peaks
 from attnport.verbs.gpu.report import (
     FORMAT,
+    FROM_CACHE,
+    TOO_FAST,
     GpuReport,
     Piece,
     achieved,
@@ -95,6 +98,28 @@ def test_without_peaks_there_are_rates_and_no_shares() -> None:
     assert found.flops_share is None
     assert found.bytes_share is None
     assert achieved(LatencyRow("NOT_RUN", "gone"), WORK, "fp16", PEAKS) is None
+
+
+def test_a_share_above_the_measured_peak_is_said_to_be_an_error_of_the_measurement(report: GpuReport) -> None:
+    ms = LatencyRow("faster", "", median_ns=1e6)
+    found = achieved(ms, Work(flops=520 * 10**9, moved_bytes=2 * 10**9), "fp16", PEAKS)
+    assert found is not None
+    assert found.notes == (TOO_FAST,)
+    both = achieved(ms, Work(flops=520 * 10**9, moved_bytes=3 * 10**9), "fp16", PEAKS)
+    assert both is not None
+    assert both.notes == (TOO_FAST, FROM_CACHE)
+    assert all(one.notes == () for one in report.pieces["bert_encoder fp16"].achieved[CALL].values())
+    piece = report.pieces["bert_encoder fp16"]
+    shown = dataclasses.replace(piece, achieved={CALL: {"a": found, "b": both}})
+    text = render(show_gpu_report, dataclasses.replace(report, pieces={"x": shown}))
+    assert max(map(len, text.splitlines())) <= 80
+    plain = " ".join(text.split())
+    assert plain.count("520* 104% (!)") == 2
+    assert "3e+03* 150% (!)" in plain
+    assert "2e+03* 100%" in plain
+    assert plain.count(f"(!): {TOO_FAST}") == 1
+    assert plain.count(f"(!): {FROM_CACHE}") == 1
+    assert "(!)" not in render(show_gpu_report, report)
 
 
 def test_device_times_are_compared_with_an_interval_of_their_own(report: GpuReport) -> None:
@@ -190,13 +215,36 @@ class Clock:
 
 def test_the_peak_is_the_best_median_of_all_sizes() -> None:
     clock = Clock()
-    found = gpu_peaks.measure(clock, ("fp32", "bf16"), sizes=(8, 16), copy_bytes=4096, rounds=3)
+    found = gpu_peaks.measure(clock, ("fp32", "bf16"), sizes=(8, 16), copy_bytes=4096, rounds=3, warm_s=0.0)
     assert found.flops["bf16"].per_s == pytest.approx(2 * 16**3 / 1e-6)
     assert "16 x 16" in found.flops["bf16"].what
     assert found.flops["fp32"].samples_ns == (1000,) * 3
     assert found.copy is not None
     assert found.copy.per_s == pytest.approx(2 * 4096 / 1e-6)
     assert clock.freed == 1
+
+
+def test_clocks_are_warm_and_their_state_is_told_before_and_after(
+    report: GpuReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waits = Clock(), []
+    monkeypatch.setattr(clock, "wait", lambda: waits.append(time.monotonic()))
+    told: list[int] = []
+
+    def state() -> tuple[str, str]:
+        told.append(len(waits))
+        return f"{len(told)} MHz", ""
+
+    monkeypatch.setattr(gpu_peaks, "gpu_state", state)
+    found = gpu_peaks.measure(clock, ("fp32",), sizes=(8,), copy_bytes=4096, rounds=3, warm_s=0.2)
+    warm, end = told
+    assert warm > 1
+    assert waits[warm - 1] - waits[0] > 0.1
+    assert end == len(waits) == warm + 2 * 4  # a product and a copy in each round, and in the one that loads kernels
+    assert (found.gpu_before, found.gpu_after, found.note) == ("1 MHz", "2 MHz", "")
+    assert "GPU before and after: 1 MHz; 2 MHz" in render(show_gpu_report, dataclasses.replace(report, peaks=found))
+    unknown = dataclasses.replace(found, gpu_before="", note="no NVML")
+    assert "note: no NVML" in render(show_gpu_report, dataclasses.replace(report, peaks=unknown))
 
 
 def test_the_report_holds_no_path_of_the_machine(tmp_path: Path) -> None:

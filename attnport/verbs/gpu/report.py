@@ -20,6 +20,8 @@ from attnport.verbs.gpu.costs import Work
 from attnport.verbs.gpu.peaks import Peaks
 
 FORMAT = 2
+TOO_FAST = "TFLOP/s: more than the measured peak, so that was measured too low, or the clocks changed"
+FROM_CACHE = "GB/s: more than a copy in the device's memory, so some of it may have come from the cache"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Achieved:
         bytes_per_s: The least that it has to move, in a second.
         flops_share: Of the measured peak of that precision plan; None where no peak was measured.
         bytes_share: Of the measured peak of a copy.
+        notes: Of a share above 1, which no runtime has reached, why there is one.
     """
 
     by: str
@@ -40,6 +43,7 @@ class Achieved:
     bytes_per_s: float
     flops_share: float | None
     bytes_share: float | None
+    notes: tuple[str, ...] = ()
 
     __pydantic_config__ = STRICT
 
@@ -127,12 +131,15 @@ def achieved(row: LatencyRow, work: Work, plan: str, peaks: Peaks | None) -> Ach
     flops, moved = work.flops / (ns * 1e-9), work.moved_bytes / (ns * 1e-9)
     best = peaks.flops.get(plan) if peaks else None
     copy = peaks.copy if peaks else None
+    flops_share, bytes_share = flops / best.per_s if best else None, moved / copy.per_s if copy else None
+    notes = (TOO_FAST, (flops_share or 0) > 1), (FROM_CACHE, (bytes_share or 0) > 1)
     return Achieved(
         "events" if device_ns else "call",
         flops,
         moved,
-        flops / best.per_s if best else None,
-        moved / copy.per_s if copy else None,
+        flops_share,
+        bytes_share,
+        tuple(note for note, so in notes if so),
     )
 
 
