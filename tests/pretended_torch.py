@@ -12,7 +12,7 @@ import torch
 from attnport.errors import UnavailableError
 from attnport.runtimes import _torch_device
 
-RUNTIMES = ("torch_eager_cuda", "torch_compile_cuda")
+RUNTIMES = ("torch_eager_cuda", "torch_compile_cuda", "torch_compile_tuned_cuda")
 
 
 class HostDevice:

@@ -46,7 +46,8 @@ class DeviceSession(DeviceTimed):
 
         from attnport.runtimes.torch_eager import named_outputs
 
-        call, device = self._call_of(mode), self._device
+        assert self._call is not None
+        call, device = self._call, self._device
         with torch.inference_mode():
             device_tensors, replay, result = self._captured(feeds) if mode == GRAPH else ({}, None, None)
             marks = [device.mark()]
@@ -67,11 +68,6 @@ class DeviceSession(DeviceTimed):
             device.wait()
         times = [device.ns_between(*pair) for pair in itertools.pairwise(marks)]
         return dict(zip(DEVICE_PARTS, times, strict=True))
-
-    def _call_of(self, mode: str) -> Call:
-        """What a mode calls."""
-        assert self._call is not None
-        return self._call
 
     def _captured(self, held: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None], Any]:
         """Inputs, replay and result of the graph for these shapes; only the graph of the last shapes is kept."""

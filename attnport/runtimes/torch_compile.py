@@ -141,7 +141,7 @@ class CompiledCall:
     def __init__(self, module: torch.nn.Module, contract: bool) -> None:
         import torch
 
-        _take_many_graphs()
+        take_many_graphs()
         self._contract = contract
         self._runs = _Runs()
         # PyTorch keeps every backend forever, so this one must not refer to the module.
@@ -164,7 +164,7 @@ class CompiledCall:
         return result
 
 
-def _take_many_graphs() -> None:
+def take_many_graphs() -> None:
     """Lets a module have more graphs than PyTorch's 8, beyond which a call of a further size is an error.
 
     With several dims, each combination of sizes of 1 has a graph, and on a GPU some alignments have one more.

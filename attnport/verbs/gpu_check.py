@@ -46,6 +46,8 @@ EAGER = EAGER_ON_GPU
 """The runtime by which the others are judged and compared."""
 PLANS = ("fp16", "bf16")
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+NAMED_ALONE = ("torch_compile_tuned_cuda",)
+"""Runtimes that take minutes for each call, and are measured only where they are named."""
 CALL_S = 20.0
 """Seconds of `bench` for each call, all runtimes together."""
 MOST_ELEMENTS = 1 << 24
@@ -212,8 +214,10 @@ class _Run:
             piece = dataclasses.replace(piece, fused=fused, notes=notes)
             calls = [sizes for grid in subject.grids for sizes in parse_grid(grid, io.dims)]
             names = {",".join(f"{dim}={size}" for dim, size in sizes.items()): sizes for sizes in calls}
+            how = {**options, "eager": EAGER, "shapes": _small(names, io)}
+            quick = [name for name in self.names if not base.get(name).by_name]
             with self._step(f"{key}: parity"):
-                parity = check(folder, self.names, eager=EAGER, shapes=_small(names, io), **options)
+                parity = check(folder, quick, **how)
             piece = dataclasses.replace(piece, parity=parity)
             if before is not None and before.parity == parity:
                 piece = dataclasses.replace(piece, latency=before.latency, work=before.work)
@@ -222,7 +226,12 @@ class _Run:
             with self._step(f"{key}: latency"):
                 latency = bench(folder, self.names, subject.grids, **options)
             work = {name: subject.work(sizes, ELEMENT_BYTES[plan]) for name, sizes in names.items()}
-            self._keep_piece(key, dataclasses.replace(piece, latency=latency, work=work), plan)
+            piece = dataclasses.replace(piece, latency=latency, work=work)
+            self._keep_piece(key, piece, plan)
+            if len(quick) < len(self.names):  # compiling for every size of every case takes the longest
+                with self._step(f"{key}: parity of what is compiled"):
+                    piece = dataclasses.replace(piece, parity=check(folder, self.names, **how))
+                self._keep_piece(key, piece, plan)
         except OutOfTime:
             return
         except (AttnportError, MemoryError) as err:
@@ -337,5 +346,5 @@ def _runtimes(wanted: Sequence[str]) -> list[str]:
     for name in wanted:
         if base.get(name).name not in there:
             raise UsageError(f"runtime {name!r}: gpu-check measures {', '.join(there)}.")
-    asked = [base.get(name).name for name in wanted] or there
+    asked = [base.get(name).name for name in wanted] or [name for name in there if name not in NAMED_ALONE]
     return [EAGER, *(name for name in there if name in asked and name != EAGER)]

@@ -274,6 +274,7 @@ def test_it_measures_the_runtimes_that_compute_on_a_gpu() -> None:
         "tensorrt",
         "tensorrt_rtx",
         "torch_compile_cuda",
+        "torch_compile_tuned_cuda",
         "torch_eager_cuda",
     ]
     assert verb.EAGER in verb.gpu_runtimes()

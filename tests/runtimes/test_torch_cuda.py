@@ -15,7 +15,7 @@ from pretended_torch import RUNTIMES, HostDevice, pretend
 from attnport.artifacts import DEVICE_PARTS, PLANS, ModelSpec, Source
 from attnport.errors import FeedError, UnavailableError, UsageError
 from attnport.models import bert_encoder, llama_decoder
-from attnport.runtimes import _torch_device, base, torch_compile_cuda
+from attnport.runtimes import _torch_device, base, torch_compile_cuda, torch_compile_tuned_cuda
 from attnport.runtimes._torch_modes import modes_for
 from attnport.runtimes.base import Opening, Runtime
 from attnport.runtimes.torch_eager import EagerCall
@@ -137,34 +137,12 @@ def test_a_graph_computes_on_the_inputs_of_each_call(devices: list[HostDevice]) 
     np.testing.assert_allclose(session._graph[3][0].numpy(), expected, atol=1e-6)
 
 
-def test_a_compiled_module_is_also_timed_tuned_for_the_sizes_of_the_call(
-    devices: list[HostDevice], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[int, ...]] = []
-
-    def tuned(module: torch.nn.Module) -> Any:
-        def call(tensors: dict[str, torch.Tensor]) -> Any:
-            made.append(tuple(tensors["input_ids"].shape))
-            return module(**tensors)
-
-        return call
-
-    monkeypatch.setattr(torch_compile_cuda, "tuned", tuned)
-    session: Any = base.get("torch_compile_cuda").open(opening())
-    assert session.modes == ("stream", "graph", "max-autotune")
-    session.run_timed(feeds(), "stream")
-    assert made == []
-    assert tuple(session.run_timed(feeds(2, 7), "max-autotune")) == DEVICE_PARTS
-    assert made == [(2, 7)]
-    session.close()
-
-
 @pytest.mark.slow
 def test_tuned_code_computes_what_the_module_does() -> None:
     module = tiny_model.make().eval()
     tensors = {name: torch.from_numpy(array) for name, array in feeds().items()}
     with torch.inference_mode():
-        got, expected = torch_compile_cuda.tuned(module)(tensors), module(**tensors)
+        got, expected = torch_compile_tuned_cuda.tuned(module)(tensors), module(**tensors)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
