@@ -23,7 +23,8 @@ def contrib_ops() -> list[type[OpRun]]:
 
 
 class MultiHeadAttention(OpRun):
-    """Inputs `[B,S,H*D]`, a key mask (lengths, or an element for each key), an attention bias; no packing, no cache."""
+    """Inputs `[B,S,H*D]`, k and v also `[B,H,T,D]`, a key mask (lengths, or one for each key), an attention bias;
+    no packing, no cache."""
 
     op_domain = "com.microsoft"
 
@@ -31,7 +32,7 @@ class MultiHeadAttention(OpRun):
         bias, padding, added, *more = (*rest, None, None, None)
         _refuse("MultiHeadAttention", bias, *more)
         heads, low = attributes["num_heads"], attributes.get("mask_filter_value") or _LOW
-        q, k, v = (_split(value, heads) for value in (q, k, v))
+        q, k, v = (value if value.ndim == 4 else _split(value, heads) for value in (q, k, v))
         extra = np.zeros((1, 1, 1, 1), np.float32) if added is None else added.astype(np.float32)
         keep = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
         if attributes.get("unidirectional"):

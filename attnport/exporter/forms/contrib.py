@@ -59,7 +59,7 @@ def why_not_group_query(attention: Attention) -> str:
         return f"GroupQueryAttention takes only a causal mask, with or without lengths; got {attention.mask.spec}"
     if not _same_lengths(attention):
         return "GroupQueryAttention without a cache needs as many queries as keys"
-    depth, value_depth = (_dim(value, 3) for value in (attention.q, attention.v))
+    depth, value_depth = (known_size(value, 3) for value in (attention.q, attention.v))
     if not isinstance(depth, int) or depth % 8 or depth != value_depth:
         return f"GroupQueryAttention needs one head dim, a multiple of 8; got {depth}, and {value_depth} for values"
     if attention.sink is not None:
@@ -96,7 +96,12 @@ def multi_head_attention(
     assert heads is not None
     assert key_heads is not None
     columns = None
-    if key_column and isinstance(_dim(attention.v, 3), int) and _is_of_keys(attention.mask) and attention.scale > 0:
+    if (
+        key_column
+        and isinstance(known_size(attention.v, 3), int)
+        and _is_of_keys(attention.mask)
+        and attention.scale > 0
+    ):
         columns = _columns(build, masks, attention, heads, key_heads)
     q, k, v = _rows_of(build, attention, heads // key_heads, columns)
     causal = attention.mask.is_causal_only and _same_lengths(attention)
@@ -108,18 +113,18 @@ def multi_head_attention(
     elif key_column and by_length is not None and len(attention.mask.factors) == 1 and not attention.mask.biases:
         padding, options["mask_filter_value"] = _counted(build, by_length), LOWEST
     elif not causal:
-        bias = _attention_bias(build, masks, attention)
-    output = _contrib(
+        bias = attention_bias(build, masks, attention)
+    output = contrib(
         build, "MultiHeadAttention", q, k, v, None, padding, bias, num_heads=heads, scale=attention.scale, **options
     )
-    depth = _dim(attention.v, 3)
+    depth = known_size(attention.v, 3)
     width = heads * depth if isinstance(depth, int) else None  # ONNX Runtime may infer that of q, with its column
-    output.shape = ir.Shape([_dim(attention.q, 0), _dim(attention.q, 2), width])
+    output.shape = ir.Shape([known_size(attention.q, 0), known_size(attention.q, 2), width])
     anchor = node_name(output)
     output = guarded(
         build, masks, attention, _heads_apart(build, output, heads, attention.v), by_nan=key_column, heads=2
     )
-    return _heads_first(build, output), (anchor,)
+    return heads_first(build, output), (anchor,)
 
 
 def group_query_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
@@ -134,7 +139,7 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
     by_length = length_factor(attention.mask)
     total = build.once(("keys", _name_or_value(attention.v, 2)), lambda: _key_count(build, attention.v))
     last = _last_keys(build, attention, total, by_length)
-    output = _contrib(
+    output = contrib(
         build, "GroupQueryAttention", q, k, v, None, None, last, total,
         num_heads=heads, kv_num_heads=key_heads, scale=attention.scale, softcap=attention.softcap,
     )  # fmt: skip
@@ -145,7 +150,7 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
         # The causal mask allows key 0 to every query, so a row has no key only if its length is zero.
         only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
         output = guarded(build, masks, only, output, heads=2)
-    return _heads_first(build, output), (anchor,)
+    return heads_first(build, output), (anchor,)
 
 
 def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length: Factor | None) -> ir.Value:
@@ -173,7 +178,8 @@ def _add_cache_outputs(output: ir.Value) -> None:
             cache.dtype = output.dtype
 
 
-def _contrib(build: Builder, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+def contrib(build: Builder, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+    """Writes an operator of com.microsoft; inputs that are None at the end are left out."""
     build.model.graph.opset_imports.setdefault(DOMAIN, 1)
     operands = list(inputs)
     while operands[-1] is None:
@@ -203,7 +209,7 @@ def _rows(
     build: Builder, value: ir.Value, order: Sequence[int], times: int, name: str, column: ir.Value | None = None
 ) -> ir.Value:
     """A value as `[B,S,H*D]`; a transposition that computes it is combined with `order`."""
-    depth, heads = _dim(value, order[3]), _dim(value, 1)
+    depth, heads = known_size(value, order[3]), known_size(value, 1)
     source, perm = value, list(order)
     node = value.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None and "perm" in node.attributes:
@@ -223,12 +229,12 @@ def _rows(
 
 def _heads_apart(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.Value:
     """`[B,S,H*Dv]` as `[B,S,H,Dv]`."""
-    depth = _dim(v, 3)
+    depth = known_size(v, 3)
     shape = build.const([0, 0, heads, depth if isinstance(depth, int) else -1], np.int64)
     return build.op("Reshape", rows, shape, name="out_BSHD")
 
 
-def _heads_first(build: Builder, output: ir.Value) -> ir.Value:
+def heads_first(build: Builder, output: ir.Value) -> ir.Value:
     """`[B,S,H,Dv]` as `[B,H,S,Dv]`; models mostly turn that back, and both transpositions go."""
     return build.op("Transpose", output, name="out", perm=[0, 2, 1, 3])
 
@@ -275,11 +281,11 @@ def _columns(
 
 def _name_or_value(value: ir.Value, axis: int) -> int | str | ir.Value:
     """A key for the size of an axis: equal keys mean equal sizes."""
-    dim = _dim(value, axis)
+    dim = known_size(value, axis)
     return value if dim is None else dim
 
 
-def _attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value | None:
+def attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> ir.Value | None:
     """Biases and mask as one tensor that is added to the scores, `[B|1,H|1,S,T]`; None if there is neither."""
     assert attention.q.dtype is not None
     dtype = attention.q.dtype
@@ -311,7 +317,7 @@ def guarded(
     zero, keep = build.like(0.0, output), masks.keep(attention)
     hidden_by_bias = any(can_hide(bias.at.value) for bias in attention.mask.biases)
     if hidden_by_bias and not by_nan:
-        keep = _shown(build, _attention_bias(build, masks, attention))
+        keep = _shown(build, attention_bias(build, masks, attention))
     if keep is not None:
         any_key = masks.any_key(keep)
         if heads == 2:
@@ -363,12 +369,13 @@ def _key_count(build: Builder, v: ir.Value) -> ir.Value:
     return build.cast(build.size(v, 2), ir.DataType.INT32, "mask/keys")
 
 
-def _dim(value: ir.Value, axis: int) -> int | str | None:
+def known_size(value: ir.Value, axis: int) -> int | str | None:
+    """A size of a value: a number, the name of a dim, or None where it is not known."""
     dim = value.shape[axis] if value.shape is not None else None
     return dim if dim is None or isinstance(dim, int) else dim.value
 
 
 def _same_lengths(attention: Attention) -> bool:
     """Whether the graph says that there are as many queries as keys."""
-    length = _dim(attention.q, 2)
-    return length is not None and length == _dim(attention.v, 2)
+    length = known_size(attention.q, 2)
+    return length is not None and length == known_size(attention.v, 2)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op, form_name
@@ -13,9 +16,28 @@ from attnport.exporter.forms.contrib import (
     why_not_group_query,
     why_not_multi_head,
 )
+from attnport.exporter.forms.folded_heads import can_fold, folded_attention
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class CudaMaskWriter(MaskWriter):
+    """Counts keys in float32: of integers and of maxima, reductions on CUDA are many times as slow."""
+
+    def any_key(self, keep: ir.Value) -> ir.Value:
+        """As of any writer."""
+        import onnx_ir as ir
+
+        def write() -> ir.Value:
+            ones = self.build.cast(keep, ir.DataType.FLOAT, "mask/as_float")
+            keys = self.build.op("ReduceSum", ones, self.build.const([-1], np.int64), name="mask/keys", keepdims=1)
+            return self.build.cast(keys, ir.DataType.BOOL, "mask/any_key")
+
+        return self.build.once(("any", keep), write)
 
 
 class OrtCuda(Lowering):
@@ -34,12 +56,26 @@ class OrtCuda(Lowering):
     plans: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     proved_by: ClassVar[tuple[str, ...]] = ("ort_cuda",)
 
+    def mask_writer(self, build: Builder) -> MaskWriter:
+        """A writer whose reductions are quick on CUDA."""
+        return CudaMaskWriter(build)
+
+    def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
+        """As for any target, with sizes kept on the host."""
+        from attnport.exporter.passes.host_sizes import keep_sizes_on_host
+
+        keep_sizes_on_host(model)
+        super().typed(model, plan, islands)
+
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`GroupQueryAttention` if it computes exactly this mask, else `MultiHeadAttention`, else the standard's."""
         if plan != "fp32" and not why_not_group_query(attention):
             output, anchors = group_query_attention(build, masks, attention)
             return Written(output, "GroupQueryAttention", anchors)
         reason = why_not_multi_head(attention)
+        if not reason and can_fold(attention):
+            output, anchors = folded_attention(build, masks, attention)
+            return Written(output, "MultiHeadAttention, query heads folded", anchors)
         if not reason:
             output, anchors = multi_head_attention(build, masks, attention, key_column=False)
             return Written(output, "MultiHeadAttention", anchors)
