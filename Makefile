@@ -23,7 +23,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # A GPU's packages have an environment of their own: onnxruntime and onnxruntime-gpu overwrite each other.
 GPU_VENV := .venv-gpu
-GPU_PIP := $(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+GPU_PIP := $(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+	--constraint constraints-gpu.txt
 # `==` is content with 2.13.0+cpu too, and where an index has both pip prefers it; `===` takes PyPI's, which has CUDA.
 # Another build with CUDA: make gpu-check GPU_TORCH=torch==2.13.0+cu130
 GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
@@ -149,7 +150,7 @@ $(VENV)/.fuzz: $(VENV)/.dev
 
 # TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so. Its package is
 # built while it is installed, by a tool that only an isolated build gets.
-$(GPU_VENV)/.ready: $(PINS)
+$(GPU_VENV)/.ready: $(PINS) constraints-gpu.txt
 	@$(PYTHON) -m venv $(GPU_VENV) || { $(PYTHON) -m venv --clear --without-pip $(GPU_VENV) && \
 		$(PYTHON) -m pip --python $(GPU_VENV)/bin/python install --quiet pip; }
 	@echo "Installing attnport, PyTorch with CUDA and GPU runtimes into $(GPU_VENV): several gigabytes the first time."

@@ -26,6 +26,13 @@ def commands(tmp_path: Path) -> str:
     return found
 
 
+def test_every_package_is_pinned_by_both_files_of_constraints(commands: str) -> None:
+    installs = [line for line in commands.replace("\\\n", " ").splitlines() if " install --quiet -" in line]
+    assert len(installs) == 3
+    for line in installs:
+        assert re.search(r"--constraint constraints.txt\s+--constraint constraints-gpu.txt ", line), line
+
+
 def test_a_pytorch_for_the_cpu_alone_does_not_satisfy_it(commands: str) -> None:
     pinned = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
