@@ -23,14 +23,16 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # A GPU's packages have an environment of their own: onnxruntime and onnxruntime-gpu overwrite each other.
 GPU_VENV := .venv-gpu
-GPU_PIP := $(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+GPU_PIP := $(GPU_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+	--constraint constraints-gpu.txt
 # `==` is content with 2.13.0+cpu too, and where an index has both pip prefers it; `===` takes PyPI's, which has CUDA.
 # Another build with CUDA: make gpu-check GPU_TORCH=torch==2.13.0+cu130
 GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 # Options of gpu-check, such as GPU_ARGS="--only bert_encoder --dtype fp16 --budget 540".
 GPU_ARGS ?=
+GPU_TESTS ?= tests/contract tests/runtimes tests/gpu
 
-.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test embedders gpu-check gpu-driver lint fuzz help clean
+.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test embedders gpu-check gpu-driver gpu-test lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
@@ -43,6 +45,7 @@ help:
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
 	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
+	@echo "make gpu-test  the tests that need an NVIDIA GPU, in the environment of gpu-check"
 	@echo "make lint      ruff and mypy"
 	@echo "make fuzz      the bundle's readers against made-up files, 60 s in Python and 90 s in C++; what is new goes"
 	@echo "               into tests/fuzz/corpus"
@@ -91,6 +94,10 @@ embedders: $(VENV)/.dev $(VENV)/peers/.made
 
 gpu-check: gpu-driver $(GPU_VENV)/.ready
 	$(GPU_VENV)/bin/attnport gpu-check $(GPU_ARGS)
+
+# Those of a runtime that cannot be used there are skipped, with its probe's reason.
+gpu-test: gpu-driver $(GPU_VENV)/.tests
+	$(GPU_VENV)/bin/python -m pytest -m gpu $(GPU_TESTS)
 
 # Before gigabytes are fetched for nothing.
 gpu-driver:
@@ -149,7 +156,7 @@ $(VENV)/.fuzz: $(VENV)/.dev
 
 # TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so. Its package is
 # built while it is installed, by a tool that only an isolated build gets.
-$(GPU_VENV)/.ready: $(PINS)
+$(GPU_VENV)/.ready: $(PINS) constraints-gpu.txt
 	@$(PYTHON) -m venv $(GPU_VENV) || { $(PYTHON) -m venv --clear --without-pip $(GPU_VENV) && \
 		$(PYTHON) -m pip --python $(GPU_VENV)/bin/python install --quiet pip; }
 	@echo "Installing attnport, PyTorch with CUDA and GPU runtimes into $(GPU_VENV): several gigabytes the first time."
@@ -159,4 +166,9 @@ $(GPU_VENV)/.ready: $(PINS)
 		f"PyTorch {t.__version__} has no CUDA: what gpu-check judges and compares by, torch_eager_cuda, is NOT_RUN.")'
 	@$(GPU_PIP) --editable ./attnport_bundle --editable ".[tensorrt]" 2> $(GPU_VENV)/tensorrt.log || \
 		echo "tensorrt-cu13 could not be installed, $(GPU_VENV)/tensorrt.log says why; gpu-check goes on without it."
+	@touch $@
+
+$(GPU_VENV)/.tests: $(GPU_VENV)/.ready
+	@echo "Installing what the tests need."
+	@$(GPU_PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[gpu-check,dev]" "$(GPU_TORCH)"
 	@touch $@

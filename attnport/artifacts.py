@@ -217,7 +217,8 @@ class EngineRecord:
     """A TensorRT engine: its form, target, version, and memory.
 
     Attributes:
-        scratch_bytes: Device memory that the engine needs in addition to weights and I/O, over all profiles.
+        scratch_bytes: Device memory that the engine needs in addition to weights and I/O, over all profiles; None if
+            TensorRT does not tell.
         sm: Compute capabilities it was built for (`86` is 8.6); empty = the builder's default list.
         version: The TensorRT version, checked before anything else at open.
         precision: For the plan `auto`: what stays in float32, and why.
@@ -233,7 +234,7 @@ class EngineRecord:
     version: str
     digest: str
     size_bytes: int
-    scratch_bytes: int
+    scratch_bytes: int | None
     precision: PrecisionPlan | None = None
 
     __pydantic_config__ = STRICT

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import cuda
+from .cuda_libraries import load_for_onnxruntime
 from .decoding import IN_PLACE, Buffers
 from .device_tensors import bound
 from .errors import BundleError, RuntimeMissing
@@ -103,6 +104,8 @@ class OnnxRuntimeSession:
         provider = str(form.provider)
         if provider not in module.get_available_providers():
             raise RuntimeMissing(f"this onnxruntime was built without {provider}.")
+        if provider == CUDA:
+            load_for_onnxruntime(module)
         options = module.SessionOptions()
         options.log_severity_level = 4  # errors are raised; they need not be printed as well
         options.add_session_config_entry(*_FORMAT)

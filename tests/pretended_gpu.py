@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import struct
 from collections.abc import Callable, Iterator
 from types import MappingProxyType, SimpleNamespace
@@ -28,13 +29,18 @@ def engine_bytes(version: str = "0.0.0.0", mask: int = 0) -> bytes:
 
 
 class HostDevice:
-    """Memory of the host in the place of a GPU's; it notices what is not freed."""
+    """Memory of the host in the place of a GPU's; it notices what is not freed.
+
+    `validity` and `diagnostics` are what TensorRT-RTX says of a tiny engine there, and `tried` counts how often it is
+    asked.
+    """
 
     name, sm, stream, uuid = "Pretended GPU", 89, 7, "ab" * 16
 
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
-        self.closed = self.waits = self.deserialised = 0
+        self.closed = self.waits = self.deserialised = self.tried = 0
+        self.validity, self.diagnostics = Validity.VALID, 0
         self.engine: Engine | None = Engine()
         self.graphs: dict[int, Callable[[], None]] = {}
         self.launched: list[int] = []
@@ -193,6 +199,35 @@ class Config:
         return True
 
 
+class Validity(enum.Enum):
+    VALID, SUBOPTIMAL, INVALID = range(3)
+
+
+class Diagnostics(enum.IntFlag):
+    VERSION_MISMATCH, UNSUPPORTED_CC, OLD_CUDA_DRIVER, OLD_CUDA_RUNTIME, INSUFFICIENT_GPU_MEMORY = (
+        1 << bit for bit in range(5)
+    )
+
+
+class Builder:
+    """The part of IBuilder, and of the network that it creates, for an engine of one matrix product."""
+
+    def __init__(self, logger: Logger) -> None: ...
+
+    def create_network(self, flags: int) -> Any:
+        product = SimpleNamespace(get_output=lambda index: "product")
+        return SimpleNamespace(
+            add_input=lambda name, dtype, shape: name,
+            add_matrix_multiply=lambda a, transposed_a, b, transposed_b: product,
+            mark_output=lambda tensor: None,
+        )
+
+    def create_builder_config(self) -> None: ...
+
+    def build_serialized_network(self, network: Any, config: None) -> bytes:
+        return b"tiny"
+
+
 class Logger:
     ERROR, INTERNAL_ERROR = "error", "internal error"
 
@@ -211,10 +246,20 @@ def trt(device: HostDevice, version: str) -> Any:
             self.logger.log(Logger.ERROR, "pretended complaint")
             return device.engine
 
+        def get_engine_validity(self, data: bytes) -> tuple[Validity, int]:
+            assert data == b"tiny"
+            device.tried += 1
+            return device.validity, device.diagnostics
+
     return SimpleNamespace(
         __name__="tensorrt_rtx",
         __version__=version,
         ILogger=Logger,
         Runtime=Deserialiser,
         TensorIOMode=SimpleNamespace(INPUT="input"),
+        Builder=Builder,
+        EngineValidity=Validity,
+        EngineInvalidityDiagnostics=Diagnostics,
+        MatrixOperation=SimpleNamespace(NONE=0),
+        float16="half",
     )

@@ -71,6 +71,18 @@ def test_constraints_pin_exact_public_versions_and_the_pytorch_developed_against
     assert names >= {"setuptools", "numpy", "onnx", "onnxruntime", "openvino", "transformers", "pytest", "ruff", "mypy"}
 
 
+def test_packages_of_a_gpu_are_pinned_beside_the_others_and_contradict_none(files: list[Path]) -> None:
+    pins, others = (
+        dict(line.split("==") for line in (ROOT / name).read_text().splitlines() if not line.startswith("#"))
+        for name in ("constraints-gpu.txt", "constraints.txt")
+    )
+    assert [pin for pin in pins.values() if not re.fullmatch(r"[0-9.]+", pin)] == []
+    assert not {name.lower().replace("_", "-") for name in pins} & {name.lower().replace("_", "-") for name in others}
+    assert pins["onnxruntime-gpu"] == others["onnxruntime"]
+    assert pins["tensorrt_cu13"] == pins["tensorrt_cu13_libs"] == pins["tensorrt_cu13_bindings"]
+    assert (ROOT / "constraints-gpu.txt").resolve() in files
+
+
 def test_no_two_test_files_have_one_name(files: list[Path]) -> None:
     """`make test` collects them all at once, and pytest imports each by its name alone."""
     names = [path.name for path in files if path.name.startswith("test_") and path.suffix == ".py"]

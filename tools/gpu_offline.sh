@@ -10,36 +10,47 @@
 #   SITE=out/gpu-offline    where the wheels are laid out; kept for the next run
 #   SECONDS_EACH=300        the time of one model in one precision
 #   MODELS="bert_encoder llama_decoder"   DTYPES="fp16 bf16"
+# With MODELS="" wheels are laid out, and nothing else is done.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 
 usage() {
-    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' tools/gpu_offline.sh >&2
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$root/tools/gpu_offline.sh" >&2
     exit 2
 }
 [ $# -ge 1 ] && [ -d "$1" ] || usage
-wheels=$1
+# Before the folder is changed: both may be relative to the caller's.
+wheels=("$(CDPATH='' cd -- "$1" && pwd)"/*.whl)
+[ -e "${wheels[0]}" ] || { echo "no wheels (*.whl) in $1" >&2; usage; }
 shift
+place=${SITE:-$root/out/gpu-offline}
+mkdir -p -- "$place"
+place=$(CDPATH='' cd -- "$place" && pwd)
+site=$place/packages
 python=${PYTHON:-python3}
-site=$(mkdir -p "${SITE:-out/gpu-offline}" && cd "${SITE:-out/gpu-offline}" && pwd)
 seconds=${SECONDS_EACH:-300}
+cd -- "$root"
 
-laid_out() { (cd "$wheels" && ls -l -- *.whl) 2>/dev/null | cksum; }
-if [ "$(cat "$site/.laid-out" 2>/dev/null)" != "$(laid_out)" ]; then
-    echo "laying out $(find "$wheels" -name '*.whl' | wc -l) wheels in $site"
+# The time in full: a wheel that is built again within a minute may have the same size.
+state=$(ls -l --full-time -- "${wheels[@]}" | cksum)
+if [ "$(cat -- "$place/.laid-out" 2>/dev/null)" != "$state" ]; then
+    echo "laying out ${#wheels[@]} wheels in $site"
+    # From nothing: pip leaves what an earlier release of a package had, with its version. Only what was made here goes.
+    [ ! -e "$place/.laid-out" ] || rm -rf -- "$site"
+    : >"$place/.laid-out"
     "$python" -m pip --disable-pip-version-check install --quiet --no-index --no-deps --upgrade --target "$site" \
-        "$wheels"/*.whl
-    laid_out >"$site/.laid-out"
+        "${wheels[@]}"
+    echo "$state" >"$place/.laid-out"
 fi
 
-# The checkout's own sources, then the wheels; the rest is the machine's. The loader searches no folder of a wheel, so those
-# of NVIDIA's libraries are named, the wheels' before the machine's.
-export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
+# The checkout's own sources, then the wheels; the rest is the machine's. The loader searches no folder of a wheel, so
+# those of NVIDIA's libraries are named, the wheels' before the machine's. An empty name would be the current folder.
+export PYTHONPATH="$root:$site${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
 libraries=$("$python" -c '
-import pathlib, sys
-found = [lib for entry in sys.path if entry for lib in sorted(pathlib.Path(entry).glob("nvidia/*/lib"))]
-print(":".join(map(str, found)))')
-export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+import os, pathlib, sys
+found = [str(lib) for entry in sys.path if entry for lib in sorted(pathlib.Path(entry).glob("nvidia/*/lib"))]
+print(":".join([*found, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))')
+[ -z "$libraries" ] || export LD_LIBRARY_PATH=$libraries
 
 worst=0
 for model in ${MODELS-bert_encoder llama_decoder}; do

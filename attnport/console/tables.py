@@ -36,7 +36,7 @@ def show_engine(record: EngineRecord) -> Iterator[doc.Block]:
         ("compute capabilities", ", ".join(map(str, record.sm)) or "the builder's default"),
         *(("profile", str(profile)) for profile in record.profiles),
         ("size", f"{record.size_bytes / 2**20:.1f} MiB"),
-        ("scratch memory", f"{record.scratch_bytes / 2**20:.1f} MiB"),
+        ("scratch memory", "unknown" if record.scratch_bytes is None else f"{record.scratch_bytes / 2**20:.1f} MiB"),
     ]
     yield doc.Table(record.file, doc.words("what", "value"), doc.rows(rows))
     if record.precision is not None:

@@ -6,25 +6,11 @@ import contextlib
 import ctypes
 import importlib.util
 import io
-import re
 from pathlib import Path
 
-_NEEDED = re.compile(
-    rb"\x00(lib(?:nvinfer|nvonnxparser|tensorrt|cudart|cublas|cudnn)[A-Za-z0-9_+-]*\.so\.[0-9][.0-9]*)(?=\x00)"
-)
+from attnport_bundle.cuda_libraries import load_for_onnxruntime, needed
 
-
-def needed(library: Path) -> tuple[str, ...]:
-    """The NVIDIA libraries that an ELF file names, such as `libnvinfer.so.10`; () if there is no such file.
-
-    The file is searched for names, since it cannot be loaded if a library is missing. Names without a version are left
-    out: the file is not linked against those, its code only may try to load them.
-    """
-    try:
-        data = library.read_bytes()
-    except OSError:
-        return ()
-    return tuple(sorted({match.decode() for match in _NEEDED.findall(data)}))
+__all__ = ["beside", "found", "load_bundled_cuda", "load_cuda", "needed"]
 
 
 def found(name: str) -> str:
@@ -34,7 +20,7 @@ def found(name: str) -> str:
     except OSError:
         return ""
     for line in _text("/proc/self/maps").splitlines():
-        path = line.rpartition(" ")[2]
+        path = "/" + line.partition("/")[2]  # the path is last, and may hold spaces
         if Path(path).name.startswith(name):
             return path
     return name
@@ -43,8 +29,9 @@ def found(name: str) -> str:
 def load_cuda() -> None:
     """Loads CUDA's and cuDNN's libraries if they are installed as wheels, such as those of PyTorch.
 
-    The loader does not search the folders of wheels, and ONNX Runtime's providers load them by name alone. A missing
-    library is not an error here: the provider reports it.
+    The loader does not search the folders of wheels, and ONNX Runtime's providers load them by name alone. ONNX Runtime
+    itself looks beside its own folder, the rest of the module path is ours. A missing library is not an error here: the
+    provider reports it.
     """
     import onnxruntime as ort
 
@@ -52,6 +39,7 @@ def load_cuda() -> None:
     if preload is not None:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints each library that it does not find
             preload(directory="")
+    load_for_onnxruntime(ort)
 
 
 def load_bundled_cuda(package: str) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnport.artifacts import Capabilities, Session
 from attnport.errors import ArtifactError, BundleError, IntegrityError, UnavailableError
+from attnport.jsonfile import digest_text
+from attnport.optional import require
 from attnport.runtimes import _cuda
 from attnport.runtimes.base import Opening
 from attnport.runtimes.tensorrt import TensorRT
+from attnport.user_cache import cache
+from attnport_bundle.cuda import driver_release
 from attnport_bundle.engine_header import read_header
+from attnport_bundle.engine_session import logger
+
+_SUPPORTED, _UNSUPPORTED = b"supported\n", b"not supported\n"
+_OTHERS = "Use ort_cuda or tensorrt on this GPU. Engines for other GPUs can be built here."
 
 
 class TensorRTRTX(TensorRT):
@@ -23,9 +31,17 @@ class TensorRTRTX(TensorRT):
     keeps: ClassVar[bool] = True
 
     def probe(self) -> Capabilities:
-        """As for TensorRT; if only the GPU is missing, the hint says that engines can still be built."""
+        """As for TensorRT; and a GPU that TensorRT-RTX does not support is found by a tiny engine.
+
+        If only the GPU is missing, or is not supported, the hint says that engines can still be built.
+        """
         capabilities = super().probe()
-        if capabilities.available or not (capabilities.version and capabilities.hint):
+        if capabilities.available:
+            if reason := _refusal(require(self.module), capabilities.version, _cuda.Device()):
+                version, libraries = capabilities.version, capabilities.libraries
+                return Capabilities(self.name, False, reason, _OTHERS, version, libraries=libraries)
+            return capabilities
+        if not (capabilities.version and capabilities.hint):
             return capabilities
         return dataclasses.replace(
             capabilities, hint="engines can be built here, and run on a machine with an NVIDIA GPU and driver"
@@ -35,7 +51,8 @@ class TensorRTRTX(TensorRT):
         """As for TensorRT. An engine for the builder's default list is also tried on GPUs that the list does not name.
 
         Raises:
-            UnavailableError: as for TensorRT; or TensorRT-RTX refused the engine on such a GPU, such as SM 90 (H100).
+            UnavailableError: as for TensorRT; or TensorRT-RTX refused the engine on such a GPU, such as an engine in
+                bfloat16 on SM 75. A GPU that runs no engine at all is found by `probe`.
         """
         try:
             return super().open(opening)
@@ -60,6 +77,42 @@ class TensorRTRTX(TensorRT):
             read_header(path)
         except ValueError as err:
             raise IntegrityError(str(err), hint="Build the engine again.") from err
+
+
+def _refusal(trt: Any, version: str, device: _cuda.Device) -> str:
+    """Why this release runs no engine on the GPU; "" if it runs them, or does not tell.
+
+    Whether it supports the GPU is kept in this user's cache, for each release, compute capability and driver.
+    """
+    unsupported = (
+        f"TensorRT-RTX {version} does not support compute capability {device.sm // 10}.{device.sm % 10} ({device.name})"
+    )
+    kept, driver = cache(), driver_release()
+    name = f"tensorrt-rtx.{digest_text(version, str(device.sm), driver)[:12]}"
+    said = kept.read(name) if kept is not None and driver else None
+    if said in (_SUPPORTED, _UNSUPPORTED):
+        return unsupported if said == _UNSUPPORTED else ""
+    try:
+        validity, bits = trt.Runtime(logger(trt, [])).get_engine_validity(_tiny_engine(trt))
+        valid = validity != trt.EngineValidity.INVALID
+        why = [flag for flag, bit in trt.EngineInvalidityDiagnostics.__members__.items() if int(bits) & int(bit)]
+    except Exception:  # another release may have no such function, and its exceptions share no base
+        return ""
+    if not valid and "UNSUPPORTED_CC" not in why:  # such as too little memory: that may change
+        return f"TensorRT-RTX {version} runs no engine on {device.name}: {', '.join(why) or 'it gives no reason'}"
+    if kept is not None and driver:
+        kept.write(name, _SUPPORTED if valid else _UNSUPPORTED)
+    return "" if valid else unsupported
+
+
+def _tiny_engine(trt: Any) -> Any:
+    """An engine of one matrix product in half precision, for the builder's default list of GPUs."""
+    builder = trt.Builder(logger(trt, []))
+    network = builder.create_network(0)
+    x = network.add_input("x", trt.float16, (16, 16))
+    product = network.add_matrix_multiply(x, trt.MatrixOperation.NONE, x, trt.MatrixOperation.NONE)
+    network.mark_output(product.get_output(0))
+    return builder.build_serialized_network(network, builder.create_builder_config())
 
 
 RUNTIME = TensorRTRTX()

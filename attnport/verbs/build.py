@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attnport import optional
 from attnport.artifacts import AUTO, EngineRecord, FusionReport, FusionTable, Manifest
@@ -107,14 +109,15 @@ def build(
                 return earlier
         file = f"engines/{name}"
         progress(f"building {file}")
-        built = build_engine(
-            target, folder / form.file, manifest.io, edit.path(file), plan=plan, form=key, profiles=checked, sm=sm
-        )
-        record = dataclasses.replace(built, file=file, precision=form.precision)
-        edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
-        progress("reading the proof of fusion")
         tables = fusing.earlier_tables(folder, manifest)
-        table = fusing.engine_table(manifest, form, record, edit.path(file), tables.get(table_key))
+        with tempfile.TemporaryDirectory(prefix="attnport-layers-") as scratch:
+            model, engine, layers = folder / form.file, edit.path(file), Path(scratch) / "layers.json"
+            options: dict[str, Any] = {"plan": plan, "form": key, "profiles": checked, "sm": sm, "layers": layers}
+            built = build_engine(target, model, manifest.io, engine, **options)
+            record = dataclasses.replace(built, file=file, precision=form.precision)
+            progress("reading the proof of fusion")
+            table = fusing.engine_table(manifest, form, record, engine, layers, tables.get(table_key))
+        edit.path(str(Path(file).with_suffix(".json"))).write_text(to_json(record), encoding="utf-8")
         edit.path(fusing.FILE).write_text(to_json(FusionReport({**tables, table_key: table})), encoding="utf-8")
         edit.manifest = dataclasses.replace(manifest, engines={**manifest.engines, name: record})
         edit.finish(stage, inputs)
@@ -148,8 +151,9 @@ def require_fused(table: FusionTable) -> None:
     if missing or table.fused != table.attentions or len(table.items) != table.attentions:
         reasons = "; ".join(f"{item.attention}: {item.reason}" for item in missing[:3])
         more = f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
+        known = f"{table.fused} of {table.attentions} attentions are fused in {table.proved_by}."
         raise FusionMissing(
-            f"{table.fused} of {table.attentions} attentions are fused in {table.proved_by}. {reasons}{more}",
+            f"{known if table.proved_by else 'It is not proven that attentions are fused.'} {reasons}{more}",
             hint=f"{fusing.FILE} has every attention; half precision and head sizes of 16 to 256 fuse.",
         )
 
@@ -212,6 +216,12 @@ def _engine_name(target: str, plan: str, sm: Sequence[int], profiles: Sequence[P
 
 
 def _earlier(folder: Path, manifest: Manifest, name: str, table_key: str) -> tuple[EngineRecord, FusionTable] | None:
-    """The engine and table of an earlier run; None if the table is now that of another engine."""
+    """The engine and table of an earlier run; None if the table is now that of another engine.
+
+    A table that nothing proved names no engine: that of `tensorrt` may stay so.
+    """
     record, table = manifest.engines.get(name), fusing.earlier_tables(folder, manifest).get(table_key)
-    return (record, table) if record and table and table.proved_by == record.file else None
+    if record is None or table is None:
+        return None
+    unproven = table.proved_by is None and record.target == "tensorrt"
+    return (record, table) if unproven or table.proved_by == record.file else None

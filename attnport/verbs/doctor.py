@@ -89,13 +89,18 @@ def doctor(folder: Path | None = None, *, refresh: bool = False) -> DoctorReport
         refresh: Probe every runtime again, also where machine and packages are what they were at the last probe.
     """
     installed = {name: version(name) for name in (*PACKAGES, *ONNX_RUNTIMES)}
+    runtimes = probe_all(refresh=refresh)
     return DoctorReport(
         attnport=__version__,
         machine=machine(folder),
         packages={name: installed[name] for name in PACKAGES},
-        runtimes=probe_all(refresh=refresh),
+        runtimes=runtimes,
         targets=tuple(registry.names("attnport.exporter.lowering")),
-        problems=(*onnxruntime_problems(installed), *version_problems(installed, requirements())),
+        problems=(
+            *onnxruntime_problems(installed),
+            *tensorrt_problems(installed, runtimes),
+            *version_problems(installed, requirements()),
+        ),
     )
 
 
@@ -112,18 +117,38 @@ def probe_all(*, refresh: bool = False) -> tuple[Capabilities, ...]:
 
 
 def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, ...]:
-    """Problems if two ONNX Runtime wheels are installed, or one lost its files when another was uninstalled."""
+    """Problems if two ONNX Runtime wheels are installed, or one lost its files when another was uninstalled.
+
+    Two are none in different folders of the module path (`pip install --target`), if the one that is imported is whole.
+    """
     wheels = [name for name in ONNX_RUNTIMES if installed.get(name)]
     extra = "gpu" if "onnxruntime-gpu" in wheels else "cpu"
     mend = (f"pip uninstall -y {' '.join(wheels)}", f'pip install "attnport[{extra}]"')
-    if len(wheels) > 1:
+    module = importlib.util.find_spec("onnxruntime") if wheels else None
+    # After another wheel was uninstalled, the folder has no __init__.py, and imports as an empty namespace.
+    whole = module is not None and module.origin is not None
+    folders = {str(importlib.metadata.distribution(name).locate_file("")) for name in wheels}
+    if len(wheels) > 1 and not (whole and len(folders) == len(wheels)):
         versions = " and ".join(f"{name} {installed[name]}" for name in wheels)
         return (Problem(f"{versions} are both installed and overwrite each other's files.", mend),)
-    if wheels:
-        module = importlib.util.find_spec("onnxruntime")
-        # After another wheel was uninstalled, the folder has no __init__.py, and imports as an empty namespace.
-        if module is None or module.origin is None:
-            return (Problem(f"{wheels[0]} {installed[wheels[0]]} is installed, but its files are gone.", mend),)
+    if wheels and not whole:
+        return (Problem(f"{wheels[0]} {installed[wheels[0]]} is installed, but its files are gone.", mend),)
+    return ()
+
+
+def tensorrt_problems(installed: Mapping[str, str | None], runtimes: Sequence[Capabilities]) -> tuple[Problem, ...]:
+    """The problem if onnxruntime-gpu's TensorRT provider wants another major release of TensorRT than is installed."""
+    got = installed.get("tensorrt-cu13")
+    for runtime in runtimes:
+        for name, path in runtime.libraries.items():
+            wants = name.removeprefix("libnvinfer.so.")
+            if runtime.runtime == "ort_tensorrt" and not path and wants.isdecimal() and got:
+                what = (
+                    f"tensorrt-cu13 {got} is installed, but the TensorRT provider of onnxruntime-gpu wants {name}: "
+                    "ort_tensorrt does not start. Only tensorrt runs with the release that is there; for ort_tensorrt, "
+                    "make an environment without attnport's extra tensorrt, and install there:"
+                )
+                return (Problem(what, (f'pip install "tensorrt-cu13=={wants}.*"',)),)
     return ()
 
 

@@ -22,7 +22,7 @@ from attnport.artifacts import (
     PrecisionPlan,
 )
 from attnport.errors import ArtifactError, AttnportError, FusionMissing, IntegrityError, UsageError
-from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text
+from attnport.exporter.engine import EngineText, build_engine, prove, read_engine_text, read_layers
 from attnport.exporter.light_copy import light_copy
 from attnport.exporter.lowering import base as lowerings
 from attnport.exporter.lowering.base import Lowered, Lowering
@@ -314,37 +314,41 @@ def _items(
 def _scratch_engine_table(model: Path, manifest: Manifest, form: Form, unproved: FusionTable) -> FusionTable:
     """The table proved by a temporary engine for all sizes of a model; `build` makes the engine that is shipped."""
     with tempfile.TemporaryDirectory(prefix="attnport-proof-") as scratch:
-        engine = Path(scratch) / "proof.engine"
-        record = build_engine(form.target, model, manifest.io, engine, plan=form.plan)
-        table = engine_table(manifest, form, record, engine, unproved)
-    return dataclasses.replace(table, proved_by=f"{form.target} engine")
+        engine, layers = Path(scratch) / "proof.engine", Path(scratch) / "layers.json"
+        record = build_engine(form.target, model, manifest.io, engine, plan=form.plan, layers=layers)
+        table = engine_table(manifest, form, record, engine, layers, unproved)
+    return dataclasses.replace(table, proved_by=table.proved_by and f"{form.target} engine")
 
 
 def engine_table(
-    manifest: Manifest, form: Form, record: EngineRecord, engine: Path, earlier: FusionTable | None = None
+    manifest: Manifest,
+    form: Form,
+    record: EngineRecord,
+    engine: Path,
+    layers: Path,
+    earlier: FusionTable | None = None,
 ) -> FusionTable:
     """The table from the engine's own text, with an item for every attention counted at export; `build` uses it too.
 
+    Where nothing can be read, nothing is proven. That holds too for `tensorrt` if no kernel of its inspector looks like
+    one for attention, since only its documentation says what they are called.
+
     Args:
         engine: The current path of the engine; `record.file` is the final one.
+        layers: What the engine's inspector says, which is read for `tensorrt`.
         earlier: The table from lowering, which has the name of the form and why an attention was not recognised.
     """
     known = {item.attention: item for item in earlier.items} if earlier else {}
     try:
-        text: EngineText | str = read_engine_text(engine)
+        text: EngineText | str = read_layers(layers) if record.target == "tensorrt" else read_engine_text(engine)
     except ArtifactError as err:
         text = portable(err.message, engine.parent)
     items = tuple(
         _engine_item(attention.name, form, record, text, known.get(attention.name)) for attention in manifest.attentions
     )
-    return FusionTable(
-        attentions=len(items),
-        fused=sum(item.fused for item in items),
-        items=items,
-        file=form.file,
-        plan=form.plan,
-        proved_by=record.file,
-    )
+    fused = sum(item.fused for item in items)
+    proven = fused or not (isinstance(text, str) or record.target == "tensorrt")
+    return FusionTable(len(items), fused, items, form.file, form.plan, proved_by=record.file if proven else None)
 
 
 def _engine_item(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from attnport.artifacts import Capabilities, FusionTable, IOContract
-from attnport.errors import AttnportError, EngineBuildError, UnavailableError, UsageError
+from attnport.errors import AttnportError, UnavailableError, UsageError
 from attnport.exporter.lowering import base as lowerings
 from attnport.folder.loading import load
 from attnport.folder.machine import find_gpus, machine, versions
@@ -288,11 +288,11 @@ class _Run:
         return fused, tuple(notes)
 
     def _engine(self, folder: Path, runtime: Runtime, subject: Subject, plan: str, notes: list[str]) -> FusionTable:
-        """Builds an engine; where the builder does not list the GPU, for its default list, to see what comes of it."""
+        """Builds an engine; on a GPU newer than the builder's targets, for its default list, which covers it."""
         given = folder, runtime.name, plan, subject.profiles
         try:
             return build(*given, (self.sm,) if runtime.name == "tensorrt_rtx" else (), progress=self.progress)[1]
-        except (UsageError, EngineBuildError) as err:
+        except UsageError as err:
             if runtime.name != "tensorrt_rtx":
                 raise
             notes.append(f"{runtime.name} is not built for SM {self.sm} alone but for its default list: {err.message}")

@@ -8,6 +8,18 @@ import pytest
 import torch
 from one_attention import Model, make, pack, spec
 
+from attnport.runtimes import base
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what opens a model on a GPU, so that `make gpu-test` runs it and `make test` does not skip it each time."""
+    for item in items:
+        given = getattr(item, "callspec", None)
+        names = [given.params.get(fixture) for fixture in ("usable", "reader")] if given is not None else []
+        if any(name in base.names() and base.get(name).gpu for name in names if isinstance(name, str)):
+            item.add_marker(pytest.mark.gpu)
+
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from masked_cases import SIZES, Attend, Case, G, H, _all, _both, _causal, _padding
+from masked_cases import SIZES, Attend, Case, D, G, H, _all, _both, _causal, _padding
 from running import Exported, export, on_ort, on_reference
 
 from attnport.dims import TensorSpec
@@ -74,11 +75,9 @@ def test_queries_that_come_with_heads_last_are_taken_so() -> None:
             return super().forward(q.transpose(1, 2), k, v)
 
     case = CASES["causal"]
-    io = case.io
-    spec = TensorSpec("q", "float32", ("batch", "seq", H, io.inputs[0].dims[3]))
-    model = (
-        export(Rows("none"), type(io)((spec, *io.inputs[1:]), io.outputs, io.dims, io.masks)).lowered("ort_cuda").model
-    )
+    rows = TensorSpec("q", "float32", ("batch", "seq", H, D))
+    io = dataclasses.replace(case.io, inputs=(rows, *case.io.inputs[1:]))
+    model = export(Rows("causal"), io).lowered("ort_cuda").model
     given = case.feeds(SIZES[0])
     got = on_ort(model)({**given, "q": np.ascontiguousarray(given["q"].swapaxes(1, 2))})[0]
     np.testing.assert_allclose(got, case.reference(given), atol=2e-6)

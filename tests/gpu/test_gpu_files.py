@@ -71,11 +71,11 @@ def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject
         run = verb._Run(report, path, tmp_path.parent, list(probed), sm, None, {}, lambda said: None, lambda said: None)
         return run._files(tmp_path, subject, "fp16")
 
-    fused, (note,) = files(90)
+    fused, (note,) = files(130)
     assert list(fused) == ["ort_cuda", "tensorrt_rtx"]
     assert fused["tensorrt_rtx"] == "2/2"
-    # SM 90 is not among the builder's targets: the engine is built for the default list, and the report says so.
-    assert "SM 90" in note
+    # A GPU newer than the builder's targets: the engine is built for the default list, and the report says so.
+    assert "SM 130" in note
     assert "cannot target it" in note
     manifest = open_folder(tmp_path)
     assert [form.plan for form in manifest.forms.values()] == ["fp16", "fp16"]

@@ -44,6 +44,42 @@ def test_both_onnxruntime_wheels_are_a_problem_with_the_lines_that_mend_it(site:
     assert problem.mend == ("pip uninstall -y onnxruntime onnxruntime-gpu", 'pip install "attnport[gpu]"')
 
 
+def test_two_wheels_in_folders_of_their_own_are_no_problem_if_the_one_imported_is_whole(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `pip install --target`: nothing was overwritten."""
+    first = site / "first"
+    install(first, "onnxruntime-gpu", "1.31.1")
+    install(site, "onnxruntime", "1.31.1")
+    monkeypatch.setattr(sys, "path", [str(first), str(site)])
+    (site / "onnxruntime").mkdir()
+    assert len(doctor.onnxruntime_problems(found())) == 1
+    (first / "onnxruntime").mkdir()
+    (first / "onnxruntime" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert doctor.onnxruntime_problems(found()) == ()
+    install(first, "onnxruntime-openvino", "1.24.1")
+    importlib.invalidate_caches()
+    (problem,) = doctor.onnxruntime_problems(found())
+    assert "overwrite each other" in problem.what
+
+
+def test_a_tensorrt_of_another_release_than_the_provider_wants_is_a_problem() -> None:
+    def problems(path: str, installed: str | None = "11.4.0.106", runtime: str = "ort_tensorrt") -> int:
+        libraries = {"libcudart.so.13": "", "libnvinfer.so.10": path}
+        given = doctor.tensorrt_problems(
+            {"tensorrt-cu13": installed}, [Capabilities(runtime, False, libraries=libraries)]
+        )
+        for problem in given:
+            assert "tensorrt-cu13 11.4.0.106 is installed" in problem.what
+            assert "wants libnvinfer.so.10" in problem.what
+            assert problem.mend == ('pip install "tensorrt-cu13==10.*"',)
+        return len(given)
+
+    assert problems("") == 1
+    assert problems("lib/libnvinfer.so.10") == problems("", None) == problems("", runtime="tensorrt") == 0
+
+
 @pytest.mark.parametrize(("wheel", "extra"), [("onnxruntime", "cpu"), ("onnxruntime-gpu", "gpu")])
 def test_a_wheel_whose_files_are_gone_is_a_problem(site: Path, wheel: str, extra: str) -> None:
     install(site, wheel, "1.31.1")

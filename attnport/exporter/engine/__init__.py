@@ -3,6 +3,7 @@
 from attnport.exporter.engine.build import FLAVOURS, build_engine, check_profiles, external_files
 from attnport.exporter.engine.evidence import EngineText, Unfused, engine_evidence, prove, read_engine_text
 from attnport.exporter.engine.header import EngineHeader, read_header
+from attnport.exporter.engine.layers import read_layers
 
 __all__ = [
     "FLAVOURS",
@@ -16,4 +17,5 @@ __all__ = [
     "prove",
     "read_engine_text",
     "read_header",
+    "read_layers",
 ]

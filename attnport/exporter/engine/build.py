@@ -148,18 +148,14 @@ def _run(request: BuildRequest, folder: Path) -> tuple[BuildResult, str]:
     return result, log
 
 
-def scratch_bytes(log: str) -> int:
+def scratch_bytes(log: str) -> int | None:
     """Device memory beside weights, inputs and outputs, from a build log: the most that any profile needs.
 
-    The engine's `device_memory_size` is the same number, but can be read only on a machine with a GPU.
-
-    Raises:
-        EngineBuildError: the log does not contain it.
+    The engine's `device_memory_size_v2` is the same number, but can be read only on a machine with a GPU. None if the
+    log does not contain it.
     """
     sizes = re.findall(r"(?:Max Scratch|Total Activation) Memory: (\d+) bytes", log)
-    if not sizes:
-        raise EngineBuildError("the build log does not say how much scratch memory the engine needs.")
-    return max(map(int, sizes))
+    return max(map(int, sizes), default=None)
 
 
 def _check_written(engine: Path, target: str, version: str, sm: Sequence[int]) -> None:
@@ -184,6 +180,7 @@ def build_engine(
     profiles: Sequence[Profile] = (),
     sm: Sequence[int] = (),
     log: Path | None = None,
+    layers: Path | None = None,
 ) -> EngineRecord:
     """Builds a TensorRT engine from an ONNX form.
 
@@ -199,6 +196,7 @@ def build_engine(
         profiles: Optimization profiles; without any, one profile covers the model's whole range.
         sm: Compute capabilities (`86` is 8.6), `tensorrt_rtx` only; empty = the builder's default.
         log: Where to keep TensorRT's log.
+        layers: Where to keep what the engine's inspector says of its layers, `tensorrt` only; see `layers`.
 
     Raises:
         MissingDependency: the flavour is not installed.
@@ -222,6 +220,7 @@ def build_engine(
             inputs={spec.name: tuple(-1 if isinstance(dim, str) else dim for dim in spec.dims) for spec in io.inputs},
             profiles=tuple(_shapes(io, profile) for profile in checked),
             sm=tuple(sorted(set(sm))),
+            layers=str(layers.resolve()) if layers else "",
         )
         try:
             result, text = _run(request, Path(temporary))
@@ -236,7 +235,7 @@ def build_engine(
                 version=result.version,
                 digest=digest_file(partial),
                 size_bytes=partial.stat().st_size,
-                scratch_bytes=scratch_bytes(text),
+                scratch_bytes=scratch_bytes(text) if result.scratch_bytes is None else result.scratch_bytes,
             )
             partial.replace(output)
         finally:

@@ -38,9 +38,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class EngineText:
-    """The kernels of an engine, graph by graph, with one graph for each optimization profile."""
+    """The kernels of an engine, graph by graph, with one graph for each optimization profile.
+
+    `attends` is what the name of a kernel that computes a whole attention looks like.
+    """
 
     graphs: tuple[tuple[Kernel, ...], ...]
+    attends: re.Pattern[str] = ATTENTION_KERNEL
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def prove(text: EngineText, anchors: tuple[str, ...], profiles: int) -> Evidence
     proofs: list[Kernel] = []
     for graph in text.graphs:
         touching = [kernel for kernel in graph if kernel.nodes & wanted]
-        fused = [kernel for kernel in touching if ATTENTION_KERNEL.fullmatch(kernel.name) and wanted <= kernel.nodes]
+        fused = [kernel for kernel in touching if text.attends.fullmatch(kernel.name) and wanted <= kernel.nodes]
         # If a second kernel computes the softmax of a decomposed attention too, that branch is not fused. With an
         # attention operator this cannot be told: its name is also on the kernels that only change its layout.
         others = [
