@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnport.artifacts import Capabilities, Ran, Session
-from attnport.runtimes import _torch_device
+from attnport.runtimes import _torch_device, torch_compile_cuda
 from attnport.runtimes._device_timing import STREAM
 from attnport.runtimes._torch_session import Call, DeviceSession
 from attnport.runtimes.base import Kind, Opening, Runtime, available, physical_cores
 from attnport.runtimes.torch_compile import PLANS, own_code, plan_of, take_many_graphs
-from attnport.runtimes.torch_compile_cuda import why_not
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,7 @@ class TorchCompileTunedCuda(Runtime):
 
     def probe(self) -> Capabilities:
         """What the installed version can do here; never raises. A tiny function has to compile."""
-        return _torch_device.probe(self.name, PLANS, lambda device: why_not(device.kind))
+        return _torch_device.probe(self.name, PLANS, lambda device: torch_compile_cuda.why_not(device.kind))
 
     def open(self, opening: Opening) -> Session:
         """Makes the module, casts it to the plan and copies it to the GPU. The first call of each size compiles it.

@@ -167,12 +167,12 @@ def test_feeds_that_do_not_fit_are_refused_before_they_are_timed(devices: list[H
 
 def test_inductor_that_does_not_compile_there_is_no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    torch_compile_cuda._why_not.cache_clear()
+    torch_compile_cuda.why_not.cache_clear()
     monkeypatch.setattr(
         torch, "compile", lambda *args, **options: lambda x: (_ for _ in ()).throw(OSError("no triton"))
     )
     found = base.get("torch_compile_cuda").probe()
-    torch_compile_cuda._why_not.cache_clear()
+    torch_compile_cuda.why_not.cache_clear()
     assert not found.available
     assert "no triton" in found.reason
     assert "gcc" in found.hint
