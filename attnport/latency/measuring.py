@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +14,7 @@ from attnport.folder.openings import file_of
 from attnport.folder.portable import portable
 from attnport.latency.clocks import MOST_DRIFT_PPM, DriftWatch, processors
 from attnport.latency.cold import Start
+from attnport.latency.effort import Effort, Subject
 from attnport.latency.gpu_state import gpu_state
 from attnport.latency.judging import drift, next_look, orders, precise, rows, settled
 from attnport.latency.measured import SPINNING, TimedRuntime, samples_of
@@ -22,48 +22,21 @@ from attnport.latency.timing_worker import COMMAND
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
 from attnport.processes.child import Child, ChildError, reason_of
-from attnport.processes.deadline import end_s
-from attnport.processes.isolated import TIMEOUT_S, memory_limit_bytes, reason_of_failure
+from attnport.processes.deadline import OutOfTime, end_s
+from attnport.processes.isolated import memory_limit_bytes, reason_of_failure
 from attnport.processes.worker import save_feeds
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import physical_cores
 
-BASELINE = "torch_eager"
 MIN_ROUNDS, MAX_ROUNDS = 12, 1000
+
+LATE = "the time was over before it was measured"
+"""The reason in rows of a workload that was left out; the next run measures it."""
 
 _TURN_S, _MAX_CALLS = 0.02, 8
 _COLD_CALLS = 3
 """What the first calls of a fresh process take, in usual calls: there are two, and the first is slower."""
 _LEAST_WINDOWS, _MOST_WINDOWS, _WARM_SHARE = 3, 12, 0.3
 _DRIFTED, _OVER_BUDGET = 0.1, 0.1
-
-Subject = tuple[Runtime, Opening | None, str]
-"""A runtime, what it opens, and if that is None the reason why there is nothing to open."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """The settings of a measurement, which are equal for all runtimes and recorded in the report.
-
-    Attributes:
-        budget_s: How long the measurement may take, starts, warm-up and cold starts included; at least `MIN_ROUNDS`
-            rounds are always made.
-        precision: A workload is finished once every ratio is known within this share.
-        samples: The fewest calls of every runtime, if there is time; p99 needs 1000.
-        pin: Whether processes stay on fixed processors, if the system allows it.
-        baseline: The runtime that the others are compared with.
-        timeout_s: Seconds for each answer of a process: opening, the calls of a turn.
-        cold: Whether cold starts and memory are measured, in new processes.
-    """
-
-    threads: int
-    budget_s: float = 60.0
-    precision: float = 0.03
-    samples: int = 0
-    pin: bool = True
-    seed: int = 0
-    baseline: str = BASELINE
-    timeout_s: float = TIMEOUT_S
-    cold: bool = True
 
 
 class Measuring:
@@ -114,9 +87,7 @@ class Measuring:
             # Memory is measured in processes that start one after the other; here as many started at once as fit.
             if self._effort.cold:
                 self._reserved_s = (time.monotonic() - before_s) * max(1, min(alive, physical_cores()))
-            for number, workload in enumerate(self._workloads):
-                left_s = self._until - time.monotonic() - self._reserved_s
-                self._time(workload, left_s / (len(self._workloads) - number))
+            self._time_all()
             self._stop()
             self._take_cold()
         finally:
@@ -181,6 +152,24 @@ class Measuring:
                 timed.mode, *others = answer["modes"] or [""]
                 for mode in others:
                     self._timed_runtimes[f"{name} ({mode})"] = timed.in_mode(mode)
+
+    def _time_all(self) -> None:
+        """Times the workloads; those for which there is no time are left out.
+
+        Raises:
+            OutOfTime: there was none for the first of them.
+        """
+        for number, workload in enumerate(self._workloads):
+            left_s = self._until - time.monotonic() - self._reserved_s
+            try:
+                self._time(workload, left_s / (len(self._workloads) - number))
+            except OutOfTime:
+                if not number:
+                    raise
+                for late in self._workloads[number:]:
+                    for timed in self._timed_runtimes.values():
+                        timed.problems.setdefault(late.name, LATE)
+                return
 
     def _time(self, workload: Workload, share_s: float) -> None:
         """Times all rounds of one workload."""

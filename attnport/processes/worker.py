@@ -186,6 +186,7 @@ class Worker:
         idle_cpu_ns = time.process_time_ns() - self._idle_from_ns
         feeds, run, clock = self._feeds[message["name"]], self._session.run, self.clock
         gc.collect()
+        gc.freeze()  # what is alive now is not looked at again: with PyTorch loaded, that takes longer than a turn
         gc.disable()
         try:
             for _ in range(message["warm"]):

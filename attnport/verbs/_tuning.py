@@ -30,7 +30,8 @@ from attnport.folder.openings import name_of
 from attnport.folder.workspace import change, check_files, open_folder
 from attnport.jsonfile import digest_text, to_json
 from attnport.latency.choosing import NOT_RUN, REFUSED, choose
-from attnport.latency.measuring import BASELINE, Effort, Measuring
+from attnport.latency.effort import BASELINE, Effort
+from attnport.latency.measuring import Measuring
 from attnport.latency.workloads import Workload
 from attnport.parity.evaluate import Progress
 from attnport.parity.golden import FILE as GOLDEN

@@ -28,8 +28,9 @@ from attnport.folder.openings import (
 from attnport.folder.trust import require
 from attnport.folder.workspace import change, check_files, fresh, open_folder, toolchain
 from attnport.jsonfile import digest_text, read, to_json
+from attnport.latency.effort import BASELINE, Effort, Subject
 from attnport.latency.lengths import read_lengths
-from attnport.latency.measuring import BASELINE, Effort, Measuring, Subject
+from attnport.latency.measuring import LATE, Measuring
 from attnport.latency.statistics import CONFIDENCE
 from attnport.latency.workloads import MANY, workloads
 from attnport.parity.evaluate import Progress
@@ -131,7 +132,8 @@ def bench(
             report = replace(run.report(settings), absent=lacking)
         edit.path(file).write_text(to_json(report), encoding="utf-8")
         rows = [row for found in report.shapes.values() for row in found.values()]
-        edit.finish(stage, "" if any(process_failed(row.reason) for row in rows) else digest)
+        final = not any(row.reason == LATE or process_failed(row.reason) for row in rows)
+        edit.finish(stage, digest if final else "")
     return report
 
 

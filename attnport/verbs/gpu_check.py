@@ -25,6 +25,7 @@ from attnport.folder.openings import not_in
 from attnport.folder.portable import portable
 from attnport.jsonfile import to_json
 from attnport.latency.grid import parse_grid
+from attnport.latency.measuring import LATE
 from attnport.parity.eager import EAGER_ON_GPU
 from attnport.parity.evaluate import Progress
 from attnport.processes.deadline import OutOfTime, ending_at, in_time
@@ -228,6 +229,8 @@ class _Run:
             work = {name: subject.work(sizes, ELEMENT_BYTES[plan]) for name, sizes in names.items()}
             piece = dataclasses.replace(piece, latency=latency, work=work)
             self._keep_piece(key, piece, plan)
+            if any(row.reason == LATE for rows in latency.shapes.values() for row in rows.values()):
+                self.left.append(f"{key}: latency of some calls")
             if len(quick) < len(self.names):  # compiling for every size of every case takes the longest
                 with self._step(f"{key}: parity of what is compiled"):
                     piece = dataclasses.replace(piece, parity=check(folder, self.names, **how))

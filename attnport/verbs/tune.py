@@ -17,8 +17,8 @@ from attnport.folder.machine import machine
 from attnport.folder.trust import require
 from attnport.folder.workspace import fresh, open_folder, toolchain
 from attnport.jsonfile import digest_file, digest_text, read
+from attnport.latency.effort import BASELINE
 from attnport.latency.lengths import read_lengths
-from attnport.latency.measuring import BASELINE
 from attnport.latency.workloads import MANY, workloads
 from attnport.parity.evaluate import Progress
 from attnport.parity.scoring import items_of

@@ -126,6 +126,25 @@ def test_what_does_not_answer_is_waited_for_no_longer_than_the_budget(
             os.kill(pid, 0)
 
 
+def test_calls_that_were_timed_stay_when_the_time_is_over_in_a_later_one(
+    tmp_path: Path, work: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"dtypes": ("fp32",), "threads": 1, "cold": False}
+    with monkeypatch.context() as patch:
+        late = Later(patch, "batch=3,seq=5: round 2")
+        report = gpu_check(tmp_path, work, **options, budget_s=1e6, progress=late)
+    latency = report.pieces["tiny fp32"].latency
+    assert latency is not None
+    first, second = (latency.shapes[call] for call in ("batch=1,seq=5", "batch=3,seq=5"))
+    assert all(row.median_ns and row.ratio for name, row in first.items() if name != latency.baseline)
+    assert {row.reason for row in second.values()} == {measuring.LATE}
+    assert {row.verdict for row in second.values()} == {"NOT_RUN"}
+    assert report.left == ("tiny fp32: latency of some calls",)
+    again = gpu_check(tmp_path, work, **options)
+    assert again.left == ()
+    assert all(row.median_ns for rows in again.pieces["tiny fp32"].latency.shapes.values() for row in rows.values())
+
+
 @pytest.mark.slow
 def test_bench_has_the_time_that_is_left_and_its_result_stays(
     tmp_path: Path, work: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
