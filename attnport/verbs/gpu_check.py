@@ -19,7 +19,6 @@ import numpy as np
 from attnport.artifacts import Capabilities, FusionTable, IOContract
 from attnport.errors import AttnportError, UnavailableError, UsageError
 from attnport.exporter.lowering import base as lowerings
-from attnport.folder.loading import load
 from attnport.folder.machine import find_gpus, machine, versions
 from attnport.folder.openings import not_in
 from attnport.folder.portable import portable
@@ -32,6 +31,7 @@ from attnport.processes.deadline import OutOfTime, ending_at, in_time
 from attnport.processes.isolated import probe_all
 from attnport.runtimes import base
 from attnport.runtimes.base import Runtime
+from attnport.verbs._given import Given
 from attnport.verbs._saving import save
 from attnport.verbs.bench import bench
 from attnport.verbs.build import build
@@ -331,7 +331,7 @@ def _chosen(only: Sequence[str], shapes: Sequence[str]) -> list[Subject]:
         raise UsageError(
             f"--shape {shapes[0]}: it goes with one model.", hint=f"Name it with --only: {', '.join(known)}."
         )
-    dims = load(found[0].spec).io.dims
+    dims = Given(found[0].spec).spec().io.dims
     for grid in shapes:
         parse_grid(grid, dims)
     return [dataclasses.replace(found[0], grids=tuple(shapes))]

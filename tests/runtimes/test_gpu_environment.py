@@ -19,7 +19,14 @@ def made(tmp_path: Path, target: str) -> str:
     """What make would run for a new environment."""
     if shutil.which("make") is None:
         pytest.skip("no make")
-    line = ["make", "--dry-run", "--assume-old=gpu-driver", f"GPU_VENV={tmp_path / 'environment'}", target]
+    line = [
+        "make",
+        "--dry-run",
+        "--no-print-directory",
+        "--assume-old=gpu-driver",
+        f"GPU_VENV={tmp_path / 'environment'}",
+        target,
+    ]
     found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not (tmp_path / "environment").exists()
     return found
