@@ -28,7 +28,7 @@ _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClock
 def gpu_state() -> tuple[str, str]:
     """The state of the GPU that CUDA lists first, which runtimes compute on; or why it is not known.
 
-    Where the driver does not tell which one that is, it is the first that NVML lists, which knows no
+    If the driver does not tell which one that is, the first GPU of NVML's list is taken; NVML ignores
     CUDA_VISIBLE_DEVICES.
 
     Returns:

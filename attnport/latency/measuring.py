@@ -168,7 +168,8 @@ class Measuring:
                     raise
                 for late in self._workloads[number:]:
                     for timed in self._timed_runtimes.values():
-                        timed.problems.setdefault(late.name, LATE)
+                        if not timed.problem:
+                            timed.problems.setdefault(late.name, LATE)
                 return
 
     def _time(self, workload: Workload, share_s: float) -> None:
@@ -302,7 +303,7 @@ class Measuring:
         """Adds a note if the fewest rounds, with starts and warm-up, took longer than was asked for."""
         took_s, budget_s = time.monotonic() - self._began, self._effort.budget_s
         if (left_s := self._until - self._began) < budget_s:
-            self._notes.append(f"of its budget of {budget_s:.0f} s, {max(0.0, left_s):.0f} s were left to it")
+            self._notes.append(f"only {max(0.0, left_s):.0f} s of its budget of {budget_s:.0f} s were left")
         if took_s > budget_s * (1 + _OVER_BUDGET):
             self._notes.append(
                 f"it took {took_s:.0f} s of a budget of {budget_s:.0f} s: {MIN_ROUNDS} rounds of each workload are the "

@@ -122,7 +122,7 @@ class Comparison:
         every = [row for row in rows if isinstance(row, _Tried)]
         for tried in every:
             for plan in ("fp16", AUTO) if tried.plan == AUTO else (tried.plan,):
-                self._yardstick_of(tried).measured(plan, list(tried.found.errors))
+                self._measure_yardstick(tried, plan)
         for tried in every:
             self._results(tried)  # for the bounds: all are judged by the same, after the last that needs another run
         single = {name for tried in every if tried.plan == "fp32" for name in tried.found.errors}
@@ -279,6 +279,17 @@ class Comparison:
         # What was exported does as the module does, which is not asked to follow the contract; forms are.
         eager = self._yardstick_of(tried)
         return eager.judged(tried.plan, tried.found.errors, self._own_way if tried.as_exported else ())
+
+    def _measure_yardstick(self, tried: _Tried, plan: str) -> None:
+        """Measures eager where `tried` ran, or on the processor where the GPU is too small for eager."""
+        try:
+            self._yardstick_of(tried).measured(plan, list(tried.found.errors))
+        except (MemoryError, UnavailableError) as err:
+            if self._yardstick_of(tried) is self._eager:
+                raise
+            self._eager_on_gpu = self._eager
+            self.notes.append(f"{EAGER_ON_GPU} cannot be run, so the processor's bound stands for the GPU: {err}")
+            self._eager.measured(plan, list(tried.found.errors))
 
     def _yardstick_of(self, tried: _Tried) -> Eager:
         """Whose errors bound these: in half precision on a GPU those of PyTorch there, which rounds otherwise."""

@@ -59,7 +59,7 @@ class Eager:
         """The module, opened at a plan; the arguments are those of `Opening`."""
         given = Opening(self.io, plan=plan, spec=self.spec, threads=self.threads, contract=contract)
         opening = replace(given, float64=float64, step_by_step=step_by_step, nudged=nudged)
-        with _whole_sums(), contextlib.closing(base.get(self.runtime).open(opening)) as session:
+        with contextlib.closing(base.get(self.runtime).open(opening)) as session:
             yield session
 
     @property
@@ -155,21 +155,3 @@ class Eager:
 
     def _saying(self, label: str) -> Progress:
         return lambda message: self.progress(f"{self.runtime} {label}: {message}")
-
-
-@contextlib.contextmanager
-def _whole_sums() -> Iterator[None]:
-    """Keeps PyTorch from adding up parts of a product in half precision, as it may on a GPU: that would widen the bound
-    of runtimes that add up in float32."""
-    import torch
-
-    products: Any = torch.backends.cuda.matmul
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    before = {name: getattr(products, name) for name in names}
-    try:
-        for name in names:
-            setattr(products, name, False)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(products, name, value)

@@ -1,6 +1,6 @@
 """A moment at which the work of a verb ends, whatever it is doing: `gpu-check` keeps its budget by it.
 
-It is looked at wherever a verb waits for a child process, and by whoever calls `in_time`.
+It is looked at wherever a verb waits for a child process that answers requests, and by whoever calls `in_time`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,13 @@ from attnport.processes.child import Child, Died
 from attnport.processes.probe_cache import keep_probe, kept_probe
 from attnport.processes.worker import load_outputs, save_feeds
 from attnport.runtimes._attention_forms import tried
-from attnport.runtimes.base import Opening, Runtime, physical_cores
+from attnport.runtimes.base import PROBE_FAILED, Opening, Runtime, physical_cores
 
 if TYPE_CHECKING:
     import numpy as np
 
 TIMEOUT_S = 600.0
 STEPS_TIMES = 8
-PROBE_FAILED = "its probe failed"
 _SHARE = 0.9
 """The share of the free memory that a session may take; the rest is for the caller."""
 
@@ -187,8 +188,12 @@ def probe_all(
 ) -> dict[str, Capabilities]:
     """Probes several runtimes, as many at a time as there are cores. Returns the results by name."""
     with ThreadPoolExecutor(max_workers=physical_cores()) as pool:
-        probes = pool.map(lambda runtime: probe(runtime, limits, forms=forms, refresh=refresh), runtimes)
-        return {runtime.name: capabilities for runtime, capabilities in zip(runtimes, probes, strict=True)}
+        probes = [
+            # A thread has no context of its own, and with it no end of the verb's time.
+            pool.submit(copy_context().run, partial(probe, runtime, limits, forms=forms, refresh=refresh))
+            for runtime in runtimes
+        ]
+        return {runtime.name: found.result() for runtime, found in zip(runtimes, probes, strict=True)}
 
 
 def unavailable(capabilities: Capabilities) -> str:

@@ -29,6 +29,8 @@ class DeviceTimed(CheckedSession):
     def run_timed(self, feeds: Mapping[str, Array], mode: str) -> Mapping[str, int]:
         """Times a call in one of `modes`: ns by part, from the device's events. Outputs are copied back and dropped.
 
+        Arrays that come again must not have been changed: they are neither checked nor converted again.
+
         Raises:
             FeedError: as `run`.
             UsageError: the mode is unknown, or the session is closed.
@@ -47,6 +49,11 @@ class DeviceTimed(CheckedSession):
                 self._converted = dict(feeds), self._in_own_types(feeds)
             assert self._converted is not None
             return self._timed(self._converted[1], mode)
+
+    def close(self) -> None:
+        """As of any session."""
+        self._converted = None
+        super().close()
 
     @abc.abstractmethod
     def _in_own_types(self, feeds: Mapping[str, Array]) -> Mapping[str, Any]:

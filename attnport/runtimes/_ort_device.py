@@ -70,7 +70,7 @@ class OrtDeviceSession(DeviceTimed, OrtSession):
         self._sessions: dict[str, Any] = {STREAM: session}
         self._bound: dict[str, _Bound] = {}
         self._buffers: dict[str, tuple[int, int]] = {}
-        self._graphs = 0
+        self._graphs, self._no_graph = 0, ""
 
     def _in_own_types(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         types = {tensor.name: _dtype(tensor.type) for tensor in self._session.get_inputs()}
@@ -118,18 +118,27 @@ class OrtDeviceSession(DeviceTimed, OrtSession):
         except Exception as err:  # a runtime's own exceptions share no base
             if mode != GRAPH:
                 raise
-            raise _not_captured(err) from err
+            del binding
+            raise self._not_captured(err) from err
         self._bound[mode] = _Bound(shapes, binding, options, outputs)
         return self._bound[mode]
 
     def _session_of(self, mode: str) -> Any:
         """The session of a mode; capturing is an option of the provider, so graphs have a session of their own."""
         if mode not in self._sessions:
+            if self._no_graph:
+                raise UnavailableError(self._no_graph)
             try:
                 self._sessions[mode] = self._opened({"enable_cuda_graph": "1"})
             except Exception as err:
-                raise _not_captured(err) from err
+                raise self._not_captured(err) from err
         return self._sessions[mode]
+
+    def _not_captured(self, err: Exception) -> UnavailableError:
+        """The error, which is the same from now on; the session, which holds the weights once more, is given up."""
+        self._sessions.pop(GRAPH, None)
+        self._no_graph = f"ONNX Runtime cannot capture it as a CUDA graph: {whole_cause(err)}"
+        return UnavailableError(self._no_graph)
 
     def _run_options(self, mode: str) -> Any:
         import onnxruntime as ort
@@ -182,10 +191,6 @@ class OrtDeviceSession(DeviceTimed, OrtSession):
             self._device.free(address)
         self._buffers.clear()
         self._device.close()
-
-
-def _not_captured(err: Exception) -> UnavailableError:
-    return UnavailableError(f"ONNX Runtime cannot capture it as a CUDA graph: {whole_cause(err)}")
 
 
 def _dtype(kind: str) -> Any:

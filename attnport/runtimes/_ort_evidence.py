@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import MANY, Evidence, IOContract
+from attnport.errors import UnavailableError
 from attnport.runtimes import _ort
 from attnport.runtimes._onnx_file import read_graph, small_feeds
 from attnport.runtimes._ort_kernels import UNFUSED, Kernels, aligned_sizes, printed_kernels
@@ -46,13 +47,15 @@ def evidence(
             at lengths that are multiples of 8; an operator that printed none gives no evidence.
 
     Raises:
-        ArtifactError, UnavailableError: see `_ort.profiled`.
+        ArtifactError, UnavailableError: see `_ort.profiled`; or no operator printed a kernel.
     """
     graph = read_graph(model)
     sizes = aligned_sizes(graph, io) if printing else {}
     with printed_kernels() if printing else contextlib.nullcontext(None) as chosen:
         of_step = _step_events(model, graph, provider, io, sizes)
         events, optimised = _ort.profiled(model, provider, small_feeds(graph, io, sizes), io=io)
+    if chosen == {} and anchors:
+        raise UnavailableError("this onnxruntime printed no kernel of any attention.")
     events += of_step
     name, copies = _ort.name_of(provider), _copies(events)
     nodes = {node.name: node for node in _nodes(optimised.graph)}

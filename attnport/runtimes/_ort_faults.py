@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from attnport.errors import AttnportError, UnavailableError, whole_cause
+from attnport.errors import UnavailableError, whole_cause
 from attnport.runtimes._onnx_file import broken
 from attnport_bundle.onnxruntime_session import CPU
 
-_FAULT = re.compile(
-    r"\b(cuda|cudnn(_fe)?|cublas(lt)?) (failure|error)\b|failed to load (shared )?library|out of memory"
-    r"|failed to allocate memory",
-    re.I,
-)
-"""A fault that a library of NVIDIA reports, a provider's library that does not load, a device without memory."""
+_FAULT = re.compile(r"\b(cuda|cudnn(_fe)?|cublas(lt)?) (failure|error)\b|failed to load (shared )?library", re.I)
+"""A fault that a library of NVIDIA reports, a provider's library that does not load."""
+_NO_MEMORY = re.compile(r"out of memory|failed to allocate memory", re.I)
 
 
-def unopened(model: Path, provider: str, err: BaseException) -> AttnportError:
+def unopened(model: Path, provider: str, err: BaseException) -> Exception:
     """The error for a session that could not be made: `ArtifactError`, unless `unavailable` has another."""
     return unavailable(provider, err) or broken(model, err)
 
 
-def unavailable(provider: str, err: BaseException) -> UnavailableError | None:
-    """The error of a device that cannot run the model; None on the CPU, and for errors about the model itself."""
+def unavailable(provider: str, err: BaseException) -> UnavailableError | MemoryError | None:
+    """The error of a device that cannot run the model; None on the CPU, and for errors about the model itself.
+
+    A lack of memory may be over the next time, so it is a MemoryError, as of every runtime.
+    """
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
     if provider == CPU:
@@ -33,6 +33,8 @@ def unavailable(provider: str, err: BaseException) -> UnavailableError | None:
             f"{provider} cannot run it: {whole_cause(err)}",
             hint="This onnxruntime has no kernel there for these operators in these types; try another plan.",
         )
+    if _NO_MEMORY.search(str(err)):
+        return MemoryError(f"{provider} has not enough memory: {whole_cause(err)}")
     if _FAULT.search(str(err)):
         return UnavailableError(f"{provider} failed: {whole_cause(err)}", hint="attnport doctor says what it wants.")
     return None

@@ -56,7 +56,7 @@ def printed_kernels() -> Iterator[Kernels]:
             sys.stdout.flush()
             os.dup2(kept, _STDOUT)
             os.close(kept)
-            os.environ.pop(VARIABLE)
+            os.environ.pop(VARIABLE, None)
             if before is not None:
                 os.environ[VARIABLE] = before
         printed.seek(0)

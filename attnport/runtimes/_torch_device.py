@@ -107,6 +107,26 @@ class TorchDevice:
 
 
 @contextmanager
+def whole_sums() -> Iterator[None]:
+    """Keeps PyTorch from adding up parts of a product in half precision, as it may on a GPU.
+
+    Results that are compared with float64, and that bound those of other runtimes, are added up in float32.
+    """
+    import torch
+
+    products: Any = torch.backends.cuda.matmul
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    allowed = [name for name in names if getattr(products, name)]
+    try:
+        for name in allowed:
+            setattr(products, name, False)
+        yield
+    finally:
+        for name in allowed:
+            setattr(products, name, True)
+
+
+@contextmanager
 def _waits_refused() -> Iterator[None]:
     """Makes operations that wait for the device raise RuntimeError."""
     import torch
@@ -157,9 +177,16 @@ def on(device: TorchDevice, module: torch.nn.Module, dtype: torch.dtype) -> torc
     Raises:
         MemoryError: the device has too little memory.
     """
+    with memory_of(device, dtype):
+        return cast(module, dtype, device.put)
+
+
+@contextmanager
+def memory_of(device: TorchDevice, dtype: torch.dtype) -> Iterator[None]:
+    """Raises MemoryError if PyTorch finds too little memory on the device for weights."""
     import torch
 
     try:
-        return cast(module, dtype, device.put)
+        yield
     except torch.OutOfMemoryError as err:
         raise MemoryError(f"{device.name} has not enough memory for the weights in {dtype}: {first_line(err)}") from err

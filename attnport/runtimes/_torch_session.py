@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import DEVICE_PARTS, IOContract, Ran
 from attnport.runtimes._device_timing import GRAPH, DeviceTimed
 from attnport.runtimes._session import Array, refused
-from attnport.runtimes._torch_device import TorchDevice
+from attnport.runtimes._torch_device import TorchDevice, whole_sums
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class DeviceSession(DeviceTimed):
         from attnport.runtimes.torch_eager import named_outputs, to_array
 
         assert self._call is not None
-        with refused(self.ran.provider, feeds), torch.inference_mode():
+        with refused(self.ran.provider, feeds), torch.inference_mode(), whole_sums():
             result = self._call(
                 {name: self._device.put(host_tensor) for name, host_tensor in self._in_own_types(feeds).items()}
             )

@@ -15,6 +15,9 @@ from attnport.errors import UnavailableError
 
 Kind = Literal["module", "onnx", "engine", "bundle"]
 
+PROBE_FAILED = "its probe failed"
+"""In a reason, that a probe may find something else the next time, so that the result is not kept."""
+
 
 @dataclass(frozen=True)
 class Opening:

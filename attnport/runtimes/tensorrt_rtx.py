@@ -11,7 +11,7 @@ from attnport.errors import ArtifactError, BundleError, IntegrityError, Unavaila
 from attnport.jsonfile import digest_text
 from attnport.optional import require
 from attnport.runtimes import _cuda
-from attnport.runtimes.base import Opening
+from attnport.runtimes.base import PROBE_FAILED, Opening
 from attnport.runtimes.tensorrt import TensorRT
 from attnport.user_cache import cache
 from attnport_bundle.cuda import driver_release
@@ -99,7 +99,8 @@ def _refusal(trt: Any, version: str, device: _cuda.Device) -> str:
     except Exception:  # another release may have no such function, and its exceptions share no base
         return ""
     if not valid and "UNSUPPORTED_CC" not in why:  # such as too little memory: that may change
-        return f"TensorRT-RTX {version} runs no engine on {device.name}: {', '.join(why) or 'it gives no reason'}"
+        told = ", ".join(why) or "it gives no reason"
+        return f"{PROBE_FAILED}: TensorRT-RTX {version} runs no engine on {device.name}: {told}"
     if kept is not None and driver:
         kept.write(name, _SUPPORTED if valid else _UNSUPPORTED)
     return "" if valid else unsupported

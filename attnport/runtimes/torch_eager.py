@@ -81,12 +81,13 @@ def module_of(runtime: str, opening: Opening) -> tuple[torch.nn.Module, torch.dt
 class EagerCall:
     """Calls a module that was cast to a plan, in the way of the plan and the mask contract, on any device."""
 
-    def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False) -> None:
+    def __init__(self, opening: Opening, module: torch.nn.Module, *, widens: bool = False, own: bool = False) -> None:
+        """`own`: nobody else has the module, so that its weights may be changed."""
         from attnport.runtimes._torch_modes import HALF_OF_ISLANDS, FollowContract, modes_for
 
         self._nudged = opening.nudged
         if opening.nudged is not None:
-            module = nudge_parameters(copy.deepcopy(module), Draw(opening.nudged))
+            module = nudge_parameters(module if own else copy.deepcopy(module), Draw(opening.nudged))
         self._module = module
         self._masks = {mask.input for mask in opening.io.masks}
         self._steps = opening.step_by_step

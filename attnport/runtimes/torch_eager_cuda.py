@@ -35,7 +35,8 @@ class TorchEagerCuda(Runtime):
         available(self)
         device = _torch_device.TorchDevice()
         precision = "fp64" if opening.float64 else _torch_device.matmul_precision(opening.plan)
-        call = EagerCall(opening, _torch_device.on(device, module, dtype))
+        with _torch_device.memory_of(device, dtype):
+            call = EagerCall(opening, _torch_device.on(device, module, dtype), own=True)
         ran = Ran(device.name, f"torch {torch.__version__}", precision)
         return DeviceSession(opening.io, ran, device, dtype, opening.threads or physical_cores(), call)
 

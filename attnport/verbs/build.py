@@ -218,7 +218,7 @@ def _engine_name(target: str, plan: str, sm: Sequence[int], profiles: Sequence[P
 def _earlier(folder: Path, manifest: Manifest, name: str, table_key: str) -> tuple[EngineRecord, FusionTable] | None:
     """The engine and table of an earlier run; None if the table is now that of another engine.
 
-    A table that nothing proved names no engine: that of `tensorrt` may stay so.
+    A table without a proof names no engine; that of `tensorrt` may have none.
     """
     record, table = manifest.engines.get(name), fusing.earlier_tables(folder, manifest).get(table_key)
     if record is None or table is None:

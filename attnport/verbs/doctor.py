@@ -119,7 +119,7 @@ def probe_all(*, refresh: bool = False) -> tuple[Capabilities, ...]:
 def onnxruntime_problems(installed: Mapping[str, str | None]) -> tuple[Problem, ...]:
     """Problems if two ONNX Runtime wheels are installed, or one lost its files when another was uninstalled.
 
-    Two are none in different folders of the module path (`pip install --target`), if the one that is imported is whole.
+    Two in different folders of the module path (`pip install --target`) are none if the one that is imported is whole.
     """
     wheels = [name for name in ONNX_RUNTIMES if installed.get(name)]
     extra = "gpu" if "onnxruntime-gpu" in wheels else "cpu"

@@ -140,7 +140,7 @@ def gpu_check(
         progress(message)
 
     options = {"threads": threads, "force": force, "progress": saying}
-    run = _Run(report, path, work.resolve(), names, sm, until, options, saying, tell, cold)
+    run = _Run(report, path, work.resolve(), names, sm, until, options, saying, tell, progress, cold)
     run.peaks(plans)
     for subject in subjects:
         for plan in plans:
@@ -160,6 +160,7 @@ class _Run:
         until: The step that runs is ended then, of `time.monotonic`; None = no limit.
         options: Of `check` and `bench` alike.
         progress: Raises OutOfTime in a step that has to end.
+        making: Is told of an export, a form or an engine, which is finished once it has begun.
         cold: Of `bench`.
         left: The steps for which there was no time.
     """
@@ -173,6 +174,7 @@ class _Run:
     options: Mapping[str, Any]
     progress: Progress
     tell: Callable[[str], None]
+    making: Progress
     cold: bool = True
     left: list[str] = field(default_factory=list)
 
@@ -210,7 +212,8 @@ class _Run:
                 raise UnavailableError(f"{EAGER}: {why}.")
             with self._step(f"{key}: files", key):
                 self.progress(f"{key}: files")
-                io = export(subject.spec, folder, progress=self.progress).io
+                io = export(subject.spec, folder, progress=self.making).io
+                in_time()
                 fused, notes = self._files(folder, subject, plan)
             piece = dataclasses.replace(piece, fused=fused, notes=notes)
             calls = [sizes for grid in subject.grids for sizes in parse_grid(grid, io.dims)]
@@ -280,11 +283,12 @@ class _Run:
         for runtime in map(base.get, self.names):
             if plan not in self.report.runtimes[runtime.name].plans or runtime.opens == "module":
                 continue
+            in_time()
             try:
                 if runtime.opens == "engine":
                     fused[runtime.name] = str(self._engine(folder, runtime, subject, plan, notes))
                 else:
-                    report = fuse(folder, targets=[runtime.form], plans={runtime.form: plan}, progress=self.progress)
+                    report = fuse(folder, targets=[runtime.form], plans={runtime.form: plan}, progress=self.making)
                     fused[runtime.name] = str(report.targets[lowerings.get(runtime.form).table_key(plan)])
             except AttnportError as err:
                 notes.append(portable(f"{runtime.name}: {err.message} {err.hint}".strip(), folder))
@@ -294,12 +298,12 @@ class _Run:
         """Builds an engine; on a GPU newer than the builder's targets, for its default list, which covers it."""
         given = folder, runtime.name, plan, subject.profiles
         try:
-            return build(*given, (self.sm,) if runtime.name == "tensorrt_rtx" else (), progress=self.progress)[1]
+            return build(*given, (self.sm,) if runtime.name == "tensorrt_rtx" else (), progress=self.making)[1]
         except UsageError as err:
             if runtime.name != "tensorrt_rtx":
                 raise
             notes.append(f"{runtime.name} is not built for SM {self.sm} alone but for its default list: {err.message}")
-            return build(*given, progress=self.progress)[1]
+            return build(*given, progress=self.making)[1]
 
 
 def without_paths(found: Capabilities, folder: Path) -> Capabilities:

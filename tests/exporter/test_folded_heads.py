@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import onnx_ir as ir
 import pytest
-from masked_cases import SIZES, Attend, Case, D, G, H, _all, _both, _causal, _padding
+from masked_cases import SIZES, Attend, Case, D, G, H, _all, _both, _causal, _hidden, _padding
 from running import Exported, export, on_ort, on_reference
 
 from attnport.dims import TensorSpec
@@ -16,6 +16,7 @@ from attnport.exporter.lowering.base import Lowered
 
 pytest.importorskip("onnxruntime")
 
+HIDDEN = TensorSpec("hidden", "float32", ("batch", "mem"))
 MASK = TensorSpec("mask", "int64", ("batch", "mem"))
 BIAS = TensorSpec("bias", "float32", (1, H, "seq", "mem"))
 SHARED_BIAS = TensorSpec("bias", "float32", (1, 1, "seq", "mem"))
@@ -23,6 +24,7 @@ CASES = {
     "causal": Case("causal", _causal, key="mem", groups=G),
     "padding": Case("padding", _padding, (MASK,), key="mem", groups=G),
     "causal_padding": Case("causal", _both(_causal, _padding), (MASK,), key="mem", groups=G),
+    "padding_expanded": Case("padding", _hidden, (HIDDEN,), key="mem", groups=G),
     "bias": Case("bias", _all, (BIAS,), key="mem", groups=G),
     "shared_bias": Case("bias", _all, (SHARED_BIAS,), key="mem", groups=G),
     "bias_padding": Case("padding", _padding, (MASK, BIAS), key="mem", groups=G),

@@ -83,6 +83,24 @@ def test_a_range_plus_a_size_is_another_range(moved: str, expected: list[list[li
     np.testing.assert_array_equal(on_ort(made)({"x": np.zeros((2, 5), np.int64)})[0], expected)
 
 
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        # A size with more axes than the range, a range of floats, and a size in int32.
+        ("axes = Constant<value_ints=[0]>() wide = Unsqueeze(size, axes) i = Range(zero, two, one) y = Add(i, wide)",
+         "int64[1,N] y"),
+        ("f = Cast<to=1>(size) s = Squeeze(f) a = Constant<value_float=0.1>() b = Constant<value_float=5.1>() "
+         "c = Constant<value_float=1.0>() i = Range(a, b, c) y = Add(i, s)", "float[N] y"),
+        ("small = Cast<to=6>(size) n = Squeeze(small) z = Constant<value = int32 {0}>() "
+         "o = Constant<value = int32 {1}>() i = Range(z, n, o) y = Gather(table, i)", "float[N,3] y"),
+    ],
+    ids=["axes", "floats", "int32"],
+)  # fmt: skip
+def test_what_would_not_be_the_same_is_left_as_it_is(body: str, outputs: str) -> None:
+    made = lifted(model(LENGTH + NUMBERS + body, outputs=outputs))
+    assert keep_sizes_on_host(made) == 0
+
+
 def test_a_size_is_not_taken_from_a_range_and_numbers_of_the_input_are_no_sizes() -> None:
     body = (
         f"{LENGTH}{NUMBERS} n = Squeeze(size) i = Range(zero, n, one) a = Sub(size, i) "

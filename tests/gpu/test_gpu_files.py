@@ -94,5 +94,6 @@ def test_a_form_that_cannot_be_made_is_noted(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(verb, "build", refused)
     probed = {"tensorrt": there("tensorrt")}
     report = GpuReport(FORMAT, "0", "GPU", "torch_eager_cuda", machine(), {}, probed)
-    run = verb._Run(report, tmp_path / "x", tmp_path, ["tensorrt"], 90, None, {}, lambda said: None, lambda said: None)
+    silent = (lambda said: None,) * 3
+    run = verb._Run(report, tmp_path / "x", tmp_path, ["tensorrt"], 90, None, {}, *silent)
     assert run._files(tmp_path, SUBJECTS[0], "fp16") == ({}, ("tensorrt: no tactic for node 3. Report it.",))

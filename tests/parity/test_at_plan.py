@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_model
-import torch
 from pretended_torch import HostDevice, pretend
 
 from attnport.artifacts import PLANS, Capabilities, EngineRecord, Form, Ran, Session
@@ -100,19 +99,17 @@ def test_a_gpu_is_bounded_by_eager_on_that_gpu_without_being_told(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_products_are_added_up_whole_while_eager_is_the_yardstick(
+def test_where_eager_does_not_fit_on_the_gpu_the_processor_s_bound_stands(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products: Any = torch.backends.cuda.matmul
-    seen: set[bool] = set()
-    run = Sliced.run
-    assert products.allow_fp16_reduced_precision_reduction  # PyTorch's default
-    monkeypatch.setattr(
-        Sliced, "run", lambda self, feeds: seen.add(products.allow_fp16_reduced_precision_reduction) or run(self, feeds)
-    )
-    check(folder, [GPU], plan="fp16", eager=GPU, threads=1)
-    assert seen == {False}
-    assert products.allow_fp16_reduced_precision_reduction
+    def full(self: base.Runtime, opening: base.Opening) -> Session:
+        raise MemoryError("Pretended GPU has not enough memory for the weights")
+
+    monkeypatch.setattr(type(base.get(GPU)), "open", full)
+    monkeypatch.setattr(Liar, "gpu", True)
+    report = check(folder, ["liar"], plan="fp16", threads=1)
+    assert report.runtimes["liar"].verdict == "FAIL"
+    assert [note for note in report.notes if "not enough memory for the weights" in note]
 
 
 @pytest.mark.usefixtures("gpu")

@@ -245,7 +245,14 @@ def test_the_kernel_that_onnx_runtime_printed_is_evidence(tmp_path: Path, printi
     assert shapes == [{"q": [8, 8, 16]}, {"q": [8, 8, 16]}, {"q": [1, 16, 16]}]
 
 
-@pytest.mark.parametrize("printed", ["", line("att", "MATH"), line("other", "FLASH_ATTENTION")])
+def test_where_nothing_is_printed_nothing_is_known(tmp_path: Path, printing: Any) -> None:
+    printing("")
+    with pytest.raises(UnavailableError, match="printed no kernel"):
+        ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {"layer": ("att",)})
+    assert ort_cuda.RUNTIME.fusion_evidence(saved(tmp_path), {}) == {}
+
+
+@pytest.mark.parametrize("printed", [line("att", "MATH"), line("other", "FLASH_ATTENTION")])
 def test_an_operator_of_several_kernels_or_of_an_unknown_one_is_no_evidence(
     printed: str, tmp_path: Path, printing: Any
 ) -> None:
@@ -286,8 +293,8 @@ OF_THE_DEVICE = [
     STATE.EPFail("[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED"),
     STATE.Fail("[ONNXRuntimeError] : 1 : FAIL : CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"),
     STATE.Fail("Failed to load library libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: no such file"),
-    STATE.RuntimeException("BFCArena: Failed to allocate memory for requested buffer of size 17179869184"),
 ]
+NO_MEMORY = STATE.RuntimeException("BFCArena: Failed to allocate memory for requested buffer of size 17179869184")
 OF_THE_MODEL = [
     STATE.InvalidProtobuf("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model failed: Protobuf parsing failed."),
     STATE.InvalidGraph("[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model."),
@@ -303,7 +310,11 @@ def failing(err: Exception) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("err", "error"),
-    [*((one, UnavailableError) for one in OF_THE_DEVICE), *((one, ArtifactError) for one in OF_THE_MODEL)],
+    [
+        *((one, UnavailableError) for one in OF_THE_DEVICE),
+        *((one, ArtifactError) for one in OF_THE_MODEL),
+        (NO_MEMORY, MemoryError),
+    ],
 )
 @pytest.mark.parametrize("where", ["opening", "running"])
 def test_a_fault_of_the_device_is_told_apart_from_a_broken_model(

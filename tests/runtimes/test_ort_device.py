@@ -139,6 +139,9 @@ def test_what_cannot_be_captured_is_told_and_the_stream_goes_on() -> None:
     opened.problem = RuntimeError("nodes have not been partitioned")
     with pytest.raises(UnavailableError, match=r"cannot capture it as a CUDA graph: .*partitioned"):
         session.run_timed(feeds(2), GRAPH)
+    opened.problem = None
+    with pytest.raises(UnavailableError, match="partitioned"):  # it is not tried again
+        session.run_timed(feeds(2), GRAPH)
     session.run_timed(feeds(2), STREAM)
     with pytest.raises(UsageError, match="mode 'best'"):
         session.run_timed(feeds(2), "best")

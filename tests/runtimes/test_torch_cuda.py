@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +177,25 @@ def test_inductor_that_does_not_compile_there_is_no_runtime(monkeypatch: pytest.
     assert not found.available
     assert "no triton" in found.reason
     assert "gcc" in found.hint
+
+
+def test_products_are_added_up_whole_where_outputs_are_compared(
+    devices: list[HostDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products: Any = torch.backends.cuda.matmul
+    seen: set[bool] = set()
+    call = EagerCall.__call__
+
+    def watched(self: EagerCall, tensors: dict[str, torch.Tensor]) -> Any:
+        seen.add(products.allow_fp16_reduced_precision_reduction)
+        return call(self, tensors)
+
+    assert products.allow_fp16_reduced_precision_reduction  # PyTorch's default
+    monkeypatch.setattr(EagerCall, "__call__", watched)
+    with contextlib.closing(base.get("torch_eager_cuda").open(opening(plan="fp16"))) as session:
+        session.run(feeds())
+    assert seen == {False}
+    assert products.allow_fp16_reduced_precision_reduction
 
 
 @pytest.mark.parametrize(("setting", "said"), [("highest", "fp32"), ("high", "fp32 (matmul high)")])

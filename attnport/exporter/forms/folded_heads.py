@@ -1,9 +1,8 @@
 """`MultiHeadAttention` with fewer heads of keys than of queries, behind a cache: no key is repeated.
 
 The query heads that share a key head become further queries of it, `[B,S*R,G*D]`, and keys and values go in as the
-cache holds them, `[B,G,T,D]`. Measured on an H200 with ONNX Runtime 1.31.1, 32 heads in 4 groups, fp16, beside repeated
-keys: one token of 8 texts behind 2047 others takes 63 us for 536, of one text 53 for 52; 504 tokens of 8 texts behind 8
-others take 204 for 154.
+cache holds them, `[B,G,T,D]`. A step of several texts is many times as fast so; a prompt is slower by a third, and is
+run once (benchmarks/cuda_forms.json).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.contrib import attention_bias, contrib, guarded, heads_first, known_size
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.formula import axes_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,7 +49,7 @@ def folded_attention(build: Builder, masks: MaskWriter, attention: Attention) ->
     each = heads // groups
     bias = attention_bias(build, masks, attention)
     if bias is not None:
-        bias = _bias_of_rows(build, attention, bias, heads, groups)
+        bias = _bias_of_rows(build, attention, bias, heads, groups, masks.may_vary_by_head(attention))
     rows = _queries(build, attention.q, groups, each, depth)
     output = contrib(
         build, "MultiHeadAttention", rows, attention.k, attention.v, None, None, bias,
@@ -79,10 +77,11 @@ def _queries(build: Builder, q: ir.Value, groups: int, each: int, depth: int) ->
     return _reshaped(build, apart, [0, -1, groups * depth], "q_rows")
 
 
-def _bias_of_rows(build: Builder, attention: Attention, bias: ir.Value, heads: int, groups: int) -> ir.Value:
+def _bias_of_rows(
+    build: Builder, attention: Attention, bias: ir.Value, heads: int, groups: int, of_heads: bool
+) -> ir.Value:
     """A bias `[B|1,H|1,S,T]` as `[B|1,G|1,S*R,T]`."""
-    keys, mask = build.size(attention.v, 2), attention.mask
-    of_heads = bool(mask.biases) or any("h" in axes_of(factor.keep) for factor in mask.factors)
+    keys = build.size(attention.v, 2)
 
     def write() -> ir.Value:
         each = heads // groups

@@ -28,6 +28,7 @@ class MaskWriter:
     def __init__(self, build: Builder) -> None:
         self.build = build
         self._sizes: dict[tuple[str, object], ir.Value] = {}
+        self._originals: set[ir.Value] = set()
 
     def keep(self, attention: Attention) -> ir.Value | None:
         """The allowed keys as bool, `[B|1, H|1, S|1, T|1]`, with size 1 where the mask does not vary; None = all."""
@@ -36,6 +37,13 @@ class MaskWriter:
             part = self.factor(factor, attention)
             total = part if total is None else self._shared("And", total, part)
         return total
+
+    def may_vary_by_head(self, attention: Attention) -> bool:
+        """Whether mask and biases together may have more than one head: a tensor of the graph itself can have any."""
+        mask = attention.mask
+        return bool(mask.biases) or any(
+            "h" in axes_of(factor.keep) or self.factor(factor, attention) in self._originals for factor in mask.factors
+        )
 
     def full(self, attention: Attention) -> ir.Value | None:
         """As `keep`, with the S and T axes at full size, for runtimes that do not broadcast them."""
@@ -161,8 +169,11 @@ class MaskWriter:
         value = self._brought(attention, factor.origin.at)
         if factor.origin.additive:
             low = self.build.like(THRESHOLD, value)
-            return self.build.op("Greater", value, low, name="mask/keep", dtype=ir.DataType.BOOL)
-        return self._shared("Not", value) if factor.origin.hides else value
+            value = self.build.op("Greater", value, low, name="mask/keep", dtype=ir.DataType.BOOL)
+        elif factor.origin.hides:
+            value = self._shared("Not", value)
+        self._originals.add(value)
+        return value
 
     def _write(self, expr: Expr, attention: Attention) -> ir.Value:
         """`expr` as a tensor of rank 4 (or a scalar constant), with size 1 on the axes it does not depend on."""

@@ -41,12 +41,13 @@ class CudaMaskWriter(MaskWriter):
 
 
 class OrtCuda(Lowering):
-    """Measured on an H200 with ONNX Runtime 1.31.1, in fp16 and in bf16: `GroupQueryAttention` and `MultiHeadAttention`
-    run as cuDNN's flash attention, with a bias too, at every length that was tried. The standard's `Attention` runs as
-    flash attention without a mask, and with one as memory-efficient attention, or as several kernels where T is no
-    multiple of 4. In fp32, for which `GroupQueryAttention` has no kernel (OperatorKernels.md), the others run as
-    memory-efficient attention, but a single query of `MultiHeadAttention` as several kernels. Half precision is the
-    default for that reason.
+    """The form for which ONNX Runtime chooses one kernel, as measured on an H200 with 1.31.1 (docs/gpu.md).
+
+    In fp16 and bf16, `GroupQueryAttention` and `MultiHeadAttention` run as cuDNN's flash attention, with a bias too, at
+    every length that was tried. The standard's `Attention` runs as flash attention without a mask, and with one as
+    memory-efficient attention, or as several kernels where T is no multiple of 4. In fp32, for which
+    `GroupQueryAttention` has no kernel (OperatorKernels.md), the others run as memory-efficient attention, but a single
+    query of `MultiHeadAttention` as several kernels. Half precision is the default for that reason.
 
     In a row without an allowed key, some of these kernels give the mean of v and others NaN: each form sets it to zero.
     """

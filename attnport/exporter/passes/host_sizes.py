@@ -35,6 +35,8 @@ def keep_sizes_on_host(model: ir.Model) -> int:
 
 def _leading_rows(build: Builder, node: ir.Node) -> ir.Value | None:
     """`Slice(table, [0], [size], [0])` for `Gather(table, Range(0, size, 1))`; None for another node."""
+    import onnx_ir as ir
+
     if node.op_type != "Gather" or node.domain or ("axis" in node.attributes and node.attributes["axis"].as_int()):
         return None
     indices = node.inputs[1].producer() if node.inputs[1] is not None else None
@@ -49,6 +51,8 @@ def _leading_rows(build: Builder, node: ir.Node) -> ir.Value | None:
     size = squeeze.inputs[0] if squeeze is not None and squeeze.op_type == "Squeeze" else None
     if size is None or not _is_size(size) or size.shape is None or size.shape.rank() != 1:
         return None
+    if size.dtype != ir.DataType.INT64:
+        return None
     zero = build.const([0], np.int64)
     rows = build.op("Slice", node.inputs[0], zero, size, zero, name="rows")
     rows.shape = node.outputs[0].shape
@@ -57,6 +61,8 @@ def _leading_rows(build: Builder, node: ir.Node) -> ir.Value | None:
 
 def _moved_range(build: Builder, node: ir.Node) -> ir.Value | None:
     """`Range(start + size, limit + size, 1)` for `Range(start, limit, 1) + size`; None for another node."""
+    import onnx_ir as ir
+
     if node.op_type not in ("Add", "Sub") or node.domain:
         return None
     one, other = node.inputs
@@ -71,8 +77,11 @@ def _moved_range(build: Builder, node: ir.Node) -> ir.Value | None:
         ranged = ranged.inputs[0].producer()
     if ranged is None or ranged.op_type != "Range" or _number(ranged.inputs[2]) != 1:
         return None
-    rank = 0 if other.shape is None else other.shape.rank()
-    size = build.op("Squeeze", other, name="size") if rank else other
+    if other.shape is None or one.shape is None or other.shape.rank() > one.shape.rank():
+        return None
+    if other.dtype != ir.DataType.INT64:  # the bounds of a range of floats round when they are moved
+        return None
+    size = build.op("Squeeze", other, name="size") if other.shape.rank() else other
     bounds = [build.op(node.op_type, bound, size, name="bound") for bound in ranged.inputs[:2]]
     value = build.op("Range", *bounds, ranged.inputs[2], name="range")
     for shape in reversed(shapes):

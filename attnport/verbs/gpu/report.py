@@ -35,7 +35,7 @@ class Achieved:
         bytes_per_s: The least that it has to move, in a second.
         flops_share: Of the measured peak of that precision plan; None where no peak was measured.
         bytes_share: Of the measured peak of a copy.
-        notes: Of a share above 1, which no runtime has reached, why there is one.
+        notes: Why a share is above 1, which cannot be right.
     """
 
     by: str
