@@ -196,7 +196,7 @@ def test_parts_of_models_are_exported_as_their_guide_says(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_gpu_is_measured_as_its_guide_says_or_said_to_be_missing(tmp_path: Path) -> None:
     lines = shell_lines(page("docs/gpu.md"))
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         run(line, tmp_path)
 
