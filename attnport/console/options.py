@@ -361,7 +361,7 @@ _GPU_OPTIONS = (
     ),
     click.option("--only", multiple=True, help="A model, bert_encoder or llama_decoder; default: both."),
     click.option("--dtype", "dtypes", multiple=True, help="A precision plan, fp16, bf16 or fp32; default: fp16, bf16."),
-    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all. A piece has only these."),
+    click.option("--runtime", "runtimes", multiple=True, help="A runtime; default: all but torch_compile_tuned_cuda."),
     click.option(
         "--shape", "shapes", multiple=True, help='With one --only: other calls, "batch=8,seq=512"; grids as in bench.'
     ),

@@ -94,9 +94,7 @@ class Measuring:
             self._stop()
         self._judge_clock()
         self._judge_budget()
-        shares = {
-            name: timed.idle_cpu_ns / timed.idle_ns for name, timed in self._timed_runtimes.items() if timed.idle_ns
-        }
+        shares = self._idle_shares()
         self._settings["spinning"] = any(share > SPINNING for share in shares.values())
         self._settings |= {f"idle processor share {name}": round(share, 4) for name, share in shares.items()}
         return LatencyReport(
@@ -109,6 +107,13 @@ class Measuring:
             weights=self._manifest.source.weights_digest,
             notes=tuple(self._notes),
         )
+
+    def _idle_shares(self) -> dict[str, float]:
+        """The share of a core that each process took while others ran; of one that is alone there is none."""
+        timed_ones = {name: timed for name, timed in self._timed_runtimes.items() if timed.rounds_ns}
+        if len({str(timed.opening) for timed in timed_ones.values()}) < 2:
+            return {}
+        return {name: timed.idle_cpu_ns / timed.idle_ns for name, timed in timed_ones.items() if timed.idle_ns}
 
     def _rows(self, workload: Workload, shares: dict[str, float]) -> dict[str, LatencyRow]:
         samples = {

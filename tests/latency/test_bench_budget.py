@@ -114,3 +114,10 @@ def test_without_time_for_the_least_rounds_nothing_is_written_and_no_process_sta
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_runtime_that_is_alone_disturbs_nobody(tiny_artifact: Path, started: list[int]) -> None:
+    report = bench(tiny_artifact, ["torch_eager"], [CALL], threads=1, cold=False, precision=9.0)
+    assert not [key for key in report.settings if key.startswith("idle processor share")]
+    assert report.settings["spinning"] is False
+    assert "while others ran" not in report.shapes[CALL]["torch_eager"].reason
