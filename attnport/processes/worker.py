@@ -99,6 +99,11 @@ def memory_bytes(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
+def _other_threads_ns() -> int:
+    """Processor time of all threads but this one, which reads and answers requests."""
+    return time.process_time_ns() - time.thread_time_ns()
+
+
 class Worker:
     """Carries out requests; every `do_*` method is an operation and returns its answer.
 
@@ -113,7 +118,7 @@ class Worker:
         self._dtypes: dict[str, str] = {}
         self._feeds: dict[str, dict[str, Any]] = {}
         self._level_bytes = 0
-        self._idle_from_ns = time.process_time_ns()
+        self._idle_from_ns = _other_threads_ns()
 
     def do_open(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Opens a runtime on a folder's model.
@@ -181,9 +186,9 @@ class Worker:
         """Calls the session: `warm` times untimed, then `calls` times.
 
         Returns:
-            `ns` of each timed call, and `idle_cpu_ns`: processor time used since the last answer.
+            `ns` of each timed call, and `idle_cpu_ns`: processor time of the runtime's threads since the last answer.
         """
-        idle_cpu_ns = time.process_time_ns() - self._idle_from_ns
+        idle_cpu_ns = _other_threads_ns() - self._idle_from_ns
         feeds, run, clock = self._feeds[message["name"]], self._session.run, self.clock
         gc.collect()
         gc.freeze()  # what is alive now is not looked at again: with PyTorch loaded, that takes longer than a turn
@@ -243,7 +248,7 @@ class Worker:
         except Exception as err:  # a bug or a runtime's own exception; the process goes on
             kind = "MemoryError" if isinstance(err, MemoryError) else "Exception"
             answer = {"error": f"{type(err).__name__}: {whole_cause(err)}", "hint": "", "kind": kind}
-        self._idle_from_ns = time.process_time_ns()
+        self._idle_from_ns = _other_threads_ns()
         return answer
 
 
