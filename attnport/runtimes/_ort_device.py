@@ -130,7 +130,7 @@ class OrtDeviceSession(DeviceTimed, OrtSession):
                 raise UnavailableError(self._no_graph)
             try:
                 self._sessions[mode] = self._opened({"enable_cuda_graph": "1"})
-            except Exception as err:
+            except Exception as err:  # a runtime's own exceptions share no base
                 raise self._not_captured(err) from err
         return self._sessions[mode]
 

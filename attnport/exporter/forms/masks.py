@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -81,14 +81,17 @@ class MaskWriter:
             key, lambda: self.build.op("Concat", one, one, *lengths, name="mask/shape", dtype=ir.DataType.INT64, axis=0)
         )
 
+    counting: ClassVar[tuple[str, str]] = ("INT32", "ReduceMax")
+    """The type and the operator that tell whether any element is true; reductions of bool exist from opset 20 on."""
+
     def any_key(self, keep: ir.Value) -> ir.Value:
         """Whether a row has an allowed key, `[B|1, H|1, S|1, 1]`."""
         import onnx_ir as ir
 
         def write() -> ir.Value:
-            # Reductions of bool exist only from opset 20 on, so the maximum is taken in int32.
-            number = self.build.cast(keep, ir.DataType.INT32, "mask/as_int")
-            most = self.build.op("ReduceMax", number, self.build.const([-1], np.int64), name="mask/any", keepdims=1)
+            dtype, reduction = self.counting
+            numbers = self.build.cast(keep, ir.DataType[dtype], "mask/as_number")
+            most = self.build.op(reduction, numbers, self.build.const([-1], np.int64), name="mask/any", keepdims=1)
             return self.build.cast(most, ir.DataType.BOOL, "mask/any_key")
 
         return self.build.once(("any", keep), write)

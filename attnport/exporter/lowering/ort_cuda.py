@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op, form_name
 from attnport.exporter.forms.contrib import (
@@ -28,16 +26,7 @@ if TYPE_CHECKING:
 class CudaMaskWriter(MaskWriter):
     """Counts keys in float32: of integers and of maxima, reductions on CUDA are many times as slow."""
 
-    def any_key(self, keep: ir.Value) -> ir.Value:
-        """As of any writer."""
-        import onnx_ir as ir
-
-        def write() -> ir.Value:
-            ones = self.build.cast(keep, ir.DataType.FLOAT, "mask/as_float")
-            keys = self.build.op("ReduceSum", ones, self.build.const([-1], np.int64), name="mask/keys", keepdims=1)
-            return self.build.cast(keys, ir.DataType.BOOL, "mask/any_key")
-
-        return self.build.once(("any", keep), write)
+    counting: ClassVar[tuple[str, str]] = ("FLOAT", "ReduceSum")
 
 
 class OrtCuda(Lowering):
