@@ -68,7 +68,8 @@ def test_files_are_made_for_each_runtime_and_what_cannot_be_made_is_said(subject
     def files(sm: int) -> tuple[dict[str, str], tuple[str, ...]]:
         report = GpuReport(FORMAT, "0", "GPU", "torch_eager_cuda", machine(), {}, probed)
         path = tmp_path.parent / "gpu.json"
-        run = verb._Run(report, path, tmp_path.parent, list(probed), sm, None, {}, lambda said: None, lambda said: None)
+        silent = (lambda said: None,) * 3
+        run = verb._Run(report, path, tmp_path.parent, list(probed), sm, None, {}, *silent)
         return run._files(tmp_path, subject, "fp16")
 
     fused, (note,) = files(130)
