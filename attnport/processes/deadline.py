@@ -1,4 +1,4 @@
-"""A moment at which the work of a verb ends, whatever it is doing: `gpu-check` keeps its budget by it.
+"""The time at which the work of a verb has to end; `gpu-check` keeps its budget with it.
 
 It is looked at wherever a verb waits for a child process that answers requests, and by whoever calls `in_time`.
 """
