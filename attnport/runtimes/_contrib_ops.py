@@ -1,4 +1,4 @@
-"""ONNX Runtime's attention operators for ONNX's reference evaluator, as far as lowered forms use them.
+"""ONNX Runtime's own operators for ONNX's reference evaluator, as far as lowered forms use them.
 
 Where ONNX Runtime's kernels differ, this follows the least precise: in half precision the scores and the probabilities
 are rounded, so that scores can overflow. Rows with no allowed key are those of its CPU kernels. Source: the operators'
@@ -19,19 +19,23 @@ _LOW = -10000.0
 
 def contrib_ops() -> list[type[OpRun]]:
     """Classes for `ReferenceEvaluator(new_ops=...)`."""
-    return [MultiHeadAttention, GroupQueryAttention]
+    return [MultiHeadAttention, GroupQueryAttention, SkipSimplifiedLayerNormalization]
 
 
 class MultiHeadAttention(OpRun):
     """Inputs `[B,S,H*D]`, k and v also `[B,H,T,D]`, a key mask (lengths, or one for each key), an attention bias;
-    no packing, no cache."""
+    or q, k and v as `[B,S,H,3,D]`, with what is added to them, `[3*H*D]`. No cache."""
 
     op_domain = "com.microsoft"
 
-    def _run(self, q: Any, k: Any, v: Any, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
+    def _run(self, q: Any, k: Any = None, v: Any = None, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
         bias, padding, added, *more = (*rest, None, None, None)
-        _refuse("MultiHeadAttention", bias, *more)
         heads, low = attributes["num_heads"], attributes.get("mask_filter_value") or _LOW
+        packed = q.ndim == 5
+        _refuse("MultiHeadAttention", *((k, v) if packed else (bias,)), *more)
+        if packed:
+            together = np.moveaxis(q, 3, 0).reshape(3, *q.shape[:2], -1)
+            q, k, v = together if bias is None else together + bias.reshape(3, 1, 1, -1)
         q, k, v = (value if value.ndim == 4 else _split(value, heads) for value in (q, k, v))
         extra = np.zeros((1, 1, 1, 1), np.float32) if added is None else added.astype(np.float32)
         keep = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
@@ -71,6 +75,20 @@ class GroupQueryAttention(OpRun):
         wide_k, wide_v = (np.repeat(value, heads // groups, axis=1) for value in (k, v))
         extra = np.where(keep, np.float32(0), -np.float32(np.inf))
         return _attend(q, wide_k, wide_v, attributes, extra), k, v
+
+
+class SkipSimplifiedLayerNormalization(OpRun):
+    """The RMS norm of a sum over its last axis, in float32, times a weight; and the sum as the fourth output."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Any, skip: Any, weight: Any, *rest: Any, **attributes: Any) -> tuple[Any, ...]:
+        _refuse("SkipSimplifiedLayerNormalization", *rest)
+        total = x + skip
+        wide = total.astype(np.float32)
+        mean = (wide * wide).mean(-1, keepdims=True)
+        norm = (wide / np.sqrt(mean + np.float32(attributes["epsilon"]))).astype(x.dtype) * weight
+        return norm, mean, mean, total
 
 
 def _refuse(name: str, *given: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sizes stay on the host: leading rows are a slice, and a range plus a size is another range."""
+"""Sizes stay on the host: leading rows are a slice, a range plus a size is a range, a size is an input's."""
 
 from __future__ import annotations
 
@@ -108,3 +108,17 @@ def test_a_size_is_not_taken_from_a_range_and_numbers_of_the_input_are_no_sizes(
     )
     made = lifted(model(body, outputs="int64[N] y"))
     assert keep_sizes_on_host(made) == 0
+
+
+def test_the_size_of_a_computed_value_is_read_from_an_input_of_that_size() -> None:
+    made = model("t = Transpose(x) u = Mul(t, t) y = Shape<start=0, end=1>(u)", outputs="int64[1] y")
+    given = {"x": np.zeros((2, 5), np.int64)}
+    assert keep_sizes_on_host(made) == 1
+    assert on_ort(made)(given)[0].tolist() == [5]
+    (shape,) = (node for node in made.graph if node.op_type == "Shape")
+    assert shape.inputs[0] is made.graph.inputs[0]
+
+
+@pytest.mark.parametrize("body", ["u = Mul(x, x) y = Shape(u)", "y = Shape<start=0, end=1>(x)"])
+def test_other_sizes_are_read_where_they_were(body: str) -> None:
+    assert keep_sizes_on_host(model(body, outputs="int64[N] y")) == 0

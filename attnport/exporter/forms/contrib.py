@@ -74,7 +74,12 @@ def length_factor(mask: Mask) -> Factor | None:
 
 
 def multi_head_attention(
-    build: Builder, masks: MaskWriter, attention: Attention, *, key_column: bool
+    build: Builder,
+    masks: MaskWriter,
+    attention: Attention,
+    *,
+    key_column: bool,
+    packed: tuple[ir.Value, ir.Value | None] | None = None,
 ) -> tuple[ir.Value, tuple[str, ...]]:
     """Writes `MultiHeadAttention(q, k, v)` for an attention for which `why_not_multi_head` returned "".
 
@@ -86,6 +91,7 @@ def multi_head_attention(
             of numbers that hide, or key padding where it is one of lengths and there can be no column. The flash kernel
             on CPU, whose memory is linear in T, takes no mask. On CUDA, key padding is computed by several kernels, and
             a bias by cuDNN's flash attention (measured on an H200 with 1.31.1, half precision).
+        packed: For the kernels on CUDA: q, k and v as `[B,S,H,3,D]`, and what is added to them, `[3*H*D]` or None.
 
     Returns:
         The output, `[B,H,S,Dv]`, and the operator's node name.
@@ -103,7 +109,10 @@ def multi_head_attention(
         and attention.scale > 0
     ):
         columns = _columns(build, masks, attention, heads, key_heads)
-    q, k, v = _rows_of(build, attention, heads // key_heads, columns)
+    if packed is not None:
+        inputs: tuple[ir.Value | None, ...] = (packed[0], None, None, packed[1])
+    else:
+        inputs = (*_rows_of(build, attention, heads // key_heads, columns), None)
     causal = attention.mask.is_causal_only and _same_lengths(attention)
     padding, bias = None, None
     options: dict[str, Any] = {"unidirectional": 1} if causal else {}
@@ -115,16 +124,14 @@ def multi_head_attention(
     elif not causal:
         bias = attention_bias(build, masks, attention)
     output = contrib(
-        build, "MultiHeadAttention", q, k, v, None, padding, bias, num_heads=heads, scale=attention.scale, **options
+        build, "MultiHeadAttention", *inputs, padding, bias, num_heads=heads, scale=attention.scale, **options
     )
     depth = known_size(attention.v, 3)
     width = heads * depth if isinstance(depth, int) else None  # ONNX Runtime may infer that of q, with its column
     output.shape = ir.Shape([known_size(attention.q, 0), known_size(attention.q, 2), width])
     anchor = node_name(output)
-    output = guarded(
-        build, masks, attention, _heads_apart(build, output, heads, attention.v), by_nan=key_column, heads=2
-    )
-    return heads_first(build, output), (anchor,)
+    output = guarded(build, masks, attention, output, by_nan=key_column, rows=True)
+    return heads_first(build, attention, output), (anchor,)
 
 
 def group_query_attention(build: Builder, masks: MaskWriter, attention: Attention) -> tuple[ir.Value, tuple[str, ...]]:
@@ -145,12 +152,11 @@ def group_query_attention(build: Builder, masks: MaskWriter, attention: Attentio
     )  # fmt: skip
     _add_cache_outputs(output)
     anchor = node_name(output)
-    output = _heads_apart(build, output, heads, attention.v)
     if by_length is not None:
         # The causal mask allows key 0 to every query, so a row has no key only if its length is zero.
         only = replace(attention, mask=replace(attention.mask, factors=(by_length,)))
-        output = guarded(build, masks, only, output, heads=2)
-    return heads_first(build, output), (anchor,)
+        output = guarded(build, masks, only, output, rows=True)
+    return heads_first(build, attention, output), (anchor,)
 
 
 def _last_keys(build: Builder, attention: Attention, total: ir.Value, by_length: Factor | None) -> ir.Value:
@@ -227,16 +233,16 @@ def _rows(
     return build.op("Reshape", source, build.const([0, 0, width], np.int64), name=f"{name}_rows")
 
 
-def _heads_apart(build: Builder, rows: ir.Value, heads: int, v: ir.Value) -> ir.Value:
+def _heads_apart(build: Builder, attention: Attention, rows: ir.Value) -> ir.Value:
     """`[B,S,H*Dv]` as `[B,S,H,Dv]`."""
-    depth = known_size(v, 3)
+    depth, heads = known_size(attention.v, 3), attention.head_counts()[0]
     shape = build.const([0, 0, heads, depth if isinstance(depth, int) else -1], np.int64)
     return build.op("Reshape", rows, shape, name="out_BSHD")
 
 
-def heads_first(build: Builder, output: ir.Value) -> ir.Value:
-    """`[B,S,H,Dv]` as `[B,H,S,Dv]`; models mostly turn that back, and both transpositions go."""
-    return build.op("Transpose", output, name="out", perm=[0, 2, 1, 3])
+def heads_first(build: Builder, attention: Attention, rows: ir.Value) -> ir.Value:
+    """`[B,S,H*Dv]` as `[B,H,S,Dv]`; models mostly turn that back, and both transpositions go."""
+    return build.op("Transpose", _heads_apart(build, attention, rows), name="out", perm=[0, 2, 1, 3])
 
 
 def hides_keys_alone(attention: Attention) -> bool:
@@ -302,13 +308,20 @@ def attention_bias(build: Builder, masks: MaskWriter, attention: Attention) -> i
 
 
 def guarded(
-    build: Builder, masks: MaskWriter, attention: Attention, output: ir.Value, *, by_nan: bool = False, heads: int = 1
+    build: Builder,
+    masks: MaskWriter,
+    attention: Attention,
+    output: ir.Value,
+    *,
+    by_nan: bool = False,
+    rows: bool = False,
 ) -> ir.Value:
     """The output with zeros in the rows that have no allowed key; as it is if the mask leaves a key to every row.
 
     Args:
         by_nan: Whether the kernel gives NaN in a row that a bias hides. Otherwise such rows are found in the bias.
-        heads: The axis of heads in the output, 1 or 2; that of queries is the other.
+        rows: Whether the output is `[B,S,H*Dv]` and not `[B,H,S,Dv]`. A kernel that broadcasts over three axes in place
+            of four is quicker on CUDA.
     """
     import onnx_ir as ir
 
@@ -320,12 +333,19 @@ def guarded(
         keep = _shown(build, attention_bias(build, masks, attention))
     if keep is not None:
         any_key = masks.any_key(keep)
-        if heads == 2:
+        if rows and not masks.may_vary_by_head(attention):
             any_key = build.once(
-                ("any key, queries first", keep),
-                lambda: build.op("Transpose", any_key, name="mask/any_key_of_query", perm=[0, 2, 1, 3]),
+                ("any key of rows", keep),
+                lambda: build.op("Squeeze", any_key, build.const([1], np.int64), name="mask/any_key_of_row"),
             )
-        output = build.op("Where", any_key, output, zero, name="guard", dtype=output.dtype)
+            output = build.op("Where", any_key, output, zero, name="guard", dtype=output.dtype)
+        elif rows:
+            any_key = build.op("Transpose", any_key, name="mask/any_key_of_query", perm=[0, 2, 1, 3])
+            apart = _heads_apart(build, attention, output)
+            apart = build.op("Where", any_key, apart, zero, name="guard", dtype=output.dtype)
+            output = build.op("Reshape", apart, build.const([0, 0, -1], np.int64), name="guarded_rows")
+        else:
+            output = build.op("Where", any_key, output, zero, name="guard", dtype=output.dtype)
     if hidden_by_bias and by_nan:
         empty = build.op("IsNaN", output, name="no_key", dtype=ir.DataType.BOOL)
         output = build.op("Where", empty, zero, output, name="guard_bias", dtype=output.dtype)

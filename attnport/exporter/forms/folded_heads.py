@@ -59,8 +59,8 @@ def folded_attention(build: Builder, masks: MaskWriter, attention: Attention) ->
     anchor = node_name(output)
     apart = _reshaped(build, output, [0, -1, each, groups, depth], "out_BSRGD")
     apart = build.op("Transpose", apart, name="out_BSGRD", perm=_GROUPS_LAST)
-    apart = guarded(build, masks, attention, _reshaped(build, apart, [0, 0, heads, depth], "out_BSHD"), heads=2)
-    return heads_first(build, apart), (anchor,)
+    rows = guarded(build, masks, attention, _reshaped(build, apart, [0, 0, heads * depth], "out_rows"), rows=True)
+    return heads_first(build, attention, rows), (anchor,)
 
 
 def _queries(build: Builder, q: ir.Value, groups: int, each: int, depth: int) -> ir.Value:

@@ -16,6 +16,7 @@ from attnport.exporter.forms.contrib import (
 )
 from attnport.exporter.forms.folded_heads import can_fold, folded_attention
 from attnport.exporter.forms.masks import MaskWriter
+from attnport.exporter.forms.one_product import one_product
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
 
@@ -51,11 +52,17 @@ class OrtCuda(Lowering):
         return CudaMaskWriter(build)
 
     def typed(self, model: ir.Model, plan: str, islands: Collection[str] = ()) -> None:
-        """As for any target, with sizes kept on the host."""
+        """As for any target, with sizes kept on the host, and with operators that one kernel computes."""
+        from attnport.exporter.passes.cleanup import clean_up
         from attnport.exporter.passes.host_sizes import keep_sizes_on_host
+        from attnport.exporter.passes.rotary_operator import as_operator
+        from attnport.exporter.passes.skip_norms import with_skip
 
         keep_sizes_on_host(model)
         super().typed(model, plan, islands)
+        as_operator(model)
+        with_skip(model)
+        clean_up(model)
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`GroupQueryAttention` if it computes exactly this mask, else `MultiHeadAttention`, else the standard's."""
@@ -67,7 +74,8 @@ class OrtCuda(Lowering):
             output, anchors = folded_attention(build, masks, attention)
             return Written(output, "MultiHeadAttention, query heads folded", anchors)
         if not reason:
-            output, anchors = multi_head_attention(build, masks, attention, key_column=False)
+            packed = None if plan == "fp32" else one_product(build, attention)
+            output, anchors = multi_head_attention(build, masks, attention, key_column=False, packed=packed)
             return Written(output, "MultiHeadAttention", anchors)
         output, anchors = attention_op(build, masks, attention, "bool_full")
         output = guarded(build, masks, attention, output)

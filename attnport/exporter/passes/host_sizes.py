@@ -20,12 +20,18 @@ _OF_SIZES = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Reshape", "Add", "Sub",
 
 
 def keep_sizes_on_host(model: ir.Model) -> int:
-    """Writes leading rows of a table as `Slice`, and a range plus a size as another range; returns how many."""
+    """Writes leading rows of a table as `Slice`, a range plus a size as another range, and a dim's size as an input's.
+
+    A size that is an input's needs nothing that is computed: a value may be gone but for its size.
+
+    Returns:
+        How many nodes were replaced.
+    """
     build = Builder(model)
     changed = 0
     for node in list(model.graph):
         build.before, build.scope = node, node.name or ""
-        new = _leading_rows(build, node) or _moved_range(build, node)
+        new = _leading_rows(build, node) or _moved_range(build, node) or _input_size(build, node)
         if new is not None:
             build.replace(node.outputs[0], new)
             model.graph.remove(node, safe=True)
@@ -88,6 +94,22 @@ def _moved_range(build: Builder, node: ir.Node) -> ir.Value | None:
         value = build.op("Unsqueeze", value, shape.inputs[1], name="range_nd")
     value.shape = node.outputs[0].shape
     return value
+
+
+def _input_size(build: Builder, node: ir.Node) -> ir.Value | None:
+    """The size of an input's dim for the size of a computed value's dim of the same name; None for another node."""
+    value = node.inputs[0] if node.op_type == "Shape" and not node.domain else None
+    if value is None or value.is_graph_input() or value.shape is None or "start" not in node.attributes:
+        return None
+    start = node.attributes["start"].as_int()
+    end = node.attributes["end"].as_int() if "end" in node.attributes else len(value.shape)
+    dims = list(value.shape)[start:end]
+    name = None if len(dims) != 1 or isinstance(dims[0], int) else dims[0].value
+    for given in build.model.graph.inputs:
+        for axis, dim in enumerate(given.shape or ()):
+            if name is not None and not isinstance(dim, int) and dim.value == name:
+                return build.size(given, axis)
+    return None
 
 
 def _number(value: ir.Value | None) -> int | None:
