@@ -29,6 +29,7 @@ from attnport.parities import PaddedRows as PaddedRows
 from attnport.parities import ParityReport as ParityReport
 from attnport.parities import RuntimeParity as RuntimeParity
 from attnport.parities import Ulps as Ulps
+from attnport.precisions import FINER as FINER
 from attnport.precisions import IntegerPlan as IntegerPlan
 from attnport.precisions import Island as Island
 from attnport.precisions import PrecisionPlan as PrecisionPlan

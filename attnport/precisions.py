@@ -92,6 +92,10 @@ class Score:
     __pydantic_config__ = STRICT
 
 
+FINER = {8: "float32", 4: "8 bits"}
+"""By the bits of a form's layers, what those have that lose too much."""
+
+
 @dataclass(frozen=True)
 class IntegerPlan:
     """Which linear layers of a form are in int8 or have weights of 4 bits, and what that costs by a metric.
@@ -105,7 +109,7 @@ class IntegerPlan:
         reference: That of the same target's form in float32.
         max_drop: The largest drop that was allowed, as a share of `reference`.
         layers: The number of linear layers.
-        kept: Those that stay in float32, since the drop would be larger.
+        kept: Those that stay in what `FINER` says, since the drop would be larger.
         drop_of_all: The drop with every layer in integers.
         items: How many inputs ranges were taken of for int8, and how many others were scored.
         evaluations: The number of graphs that were scored.
@@ -137,8 +141,9 @@ class IntegerPlan:
 
     @property
     def share(self) -> str:
-        """`20 of 24 layers in int8`."""
-        return f"{self.layers - len(self.kept)} of {self.layers} layers in int{self.bits}"
+        """`20 of 24 layers in int8`; `20 of 24 layers in int4, the others in 8 bits`."""
+        others = f", the others in {FINER[self.bits]}" if self.kept and self.bits == 4 else ""
+        return f"{self.layers - len(self.kept)} of {self.layers} layers in int{self.bits}{others}"
 
 
 def drop(score: Score, reference: Score) -> float:

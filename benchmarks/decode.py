@@ -1,11 +1,12 @@
 """Token by token beside other tools: milliseconds of a step behind contexts of several lengths.
 
-Each side is a process of its own on one core. In each round every side, in random order, runs a prompt of random ids
-and a few steps behind it; a step's time is the median of those. Sides are compared within a class of accuracy: float32,
-half precision, weights of 4 bits. The ratio of attnport's quickest form to the quickest peer has a bootstrap interval
-over the rounds. All sides in float32 must find the same tokens as PyTorch; of the others the share is told.
+Each side is a process of its own on as many cores as threads. Every side runs a prompt of random ids, and then in each
+round, in random order, a few steps behind it; a step's time is the median of a round's. Sides are compared within a
+class of accuracy: float32, half precision, weights of 4 bits. The ratio of attnport's quickest form to the quickest
+peer has a bootstrap interval over the rounds. All sides in float32 must find the same tokens as PyTorch; of the others
+the share is told.
 
-    python benchmarks/decode.py [--only gpt2] [--rounds 6] [--threads 1] [--json FILE] [--docs]
+    python benchmarks/decode.py [--only gpt2] [--rounds 6] [--threads 1 --threads 2] [--json FILE] [--docs]
 
 It needs what `make bench-env` sets up.
 """
@@ -36,17 +37,23 @@ from attnport.latency.statistics import ratio_interval
 from attnport.verbs.fuse import fuse_integers
 
 TARGETS = ("ort_cpu", "openvino")
-STEPS = 16
+STEPS = 8
+"""In each round."""
 SIDES = (
     Named("torch_eager", "fp32", "fp32"),
     Named("optimum_onnx", "", "fp32"),
     Named("optimum_onnx", "binding", "fp32"),
+    Named("onnxruntime_genai", "fp32", "fp32"),
+    Named("openvino_genai", "fp32", "fp32"),
     Named("attnport", "ort_cpu", "fp32"),
     Named("attnport", "openvino", "fp32"),
     Named("llama_cpp", "f16", "half"),
     Named("torch_eager", "bf16", "half"),
+    Named("openvino_genai", "bf16", "half"),
     Named("attnport", "openvino.bf16", "half"),
     Named("llama_cpp", "q4_0", "int4"),
+    Named("onnxruntime_genai", "int4", "int4"),
+    Named("openvino_genai", "int4", "int4"),
     Named("attnport", "ort_cpu.int4", "int4"),
     Named("attnport", "openvino.int4", "int4"),
 )
@@ -72,7 +79,8 @@ DECODERS = {
     "llama": Decoder(
         "Llama's shape, 0.5 billion, random weights", "Llama",
         {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-         "num_key_value_heads": 2, "vocab_size": 32000, "max_position_embeddings": 2304}, ((128, 1), (2048, 1)),
+         "num_key_value_heads": 2, "vocab_size": 32000, "max_position_embeddings": 2304},
+        ((128, 1), (128, 8), (2048, 1)),
     ),
 }  # fmt: skip
 
@@ -125,57 +133,74 @@ def opened(side: Named, told: dict[str, Any], threads: int) -> Side:
 
 
 def measure(decoder: Decoder, told: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]:
-    """By context and batch: each side's milliseconds, and the ratios; sides that do not open are told as failed."""
+    """By context and batch: each side's milliseconds, and the ratios; sides that do not open are told as failed.
+
+    The sides of one class are open together, those of another after them: all at once would not fit into memory.
+    """
     found: dict[str, Any] = {}
-    open_sides: dict[Named, Side] = {}
-    failed: dict[str, str] = {}
-    for named in SIDES:
+    truth: dict[tuple[int, int], Any] = {}
+    for precision in WORDS:
+        open_sides: dict[Named, Side] = {}
+        failed: dict[str, str] = {}
+        for named in (one for one in SIDES if one.precision == precision):
+            try:
+                open_sides[named] = opened(named, told, threads)
+            except SideFailed as err:
+                failed[str(named)] = str(err)
         try:
-            open_sides[named] = opened(named, told, threads)
-        except SideFailed as err:
-            failed[str(named)] = str(err)
-    try:
-        for context, batch in decoder.works:
-            key = f"context {context}, batch {batch}"
-            found[key] = _work(open_sides, context, batch, rounds)
-            found[key]["failed"] |= failed
-            print(key, json.dumps(found[key]), flush=True)
-    finally:
-        for side in open_sides.values():
-            side.close()
+            for work in decoder.works:
+                row = _work(open_sides, work, rounds, truth)
+                row["failed"] |= failed
+                if ratio := _ratio(row.pop("steps"), precision):
+                    row["ratios"] = {precision: ratio}
+                of_all = found.setdefault("context {}, batch {}".format(*work), {})
+                for key, value in row.items():
+                    of_all[key] = of_all.get(key, {}) | value
+                print(work, precision, json.dumps(row), flush=True)
+        finally:
+            for side in open_sides.values():
+                side.close()
     return found
 
 
-def _work(sides: dict[Named, Side], context: int, batch: int, rounds: int) -> dict[str, Any]:
+def _work(sides: dict[Named, Side], work: tuple[int, int], rounds: int, truth: dict[Any, Any]) -> dict[str, Any]:
+    """One work of the sides of a class; the tokens of PyTorch in float32 are kept in `truth`, by work."""
     steps: dict[Named, list[int]] = {}
-    prompts: dict[Named, list[int]] = {}
-    tokens: dict[Named, Any] = {}
+    prompts: dict[Named, int] = {}
+    tokens: dict[Named, list[Any]] = {one: [] for one in sides}
     failed: dict[str, str] = {}
     random = np.random.default_rng(0)
-    for turn in range(rounds + 1):  # the first warms up
+    for turn in range(-2, rounds):  # a prompt, steps to warm up, and rounds
         for named in random.permutation(np.array(list(sides), dtype=object)):
             if str(named) in failed:
                 continue
+            context, count = (work[0], 1) if turn == -2 else (0, STEPS)
             try:
-                taken, tokens[named] = sides[named].decode(context, batch, STEPS)
+                taken, new = sides[named].decode(context, work[1], count)
             except SideFailed as err:
                 failed[str(named)] = str(err)
                 continue
-            if turn:
-                steps.setdefault(named, []).append(int(median(taken[2:])))
-                prompts.setdefault(named, []).append(taken[0])
-    if SIDES[0] not in steps:
+            tokens[named] += new
+            if turn == -2:
+                prompts[named] = taken[0]
+            elif turn >= 0:
+                steps.setdefault(named, []).append(int(median(taken)))
+    if SIDES[0] in sides:
+        truth[work] = tokens[SIDES[0]]
+    if not truth.get(work):
         raise SystemExit(f"PyTorch, whose tokens are those to find, did not run: {failed}")
-    shares = {one: float((np.array(tokens[one]) == np.array(tokens[SIDES[0]])).mean()) for one in steps}
+    steps = {one: taken for one, taken in steps.items() if str(one) not in failed}
+    shares = {one: float((np.array(tokens[one]) == np.array(truth[work])).mean()) for one in steps}
     for named, share in shares.items():
         if share < AGREEING and named.precision == "fp32":
             failed[str(named)] = f"{1 - share:.0%} of its tokens are others than PyTorch's"
             del steps[named]
     return {
         "step_ms": {str(one): round(median(taken) / 1e6, 2) for one, taken in steps.items()},
-        "prompt_ms": {str(one): round(median(prompts[one]) / 1e6, 1) for one in steps},
+        "prompt_ms": {str(one): round(prompts[one] / 1e6, 1) for one in steps},
         "tokens_of_pytorch": {str(one): round(share, 3) for one, share in shares.items()},
-        "ratios": {precision: ratio for precision in WORDS if (ratio := _ratio(steps, precision))},
+        "steps": steps,
+        "ratios": {},
         "failed": failed,
     }
 
@@ -239,19 +264,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=sorted(DECODERS))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, action="append")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--docs", action="store_true")
     given = parser.parse_args()
+    threads = given.threads or [1]
     result: dict[str, Any] = {
         "command": " ".join(["python benchmarks/decode.py", *(f"--only {name}" for name in given.only or ()),
-                             f"--rounds {given.rounds} --threads {given.threads}"]),
+                             f"--rounds {given.rounds}", *(f"--threads {count}" for count in threads)]),
         "machine": machine().cpu, "versions": versions(("torch", "onnxruntime", "openvino", "transformers")),
         "models": {},
     }  # fmt: skip
     for name in given.only or list(DECODERS):
         told = described(name, DECODERS[name])
-        result["models"][name] = measure(DECODERS[name], told, given.rounds, given.threads)
+        for count in threads:
+            works = measure(DECODERS[name], told, given.rounds, count)
+            result["models"].setdefault(name, {}).update(
+                {f"{work}, threads {count}": row for work, row in works.items()}
+            )
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if given.docs:

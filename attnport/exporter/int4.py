@@ -1,8 +1,9 @@
 """Writes linear layers with weights of 4 bits, so that a step of decoding reads an eighth of the memory.
 
-Each 32 weights of an output have a scale of their own, in float32; activations stay as they are in the graph. ONNX
-Runtime's `MatMulNBits` computes that, on CPUs with activations rounded to int8 in blocks of 32 as well; OpenVINO reads
-the operator too. The largest weight of a block is rounded to -8, which sets the scale (as in llama.cpp's Q4_0).
+A layer that 4 bits cost too much has 8, which round it 13 times as finely. Each 32 weights of an output have a scale of
+their own, in float32; activations stay as they are in the graph. ONNX Runtime's `MatMulNBits` computes that, on CPUs
+with activations rounded to int8 in blocks of 32 as well; OpenVINO reads the operator too. The largest weight of a block
+is rounded to -8, or -128, which sets the scale (as in llama.cpp's Q4_0).
 """
 
 from __future__ import annotations
@@ -32,42 +33,47 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight `[K, N]` in 4 bits.
+    """A weight `[K, N]` in few bits.
 
     Attributes:
-        pairs: uint8 `[N, ceil(K/32), 16]`, the even weight of each pair in the lower half; 8 stands for 0.
+        bits: 4 or 8.
+        whole: Of 8 bits uint8 `[N, ceil(K/32), 32]`, where 128 stands for 0. Of 4 bits `[N, ceil(K/32), 16]`, the even
+            weight of each pair in the lower half, where 8 stands for 0.
         scales: float32 `[N, ceil(K/32)]`.
     """
 
-    pairs: Array
+    bits: int
+    whole: Array
     scales: Array
 
 
-def pack(weight_KN: Array) -> Packed:
-    """Rounds a weight to 4 bits."""
-    parts = [_pack_rows(weight_KN[:, start : start + _ROWS]) for start in range(0, weight_KN.shape[1], _ROWS)]
-    return Packed(np.concatenate([part.pairs for part in parts]), np.concatenate([part.scales for part in parts]))
+def pack(weight_KN: Array, bits: int) -> Packed:
+    """Rounds a weight to 4 or 8 bits."""
+    parts = [_pack_rows(weight_KN[:, start : start + _ROWS], bits) for start in range(0, weight_KN.shape[1], _ROWS)]
+    whole, scales = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Packed(bits, whole, scales)
 
 
-def _pack_rows(weight_KN: Array) -> Packed:
+def _pack_rows(weight_KN: Array, bits: int) -> tuple[Array, Array]:
+    zero = 1 << bits - 1
     width, count = weight_KN.shape
     missing = -width % BLOCK
     blocks = np.pad(weight_KN.T.astype(np.float32), ((0, 0), (0, missing))).reshape(count, -1, BLOCK)
     at = np.abs(blocks).argmax(-1, keepdims=True)
-    scales = np.take_along_axis(blocks, at, -1) / -8
+    scales = np.take_along_axis(blocks, at, -1) / -zero
     whole = np.rint(np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales != 0))
-    whole = (np.clip(whole, -8, 7) + 8).astype(np.uint8)
-    return Packed(whole[..., 0::2] | whole[..., 1::2] << 4, scales[..., 0])
+    whole = (np.clip(whole, -zero, zero - 1) + zero).astype(np.uint8)
+    return (whole if bits == 8 else whole[..., 0::2] | whole[..., 1::2] << 4), scales[..., 0]
 
 
-def pack_all(model: ir.Model) -> dict[str, Packed]:
-    """The weight of every linear layer of a lowered graph in 4 bits, by the name of its node."""
+def pack_all(model: ir.Model) -> dict[tuple[str, int], Packed]:
+    """The weight of every linear layer of a lowered graph in 4 and in 8 bits, by the name of its node and the bits."""
     nodes = [node for layer in layers(model) for node in nodes_of(model, layer)[1]]
-    return {str(node.name): pack(weight_of(node)) for node in nodes}
+    return {(str(node.name), bits): pack(weight_of(node), bits) for node in nodes for bits in (4, 8)}
 
 
-def quantize(model: ir.Model, packed: Mapping[str, Packed], kept: Collection[str] = ()) -> None:
-    """Writes every layer with weights of 4 bits, in place, but those whose name is among `kept`.
+def quantize(model: ir.Model, packed: Mapping[tuple[str, int], Packed], kept: Collection[str] = ()) -> None:
+    """Writes every layer with weights of 4 bits, in place; those whose name is among `kept`, of 8.
 
     Args:
         model: As lowered, in float32.
@@ -75,26 +81,26 @@ def quantize(model: ir.Model, packed: Mapping[str, Packed], kept: Collection[str
     """
     build = Builder(model)
     for layer in layers(model):
-        if layer.name not in kept:
-            for node in nodes_of(model, layer)[1]:
-                _quantize(build, node, packed[str(node.name)])
+        bits = 8 if layer.name in kept else 4
+        for node in nodes_of(model, layer)[1]:
+            _quantize(build, node, packed[str(node.name), bits])
     model.opset_imports.setdefault(DOMAIN, 1)
     clean_up(model)
 
 
 def _quantize(build: Builder, node: ir.Node, packed: Packed) -> None:
     width, count = sizes_of(node)
-    build.before, build.scope = node, "int4"
+    build.before, build.scope = node, f"int{packed.bits}"
     product = build.op(
         "MatMulNBits",
         node.inputs[0],
-        build.stored(f"{node.name}/int4", packed.pairs),
+        build.stored(f"{node.name}/int{packed.bits}", packed.whole),
         build.stored(f"{node.name}/scales", packed.scales),
         name=str(node.name),
         domain=DOMAIN,
         K=width,
         N=count,
-        bits=4,
+        bits=packed.bits,
         block_size=BLOCK,
         accuracy_level=_ROUNDS_ACTIVATIONS,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnport.artifacts import IntegerPlan, IOContract, Manifest, Score, Session, drop
+from attnport.artifacts import FINER, IntegerPlan, IOContract, Manifest, Score, Session, drop
 from attnport.cases.inputs import Array, Case
 from attnport.dims import TensorSpec
 from attnport.exporter import int4, int8, storage
@@ -38,7 +38,7 @@ class IntegerGraphs:
     """One model, lowered for a target, with any of its linear layers in int8, or with weights of 4 bits.
 
     Attributes:
-        bits: 8 or 4.
+        bits: 8 or 4. Layers that are kept are then in float32, or have weights of 8 bits.
         layers: The names of the layers, in topological order.
         weights: The number of weights by layer.
     """
@@ -76,14 +76,14 @@ class IntegerGraphs:
         self._packed = int4.pack_all(model) if self.bits == 4 else {}
 
     def rewrite(self, model: ir.Model, kept: Collection[str]) -> None:
-        """Writes the layers of the lowered graph in integers, in place, but `kept`."""
+        """Writes the layers of the lowered graph in integers, in place, but `kept` as `bits` says."""
         if self.bits == 8:
             int8.quantize(model, self._seen, kept)
         else:
             int4.quantize(model, self._packed, kept)
 
     def open(self, kept: Collection[str]) -> contextlib.closing[Session]:
-        """A session with every layer in integers but `kept`."""
+        """A session of the graph that `rewrite` writes."""
         model = storage.load(self._lowered)
         self.rewrite(model, kept)
         path = self._scratch / "candidate.onnx"
@@ -127,11 +127,11 @@ def search(
     until_s: float = math.inf,
     progress: Progress = lambda message: None,
 ) -> IntegerPlan | str:
-    """The plan with few layers kept in float32 whose drop is small enough, or why there is none.
+    """The plan with few layers kept whose drop is small enough, or why there is none.
 
-    If the drop with every layer in integers is too large, each is tried alone, and those with the largest error for
-    their work are kept: as many as bisection finds to be enough. Errors of layers add up, so that their order hardly
-    depends on the others.
+    If the drop with no layer kept is too large, each is tried alone, and those with the largest error for their work
+    are kept: as many as bisection finds to be enough. Errors of layers add up, so that their order hardly depends on
+    the others.
 
     Args:
         reference: The score of the same target's form in float32.
@@ -145,19 +145,21 @@ def search(
     scores: dict[int, Score] = {}
     order: list[str] = []
 
+    every, finer = len(graphs.layers), FINER[graphs.bits]
+
     def holds(count: int) -> bool:
-        progress(f"int{graphs.bits}: {count} of {len(graphs.layers)} layers in float32")
+        progress(f"int{graphs.bits}: {count} of {every} layers in {finer}")
         with graphs.open(order[:count]) as session:
             scores[count] = metric(session)
         return drop(scores[count], reference) <= max_drop
 
     if not holds(0):
         order = _by_error(graphs, near, until_s, progress)
-        too_few, enough = 0, len(order)
+        too_few, enough = 0, every
         while enough - too_few > 1:
             middle = (too_few + enough) // 2
             too_few, enough = (too_few, middle) if holds(middle) else (middle, enough)
-        if enough == len(order):
+        if enough == every and (finer == "float32" or not holds(every)):
             fall = drop(scores[0], reference)
             rest = f"and by more than {max_drop:.2%} with any layer in int{graphs.bits}"
             return f"{metric.name} is worse by {fall:.2%}, {rest}"
@@ -168,7 +170,7 @@ def search(
         score=scores[kept],
         reference=reference,
         max_drop=max_drop,
-        layers=len(graphs.layers),
+        layers=every,
         kept=tuple(layer for layer in graphs.layers if layer in order[:kept]),
         drop_of_all=drop(scores[0], reference),
         items=items,

@@ -179,7 +179,10 @@ class Side:
         return int(told["ns"])
 
     def decode(self, context: int, batch: int, steps: int) -> tuple[list[int], list[list[int]]]:
-        """Nanoseconds of a prompt of so many tokens and of each step, and the token that each gave of each text."""
+        """Nanoseconds of each step, and the token that it gave of each text; the first is a prompt of so many tokens.
+
+        With a context of 0, the texts of the last call go on.
+        """
         told = self.ask("decode", model=self._model, folder=str(self._folder), variant=self.named.variant,
                         threads=self._threads, context=context, batch=batch, steps=steps)  # fmt: skip
         return told["ns"], told["tokens"]

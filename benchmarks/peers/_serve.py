@@ -135,16 +135,22 @@ class Peer:
 
     def decode(self, model: Mapping[str, Any], folder: str, variant: str, threads: int, context: int, batch: int,
                steps: int) -> dict[str, Any]:  # fmt: skip
-        """Nanoseconds of a prompt of random ids and of each step behind it, and the likeliest tokens found."""
+        """Nanoseconds of each step of a text, and the likeliest tokens found.
+
+        The text begins with a prompt of `context` random ids, which is its first step; with 0 it is the last one's,
+        which goes on.
+        """
         if self.begin is None:
             self.begin = self.adapter.decoder(model, Path(folder), variant, threads)
-        ids = np.random.default_rng(0).integers(0, model["vocabulary"], (batch, context))
-        step, taken, found = self.begin(batch), [], []
-        for _ in range(steps + 1):
+        if context:
+            self.step = self.begin(batch)
+            self.ids = np.random.default_rng(0).integers(0, model["vocabulary"], (batch, context))
+        taken, found = [], []
+        for _ in range(steps):
             began = time.perf_counter_ns()
-            ids = step(ids).argmax(-1)[:, None]
+            self.ids = self.step(self.ids).argmax(-1)[:, None]
             taken.append(time.perf_counter_ns() - began)
-            found.append(ids[:, 0].tolist())
+            found.append(self.ids[:, 0].tolist())
         return {"ns": taken, "tokens": found}
 
     def memory(self) -> dict[str, Any]:

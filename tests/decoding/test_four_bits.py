@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.helper
 import pytest
 from decoders import exported
 
@@ -101,6 +103,22 @@ def test_openvino_computes_it_as_onnxruntime_does(made: tuple[Path, Path], monke
     assert set(scores) == {"ort_cpu", "openvino", "ort_cpu.int4", four}
     assert scores[four] == pytest.approx(scores["ort_cpu.int4"], rel=0.02)
     assert abs(scores["ort_cpu"] - scores["ort_cpu.int4"]) > 1e-3 * abs(scores["ort_cpu"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_layers_that_lose_too_much_have_8_bits(made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tuned(made, monkeypatch, max_drop=0.01, force=True)
+    assert report.chosen is not None
+    form = open_folder(made[0]).forms["ort_cpu.int4"]
+    assert form.integers is not None
+    assert 0 < len(form.integers.kept) <= form.integers.layers
+    assert report.chosen.reason.endswith("in int4, the others in 8 bits")
+    graph = onnx.load(made[0] / form.file, load_external_data=False).graph
+    bits = {onnx.helper.get_node_attr_value(node, "bits") for node in graph.node if node.op_type == "MatMulNBits"}
+    assert 8 in bits
+    assert "MatMul" not in {node.op_type for node in graph.node if node.input[1:] and "weight" in node.input[1]}
+    assert form.integers.drop <= 0.01 < form.integers.drop_of_all
 
 
 @pytest.mark.slow

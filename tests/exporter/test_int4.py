@@ -24,39 +24,43 @@ def tokens() -> Array:
 
 def rounded(packed: Packed, width: int) -> Array:
     """The weight that is stored, float32 `[width, N]`."""
-    whole = np.stack([packed.pairs & 15, packed.pairs >> 4], axis=-1).reshape(*packed.scales.shape, BLOCK)
-    blocks = (whole.astype(np.float32) - 8) * packed.scales[..., None]
+    whole = packed.whole if packed.bits == 8 else np.stack([packed.whole & 15, packed.whole >> 4], axis=-1)
+    whole = whole.reshape(*packed.scales.shape, BLOCK)
+    blocks = (whole.astype(np.float32) - (1 << packed.bits - 1)) * packed.scales[..., None]
     weight: Array = blocks.reshape(len(blocks), -1)[:, :width].T
     return weight
 
 
-def expected(weights: dict[str, Array], tokens: Array) -> Array:
+def expected(weights: dict[str, Array], tokens: Array, of_last: int = 4) -> Array:
     """What the graph computes with the rounded weights, in float64."""
-    first = rounded(pack(weights["w"]), WIDTH).astype(np.float64)
-    last = rounded(pack(weights["gemm"].T), 48).astype(np.float64)
+    first = rounded(pack(weights["w"], 4), WIDTH).astype(np.float64)
+    last = rounded(pack(weights["gemm"].T, of_last), 48).astype(np.float64)
     y: Array = np.maximum(tokens @ first + weights["bias"], 0) @ last + weights["shift"]
     return y
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("width", [1, 31, 32, 48, 96])
-def test_a_weight_is_at_most_a_few_steps_from_what_it_was(width: int) -> None:
+def test_a_weight_is_at_most_a_few_steps_from_what_it_was(width: int, bits: int) -> None:
     weight = np.random.default_rng(width).normal(size=(width, 70)).astype(np.float32)
-    packed = pack(weight)
+    packed = pack(weight, bits)
     blocks = -(-width // BLOCK)
-    assert packed.pairs.shape == (70, blocks, BLOCK // 2)
+    assert packed.whole.shape == (70, blocks, BLOCK * bits // 8)
     step = np.repeat(np.abs(packed.scales), BLOCK, axis=1)[:, :width].T
     off = np.abs(rounded(packed, width) - weight)
     assert (off <= 1.01 * step).all()  # a whole step only where another weight is as large as the largest
-    assert float(np.linalg.norm(off) / np.linalg.norm(weight)) < 0.1
+    assert float(np.linalg.norm(off) / np.linalg.norm(weight)) < {4: 0.1, 8: 0.008}[bits]
 
 
 def test_zeros_and_parts_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.zeros((64, 10), np.float32)
     weight[40, 3] = 2.0
-    whole = pack(weight)
-    np.testing.assert_array_equal(rounded(whole, 64), weight)
-    monkeypatch.setattr(int4, "_ROWS", 3)
-    np.testing.assert_array_equal(pack(weight).pairs, whole.pairs)
+    for bits in (4, 8):
+        at_once = pack(weight, bits)
+        np.testing.assert_array_equal(rounded(at_once, 64), weight)
+        with monkeypatch.context() as patch:
+            patch.setattr(int4, "_ROWS", 3)
+            np.testing.assert_array_equal(pack(weight, bits).whole, at_once.whole)
 
 
 def test_a_graph_computes_with_the_rounded_weights(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
@@ -94,12 +98,21 @@ def test_a_table_of_embeddings_is_a_layer_where_it_is_read_transposed(tokens: Ar
     assert layers(model)[0].weights == table.size
     quantize(model, pack_all(model))
     assert [node.op_type for node in model.graph] == ["MatMulNBits"]
-    found, wanted = run(model, tokens, tmp_path)["y"], tokens @ rounded(pack(table.T), WIDTH)
+    found, wanted = run(model, tokens, tmp_path)["y"], tokens @ rounded(pack(table.T, 4), WIDTH)
     assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01
 
 
-def test_a_kept_layer_stays_float32(weights: dict[str, Array]) -> None:
+def test_a_kept_layer_has_8_bits(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:
     model = graph(weights)
     last = layers(model)[-1].name
     quantize(model, pack_all(model), kept=[last])
-    assert [node.op_type for node in model.graph] == ["MatMulNBits", "Add", "Relu", "Gemm"]
+    products = [node for node in model.graph if node.op_type == "MatMulNBits"]
+    assert [node.attributes["bits"].as_int() for node in products] == [4, 8]
+    found, wanted = run(model, tokens, tmp_path)["y"], expected(weights, tokens, 8)
+    assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01
+    openvino = pytest.importorskip("openvino")
+    ir.save(model, tmp_path / "kept.onnx")
+    core = openvino.Core()
+    made = core.compile_model(core.read_model(tmp_path / "kept.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = made({"x": tokens})["y"]
+    assert float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) < 0.01
