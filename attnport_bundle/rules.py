@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+MOST_BEAMS = 1000
+"""A contract may come from anybody, and each beam takes memory."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Rules:
             ("min_tokens", self.min_tokens >= 0, "0 or more"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 or more"),
-            ("beams", self.beams >= 1, "1 or more"),
+            ("beams", 1 <= self.beams <= MOST_BEAMS, f"1 to {MOST_BEAMS}"),
         ):
             if not fits:
                 raise UsageError(f"{name}: got {getattr(self, name)}; expected {expected}.")

@@ -20,6 +20,17 @@ from attnport_bundle.errors import FeedError
 
 Apps = Callable[[str], Path]
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
+ENDS = [*range(0, 101, 3), END]
+"""So many that texts end soon without a rule."""
+RULES: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram": 1},
+    {"no_repeat_ngram": 2, "suppress": [10**12, *range(30, 60)]},
+    {"forced_first": [31], "suppress_first": [*range(0, 101, 2)], "forced_last": [END]},
+    {"bad_words": [[10**12], [31], *([token, token] for token in range(101)), [END]], "renormalize": True},
+    {"min_length": 9, "stop": ENDS},
+    {"min_tokens": 5, "stop": ENDS, "early_stopping": True, "length_penalty": 2.0},
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +72,20 @@ def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> t
     return texts, streams
 
 
+def written(value: Any) -> Any:
+    """An option as the program reads it."""
+    if not isinstance(value, list):
+        return value
+    if value and isinstance(value[0], list):
+        return ";".join(map(written, value))
+    return ",".join(map(str, value)) or "none"
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
         ("llama", {"max_tokens": 20}),
+        *(("gpt2", {"max_tokens": 14, **rules, "beams": beams}) for rules in RULES for beams in (1, 3)),
         ("gpt2", {"max_tokens": 1}),
         ("llama", {"max_tokens": 12, "beams": 4, "length_penalty": 0.0}),
         ("llama", {"max_tokens": 12, "beams": 3, "length_penalty": 2.0}),
@@ -79,9 +100,7 @@ def test_tokens_are_pythons(cpp_build: Build, apps: Apps, kind: str, options: di
     app = apps(kind)
     with reader.load(app, form="ort_cpu", threads=1) as model:
         expected = model.generate(PROMPTS, **options)
-    words = {
-        name: (",".join(map(str, value)) or "none") if name == "stop" else value for name, value in options.items()
-    }
+    words = {name: written(value) for name, value in options.items()}
     texts, streams = told(cpp_build, app, PROMPTS, **words)
     assert texts == expected
     assert streams == expected
