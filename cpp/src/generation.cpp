@@ -20,8 +20,6 @@ namespace {
 using Tokens = std::vector<std::int64_t>;
 using Texts = std::vector<Tokens>;
 
-constexpr double never = -std::numeric_limits<double>::infinity();  // the score of a token that may not follow
-
 void require(bool fits, const std::string& name, const std::string& got, const std::string& expected) {
     if (!fits) throw FeedError(name + ": got " + got + "; expected " + expected + ".");
 }

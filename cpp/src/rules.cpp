@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <set>
 #include <string>
 
@@ -13,13 +12,12 @@ namespace {
 
 using Tokens = std::vector<std::int64_t>;
 
-constexpr double never = -std::numeric_limits<double>::infinity();
 constexpr std::int64_t most_beams = 1000;
 
 bool is_token(std::int64_t token) { return token >= 0; }
 
 /// Gives these tokens a score; those that the vocabulary does not have are passed over.
-template <class List> void set(double* row, std::size_t words, const List& tokens, double score) {
+template <class List> void give(double* row, std::size_t words, const List& tokens, double score) {
     for (const std::int64_t token : tokens) {
         if (static_cast<std::size_t>(token) < words) row[token] = score;
     }
@@ -69,22 +67,22 @@ void Ruled::apply(double* row, std::size_t words, const Tokens& prompt, const To
             row[token] = score < 0 ? score * rules_.repetition_penalty : score / rules_.repetition_penalty;
         }
     }
-    set(row, words, completing(text), never);
+    give(row, words, completing(text), never);
     if (text.size() < static_cast<std::size_t>(rules_.min_length) ||
         added.size() < static_cast<std::size_t>(rules_.min_tokens)) {
-        set(row, words, stop_, never);
+        give(row, words, stop_, never);
     }
     const auto force = [&](const Tokens& tokens) {
         std::fill(row, row + words, never);
-        set(row, words, tokens, 0);
+        give(row, words, tokens, 0);
     };
     const bool forces_first = !rules_.forced_first.empty();
     if (forces_first && text.size() == 1) force(rules_.forced_first);
     if (!rules_.forced_last.empty() && added.size() + 1 == max_tokens_) force(rules_.forced_last);
-    set(row, words, rules_.suppress, never);
+    give(row, words, rules_.suppress, never);
     // What was forced behind a single token is no choice, so that the first one is the next.
     const bool behind_forced = forces_first && prompt.size() == 1;
-    if (added.size() == (behind_forced ? 1U : 0U)) set(row, words, rules_.suppress_first, never);
+    if (added.size() == (behind_forced ? 1U : 0U)) give(row, words, rules_.suppress_first, never);
 }
 
 /// The tokens that would complete a bad word, or repeat what may be in the text once.

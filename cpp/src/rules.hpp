@@ -3,12 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include <attnport/contract.hpp>
 
 namespace attnport::reader {
+
+/// The score of a token that may not follow.
+inline constexpr double never = -std::numeric_limits<double>::infinity();
 
 /// What is wrong with a value of the rules, such as `beams: got 0; expected 1 to 1000`; "" = nothing.
 [[nodiscard]] std::string problem_of(const Rules& rules);
