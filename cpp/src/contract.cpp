@@ -197,7 +197,7 @@ Rules rules_of(const Located& at) {
                 at["length_penalty"].number(),
                 at["early_stopping"].boolean(),
                 at["renormalize"].boolean()};
-    if (const std::string problem = problem_of(rules); !problem.empty()) at.fail(problem);
+    if (const std::string problem = wrong_with(rules); !problem.empty()) at.fail(problem);
     return rules;
 }
 

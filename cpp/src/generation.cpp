@@ -29,7 +29,7 @@ void check(const GenerateOptions& options, const Rules& rules) {
     require(options.temperature >= 0, "temperature", fixed(options.temperature, 2), "0 or more");
     require(options.top_k >= 0, "top_k", std::to_string(options.top_k), "0 or more");
     require(options.top_p > 0 && options.top_p <= 1, "top_p", fixed(options.top_p, 2), "above 0, at most 1");
-    if (const std::string problem = problem_of(rules); !problem.empty()) throw FeedError(problem + ".");
+    if (const std::string problem = wrong_with(rules); !problem.empty()) throw FeedError(problem + ".");
     if (rules.beams > 1 && options.temperature > 0) {
         throw FeedError("temperature: beam search draws nothing; expected 0.");
     }

@@ -25,7 +25,7 @@ template <class List> void give(double* row, std::size_t words, const List& toke
 
 }  // namespace
 
-std::string problem_of(const Rules& rules) {
+std::string wrong_with(const Rules& rules) {
     const auto all = [](const Tokens& tokens) { return std::all_of(tokens.begin(), tokens.end(), is_token); };
     const auto& bad = rules.bad_words;
     if (!all(rules.suppress)) return "suppress: expected token ids of 0 or more";

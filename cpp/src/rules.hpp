@@ -15,7 +15,7 @@ namespace attnport::reader {
 inline constexpr double never = -std::numeric_limits<double>::infinity();
 
 /// What is wrong with a value of the rules, such as `beams: got 0; expected 1 to 1000`; "" = nothing.
-[[nodiscard]] std::string problem_of(const Rules& rules);
+[[nodiscard]] std::string wrong_with(const Rules& rules);
 
 /// Rules on the scores of texts that grow.
 class Ruled {

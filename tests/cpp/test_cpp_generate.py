@@ -46,15 +46,19 @@ def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
     return of
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The bundles of a decoder and of its encoder."""
-    folder = tmp_path_factory.mktemp("t5")
+def bundled(kind: str, folder: Path, **how: Any) -> tuple[Path, Path]:
+    """The bundles of a decoder and of its encoder; see `encoder_decoders.pair`."""
     made = []
-    for part in pair("t5", folder):
+    for part in pair(kind, folder, **how):
         check(part, ["ort_cpu"])
         made.append(bundle(part, folder / f"{part.name}-app", forms=["ort_cpu"]))
     return made[0], made[1]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The bundles of a decoder and of its encoder."""
+    return bundled("t5", tmp_path_factory.mktemp("t5"))
 
 
 def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], list[list[int]]]:
@@ -141,6 +145,10 @@ def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: A
         ([[5, 3]], {"temperature": -1.0}),
         ([[5, 3]], {"top_p": 0.0}),
         ([[5, 3]], {"beams": 2, "temperature": 1.0}),
+        ([[5, 3]], {"beams": 0}),
+        ([[5, 3]], {"repetition_penalty": 0.0}),
+        ([[5, 3]], {"suppress": [*range(101)]}),
+        ([[5, 3]], {"suppress": [*range(101)], "beams": 2}),
         ([[5] * 60], {"max_tokens": 60}),
         ([[5, 101]], {}),
     ],
@@ -149,7 +157,7 @@ def test_refusals_are_pythons(cpp_build: Build, apps: Apps, prompts: list[list[i
     app = apps("gpt2")
     with reader.load(app, form="ort_cpu", threads=1) as model, pytest.raises(FeedError) as refused:
         model.generate(prompts, **options)
-    words = [str(word) for name, value in options.items() for word in (name, value)]
+    words = [str(word) for name, value in options.items() for word in (name, written(value))]
     given = "".join(" ".join(map(str, prompt)) + "\n" for prompt in prompts)
     done = cpp_build.run("generate", app, "ort_cpu", *words, given=given)
     assert done.returncode == 2
@@ -164,6 +172,18 @@ def test_a_decoder_behind_an_encoder_gives_pythons_tokens(
     with reader.load(decoder, threads=1) as model, reader.load(encoder, threads=1) as reads:
         expected = model.generate(PROMPTS, encoder=reads, **options)
     assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **options)[0] == expected
+
+
+def test_rules_of_a_contract_are_kept_unless_a_call_says_otherwise(cpp_build: Build, tmp_path: Path) -> None:
+    said = {"num_beams": 2, "forced_bos_token_id": 33, "suppress_tokens": [5, 90], "repetition_penalty": 1.3}
+    decoder, encoder = bundled("bart", tmp_path, **said)
+    with reader.load(decoder, threads=1) as model, reader.load(encoder, threads=1) as reads:
+        assert model.io.rules
+        for otherwise in ({}, {"beams": 1}, {"forced_first": []}, {"temperature": 1e-9}):
+            options: dict[str, Any] = {"max_tokens": 9, **otherwise}
+            expected = model.generate(PROMPTS, encoder=reads, **options)
+            words = {name: written(value) for name, value in options.items()}
+            assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **words)[0] == expected
 
 
 def test_a_decoder_without_its_encoder_says_so(cpp_build: Build, both: tuple[Path, Path]) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from decoders import END, Once, continued
-from encoder_decoders import answered, saved, sounds
+from encoder_decoders import answered, pair, sounds
 from representatives import representatives
 
 import attnport
 from attnport.errors import FeedError
-from attnport.verbs.export import export
-from attnport.verbs.fuse import fuse
 from attnport_bundle.generation import NO_TOKEN
 from attnport_bundle.rules import Rules
 
@@ -121,16 +118,9 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made: dict[str, tuple[Path, Path]] = {}
 
     def of(kind: str) -> tuple[Path, Path]:
-        if kind in made:
-            return made[kind]
-        folder = tmp_path_factory.mktemp(kind)
-        path = saved(kind, folder / "weights") / "generation_config.json"
-        rules = CONFIG | ({"forced_first": [33]} if kind in ("bart", "marian") else {})
-        path.write_text(json.dumps(json.loads(path.read_text()) | of_transformers(rules)))
-        for name, part in (("decoder", "with-past"), ("encoder", "encoder-with-past")):
-            export(f"hf:{folder / 'weights'}", folder / name, part=part)
-            fuse(folder / name, targets=["ort_cpu"])
-        made[kind] = folder / "decoder", folder / "encoder"
+        if kind not in made:
+            rules = CONFIG | ({"forced_first": [33]} if kind in ("bart", "marian") else {})
+            made[kind] = pair(kind, tmp_path_factory.mktemp(kind), **of_transformers(rules))
         return made[kind]
 
     return of
