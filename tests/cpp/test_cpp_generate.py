@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -46,19 +48,15 @@ def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
     return of
 
 
-def bundled(kind: str, folder: Path, **how: Any) -> tuple[Path, Path]:
-    """The bundles of a decoder and of its encoder; see `encoder_decoders.pair`."""
-    made = []
-    for part in pair(kind, folder, **how):
-        check(part, ["ort_cpu"])
-        made.append(bundle(part, folder / f"{part.name}-app", forms=["ort_cpu"]))
-    return made[0], made[1]
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The bundles of a decoder and of its encoder."""
-    return bundled("t5", tmp_path_factory.mktemp("t5"))
+    folder = tmp_path_factory.mktemp("t5")
+    made = []
+    for part in pair("t5", folder):
+        check(part, ["ort_cpu"])
+        made.append(bundle(part, folder / f"{part.name}-app", forms=["ort_cpu"]))
+    return made[0], made[1]
 
 
 def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], list[list[int]]]:
@@ -174,11 +172,15 @@ def test_a_decoder_behind_an_encoder_gives_pythons_tokens(
     assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **options)[0] == expected
 
 
-def test_rules_of_a_contract_are_kept_unless_a_call_says_otherwise(cpp_build: Build, tmp_path: Path) -> None:
-    said = {"num_beams": 2, "forced_bos_token_id": 33, "suppress_tokens": [5, 90], "repetition_penalty": 1.3}
-    decoder, encoder = bundled("bart", tmp_path, **said)
+def test_rules_of_a_contract_are_kept_unless_a_call_says_otherwise(
+    cpp_build: Build, both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    decoder, encoder = shutil.copytree(both[0], tmp_path / "app"), both[1]
+    manifest = json.loads((decoder / "bundle.json").read_text())
+    manifest["io"]["rules"] |= {"beams": 2, "forced_first": [33], "suppress": [5, 90], "repetition_penalty": 1.3}
+    (decoder / "bundle.json").write_text(json.dumps(manifest))
     with reader.load(decoder, threads=1) as model, reader.load(encoder, threads=1) as reads:
-        assert model.io.rules
+        assert [text[0] for text in model.generate(PROMPTS, encoder=reads, max_tokens=2)] == [33] * 3
         for otherwise in ({}, {"beams": 1}, {"forced_first": []}, {"temperature": 1e-9}):
             options: dict[str, Any] = {"max_tokens": 9, **otherwise}
             expected = model.generate(PROMPTS, encoder=reads, **options)
