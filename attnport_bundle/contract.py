@@ -33,10 +33,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from . import expressions
+from .decode import STRICT as STRICT
 from .errors import ProfileError, UsageError
-
-STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""The pydantic configuration with which attnport reads these values; a plain dict, as the reader has no pydantic."""
+from .rules import Rules
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "bool")
 KINDS = ("none", "padding", "causal", "window", "prefix", "documents", "global", "bias", "explicit")
@@ -239,14 +238,16 @@ class IO:
     Attributes:
         stop: Of a decoder, the token ids behind which a text ends.
         start: Of a decoder behind an encoder, the token ids that a text begins with.
+        rules: Of a decoder, how its tokens are chosen unless a call says otherwise; None = by the scores alone.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
     masks: tuple[MaskSpec, ...] = ()
-    stop: tuple[int, ...] = field(default=(), metadata={"optional": True})  # earlier bundles have neither
+    stop: tuple[int, ...] = field(default=(), metadata={"optional": True})  # earlier bundles have none of these
     start: tuple[int, ...] = field(default=(), metadata={"optional": True})
+    rules: Rules | None = field(default=None, metadata={"optional": True})
 
     __pydantic_config__ = STRICT
 

@@ -20,6 +20,8 @@ from .errors import IntegrityError, UsageError
 from .printable import is_printable
 
 T = TypeVar("T")
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+"""The pydantic configuration with which attnport reads these values; a plain dict, as the reader has no pydantic."""
 MAX_DEPTH = 32
 MAX_TEXT = 1000
 MAX_INTEGER = (1 << 53) - 1

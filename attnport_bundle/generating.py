@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from .contract import IO
 from .decoding import Decoding, MakeSteps, Run
 from .encoder import Encoder
-from .errors import BundleError, FeedError
+from .errors import BundleError, FeedError, UsageError
 from .generation import Options, generated, searched
 from .roles import roles_of
+from .rules import NAMES, Rules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ def generate(
         tokenizer: The model's `tokenizer.json`, which texts need.
         steps: Makes what keeps the caches, where the runtime can.
         start, stop: None = the model's own.
-        options: Those of `generation.Options`.
+        options: Those of `generation.Options` and of `rules.Rules`; None = the model's own.
     """
     single = isinstance(prompts, str)
     given: Any = [prompts] if isinstance(prompts, str) else prompts if isinstance(prompts, Mapping) else list(prompts)
@@ -60,8 +61,7 @@ def generate(
     else:
         ids = _alone(given, words, start)
     ends = _tokens(stops, words, "stop")
-    chosen = Options(stop=tuple(ends), **options)
-    chosen.check()
+    chosen = _options(io, ends, options)
     decoding = Decoding(run, io, roles_of(io), steps, context)
     found: list[list[int]] = [[] for _ in ids]
     streams = [_Stream(words, ends) for _ in ids] if words and as_text else None
@@ -72,7 +72,7 @@ def generate(
             whole = token in ends or len(found[row]) == chosen.max_tokens
             on_token(row, streams[row].more(token, whole=whole) if streams else token)
 
-    if chosen.beams > 1:
+    if chosen.rules.beams > 1:
         for row, tokens in enumerate(searched(decoding, ids, chosen)):
             for token in tokens:
                 tell(row, token)
@@ -83,6 +83,21 @@ def generate(
                     tell(row, new)
     result = [words.text(tokens, ends) for tokens in found] if words and as_text else found
     return result[0] if single else result
+
+
+def _options(io: IO, ends: Sequence[int], options: Mapping[str, Any]) -> Options:
+    """What a call says, and for the rest what the model says. Raises FeedError for what has no meaning."""
+    given = {name: value for name, value in options.items() if value is not None}
+    ruled = {name: given.pop(name) for name in NAMES & given.keys()}
+    if given.get("temperature"):
+        ruled = {"beams": 1, **ruled}  # who draws asks for no search
+    try:
+        rules = (io.rules or Rules()).changed(**ruled)
+    except UsageError as err:
+        raise FeedError(str(err)) from err
+    chosen = Options(stop=tuple(ends), rules=rules, **given)
+    chosen.check()
+    return chosen
 
 
 def _read(prompts: Any, words: _Words | None) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .decoding import Decoding
 from .errors import BundleError, FeedError
+from .rules import Ruled, Rules
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .decoding import Array
+
+NO_TOKEN = "rules: they leave no token that may follow; take some of them back, or make fewer tokens."
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,8 @@ class Options:
         top_k: Draw among so many of the likeliest; 0 = all.
         top_p: Draw among the likeliest that together have this probability.
         seed: Of the draws; None = others each time.
-        beams: 1, or the number of beginnings that beam search follows.
-        length_penalty: Beam search divides a text's log probability by its length to this power.
         stop: Ids behind which a text ends; the id is part of the result.
+        rules: What else decides, and the number of beams.
     """
 
     max_tokens: int = 64
@@ -36,9 +38,8 @@ class Options:
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
-    beams: int = 1
-    length_penalty: float = 1.0
     stop: Collection[int] = ()
+    rules: Rules = field(default_factory=Rules)
 
     def check(self) -> None:
         """Raises FeedError for what has no meaning."""
@@ -47,11 +48,10 @@ class Options:
             ("temperature", self.temperature >= 0, "0 or more"),
             ("top_k", self.top_k >= 0, "0 or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
-            ("beams", self.beams >= 1, "1 or more"),
         ):
             if not fits:
                 raise FeedError(f"{name}: got {getattr(self, name)}; expected {expected}.")
-        if self.beams > 1 and self.temperature > 0:
+        if self.rules.beams > 1 and self.temperature > 0:
             raise FeedError("temperature: beam search draws nothing; expected 0.")
 
 
@@ -68,8 +68,15 @@ def generated(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opt
 
     logits = _begun(decoding, prompts, options.max_tokens)
     draw, ended = np.random.default_rng(options.seed), np.zeros(len(prompts), dtype=bool)
+    ruled, texts = Ruled(options.rules, options.stop, options.max_tokens), [list[int]() for _ in prompts]
     for number in range(options.max_tokens):
-        chosen = _chosen(logits, options, draw)
+        _require_numbers(logits)
+        scores = ruled.applied(logits, [None if done else (prompt, text)
+                                        for prompt, text, done in zip(prompts, texts, ended, strict=True)])  # fmt: skip
+        _require_choice(scores[~ended])
+        chosen = _chosen(scores, options, draw)
+        for text, token in zip(texts, chosen, strict=True):
+            text.append(int(token))
         yield [None if done else int(token) for done, token in zip(ended, chosen, strict=True)]
         ended |= np.isin(chosen, list(options.stop))
         if ended.all() or number + 1 == options.max_tokens:
@@ -112,11 +119,18 @@ def _require_numbers(logits: Array) -> None:
         raise BundleError("the model's scores are NaN, so that no token follows; attnport check says where they begin.")
 
 
+def _require_choice(scores_BV: Array) -> None:
+    """Raises FeedError where no token may follow."""
+    import numpy as np
+
+    if (scores_BV.max(-1) == -np.inf).any():
+        raise FeedError(NO_TOKEN)
+
+
 def _chosen(logits_BV: Array, options: Options, draw: np.random.Generator) -> Array:
     """A token for each row."""
     import numpy as np
 
-    _require_numbers(logits_BV)
     if options.temperature == 0:
         return np.asarray(logits_BV.argmax(-1))
     scores = logits_BV.astype(np.float64) / options.temperature
@@ -137,14 +151,20 @@ def searched(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opti
     """The new tokens that beam search finds for every prompt. Takes and raises as `generated`."""
     import numpy as np
 
-    count, beams = len(prompts), options.beams
+    count, beams = len(prompts), options.rules.beams
+    ruled = Ruled(options.rules, options.stop, options.max_tokens)
     logits = _begun(decoding, prompts, options.max_tokens)
     decoding.take(np.repeat(np.arange(count), beams))
     logits = np.repeat(logits, beams, axis=0)
     every = [_Beams(options) for _ in range(count)]
     for length in range(1, options.max_tokens + 1):
         scores = np.array([one.scores for one in every])
-        best, places = _likeliest(scores, logits, max(2, 1 + len(options.stop)) * beams)
+        _require_numbers(logits)
+        logs = _logs(logits)
+        logs = ruled.applied(logs, ((prompt, text) for prompt, one in zip(prompts, every, strict=True)
+                                    for text in one.texts))  # fmt: skip
+        logs = _logs(logs) if options.rules.renormalize else logs
+        best, places = _likeliest(scores, logs, max(2, 1 + len(options.stop)) * beams)
         for one, score, place in zip(every, best, places, strict=True):
             one.grow(score, *np.divmod(place, logits.shape[-1]))
         if length == options.max_tokens or all(one.over for one in every):
@@ -168,15 +188,16 @@ class _Beams:
     def __init__(self, options: Options) -> None:
         self._options = options
         # They are the same at first, so that one counts.
-        self.scores = [0.0, *[-float("inf")] * (options.beams - 1)]
-        self.texts: list[list[int]] = [[] for _ in range(options.beams)]
-        self.parents = list(range(options.beams))
+        beams = self._count = options.rules.beams
+        self.scores = [0.0, *[-float("inf")] * (beams - 1)]
+        self.texts: list[list[int]] = [[] for _ in range(beams)]
+        self.parents = list(range(beams))
         self.over = False
         self._ended: list[tuple[float, list[int]]] = []
 
     def grow(self, scores: Array, parents: Array, tokens: Array) -> None:
         """Takes the best continuations, in their order: so many that as many as there are beams do not end."""
-        beams, kept = self._options.beams, []
+        beams, kept = self._count, []
         for rank, (score, parent, token) in enumerate(zip(scores, parents.tolist(), tokens.tolist(), strict=True)):
             text = [*self.texts[parent], token]
             if token not in self._options.stop:
@@ -186,8 +207,18 @@ class _Beams:
         del kept[beams:]
         self.scores, self.parents = [score for score, _, _ in kept], [parent for _, parent, _ in kept]
         self.texts = [text for *_, text in kept]
-        full = len(self._ended) == beams
-        self.over = self.over or (full and self._weighed(max(self.scores), self.texts[0]) <= self._ended[-1][0])
+        self.over = self.over or self._nothing_follows()
+
+    def _nothing_follows(self) -> bool:
+        """Whether no beam can become better than the texts that have ended, or goes on at all."""
+        if max(self.scores) == -float("inf"):
+            if not self._ended:
+                raise FeedError(NO_TOKEN)
+            return True
+        if len(self._ended) < self._count:
+            return False
+        early = self._options.rules.early_stopping
+        return early or self._weighed(max(self.scores), self.texts[0]) <= self._ended[-1][0]
 
     def best(self) -> list[int]:
         """The text of the best score, of those that have ended and those that the end of the run cut."""
@@ -197,23 +228,33 @@ class _Beams:
         return self._ended[0][1]
 
     def _end(self, score: float, text: list[int]) -> None:
+        if score == -float("inf"):  # which no rule allows, or which follows a beam that does not count yet
+            return
         self._ended.append((self._weighed(score, text), text))
         self._ended.sort(key=lambda one: -one[0])
-        del self._ended[self._options.beams :]
+        del self._ended[self._count :]
 
     def _weighed(self, score: float, text: list[int]) -> float:
-        return score / float(len(text) ** self._options.length_penalty)
+        return score / float(len(text) ** self._options.rules.length_penalty)
 
 
-def _likeliest(scores: Array, logits: Array, count: int) -> tuple[Array, Array]:
+def _logs(scores_BV: Array) -> Array:
+    """Log probabilities, float64; a row of which no token may follow stays as it is."""
+    import numpy as np
+
+    best = scores_BV.max(-1, keepdims=True).astype(np.float64)
+    best[best == -np.inf] = 0
+    scores_BV = scores_BV - best
+    sums = np.exp(scores_BV).sum(-1, keepdims=True)
+    sums[sums == 0] = 1
+    return np.asarray(scores_BV - np.log(sums))
+
+
+def _likeliest(scores: Array, logs: Array, count: int) -> tuple[Array, Array]:
     """For every prompt, the best continuations of all its beams: log probabilities, and beam times token."""
     import numpy as np
 
-    _require_numbers(logits)
     prompts, beams = scores.shape
-    logits = logits.astype(np.float64)
-    logits = logits - logits.max(-1, keepdims=True)
-    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     every = (scores[:, :, None] + logs.reshape(prompts, beams, -1)).reshape(prompts, -1)
     order = np.argsort(-every, axis=-1, kind="stable")[:, :count]
     return np.take_along_axis(every, order, -1), order

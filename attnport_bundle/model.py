@@ -198,11 +198,13 @@ class Model:
             start: With an encoder, the tokens or ids that a text begins with, and which are not part of it; None, the
                 default, those that the model was exported with.
             max_tokens: The most new tokens of a prompt; 64 by default.
-            temperature: 0, the default, takes the likeliest token; above it, tokens are drawn.
+            temperature: 0, the default, takes the likeliest token; above it, tokens are drawn, by one beam.
             top_k: Draw among so many of the likeliest.
             top_p: Draw among the likeliest that together have this probability.
             seed: Of the draws.
-            beams: More than 1: beam search, with `length_penalty`.
+            beams: More than 1: beam search; None, the default, as many as the model was exported with.
+            repetition_penalty, no_repeat_ngram, min_tokens, suppress, ...: Every attribute of `rules.Rules`, of token
+                ids; None, the default, as the model was exported.
             stop: Tokens or ids behind which a text ends; None, the default, those that the model was exported with.
             as_text: Give texts and not ids; None, the default, where the prompts are texts.
             on_token: Called with the prompt's number and each new token, or of texts each new piece of text.

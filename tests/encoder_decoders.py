@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,14 @@ def saved(kind: str, folder: Path, **changed: Any) -> Path:
     return folder
 
 
-def pair(kind: str, folder: Path) -> tuple[Path, Path]:
-    """The artifacts of a decoder and of its encoder, fused for ONNX Runtime, beside their weights."""
-    saved(kind, folder / "weights")
+def pair(kind: str, folder: Path, **how: Any) -> tuple[Path, Path]:
+    """The artifacts of a decoder and of its encoder, fused for ONNX Runtime, beside their weights.
+
+    Args:
+        how: What the model's generation config says besides.
+    """
+    path = saved(kind, folder / "weights") / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | how))
     for name, part in (("decoder", "with-past"), ("encoder", "encoder-with-past")):
         export(f"hf:{folder / 'weights'}", folder / name, part=part)
         fuse(folder / name, targets=["ort_cpu"])

@@ -14,6 +14,7 @@ from attnport.masks.spec import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_modules import Kind, encoder_output
 from attnport.sources.hf_past import KEY, VALUE, accepted, ends, keys_and_values, other, pairs_of, present, whole_tokens
+from attnport.sources.hf_rules import known_tokens, rules_of
 
 if TYPE_CHECKING:
     import torch
@@ -125,10 +126,9 @@ def cross_contract(place: str, kind: Kind, plain: IOContract, declared: Sequence
                 inputs.append(TensorSpec(name.format(at), "float32", ("batch", heads, length, width)))
     dims = narrow_dims(tuple(sizes), declared)
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    stop = ends(model, ids.high or 2)
-    return IOContract(
-        tuple(inputs), outputs, dims, tuple(masks), stop, _begins(model, ids.high or 2), positions="absolute"
-    )
+    vocab = ids.high or 2
+    generating = ends(model, vocab), _begins(model, vocab), rules_of(model, vocab)
+    return IOContract(tuple(inputs), outputs, dims, tuple(masks), *generating, positions="absolute")
 
 
 def _begins(model: Any, vocab: int) -> tuple[int, ...]:
@@ -139,8 +139,7 @@ def _begins(model: Any, vocab: int) -> tuple[int, ...]:
         first = getattr(model.config, "decoder_start_token_id", None)
     if first is None:
         first = getattr(how, "bos_token_id", None)
-    every = (first, getattr(how, "forced_bos_token_id", None))
-    return tuple(token for token in every if isinstance(token, int) and 0 <= token < vocab)
+    return known_tokens(first, vocab)
 
 
 def _sizes(

@@ -15,6 +15,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_modules import Kind, TextModel
+from attnport.sources.hf_rules import known_tokens, rules_of
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf
 
@@ -112,8 +113,8 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
         inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    stop = ends(model, ids.high or 2)
-    return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, positions="absolute")
+    stop, rules = ends(model, ids.high or 2), rules_of(model, ids.high or 2)
+    return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
 
 
 def _padding_matters(model: Any) -> bool:
@@ -129,9 +130,7 @@ def _padding_matters(model: Any) -> bool:
 
 def ends(model: Any, vocab: int) -> tuple[int, ...]:
     """The tokens behind which a text ends, by what the model says of how it generates."""
-    given = getattr(model.generation_config, "eos_token_id", None)
-    every = given if isinstance(given, list | tuple) else [given]
-    return tuple(token for token in every if isinstance(token, int) and 0 <= token < vocab)
+    return known_tokens(getattr(model.generation_config, "eos_token_id", None), vocab)
 
 
 def _sizes(place: str, model: Any, vocab: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:

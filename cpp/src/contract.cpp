@@ -8,6 +8,7 @@
 
 #include "expression.hpp"
 #include "json.hpp"
+#include "rules.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -179,10 +180,31 @@ void check_carrier(const Located& at, const Mask& mask, const ByName& inputs) {
     }
 }
 
+Rules rules_of(const Located& at) {
+    at.keys({"suppress", "suppress_first", "bad_words", "forced_first", "forced_last", "min_length", "min_tokens",
+             "repetition_penalty", "no_repeat_ngram", "beams", "length_penalty", "early_stopping", "renormalize"});
+    const auto tokens = [](const Located& list) { return list.list(&Located::integer); };
+    Rules rules{tokens(at["suppress"]),
+                tokens(at["suppress_first"]),
+                at["bad_words"].list(tokens),
+                tokens(at["forced_first"]),
+                tokens(at["forced_last"]),
+                at["min_length"].integer(),
+                at["min_tokens"].integer(),
+                at["repetition_penalty"].number(),
+                at["no_repeat_ngram"].integer(),
+                at["beams"].integer(),
+                at["length_penalty"].number(),
+                at["early_stopping"].boolean(),
+                at["renormalize"].boolean()};
+    if (const std::string problem = wrong_with(rules); !problem.empty()) at.fail(problem);
+    return rules;
+}
+
 }  // namespace
 
 IO io_of(const Located& at) {
-    at.keys({"inputs", "outputs", "dims", "masks"}, {"stop", "start"});  // which earlier bundles do not have
+    at.keys({"inputs", "outputs", "dims", "masks"}, {"stop", "start", "rules"});  // which earlier bundles do not have
     const auto tokens = [&at](const char* key) {
         std::vector<std::int64_t> found;
         if (at.has(key)) found = at[key].list(&Located::integer);
@@ -192,7 +214,8 @@ IO io_of(const Located& at) {
         return found;
     };
     IO io{at["inputs"].list(tensor_of), at["outputs"].list(tensor_of), at["dims"].list(dim_of),
-          at["masks"].list(mask_of), tokens("stop"), tokens("start")};
+          at["masks"].list(mask_of), tokens("stop"), tokens("start"),
+          at.has("rules") ? at["rules"].optional(rules_of).value_or(Rules{}) : Rules{}};
     static_cast<void>(distinct(at, names_of(io.inputs)));
     static_cast<void>(distinct(at, names_of(io.outputs)));
     const Names dims = distinct(at, names_of(io.dims));

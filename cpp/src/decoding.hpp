@@ -36,6 +36,7 @@ struct Logits {
     std::vector<double> scores;  ///< [texts, words]
 
     [[nodiscard]] const double* row(std::size_t text) const { return scores.data() + text * words; }
+    [[nodiscard]] double* row(std::size_t text) { return scores.data() + text * words; }
 };
 
 /// The texts and their cache. A cache may be a buffer with more places than tokens; what is behind them has no meaning.

@@ -11,6 +11,7 @@
 
 #include <attnport/error.hpp>
 
+#include "rules.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
@@ -23,13 +24,13 @@ void require(bool fits, const std::string& name, const std::string& got, const s
     if (!fits) throw FeedError(name + ": got " + got + "; expected " + expected + ".");
 }
 
-void check(const GenerateOptions& options) {
+void check(const GenerateOptions& options, const Rules& rules) {
     require(options.max_tokens >= 1, "max_tokens", std::to_string(options.max_tokens), "1 or more");
     require(options.temperature >= 0, "temperature", fixed(options.temperature, 2), "0 or more");
     require(options.top_k >= 0, "top_k", std::to_string(options.top_k), "0 or more");
     require(options.top_p > 0 && options.top_p <= 1, "top_p", fixed(options.top_p, 2), "above 0, at most 1");
-    require(options.beams >= 1, "beams", std::to_string(options.beams), "1 or more");
-    if (options.beams > 1 && options.temperature > 0) {
+    if (const std::string problem = wrong_with(rules); !problem.empty()) throw FeedError(problem + ".");
+    if (rules.beams > 1 && options.temperature > 0) {
         throw FeedError("temperature: beam search draws nothing; expected 0.");
     }
 }
@@ -86,6 +87,23 @@ void require_numbers(const double* row, std::size_t words) {
     }
 }
 
+/// Throws FeedError where no token may follow.
+void require_choice(double best) {
+    if (best == never) {
+        throw FeedError("rules: they leave no token that may follow; take some of them back, or make fewer tokens.");
+    }
+}
+
+/// Makes log probabilities of scores; where no token may follow, they stay as they are.
+void make_logs(double* row, std::size_t words) {
+    const double largest = *std::max_element(row, row + words);
+    if (largest == never) return;
+    double sum = 0;
+    for (std::size_t at = 0; at < words; ++at) sum += std::exp(row[at] - largest);
+    const double whole = largest + std::log(sum);
+    for (std::size_t at = 0; at < words; ++at) row[at] -= whole;
+}
+
 /// One token more for every text.
 Logits grown(Decoding& decoding, const Tokens& tokens) {
     Texts ids;
@@ -110,7 +128,6 @@ std::vector<std::size_t> sorted(const std::vector<double>& scores, std::size_t c
 }
 
 std::int64_t chosen(const double* row, std::size_t words, const GenerateOptions& options, std::mt19937_64& random) {
-    require_numbers(row, words);
     if (options.temperature == 0) return std::max_element(row, row + words) - row;
     const std::vector<double> scores(row, row + words);
     const std::size_t most = options.top_k == 0 ? words : static_cast<std::size_t>(options.top_k);
@@ -136,15 +153,23 @@ std::int64_t chosen(const double* row, std::size_t words, const GenerateOptions&
     return static_cast<std::int64_t>(order[place]);
 }
 
-Texts followed(Decoding& decoding, Logits logits, std::size_t count, const GenerateOptions& options,
-               const Tokens& stop) {
+Texts followed(Decoding& decoding, Logits logits, const Texts& prompts, const GenerateOptions& options,
+               const Rules& rules, const Tokens& stop) {
+    const Ruled ruled(rules, stop, options.max_tokens);
+    const std::size_t count = prompts.size();
     std::mt19937_64 random(options.seed ? *options.seed : std::random_device{}());
     Texts texts(count);
     std::vector<bool> ended(count, false);
     for (std::int64_t number = 1;; ++number) {
         Tokens next;
         for (std::size_t text = 0; text < count; ++text) {
-            next.push_back(chosen(logits.row(text), logits.words, options, random));
+            double* const row = logits.row(text);
+            require_numbers(row, logits.words);
+            if (!ended[text]) {
+                ruled.apply(row, logits.words, prompts[text], texts[text]);
+                require_choice(*std::max_element(row, row + logits.words));
+            }
+            next.push_back(chosen(row, logits.words, options, random));
             if (ended[text]) continue;
             texts[text].push_back(next.back());
             if (options.on_token) options.on_token(text, next.back());
@@ -159,25 +184,25 @@ Texts followed(Decoding& decoding, Logits logits, std::size_t count, const Gener
 /// The beams of one prompt, and its texts that have ended.
 class Beams {
 public:
-    Beams(const GenerateOptions& options, const Tokens& stop)
-        : options_(options), stop_(stop), count_(static_cast<std::size_t>(options.beams)),
+    /// All are kept by reference.
+    Beams(const Tokens& prompt, const Rules& rules, const Ruled& ruled, const Tokens& stop)
+        : prompt_(prompt), rules_(rules), ruled_(ruled), stop_(stop), count_(static_cast<std::size_t>(rules.beams)),
           // They are the same at first, so that one counts.
-          scores_(count_, -std::numeric_limits<double>::infinity()), texts_(count_), parents_(count_, 0) {
+          scores_(count_, never), texts_(count_), parents_(count_, 0) {
         scores_[0] = 0;
     }
 
     /// The best continuations of all beams, in their order: so many that as many as there are beams do not end.
-    void grow(const Logits& logits, std::size_t first) {
+    void grow(Logits& logits, std::size_t first) {
         std::vector<double> every;
         every.reserve(count_ * logits.words);
         for (std::size_t beam = 0; beam < count_; ++beam) {
-            const double* const row = logits.row(first + beam);
+            double* const row = logits.row(first + beam);
             require_numbers(row, logits.words);
-            const double largest = *std::max_element(row, row + logits.words);
-            double sum = 0;
-            for (std::size_t at = 0; at < logits.words; ++at) sum += std::exp(row[at] - largest);
-            const double whole = largest + std::log(sum);
-            for (std::size_t at = 0; at < logits.words; ++at) every.push_back(scores_[beam] + (row[at] - whole));
+            make_logs(row, logits.words);
+            ruled_.apply(row, logits.words, prompt_, texts_[beam]);
+            if (rules_.renormalize) make_logs(row, logits.words);
+            for (std::size_t at = 0; at < logits.words; ++at) every.push_back(scores_[beam] + row[at]);
         }
         const std::vector<std::size_t> order = sorted(every, std::max<std::size_t>(2, 1 + stop_.size()) * count_);
         std::vector<double> scores;
@@ -199,8 +224,7 @@ public:
         scores_ = std::move(scores);
         texts_ = std::move(texts);
         parents_ = std::move(parents);
-        const double best = *std::max_element(scores_.begin(), scores_.end());
-        over_ = over_ || (ended_.size() == count_ && weighed(best, texts_[0]) <= ended_.back().first);
+        over_ = over_ || nothing_follows();
     }
 
     /// The text of the best score, of those that have ended and those that the end of the run cut.
@@ -214,7 +238,17 @@ public:
     [[nodiscard]] const Texts& texts() const { return texts_; }
 
 private:
+    /// Whether no beam can become better than the texts that have ended, or goes on at all.
+    [[nodiscard]] bool nothing_follows() const {
+        const double best = *std::max_element(scores_.begin(), scores_.end());
+        if (ended_.empty()) require_choice(best);
+        if (best == never) return true;
+        if (ended_.size() < count_) return false;
+        return rules_.early_stopping || weighed(best, texts_[0]) <= ended_.back().first;
+    }
+
     void end(double score, Tokens text) {
+        if (score == never) return;  // which no rule allows, or which follows a beam that does not count yet
         const double weight = weighed(score, text);
         const auto behind = [](double one, const std::pair<double, Tokens>& other) { return one > other.first; };
         ended_.insert(std::upper_bound(ended_.begin(), ended_.end(), weight, behind), {weight, std::move(text)});
@@ -222,10 +256,12 @@ private:
     }
 
     [[nodiscard]] double weighed(double score, const Tokens& text) const {
-        return score / std::pow(static_cast<double>(text.size()), options_.length_penalty);
+        return score / std::pow(static_cast<double>(text.size()), rules_.length_penalty);
     }
 
-    const GenerateOptions& options_;
+    const Tokens& prompt_;
+    const Rules& rules_;
+    const Ruled& ruled_;
     const Tokens& stop_;
     std::size_t count_;
     std::vector<double> scores_;  ///< the log probability of each beam
@@ -235,9 +271,11 @@ private:
     std::vector<std::pair<double, Tokens>> ended_;
 };
 
-Texts searched(Decoding& decoding, const Logits& logits, std::size_t count, const GenerateOptions& options,
-               const Tokens& stop) {
-    const auto beams = static_cast<std::size_t>(options.beams);
+Texts searched(Decoding& decoding, const Logits& logits, const Texts& prompts, const GenerateOptions& options,
+               const Rules& rules, const Tokens& stop) {
+    const auto beams = static_cast<std::size_t>(rules.beams);
+    const std::size_t count = prompts.size();
+    const Ruled ruled(rules, stop, options.max_tokens);
     std::vector<std::size_t> repeated;
     Logits of_beams;
     of_beams.words = logits.words;
@@ -246,7 +284,8 @@ Texts searched(Decoding& decoding, const Logits& logits, std::size_t count, cons
         of_beams.scores.insert(of_beams.scores.end(), logits.row(row / beams), logits.row(row / beams) + logits.words);
     }
     decoding.take(repeated);
-    std::vector<Beams> every(count, Beams(options, stop));
+    std::vector<Beams> every;
+    for (const Tokens& prompt : prompts) every.emplace_back(prompt, rules, ruled, stop);
     for (std::int64_t length = 1;; ++length) {
         for (std::size_t text = 0; text < count; ++text) every[text].grow(of_beams, text * beams);
         const bool over = std::all_of(every.begin(), every.end(), [](const Beams& one) { return one.over(); });
@@ -274,13 +313,15 @@ Texts searched(Decoding& decoding, const Logits& logits, std::size_t count, cons
 
 Texts generated(const Run& run, const StepInPlace& step, const IO& io, const Texts& prompts,
                 const GenerateOptions& options) {
-    check(options);
+    Rules rules = options.rules.value_or(io.rules);
+    if (!options.rules && options.temperature > 0) rules.beams = 1;  // who draws asks for no search
+    check(options, rules);
     const Roles roles = roles_of(io);
     const Tokens stop = options.stop ? *options.stop : io.stop;
     Decoding decoding(run, io, roles, step, options.context);
     Logits logits = begun(decoding, roles, prompts, options.max_tokens);
-    if (options.beams > 1) return searched(decoding, logits, prompts.size(), options, stop);
-    return followed(decoding, std::move(logits), prompts.size(), options, stop);
+    if (rules.beams > 1) return searched(decoding, logits, prompts, options, rules, stop);
+    return followed(decoding, std::move(logits), prompts, options, rules, stop);
 }
 
 }  // namespace attnport::reader

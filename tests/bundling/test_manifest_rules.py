@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 import random
@@ -20,6 +21,7 @@ from attnport_bundle import BundleError, IntegrityError
 from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
 from attnport_bundle.manifest import Bound, Goldens, from_bytes
 from attnport_bundle.names import check_names
+from attnport_bundle.rules import Rules
 
 Edit = Callable[[dict[str, Any]], Any]
 MEASURED = {"case": "c", "output": "hidden", "rms_error": 1.0, "rms_bound": 2.0, "max_error": 1.0, "max_bound": 2.0}
@@ -81,6 +83,11 @@ def stepped(found: dict[str, Any], step: int) -> None:
     found["io"]["dims"][1].update(SECONDS | {"step": step})
 
 
+def rules(**changed: object) -> dict[str, Any]:
+    """How tokens are chosen, as a manifest has it."""
+    return dataclasses.asdict(Rules()) | changed
+
+
 FINE: dict[str, Edit] = {
     "as it was made": lambda m: None,
     "an engine": lambda m: engine(m),
@@ -103,6 +110,9 @@ FINE: dict[str, Edit] = {
     "no ends, as in earlier bundles": lambda m: m["io"].pop("stop"),
     "how a decoder begins": lambda m: m["io"].update(start=[0]),
     "no beginning, as in earlier bundles": lambda m: m["io"].pop("start"),
+    "how its tokens are chosen": lambda m: m["io"].update(rules=rules(bad_words=[[3], [4, 5]], length_penalty=2)),
+    "chosen by the scores alone": lambda m: m["io"].update(rules=None),
+    "no rules, as in earlier bundles": lambda m: m["io"].pop("rules"),
     "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
@@ -131,6 +141,20 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "end below 0": (lambda m: m["io"].update(stop=[2, -1]), "stop"),
     "end that is no integer": (lambda m: m["io"].update(stop=[2.5]), "stop"),
     "beginning below 0": (lambda m: m["io"].update(start=[-1]), "start"),
+    "rules with one missing": (lambda m: m["io"].update(rules={"beams": 2}), "is missing"),
+    "rules with one more": (lambda m: m["io"].update(rules=rules(more=2)), "unknown key"),
+    "no beam": (lambda m: m["io"].update(rules=rules(beams=0)), "beams: got 0"),
+    "beams without end": (lambda m: m["io"].update(rules=rules(beams=10**9)), "beams: got 1000000000"),
+    "a penalty of 0": (lambda m: m["io"].update(rules=rules(repetition_penalty=0)), "repetition_penalty: got 0"),
+    "rows below 0": (lambda m: m["io"].update(rules=rules(no_repeat_ngram=-1)), "no_repeat_ngram: got -1"),
+    "length below 0": (lambda m: m["io"].update(rules=rules(min_length=-1)), "min_length: got -1"),
+    "tokens below 0": (lambda m: m["io"].update(rules=rules(min_tokens=-1)), "min_tokens: got -1"),
+    "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
+    "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
+    **{
+        f"{name} of no token": (lambda m, name=name: m["io"].update(rules=rules(**{name: [-1]})), f"{name}: got [-1]")
+        for name in ("suppress", "suppress_first", "forced_first", "forced_last")
+    },
     "step of a profile": (
         lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(min=2, opt=5, max=16)),
         "seq from 2 to 16; the model takes 2 to 16 in steps of 2",
@@ -313,7 +337,9 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
         for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
             inner = value[key]
             may_miss = (
-                value is whole["files"] or value is whole["provenance"]["versions"] or key in ("step", "stop", "start")
+                value is whole["files"]
+                or value is whole["provenance"]["versions"]
+                or key in ("step", "stop", "start", "rules")
             )
             if isinstance(value, dict) and not may_miss:
                 del value[key]

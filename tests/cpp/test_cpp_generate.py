@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,17 @@ from attnport_bundle.errors import FeedError
 
 Apps = Callable[[str], Path]
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
+ENDS = [*range(0, 101, 3), END]
+"""So many that texts end soon without a rule."""
+RULES: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram": 1},
+    {"no_repeat_ngram": 2, "suppress": [10**12, *range(30, 60)]},
+    {"forced_first": [31], "suppress_first": [*range(0, 101, 2)], "forced_last": [END]},
+    {"bad_words": [[10**12], [31], *([token, token] for token in range(101)), [END]], "renormalize": True},
+    {"min_length": 9, "stop": ENDS},
+    {"min_tokens": 5, "stop": ENDS, "early_stopping": True, "length_penalty": 2.0},
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +74,20 @@ def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> t
     return texts, streams
 
 
+def written(value: Any) -> Any:
+    """An option as the program reads it."""
+    if not isinstance(value, list):
+        return value
+    if value and isinstance(value[0], list):
+        return ";".join(map(written, value))
+    return ",".join(map(str, value)) or "none"
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
         ("llama", {"max_tokens": 20}),
+        *(("gpt2", {"max_tokens": 14, **rules, "beams": beams}) for rules in RULES for beams in (1, 3)),
         ("gpt2", {"max_tokens": 1}),
         ("llama", {"max_tokens": 12, "beams": 4, "length_penalty": 0.0}),
         ("llama", {"max_tokens": 12, "beams": 3, "length_penalty": 2.0}),
@@ -79,9 +102,7 @@ def test_tokens_are_pythons(cpp_build: Build, apps: Apps, kind: str, options: di
     app = apps(kind)
     with reader.load(app, form="ort_cpu", threads=1) as model:
         expected = model.generate(PROMPTS, **options)
-    words = {
-        name: (",".join(map(str, value)) or "none") if name == "stop" else value for name, value in options.items()
-    }
+    words = {name: written(value) for name, value in options.items()}
     texts, streams = told(cpp_build, app, PROMPTS, **words)
     assert texts == expected
     assert streams == expected
@@ -122,6 +143,10 @@ def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: A
         ([[5, 3]], {"temperature": -1.0}),
         ([[5, 3]], {"top_p": 0.0}),
         ([[5, 3]], {"beams": 2, "temperature": 1.0}),
+        ([[5, 3]], {"beams": 0}),
+        ([[5, 3]], {"repetition_penalty": 0.0}),
+        ([[5, 3]], {"suppress": [*range(101)]}),
+        ([[5, 3]], {"suppress": [*range(101)], "beams": 2}),
         ([[5] * 60], {"max_tokens": 60}),
         ([[5, 101]], {}),
     ],
@@ -130,7 +155,7 @@ def test_refusals_are_pythons(cpp_build: Build, apps: Apps, prompts: list[list[i
     app = apps("gpt2")
     with reader.load(app, form="ort_cpu", threads=1) as model, pytest.raises(FeedError) as refused:
         model.generate(prompts, **options)
-    words = [str(word) for name, value in options.items() for word in (name, value)]
+    words = [str(word) for name, value in options.items() for word in (name, written(value))]
     given = "".join(" ".join(map(str, prompt)) + "\n" for prompt in prompts)
     done = cpp_build.run("generate", app, "ort_cpu", *words, given=given)
     assert done.returncode == 2
@@ -145,6 +170,22 @@ def test_a_decoder_behind_an_encoder_gives_pythons_tokens(
     with reader.load(decoder, threads=1) as model, reader.load(encoder, threads=1) as reads:
         expected = model.generate(PROMPTS, encoder=reads, **options)
     assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **options)[0] == expected
+
+
+def test_rules_of_a_contract_are_kept_unless_a_call_says_otherwise(
+    cpp_build: Build, both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    decoder, encoder = shutil.copytree(both[0], tmp_path / "app"), both[1]
+    manifest = json.loads((decoder / "bundle.json").read_text())
+    manifest["io"]["rules"] |= {"beams": 2, "forced_first": [33], "suppress": [5, 90], "repetition_penalty": 1.3}
+    (decoder / "bundle.json").write_text(json.dumps(manifest))
+    with reader.load(decoder, threads=1) as model, reader.load(encoder, threads=1) as reads:
+        assert [text[0] for text in model.generate(PROMPTS, encoder=reads, max_tokens=2)] == [33] * 3
+        for otherwise in ({}, {"beams": 1}, {"forced_first": []}, {"temperature": 1e-9}):
+            options: dict[str, Any] = {"max_tokens": 9, **otherwise}
+            expected = model.generate(PROMPTS, encoder=reads, **options)
+            words = {name: written(value) for name, value in options.items()}
+            assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **words)[0] == expected
 
 
 def test_a_decoder_without_its_encoder_says_so(cpp_build: Build, both: tuple[Path, Path]) -> None:
@@ -164,3 +205,5 @@ def test_a_model_without_a_cache_says_so(cpp_build: Build, app: Path) -> None:
 def test_it_leaves_no_memory_behind(cpp_build_asan: Build, apps: Apps) -> None:
     assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4)[0]
     assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4, beams=2)[0]
+    ruled = {name: written(value) for rules in RULES for name, value in rules.items()}
+    assert told(cpp_build_asan, apps("llama"), PROMPTS, **ruled | {"max_tokens": 4, "suppress": "5,10"})[0]

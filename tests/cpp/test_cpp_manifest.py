@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -17,6 +18,7 @@ from attnport_bundle.errors import BundleError
 from attnport_bundle.external import opset, references
 from attnport_bundle.manifest import ENGINES, Form, Manifest, from_bytes
 from attnport_bundle.printable import is_printable
+from attnport_bundle.rules import Rules
 
 BUNDLING = Path(__file__).resolve().parents[1] / "bundling"
 if str(BUNDLING) not in sys.path:
@@ -79,6 +81,7 @@ def of_manifest(found: Manifest, data: bytes) -> Iterator[Row]:
     for mask in found.io.masks:
         said = (mask.polarity, mask.alignment, mask.window, mask.carries, mask.keys)
         yield "mask", mask.kinds, mask.input, *said
+    yield "decoder", found.io.stop, found.io.start, *dataclasses.astuple(found.io.rules or Rules())
     for name, form in sorted(found.forms.items()):
         yield from of_form(name, form)
     yield "goldens", found.goldens.file

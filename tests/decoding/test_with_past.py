@@ -147,6 +147,11 @@ def test_the_command_line_exports_and_continues(tmp_path: Path) -> None:
     assert all(told["texts"])
     done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 5)
     assert f"ab{told['texts'][0]}" in done.stdout
+    options = ("--min-tokens", 4, "--repetition-penalty", 1.5, "--no-repeat-ngram", 1, "--beams", 2)
+    done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 30, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    (text,) = json.loads(done.stdout)["texts"]
+    assert len(set(text)) == len(text) >= 4
     done = attnport("generate", out, "--prompt", "ab", "--max-tokens", 500)
     assert done.returncode == 2
     assert "the model keeps at most" in done.stderr

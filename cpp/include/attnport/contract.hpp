@@ -47,6 +47,30 @@ struct Mask {
     [[nodiscard]] ATTNPORT_API bool has(std::string_view kind) const;
 };
 
+/// How a decoder's tokens are chosen unless a call says otherwise; as it is made here, by the scores alone. In brackets,
+/// the name in transformers.
+struct Rules {
+    /// Tokens that never follow [suppress_tokens].
+    std::vector<std::int64_t> suppress = {};
+    /// Tokens that are not the first new one [begin_suppress_tokens]; behind `forced_first`, not the second.
+    std::vector<std::int64_t> suppress_first = {};
+    /// Sequences of tokens that are never completed, except for a single end [bad_words_ids].
+    std::vector<std::vector<std::int64_t>> bad_words = {};
+    /// What follows a single token, if any are named [forced_bos_token_id].
+    std::vector<std::int64_t> forced_first = {};
+    /// What the last of `max_tokens` is, if any are named [forced_eos_token_id].
+    std::vector<std::int64_t> forced_last = {};
+    std::int64_t min_length = 0;    ///< a text of fewer tokens, with its prompt, does not end
+    std::int64_t min_tokens = 0;    ///< a text of fewer new tokens does not end [min_new_tokens]
+    double repetition_penalty = 1;  ///< divides positive scores of tokens that a text has, and multiplies negative ones
+    /// So many tokens in a row are in a text, with its prompt, once; 0 = any number of times [no_repeat_ngram_size].
+    std::int64_t no_repeat_ngram = 0;
+    std::int64_t beams = 1;         ///< more than 1: beam search [num_beams]
+    double length_penalty = 1;      ///< of beams: a text's log probability is divided by its length to this power
+    bool early_stopping = false;    ///< beam search is over with as many texts as beams, also if a better one may follow
+    bool renormalize = false;       ///< of beams: probabilities are those of what the other rules leave
+};
+
 /// The whole contract.
 struct IO {
     std::vector<TensorSpec> inputs;
@@ -55,6 +79,7 @@ struct IO {
     std::vector<Mask> masks;
     std::vector<std::int64_t> stop;   ///< of a decoder, the token ids behind which a text ends
     std::vector<std::int64_t> start;  ///< of a decoder behind an encoder, the token ids that a text begins with
+    Rules rules = {};                 ///< of a decoder, how its tokens are chosen
 };
 
 }  // namespace attnport

@@ -56,12 +56,12 @@ struct MapOptions {
 /// How a decoder with its cache continues prompts.
 struct GenerateOptions {
     std::int64_t max_tokens = 64;               ///< the most new tokens of a prompt
-    double temperature = 0;                     ///< 0 takes the likeliest token; above it, tokens are drawn
+    double temperature = 0;                     ///< 0 takes the likeliest token; above it, they are drawn, by one beam
     std::int64_t top_k = 0;                     ///< draw among so many of the likeliest; 0 = all
     double top_p = 1;                           ///< draw among the likeliest that together have this probability
     std::optional<std::uint64_t> seed = {};     ///< of the draws, which are others than Python's; none = others each time
-    std::int64_t beams = 1;                     ///< more than 1: beam search, with `length_penalty`
-    double length_penalty = 1;                  ///< a text's log probability is divided by its length to this power
+    /// What else decides; none = what the model was exported with. For more: a changed copy of `io().rules`.
+    std::optional<Rules> rules = {};
     /// Ids behind which a text ends; none = those that the model was exported with.
     std::optional<std::vector<std::int64_t>> stop = {};
     /// Called with the prompt's number and each new token.

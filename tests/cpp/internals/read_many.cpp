@@ -69,6 +69,10 @@ Rows rows(const reader::Manifest& manifest) {
     for (const auto& mask : manifest.io.masks) {
         found.add("mask", mask.kinds, mask.input, mask.polarity, mask.alignment, mask.window, mask.carries, mask.keys);
     }
+    const attnport::Rules& rules = manifest.io.rules;
+    found.add("decoder", manifest.io.stop, manifest.io.start, rules.suppress, rules.suppress_first, rules.bad_words,
+              rules.forced_first, rules.forced_last, rules.min_length, rules.min_tokens, rules.repetition_penalty,
+              rules.no_repeat_ngram, rules.beams, rules.length_penalty, rules.early_stopping, rules.renormalize);
     for (const auto& [name, form] : manifest.forms) found.add(name, form);
     found.add("goldens", manifest.goldens.file);
     for (const auto& bound : manifest.goldens.bounds) {

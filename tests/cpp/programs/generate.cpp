@@ -1,10 +1,11 @@
 // generate APP FORM NAME VALUE ...: continues the prompts of stdin, one of token ids a line, by one thread; the names are
-// those of GenerateOptions, and stop's value is ids with commas, or `none`. `encoder APP` is what reads the prompts. Each
-// new token is told as `PROMPT TOKEN` as it comes, and then each prompt's as a line.
+// those of GenerateOptions and Rules. Tokens are ids with commas, or `none`, and words have a `;` between them.
+// `encoder APP` is what reads the prompts. Each new token is told as `PROMPT TOKEN` as it comes, and then each prompt's as a line.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -24,6 +25,10 @@ std::vector<std::int64_t> ids_of(const std::string& text, char between) {
     return ids;
 }
 
+std::vector<std::int64_t> tokens_of(const std::string& value) {
+    return value == "none" ? std::vector<std::int64_t>{} : ids_of(value, ',');
+}
+
 void set(attnport::GenerateOptions& options, const std::string& name, const std::string& value) {
     if (name == "max_tokens") {
         options.max_tokens = std::stoll(value);
@@ -35,15 +40,41 @@ void set(attnport::GenerateOptions& options, const std::string& name, const std:
         options.top_p = std::stod(value);
     } else if (name == "seed") {
         options.seed = std::stoull(value);
-    } else if (name == "beams") {
-        options.beams = std::stoll(value);
-    } else if (name == "length_penalty") {
-        options.length_penalty = std::stod(value);
     } else if (name == "stop") {
-        options.stop = value == "none" ? std::vector<std::int64_t>{} : ids_of(value, ',');
+        options.stop = tokens_of(value);
     } else {
         throw std::invalid_argument(name);
     }
+}
+
+/// Sets one of the rules; whether there is one of this name.
+bool set(attnport::Rules& rules, const std::string& name, const std::string& value) {
+    const std::map<std::string, std::vector<std::int64_t>*> tokens = {{"suppress", &rules.suppress},
+                                                                      {"suppress_first", &rules.suppress_first},
+                                                                      {"forced_first", &rules.forced_first},
+                                                                      {"forced_last", &rules.forced_last}};
+    const std::map<std::string, std::int64_t*> counts = {{"min_length", &rules.min_length},
+                                                         {"min_tokens", &rules.min_tokens},
+                                                         {"no_repeat_ngram", &rules.no_repeat_ngram},
+                                                         {"beams", &rules.beams}};
+    const std::map<std::string, double*> numbers = {{"repetition_penalty", &rules.repetition_penalty},
+                                                    {"length_penalty", &rules.length_penalty}};
+    if (tokens.count(name) != 0) {
+        *tokens.at(name) = tokens_of(value);
+    } else if (counts.count(name) != 0) {
+        *counts.at(name) = std::stoll(value);
+    } else if (numbers.count(name) != 0) {
+        *numbers.at(name) = std::stod(value);
+    } else if (name == "early_stopping" || name == "renormalize") {
+        (name == "renormalize" ? rules.renormalize : rules.early_stopping) = value == "True";
+    } else if (name == "bad_words") {
+        rules.bad_words.clear();
+        std::istringstream words(value);
+        for (std::string word; std::getline(words, word, ';');) rules.bad_words.push_back(ids_of(word, ','));
+    } else {
+        return false;
+    }
+    return true;
 }
 
 using Texts = std::vector<std::vector<std::int64_t>>;
@@ -69,11 +100,15 @@ void run(const std::vector<std::string>& told) {
     attnport::Options options;
     options.form = told.at(1);
     options.threads = 1;
+    const attnport::Model model(told.at(0), options);
     attnport::GenerateOptions asked;
+    attnport::Rules rules = model.io().rules;
     std::string encoder;
     for (std::size_t at = 2; at + 1 < told.size(); at += 2) {
         if (told[at] == "encoder") {
             encoder = told[at + 1];
+        } else if (set(rules, told[at], told[at + 1])) {
+            asked.rules = rules;
         } else {
             set(asked, told[at], told[at + 1]);
         }
@@ -81,7 +116,6 @@ void run(const std::vector<std::string>& told) {
     asked.on_token = [](std::size_t prompt, std::int64_t token) { std::cout << prompt << ' ' << token << '\n'; };
     Texts prompts;
     for (std::string line; std::getline(std::cin, line);) prompts.push_back(ids_of(line, ' '));
-    const attnport::Model model(told.at(0), options);
     std::vector<attnport::Tensor> context;
     if (!encoder.empty()) {
         const auto [outputs, masks] = read(attnport::Model(encoder, options), prompts);
