@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder, node_name
-from attnport.exporter.forms.contrib import attention_bias, contrib, guarded, heads_first, known_size
+from attnport.exporter.forms.bias_and_rows import attention_bias, guarded, heads_first
+from attnport.exporter.forms.contrib import contrib, known_size
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op, form_name
+from attnport.exporter.forms.bias_and_rows import guarded
 from attnport.exporter.forms.contrib import (
     group_query_attention,
-    guarded,
     multi_head_attention,
     why_not_group_query,
     why_not_multi_head,
