@@ -96,11 +96,14 @@ CACHED: dict[str, Node] = {
     "several_positions": grouped(3, batch=1, turned=True, positions=[[3, 9, 1]]),
     "several_in_a_buffer": grouped(3, 12, 8, batch=1),
 }  # fmt: skip
+COMPUTED: dict[str, Node] = {
+    "sink": grouped(1, lengths=(8, 5), more=(_floats(H),)),
+    "smooth": grouped(5, 0, smooth_softmax=1),
+}
+"""What PyTorch computes, and stays as it is."""
 LEFT: dict[str, Node] = {
     "heads_causal_of_other_lengths": heads(*QKV, outputs=(0,), unidirectional=1),
     "heads_begin_and_end": heads(*QKV, None, np.array([S, 4, 0, 5, 10, 0, 7, 14], np.int32), outputs=(0,)),
-    "grouped_sink": grouped(1, more=(_floats(H),)),
-    "grouped_smooth": grouped(1, smooth_softmax=1),
     "grouped_of_both_sides": grouped(5, 0, causal=0),
 }
-"""What stays as it is."""
+"""What nothing computes but ONNX Runtime."""

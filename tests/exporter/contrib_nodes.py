@@ -103,6 +103,8 @@ NODES: dict[str, Node] = {
                                 (_floats(B, T, E), _floats(B, T, E), _floats(E), _floats(E)), outputs=(0, 3)),
     "skip_norm_of_one_row": Node("SkipLayerNormalization", (_floats(B, T, E), _floats(T, E), _floats(E))),
     "fused_matmul": Node("FusedMatMul", (_floats(B, T, E), _floats(B, S, E)), {"transB": 1, "alpha": 0.5}),
+    "fused_matmul_moved": Node("FusedMatMul", (_floats(T, B, H, D), _floats(B, H, D, T)),
+                               {"transBatchA": 1}),
     "skip_norm": Node("SkipLayerNormalization", (_floats(B, T, E), _floats(B, T, E), _floats(E), _floats(E)),
                       {"epsilon": 1e-5}),
     "skip_norm_sum": Node("SkipLayerNormalization",

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from cached_nodes import CACHED, LEFT, heads
+from cached_nodes import CACHED, COMPUTED, LEFT, heads
 from contrib_nodes import NODES, QKV, Array, B, D, E, H, Node, S, T, _floats, same
 
 from attnport.exporter.passes.foreign import prepare
@@ -40,9 +40,9 @@ def written(node: Node, model: ir.Model | None = None) -> ir.Model:
     return ready
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", EVERY | COMPUTED)
 def test_pytorch_computes_what_onnx_runtime_computes(name: str) -> None:
-    node = EVERY[name]
+    node = (EVERY | COMPUTED)[name]
     model = ir.from_proto(node.model())
     same(node, computed(model, node.feeds), run(model, node.feeds))
 
@@ -53,11 +53,16 @@ def test_written_in_onnx_s_operators_it_computes_the_same(name: str) -> None:
     same(node, run(written(node), node.feeds), run(ir.from_proto(node.model()), node.feeds))
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", COMPUTED | LEFT)
 def test_what_is_not_understood_stays_as_it_is(name: str) -> None:
-    node = LEFT[name]
+    node = (COMPUTED | LEFT)[name]
     ready = prepare(ir.from_proto(node.model()))
     assert [inner.op_type for inner in ready.graph if inner.domain] == [node.operator]
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_pytorch_cannot_compute_is_refused(name: str) -> None:
+    node = LEFT[name]
     with pytest.raises(RuntimeError, match="NotImplementedError"):
         computed(ir.from_proto(node.model()), node.feeds)
 

@@ -16,19 +16,18 @@ Array = np.ndarray[Any, Any]
 
 
 def fused_matmul(build: Builder, node: ir.Node) -> list[ir.Value | None] | None:
-    """A product of two tensors, of which each may be transposed."""
-    if attribute(node, "transBatchA", 0) or attribute(node, "transBatchB", 0):
-        return None
+    """A product of two tensors, of which each may be transposed, or have its first axis behind those of the batch."""
     factors = []
-    for value, turned in zip(node.inputs[:2], ("transA", "transB"), strict=True):
+    for value, side in zip(node.inputs[:2], "AB", strict=True):
         assert value is not None
-        if attribute(node, turned, 0):
-            axes = rank(value)
-            if axes is None:
-                return None
-            order = [*range(axes - 2), axes - 1, axes - 2]
-            value = build.op("Transpose", value, name="turned", perm=order)
-        factors.append(value)
+        axes = rank(value)
+        turns, moves = attribute(node, f"trans{side}", 0), attribute(node, f"transBatch{side}", 0)
+        if (turns or moves) and axes is None:
+            return None
+        order = list(range(axes or 0))
+        order = [*order[1:-1], order[0], order[-1]] if moves else order
+        order = [*order[:-2], order[-1], order[-2]] if turns else order
+        factors.append(build.op("Transpose", value, name="turned", perm=order) if turns or moves else value)
     found = build.op("MatMul", *factors, name="product")
     alpha = attribute(node, "alpha", 1.0)
     return [found if alpha == 1.0 else build.op("Mul", found, build.like(alpha, found), name="scaled")]

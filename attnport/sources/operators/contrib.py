@@ -134,7 +134,7 @@ def _packed_attention(
 def _grouped(
     call: Call, q: Tensor, k: Tensor | None, v: Tensor | None, past_k: Tensor | None, past_v: Tensor | None,
     last: Tensor, total: Tensor, cos: Tensor | None = None, sin: Tensor | None = None,
-    positions: Tensor | None = None, added: Tensor | None = None, *rest: Tensor | None,
+    positions: Tensor | None = None, added: Tensor | None = None, sink: Tensor | None = None, *rest: Tensor | None,
 ) -> Any:  # fmt: skip
     _refuse_variants(call, rest)
     heads, grouped = call.get("num_heads"), call.get("kv_num_heads")
@@ -154,16 +154,25 @@ def _grouped(
     seen = visible(T, size, before, window - 1 if window > 0 else -1, 0, q.device)
     products = scores(q.transpose(1, 2), k[:, :, :size], call.get("scale") or None, call.get("softcap", 0.0))
     products = products if added is None else products + added
-    y = merge_heads(torch.matmul(weights_of(products, seen), repeated(v[:, :, :size], heads)))
+    if call.get("smooth_softmax") == 1 and sink is None:
+        sink = products.new_zeros(heads)
+    weights = weights_of(products, seen) if sink is None else _beside_sink(products, seen, sink)
+    y = merge_heads(torch.matmul(weights, repeated(v[:, :, :size], heads)))
     return (y, k, v)[: call.outputs] if call.outputs > 1 else y
 
 
 def _refuse_variants(call: Call, rest: tuple[Tensor | None, ...]) -> None:
     """Raises NotImplementedError for GroupQueryAttention with what it has got besides."""
-    if any(one is not None for one in rest) or call.get("smooth_softmax") == 1:
-        raise NotImplementedError("GroupQueryAttention with a sink, norms, or a cache in whole numbers")
+    if any(one is not None for one in rest):
+        raise NotImplementedError("GroupQueryAttention with norms, or a cache in whole numbers")
     if call.get("causal", 1) != 1 or call.get("sliding_window_cache"):
         raise NotImplementedError("GroupQueryAttention that is not causal, or with a cache that forgets")
+
+
+def _beside_sink(scores_BHTS: Tensor, seen: Tensor, sink_H: Tensor) -> Tensor:
+    """Softmax over the keys that are seen and a number for each head, whose own weight is dropped."""
+    column = sink_H.reshape(1, -1, 1, 1).expand(*scores_BHTS.shape[:3], 1)
+    return torch.softmax(torch.cat([scores_BHTS.masked_fill(~seen, -torch.inf), column], -1), -1)[..., :-1]
 
 
 def _positions(before: Tensor, count: int, given: Tensor | None, *, is_prompt: bool) -> Tensor:
