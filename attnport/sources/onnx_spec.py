@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.sources.declare import declared_spec
-from attnport.sources.onnx_file import graph_and_half, graph_of, input_names, inputs_of, output_names, path_of
+from attnport.sources.onnx_decoder import stops_of
+from attnport.sources.onnx_file import graph_of, input_names, inputs_of, output_names, path_of, read
 from attnport.sources.parsing import parse_input
 from attnport.sources.plain import half_notes
 from attnport.sources.structure import flat_name
@@ -35,20 +36,25 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
         SpecError: it cannot be read or computed, or the graph does not tell the shape of an input.
         UsageError: a declaration names no input of the graph.
     """
-    model, half = graph_and_half(text)
-    declared = _declared(text, model, inputs)
+    theirs = read(text)
+    decoder = theirs.decoder
+    declared = _declared(text, theirs.model, inputs, decoder is not None)
+    path = path_of(text)
+    notes, stop = half_notes(theirs.half), ()
+    if decoder is not None:
+        taken = {each.partition("=")[0] for each in dims}
+        dims = [*dims, *(each for each in decoder.dims if each.partition("=")[0] not in taken)]
+        notes, stop = (*notes, *decoder.notes), stops_of(path)
 
     def make() -> nn.Module:
         return _module(text)
 
-    path = path_of(text)
     name = path.stem if path.stem != "model" else path.resolve().parent.name
     spec = declared_spec(name, text, make(), make, declared, dims, outputs)
     tokenizer = path.resolve().parent / "tokenizer.json"
     reads_text = any(each.name == "input_ids" for each in spec.io.inputs) and tokenizer.is_file()
-    return dataclasses.replace(
-        spec, notes=(*half_notes(half), *spec.notes), tokenizer=tokenizer if reads_text else None
-    )
+    io = dataclasses.replace(spec.io, stop=stop) if stop else spec.io
+    return dataclasses.replace(spec, io=io, notes=(*notes, *spec.notes), tokenizer=tokenizer if reads_text else None)
 
 
 def _module(text: str) -> nn.Module:
@@ -59,17 +65,20 @@ def _module(text: str) -> nn.Module:
     return OnnxModule(model, {flat: name for name, flat in names.items()}, output_names(model))
 
 
-def _declared(text: str, model: ir.Model, inputs: Sequence[str]) -> list[str]:
+def _declared(text: str, model: ir.Model, inputs: Sequence[str], counted: bool) -> list[str]:
     """A declaration for each input of the graph."""
     given = {parse_input(each)[0].name: each for each in inputs}
     names = input_names(model)
     unknown = [name for name in given if name not in names.values()]
     if unknown:
         raise UsageError(f"--input {unknown[0]}: the graph's inputs are {', '.join(names.values())}.")
-    return [given.get(names[str(value.name)]) or _declaration(text, value, names) for value in inputs_of(model)]
+    return [
+        given.get(names[str(value.name)]) or _declaration(text, value, names, counted) for value in inputs_of(model)
+    ]
 
 
-def _declaration(text: str, value: ir.Value, names: dict[str, str]) -> str:
+def _declaration(text: str, value: ir.Value, names: dict[str, str], counted: bool) -> str:
+    """What the graph says of an input; `counted` is whether masks of padding say lengths, as of a `Decoder`."""
     name = names[str(value.name)]
     dtype = _dtype(value)
     if dtype not in DTYPES:
@@ -81,8 +90,10 @@ def _declaration(text: str, value: ir.Value, names: dict[str, str]) -> str:
         )
     dims = [_dim(dim, axis, len(value.shape), name) for axis, dim in enumerate(value.shape)]
     found = f"{name}={dtype}[{','.join(map(str, dims))}]"
-    if name in PADDING and len(dims) == 2 and dtype in ("int64", "int32", "bool", "float32"):
+    if name in PADDING and not counted and len(dims) == 2 and dtype in ("int64", "int32", "bool", "float32"):
         return f"{found}:padding"
+    if name in PADDING and counted:
+        return f"{found}:high=2"
     high = _high(value) if dtype in ("int64", "int32") else 0
     return f"{found}:high={high}" if high else found
 
