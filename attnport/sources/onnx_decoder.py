@@ -72,7 +72,7 @@ def settle_decoder(model: ir.Model) -> Decoder | None:
     for node in attentions:
         _give_sizes(node, past)
     tables = [node.inputs[7].const_value for node in attentions if len(node.inputs) > 7 and node.inputs[7] is not None]
-    most = min((int(table.shape[0]) for table in tables if table is not None), default=_MOST)
+    most = min((table.numpy().shape[0] for table in tables if table is not None), default=_MOST)
     sizes, dropped = _Sizes(ids, attentions[0].inputs[3]), []
     for value in list(model.graph.inputs):
         drop = _DROPS.get(str(value.name))
@@ -155,7 +155,7 @@ def _width(value: ir.Value | None) -> int | None:
             return node.attributes["N"].as_int()
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         if weight is not None and weight.const_value is not None:
-            return int(weight.const_value.shape[-1])
+            return int(str(weight.const_value.shape[-1]))
         value = node.inputs[0] if node.op_type in _WAY or node.domain == _DOMAIN else None
     return None
 

@@ -40,7 +40,7 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
     decoder = theirs.decoder
     declared = _declared(text, theirs.model, inputs, decoder is not None)
     path = path_of(text)
-    notes, stop = half_notes(theirs.half), ()
+    notes, stop = half_notes(theirs.half), tuple[int, ...]()
     if decoder is not None:
         taken = {each.partition("=")[0] for each in dims}
         dims = [*dims, *(each for each in decoder.dims if each.partition("=")[0] not in taken)]
