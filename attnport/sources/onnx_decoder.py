@@ -3,7 +3,8 @@
 The builder's `GroupQueryAttention` takes the lengths of texts from `attention_mask`, and from it alone: it counts the
 ones of a row, wherever they are. Padding at the left, as `generate` puts it, would be read as keys. So the input gives
 way to what it says of texts without padding: every row is as long as cache and new tokens together. `position_ids` for
-the operator's rotation follow from that too.
+the operator's rotation follow from that too. A cache of a window alone, in a buffer that the caller gives, becomes one
+of all tokens: what is out of sight is masked, so that logits are the same.
 
 Source: onnxruntime-genai 0.18, `models/builders/base.py`.
 """
@@ -25,6 +26,7 @@ CONFIG = "genai_config.json"
 _DOMAIN = "com.microsoft"
 _MOST = 1024
 """Places of cache and of new tokens where no table of angles ends them."""
+_FORGETS = "sliding_window_cache"
 _WAY = frozenset({"Add", "Cast", "Identity"})
 
 
@@ -36,12 +38,14 @@ class Decoder:
         past, seq: The dims of the cache's places and of the new tokens.
         most: The most places of both together.
         dropped: The inputs that gave way.
+        forgetting: How many attentions had a cache of a window alone, and have one of all tokens instead.
     """
 
     past: str
     seq: str
     most: int
     dropped: tuple[str, ...]
+    forgetting: int
 
     @property
     def dims(self) -> tuple[str, str]:
@@ -52,12 +56,13 @@ class Decoder:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user is told."""
-        return tuple(
-            f"input {name} is left out: it says how long texts are, and here every token counts. Prompts of one length "
-            "are continued at a time"
-            for name in self.dropped
-            if name == "attention_mask"
-        )
+        found = []
+        if "attention_mask" in self.dropped:
+            found.append("input attention_mask is left out: it says how long texts are, and here every token counts. "
+                         "Prompts of one length are continued at a time")  # fmt: skip
+        if self.forgetting:
+            found.append(f"{self.forgetting} caches of a window alone are of all tokens here, and masked")
+        return tuple(found)
 
 
 def settle_decoder(model: ir.Model) -> Decoder | None:
@@ -66,11 +71,13 @@ def settle_decoder(model: ir.Model) -> Decoder | None:
     ids = next((value for value in model.graph.inputs if value.name == "input_ids" and _rank(value) == 2), None)
     if not attentions or ids is None:
         return None
-    past, seq = _name(attentions[0].inputs[3], 2), _name(ids, 1)
+    whole = next((node for node in attentions if _FORGETS not in node.attributes), attentions[0])
+    past, seq = _name(whole.inputs[3], 2), _name(ids, 1)
     if past is None or seq is None:
         return None
     for node in attentions:
         _give_sizes(node, past)
+    forgetting = sum(node.attributes.pop(_FORGETS, None) is not None for node in attentions)
     tables = [node.inputs[7].const_value for node in attentions if len(node.inputs) > 7 and node.inputs[7] is not None]
     most = min((table.numpy().shape[0] for table in tables if table is not None), default=_MOST)
     sizes, dropped = _Sizes(ids, attentions[0].inputs[3]), []
@@ -83,7 +90,7 @@ def settle_decoder(model: ir.Model) -> Decoder | None:
             value.shape = _shape([value.shape[0], f"{past}+{seq}"])
     if dropped:
         sizes.write(model.graph)
-    return Decoder(past, seq, most, tuple(dropped))
+    return Decoder(past, seq, most, tuple(dropped), forgetting)
 
 
 def stops_of(file: Path) -> tuple[int, ...]:

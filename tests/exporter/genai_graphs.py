@@ -14,13 +14,16 @@ WIDTH = HEADS * DEPTH
 MASK = "attention_mask"
 
 
-def decoder(*, positions: bool = False, reads_mask: bool = False, bits: bool = False) -> onnx.ModelProto:
+def decoder(
+    *, positions: bool = False, reads_mask: bool = False, bits: bool = False, window: int = 0
+) -> onnx.ModelProto:
     """The graph.
 
     Args:
         positions: Whether positions are an input, as the builder has them where keys are turned by an operator of
             their own, and for some models.
         reads_mask: Whether something else than the sums of the mask is used.
+        window: Of the first layer; its cache then holds no more places than its caller gives. 0 = none.
         bits: Whether products are by weights of 4 bits.
     """
     made = _Graph(bits)
@@ -31,13 +34,14 @@ def decoder(*, positions: bool = False, reads_mask: bool = False, bits: bool = F
         qkv = made.product(x, f"{layer}.qkv", WIDTH, (HEADS + 2 * GROUPS) * DEPTH)
         caches = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         y = f"attention.{layer}"
+        sliding = {"local_window_size": window, "sliding_window_cache": 1} if window and layer == 0 else {}
         place = ["position_ids"] if positions else [""]
         made.nodes.append(
             helper.make_node(
                 "GroupQueryAttention", [qkv, "", "", *caches, last, total, "cos", "sin", *place],
                 [y, *(f"present.{layer}.{kind}" for kind in ("key", "value"))], domain="com.microsoft",
                 name=f"/model/layers.{layer}/attn/GroupQueryAttention", num_heads=HEADS, kv_num_heads=GROUPS,
-                scale=DEPTH**-0.5, do_rotary=1,
+                scale=DEPTH**-0.5, do_rotary=1, **sliding,
             )
         )  # fmt: skip
         output = made.product(y, f"{layer}.out", WIDTH, WIDTH)
@@ -47,7 +51,7 @@ def decoder(*, positions: bool = False, reads_mask: bool = False, bits: bool = F
         kept = made.op("Cast", made.op("ReduceMax", MASK, keepdims=0), to=TensorProto.FLOAT)
         logits = made.op("Mul", logits, kept)
     made.nodes.append(helper.make_node("Identity", [logits], ["logits"], name="logits"))
-    return made.model(positions)
+    return made.model(positions, sliding=window > 0)
 
 
 class _Graph:
@@ -92,7 +96,7 @@ class _Graph:
                        domain="com.microsoft", epsilon=1e-6)  # fmt: skip
         return norm, f"{norm}.3"
 
-    def model(self, positions: bool) -> onnx.ModelProto:
+    def model(self, positions: bool, *, sliding: bool) -> onnx.ModelProto:
         tokens, batch = ["batch_size", "sequence_length"], "batch_size"
         given = [("input_ids", tokens), (MASK, [batch, "total_sequence_length"])]
         given += [("position_ids", tokens)] * positions
@@ -101,7 +105,12 @@ class _Graph:
         for layer in range(LAYERS):
             for kind in ("key", "value"):
                 for name, length, into in (("past_key_values", "past", inputs), ("present", "total", outputs)):
-                    dims = [batch, GROUPS, f"{length}_sequence_length", "kv_cache_dim"]
+                    dims = [
+                        batch,
+                        GROUPS,
+                        f"{length}_{'sliding' if sliding and layer == 0 else 'sequence'}_length",
+                        "kv_cache_dim",
+                    ]
                     into.append(helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, dims))
         held = [numpy_helper.from_array(array, name) for name, array in self._held.items()]
         graph = helper.make_graph(self.nodes, "main_graph", inputs, outputs, held)

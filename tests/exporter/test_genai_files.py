@@ -17,6 +17,9 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
+ROOM = 6
+"""Places of a cache of a window alone."""
+
 
 def written(model: onnx.ModelProto, folder: Path) -> str:
     (folder / "theirs.onnx").write_bytes(model.SerializeToString())
@@ -28,11 +31,12 @@ def continued(model: onnx.ModelProto, prompt: list[int], count: int) -> list[int
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = {given.name for given in session.get_inputs()}
     pasts = [f"past_key_values.{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
-    caches = {name: np.zeros((1, GROUPS, 0, DEPTH), np.float32) for name in pasts}
+    sliding = {given.name for given in session.get_inputs() if "past_sliding_length" in given.shape}
+    caches = {name: np.zeros((1, GROUPS, ROOM if name in sliding else 0, DEPTH), np.float32) for name in pasts}
     outputs = ["logits", *(name.replace("past_key_values", "present") for name in pasts)]
     ids, found = np.array([prompt]), list[int]()
     for _ in range(count):
-        past = caches[pasts[0]].shape[2]
+        past = caches[pasts[-1]].shape[2]
         feeds = {"input_ids": ids, MASK: np.ones((1, past + ids.shape[1]), np.int64)}
         if "position_ids" in names:
             feeds["position_ids"] = past + np.arange(ids.shape[1])[None]
@@ -83,3 +87,14 @@ def test_the_ends_of_texts_are_those_of_the_config_beside_it(tmp_path: Path) -> 
     config.write_text("[]")
     with pytest.raises(AttnportError, match=r"genai_config\.json is no config"):
         export(spec, tmp_path / "other")
+
+
+def test_a_cache_of_a_window_alone_becomes_one_of_all_tokens(tmp_path: Path) -> None:
+    model = decoder(window=4)
+    told: list[str] = []
+    export(written(model, tmp_path), tmp_path / "out", tell=told.append)
+    assert any("1 caches of a window alone" in line for line in told)
+    report = fuse(tmp_path / "out", targets=["ort_cpu"])
+    assert [item.mask for item in report.targets["ort_cpu"].items] == ["causal+window", "causal"]
+    prompt = [5, 17, 30, 2, 8]
+    assert attnport.open(tmp_path / "out").generate([prompt], max_tokens=8) == [continued(model, prompt, 8)]
