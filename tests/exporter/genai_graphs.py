@@ -15,7 +15,7 @@ MASK = "attention_mask"
 
 
 def decoder(
-    *, positions: bool = False, reads_mask: bool = False, bits: bool = False, window: int = 0
+    *, positions: bool = False, reads_mask: bool = False, bits: bool = False, window: int = 0, tied: bool = False
 ) -> onnx.ModelProto:
     """The graph.
 
@@ -23,12 +23,14 @@ def decoder(
         positions: Whether positions are an input, as the builder has them where keys are turned by an operator of
             their own, and for some models.
         reads_mask: Whether something else than the sums of the mask is used.
+        tied: Whether the table of tokens is the last layer's weight.
         window: Of the first layer; its cache then holds no more places than its caller gives. 0 = none.
         bits: Whether products are by weights of 4 bits.
     """
     made = _Graph(bits)
     total, last = made.lengths()
-    skip = made.op("Gather", "table", "input_ids")
+    table = made.op("Transpose", made.weight("head", WIDTH, VOCABULARY), perm=[1, 0]) if tied else "table"
+    skip = made.op("Gather", table, "input_ids")
     x = made.op("SimplifiedLayerNormalization", skip, made.weight("norm", WIDTH), epsilon=1e-6, axis=-1)
     for layer in range(LAYERS):
         qkv = made.product(x, f"{layer}.qkv", WIDTH, (HEADS + 2 * GROUPS) * DEPTH)
@@ -46,7 +48,7 @@ def decoder(
         )  # fmt: skip
         output = made.product(y, f"{layer}.out", WIDTH, WIDTH)
         x, skip = made.skipped(skip, output, f"{layer}.norm")
-    logits = made.product(x, "head", WIDTH, VOCABULARY)
+    logits = made.op("MatMul", x, "head") if tied else made.product(x, "head", WIDTH, VOCABULARY)
     if reads_mask:
         kept = made.op("Cast", made.op("ReduceMax", MASK, keepdims=0), to=TensorProto.FLOAT)
         logits = made.op("Mul", logits, kept)

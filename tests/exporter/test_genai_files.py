@@ -90,7 +90,7 @@ def test_the_ends_of_texts_are_those_of_the_config_beside_it(tmp_path: Path) -> 
 
 
 def test_a_cache_of_a_window_alone_becomes_one_of_all_tokens(tmp_path: Path) -> None:
-    model = decoder(window=4)
+    model = decoder(window=4, tied=True)
     told: list[str] = []
     export(written(model, tmp_path), tmp_path / "out", tell=told.append)
     assert any("1 caches of a window alone" in line for line in told)
