@@ -70,6 +70,12 @@ def test_prompts_of_several_lengths_are_refused(tmp_path: Path) -> None:
         attnport.open(tmp_path / "out").generate([[5, 17], [5]], max_tokens=2)
 
 
+def test_one_input_may_be_declared_by_dims_of_others(tmp_path: Path) -> None:
+    given = f"{MASK}=int64[batch,past_sequence_length+sequence_length]:high=2"
+    manifest = export(written(decoder(reads_mask=True), tmp_path), tmp_path / "out", inputs=[given])
+    assert str(manifest.io.inputs[1]) == given.removesuffix(":high=2")
+
+
 def test_a_mask_that_is_read_otherwise_stays_an_input(tmp_path: Path) -> None:
     manifest = export(written(decoder(reads_mask=True), tmp_path), tmp_path / "out")
     assert manifest.io.inputs[1].dims == ("batch", "past_sequence_length+sequence_length")
