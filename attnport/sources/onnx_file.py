@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnport.errors import SpecError, first_line
+from attnport.sources.onnx_decoder import Decoder, settle_decoder
 from attnport.sources.structure import flat_name
 from attnport_bundle.external import references
 
@@ -52,16 +54,28 @@ def files_of(text: str) -> list[Path]:
     return [path, *(path.parent / name for name in sorted(names))]
 
 
+@dataclass(frozen=True)
+class Theirs:
+    """What a file holds.
+
+    Attributes:
+        model: The graph without functions of its own, types of 16 bits widened to 32; its weights stay on disk.
+        half: `float16` or `bfloat16` where weights had that type; otherwise "".
+        decoder: What is known of a decoder with its cache.
+    """
+
+    model: ir.Model
+    half: str
+    decoder: Decoder | None
+
+
 def graph_of(text: str) -> ir.Model:
-    """As `graph_and_half`, the graph alone."""
-    return graph_and_half(text)[0]
+    """As `read`, the graph alone."""
+    return read(text).model
 
 
-def graph_and_half(text: str) -> tuple[ir.Model, str]:
-    """The graph without functions of its own, types of 16 bits widened to 32; its weights stay on disk.
-
-    Returns:
-        The graph, and `float16` or `bfloat16` where weights had that type; otherwise "".
+def read(text: str) -> Theirs:
+    """What a file holds.
 
     Raises:
         SpecError: as `files_of`.
@@ -87,7 +101,7 @@ def graph_and_half(text: str) -> tuple[ir.Model, str]:
     half = next((name.lower() for name in _HALVES if name in held), "")
     if half:
         _widen(model)
-    return model, half
+    return Theirs(model, half, settle_decoder(model))
 
 
 def input_names(model: ir.Model) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attnport.artifacts import ModelSpec
 from attnport.errors import SpecError, UsageError
 from attnport.sources.declare import declared_spec
-from attnport.sources.onnx_file import graph_and_half, graph_of, input_names, inputs_of, output_names, path_of
+from attnport.sources.onnx_decoder import stops_of
+from attnport.sources.onnx_file import graph_of, input_names, inputs_of, output_names, path_of, read
 from attnport.sources.parsing import parse_input
 from attnport.sources.plain import half_notes
 from attnport.sources.structure import flat_name
@@ -35,20 +36,25 @@ def load_onnx(text: str, inputs: Sequence[str], dims: Sequence[str], outputs: Se
         SpecError: it cannot be read or computed, or the graph does not tell the shape of an input.
         UsageError: a declaration names no input of the graph.
     """
-    model, half = graph_and_half(text)
-    declared = _declared(text, model, inputs)
+    theirs = read(text)
+    decoder = theirs.decoder
+    declared = _declared(text, theirs.model, inputs, decoder is not None)
+    path = path_of(text)
+    notes, stop = half_notes(theirs.half), tuple[int, ...]()
+    if decoder is not None:
+        taken = {each.partition("=")[0] for each in dims}
+        dims = [*dims, *(each for each in decoder.dims if each.partition("=")[0] not in taken)]
+        notes, stop = (*notes, *decoder.notes), stops_of(path)
 
     def make() -> nn.Module:
         return _module(text)
 
-    path = path_of(text)
     name = path.stem if path.stem != "model" else path.resolve().parent.name
     spec = declared_spec(name, text, make(), make, declared, dims, outputs)
     tokenizer = path.resolve().parent / "tokenizer.json"
     reads_text = any(each.name == "input_ids" for each in spec.io.inputs) and tokenizer.is_file()
-    return dataclasses.replace(
-        spec, notes=(*half_notes(half), *spec.notes), tokenizer=tokenizer if reads_text else None
-    )
+    io = dataclasses.replace(spec.io, stop=stop) if stop else spec.io
+    return dataclasses.replace(spec, io=io, notes=(*notes, *spec.notes), tokenizer=tokenizer if reads_text else None)
 
 
 def _module(text: str) -> nn.Module:
@@ -59,17 +65,20 @@ def _module(text: str) -> nn.Module:
     return OnnxModule(model, {flat: name for name, flat in names.items()}, output_names(model))
 
 
-def _declared(text: str, model: ir.Model, inputs: Sequence[str]) -> list[str]:
+def _declared(text: str, model: ir.Model, inputs: Sequence[str], counted: bool) -> list[str]:
     """A declaration for each input of the graph."""
     given = {parse_input(each)[0].name: each for each in inputs}
     names = input_names(model)
     unknown = [name for name in given if name not in names.values()]
     if unknown:
         raise UsageError(f"--input {unknown[0]}: the graph's inputs are {', '.join(names.values())}.")
-    return [given.get(names[str(value.name)]) or _declaration(text, value, names) for value in inputs_of(model)]
+    return [
+        given.get(names[str(value.name)]) or _declaration(text, value, names, counted) for value in inputs_of(model)
+    ]
 
 
-def _declaration(text: str, value: ir.Value, names: dict[str, str]) -> str:
+def _declaration(text: str, value: ir.Value, names: dict[str, str], counted: bool) -> str:
+    """What the graph says of an input; `counted` is whether masks of padding say lengths, as of a `Decoder`."""
     name = names[str(value.name)]
     dtype = _dtype(value)
     if dtype not in DTYPES:
@@ -81,8 +90,10 @@ def _declaration(text: str, value: ir.Value, names: dict[str, str]) -> str:
         )
     dims = [_dim(dim, axis, len(value.shape), name) for axis, dim in enumerate(value.shape)]
     found = f"{name}={dtype}[{','.join(map(str, dims))}]"
-    if name in PADDING and len(dims) == 2 and dtype in ("int64", "int32", "bool", "float32"):
+    if name in PADDING and not counted and len(dims) == 2 and dtype in ("int64", "int32", "bool", "float32"):
         return f"{found}:padding"
+    if name in PADDING and counted:
+        return f"{found}:high=2"
     high = _high(value) if dtype in ("int64", "int32") else 0
     return f"{found}:high={high}" if high else found
 
@@ -116,10 +127,21 @@ def _high(value: ir.Value) -> int:
         for node in current.consumers():
             first = node.inputs[0] if node.inputs else None
             if node.op_type == "Gather" and len(node.inputs) > 1 and node.inputs[1] is current:
-                if first is not None and first.const_value is not None:
-                    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-                    found.append(int(first.const_value.numpy().shape[axis]))
+                axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+                if first is not None and (rows := _size_of_table(first, axis)) is not None:
+                    found.append(rows)
             elif node.op_type in _LAYOUT and first is current and node not in seen:
                 seen.add(node)
                 pending.append(node.outputs[0])
     return min(found, default=0)
+
+
+def _size_of_table(table: ir.Value, axis: int) -> int | None:
+    """The size of an axis of a constant, or of one that is transposed, as a table that is also the last layer's."""
+    node = table.producer()
+    if table.const_value is None and node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        table = node.inputs[0]
+        rank = 0 if table.const_value is None else len(table.const_value.shape)
+        order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(rank)[::-1]
+        axis = order[axis] if rank else 0
+    return None if table.const_value is None else int(table.const_value.numpy().shape[axis])

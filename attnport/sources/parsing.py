@@ -121,9 +121,12 @@ def parse_dims(declared: Sequence[str]) -> dict[str, Dim]:
 
 
 def declarations(
-    inputs: Sequence[str], dims: Sequence[str]
+    inputs: Sequence[str], dims: Sequence[str], *, whole: bool = True
 ) -> tuple[tuple[TensorSpec, ...], tuple[MaskSpec, ...], dict[str, Dim]]:
     """The tensors, masks and ranges that are declared, without the constants. torch is not imported.
+
+    Args:
+        whole: Whether there are no other inputs, which may have further dims.
 
     Raises:
         UsageError: one cannot be read, or does not fit the others.
@@ -134,13 +137,14 @@ def declarations(
         raise UsageError("--input: a name is declared twice.")
     ranges = parse_dims(dims)
     used = names_of(tensors)
-    _check_expressions(tensors, used)
+    if whole:
+        _check_expressions(tensors, used)
     for name in ranges:
         if name not in used:
             near = _near(name, used)
             raise UsageError(f"--dim {name}: no input has that dim; they have {', '.join(used) or 'none'}.", hint=near)
     masks = tuple(mask for _, mask in parsed if mask)
-    for mask in masks:
+    for mask in masks if whole else ():
         if mask.keys is not None and mask.keys not in used:
             raise UsageError(f"--input {mask.input}: got keys={mask.keys}; the inputs have {', '.join(used)}.")
     return tensors, masks, ranges

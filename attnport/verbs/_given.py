@@ -66,7 +66,7 @@ class Given:
         else:
             # Examples, and a graph, may have further dims; declarations beside them may be marks alone.
             whole = [text for text in inputs if not text.partition("=")[2].strip().startswith(":")]
-            declarations([text.removesuffix(FORCED) for text in whole], ())
+            declarations([text.removesuffix(FORCED) for text in whole], (), whole=False)
             parse_dims(listed(self.dims))
 
     def code(self) -> Code | None:

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from contrib_nodes import NODES
+from cached_nodes import CACHED, COMPUTED, LEFT, heads
+from contrib_nodes import NODES, QKV, Array, B, D, E, H, Node, S, T, _floats, same
 
 from attnport.exporter.passes.foreign import prepare
 from attnport.sources.onnx_module import OnnxModule
@@ -21,24 +22,108 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndar
     return found
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_pytorch_computes_what_onnx_runtime_computes(name: str) -> None:
-    node = NODES[name]
-    model = ir.from_proto(node.model())
-    expected = run(model, node.feeds)
+EVERY = NODES | CACHED
+
+
+def computed(model: ir.Model, feeds: dict[str, Array]) -> list[Array]:
+    """Its outputs, by PyTorch."""
     names = [str(value.name) for value in model.graph.outputs]
-    module = OnnxModule(model, {name: name for name in node.feeds}, {name: name for name in names})
-    got = module(**{name: torch.from_numpy(array) for name, array in node.feeds.items()})
-    for output, wanted in zip(names, expected, strict=True):
-        np.testing.assert_allclose(got[output].numpy(), wanted, rtol=2e-4, atol=2e-5)
+    module = OnnxModule(model, {name: name for name in feeds}, {name: name for name in names})
+    got = module(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+    return [got[name].numpy() for name in names]
 
 
-@pytest.mark.parametrize("name", NODES)
+def written(node: Node, model: ir.Model | None = None) -> ir.Model:
+    """A node's graph in ONNX's operators."""
+    ready = prepare(ir.from_proto(node.model()) if model is None else model)
+    assert {inner.domain for inner in ready.graph} == {""}
+    return ready
+
+
+@pytest.mark.parametrize("name", EVERY | COMPUTED)
+def test_pytorch_computes_what_onnx_runtime_computes(name: str) -> None:
+    node = (EVERY | COMPUTED)[name]
+    model = ir.from_proto(node.model())
+    same(node, computed(model, node.feeds), run(model, node.feeds))
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_written_in_onnx_s_operators_it_computes_the_same(name: str) -> None:
-    node = NODES[name]
-    expected = run(ir.from_proto(node.model()), node.feeds)
+    node = EVERY[name]
+    same(node, run(written(node), node.feeds), run(ir.from_proto(node.model()), node.feeds))
+
+
+@pytest.mark.parametrize("name", COMPUTED | LEFT)
+def test_what_is_not_understood_stays_as_it_is(name: str) -> None:
+    node = (COMPUTED | LEFT)[name]
     ready = prepare(ir.from_proto(node.model()))
-    domains = {inner.domain for inner in ready.graph}
-    assert ("com.microsoft" in domains) == node.stays
-    for got, wanted in zip(run(ready, node.feeds), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
+    assert [inner.op_type for inner in ready.graph if inner.domain] == [node.operator]
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_pytorch_cannot_compute_is_refused(name: str) -> None:
+    node = LEFT[name]
+    with pytest.raises(RuntimeError, match="NotImplementedError"):
+        computed(ir.from_proto(node.model()), node.feeds)
+
+
+def test_rows_of_padding_alone_are_not_compared() -> None:
+    node = CACHED["prompt_padded"]
+    wanted = run(ir.from_proto(node.model()), node.feeds)
+    got = [array.copy() for array in wanted]
+    got[0][1, 3:] = 9
+    same(node, got, wanted)
+    got[0][1, 2] = 9
+    with pytest.raises(AssertionError):
+        same(node, got, wanted)
+
+
+BIAS = _floats(3 * E)
+KERNELS_ON_CUDA = {
+    "q, k and v": (heads(*(_floats(B, T, E) + shift for shift in (0, 1, 2)), outputs=(0,)), 3, False),
+    "q, k and v with biases": (
+        heads(*(_floats(B, T, E) + shift for shift in (0, 1, 2)), BIAS, outputs=(0,)), 3, True),
+    "k and v": (heads(QKV[0], QKV[1], QKV[2] + 1, outputs=(0,)), 2, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS_ON_CUDA)
+def test_packed_ones_which_no_kernel_on_cpu_takes_are_as_those_apart(name: str) -> None:
+    apart, count, biased = KERNELS_ON_CUDA[name]
+    flat = [array for array in apart.inputs[:3] if array is not None]
+    together = np.stack([array.reshape(B, -1, H, D) for array in flat[-count:]], axis=3)
+    inputs = (*flat[:-count], together, *(None, None, BIAS)[: 3 * biased])
+    node = heads(*inputs, outputs=(0,))
+    wanted = run(ir.from_proto(apart.model()), apart.feeds)
+    same(node, computed(ir.from_proto(node.model()), node.feeds), wanted)
+    same(node, run(written(node), node.feeds), wanted)
+
+
+def few_bits(width: int, block: int, bits: int, zeros: str) -> tuple[Node, ir.Model]:
+    """A product by a weight of `bits`, its inputs, and the graph with the weight as an initializer."""
+    random = np.random.default_rng(width)
+    count, blocks = 24, -(-width // block)
+    packed = random.integers(0, 256, (count, blocks, block * bits // 8)).astype(np.uint8)
+    whole = random.integers(0, 256, count * -(-blocks * bits // 8)).astype(np.uint8)
+    middles = {"": None, "whole": whole, "float": _floats(count * blocks)}[zeros]
+    node = Node("MatMulNBits", (_floats(B, S, width), packed, _floats(count * blocks), middles),
+                {"K": width, "N": count, "bits": bits, "block_size": block})  # fmt: skip
+    model = ir.from_proto(node.model())
+    for value in list(model.graph.inputs)[1:]:
+        value.const_value = ir.tensor(node.feeds[str(value.name)], name=value.name)
+        model.graph.inputs.remove(value)
+        model.graph.register_initializer(value)
+    return node, model
+
+
+@pytest.mark.parametrize(
+    ("width", "block", "bits", "zeros"),
+    [(64, 32, 4, ""), (96, 32, 4, "whole"), (50, 16, 4, "whole"), (64, 32, 8, "whole"), (64, 32, 4, "float")],
+)
+def test_a_weight_of_a_few_bits_becomes_one_of_floats(width: int, block: int, bits: int, zeros: str) -> None:
+    node, model = few_bits(width, block, bits, zeros)
+    wanted = run(ir.from_proto(node.model()), node.feeds)
+    close = [array / np.abs(wanted[0]).max() for array in computed(ir.from_proto(node.model()), node.feeds)]
+    np.testing.assert_allclose(close[0], wanted[0] / np.abs(wanted[0]).max(), atol=1e-6)
+    got = run(written(node, model), {"in0": node.feeds["in0"]})
+    np.testing.assert_allclose(got[0] / np.abs(wanted[0]).max(), wanted[0] / np.abs(wanted[0]).max(), atol=1e-6)

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from attnport.exporter.fusion import moves
 from attnport.exporter.fusion.elements import element
-from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, conjuncts, is_bool, op
+from attnport.exporter.fusion.formula import TRUE, ZERO, Axis, Const, Expr, Op, Read, Size, conjuncts, is_bool, op
 
 I, J = Axis("i"), Axis("j")  # noqa: E741 - the names that formulas use
 SIZES = {"S": 3, "T": 5}
@@ -136,6 +136,34 @@ RULES: dict[str, tuple[str, str, tuple[int | str, ...], dict[str, Any]]] = {
     ),
     "shape_from_end": ("s = Shape<start=-1>(m)\ny = Add(m, s)", "int64", ("S", "T"), {}),
     "slice": ("y = Slice(m, a, e, x2, w)", "int64", ("S", 2), {"a": [1], "e": [5], "x2": [-1], "w": [2]}),
+    "slice_from_end": (
+        "n = Slice(c, a, e)\ny = Gather(n, d)",
+        "int64",
+        (1,),
+        {"c": [3, 5, 7], "a": [-2], "e": [9], "d": [1]},
+    ),
+    "slice_from_end_of_named": ("y = Slice(m, a, e, x2)", "int64", ("S", 2), {"a": [-2], "e": [9], "x2": [1]}),
+    "split": (
+        "s = Shape(m)\nt = Concat<axis=0>(s, c)\nu, v, w = Split<num_outputs=3>(t)\ny = Gather(v, d)",
+        "int64",
+        (1,),
+        {"c": [7], "d": [0]},
+    ),
+    "cumulated": ("s = Shape(m)\no = Expand(c, s)\ny = CumSum(o, a)", "int64", ("S", "T"), {"c": 2, "a": -1}),
+    "cumulated_before": (
+        "s = Shape(m)\no = Expand(c, s)\ny = CumSum<exclusive=1>(o, a)",
+        "int64",
+        ("S", "T"),
+        {"c": 1, "a": 0},
+    ),
+    "cumulated_from_end": (
+        "s = Shape(m)\no = Expand(c, s)\ny = CumSum<reverse=1>(o, a)",
+        "int64",
+        ("S", "T"),
+        {"c": 1, "a": 1},
+    ),
+    "cumulated_inputs": ("y = CumSum(m, a)", "int64", ("S", "T"), {"a": 1}),
+    "remainder": ("y = Mod(m, c)", "int64", ("S", "T"), {"c": 2}),
     "squeeze": ("u = Unsqueeze(m, a)\ny = Squeeze(u, a)", "int64", ("S", "T"), {"a": [0]}),
     "squeeze_all": ("u = Unsqueeze(k, a)\nv = Cast<to=7>(u)\ny = Squeeze(v)", "int64", ("T",), {"a": [0]}),
     "transpose": ("y = Transpose<perm=[1,0]>(m)", "int64", ("T", "S"), {}),
@@ -162,6 +190,7 @@ def test_a_rule_gives_the_elements_that_the_evaluator_computes(name: str) -> Non
     [
         ("expand", Read), ("transpose", Read), ("trilu_lower", Op), ("cast_to_bool", Op), ("range_of_step", Op),
         ("constant_of_shape", Const), ("unsqueeze", Op), ("reshape_adds_ones", Read), ("squeeze_all", Read),
+        ("slice_from_end", Const), ("cumulated", Op), ("cumulated_before", Axis), ("split", Size),
     ],
 )  # fmt: skip
 def test_a_rule_sees_through_its_operator(name: str, expected: type) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -12,8 +13,11 @@ from running import Exported, export, on_reference
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+import attnport
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
+from attnport.verbs.export import export as exported_to
+from attnport.verbs.fuse import fuse
 
 H, D, K = 2, 8, 12
 DIMS = (Dim("batch", 1, 2, 4), Dim("seq", 1, 5, 8), Dim("mem", 1, 6, 8))
@@ -92,3 +96,20 @@ def test_where_it_does_not_fit_there_are_three(options: dict[str, int], plan: st
     model = exported(**options)[1].lowered("ort_cuda", plan).model
     assert [node.op_type for node in model.graph].count("MatMul") == 3
     assert operator(model).inputs[1] is not None
+
+
+@pytest.mark.parametrize("biases", ["qkv", ""])
+def test_the_form_is_read_back_as_a_file(biases: str, tmp_path: Path) -> None:
+    module, made = exported(biases)
+    proto = ir.to_proto(made.lowered("ort_cuda", "fp16").model)
+    (tmp_path / "form.onnx").write_bytes(proto.SerializeToString())
+    exported_to(f"onnx:{tmp_path / 'form.onnx'}", tmp_path / "out")
+    (item,) = fuse(tmp_path / "out", targets=["ort_cpu"]).targets["ort_cpu"].items
+    assert item.fused
+    assert item.mask == "explicit(mask)"
+    given = feeds(empty=False)
+    with torch.no_grad():
+        expected = module(*(torch.from_numpy(given[name]) for name in ("x", "memory", "mask"))).numpy()
+    with attnport.open(tmp_path / "out").open("ort_cpu") as running:
+        (got,) = running.run(**given).values()
+    np.testing.assert_allclose(got, expected, atol=5e-3)

@@ -63,7 +63,7 @@ def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None =
     if node is not None and not walk.ends():
         with walk:
             found: Expr | None = None
-            moved = source_of(node, index)
+            moved = source_of(node, index) if node.op_type != "Split" else _whole(node, value, index)
             if moved is not None:
                 found = element(*moved, walk)
             elif rule is not None:
@@ -73,6 +73,17 @@ def element(value: ir.Value | None, index: tuple[Expr, ...], walk: Walk | None =
         if found is not None:
             return _rounded(found, value, index)
     return Read(value, index)
+
+
+def _whole(node: ir.Node, part: ir.Value, index: tuple[Expr, ...]) -> tuple[ir.Value | None, tuple[Expr, ...]] | None:
+    """What `Split` cuts, and the index there of an element of one of its parts; None if their sizes are not known."""
+    axis = node.attributes["axis"].as_int() % len(index) if "axis" in node.attributes else 0
+    before = [dims_of(each) for each in node.outputs[: part.index()]]
+    sizes = [dims[axis] if dims is not None else None for dims in before]
+    offset = sum(size for size in sizes if isinstance(size, int))
+    if not all(isinstance(size, int) for size in sizes) or node.domain:
+        return None
+    return node.inputs[0], (*index[:axis], op("Add", index[axis], Const(offset)), *index[axis + 1 :])
 
 
 def _rounded(found: Expr, value: ir.Value, index: tuple[Expr, ...]) -> Expr:
@@ -207,6 +218,28 @@ def _trilu(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
     return op("And", kept, inner) if is_bool(inner) else op("Where", kept, inner, ZERO)
 
 
+def _cumulated(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
+    """Sums of equal numbers, by which tf2onnx counts: of ones, before each, the index itself."""
+    inner, axis = element(node.inputs[0], index, walk), scalar(node.inputs[1])
+    is_whole = node.outputs[0].dtype is not None and node.outputs[0].dtype.is_integer()
+    if axis is None or not isinstance(inner, Const) or not is_whole or _is_set(node, "reverse"):
+        return None
+    at = index[int(axis) % len(index)]
+    return op("Mul", at if _is_set(node, "exclusive") else op("Add", at, Const(1)), inner)
+
+
+def _is_set(node: ir.Node, name: str) -> bool:
+    return name in node.attributes and bool(node.attributes[name].as_int())
+
+
+def _divided(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr | None:
+    """A quotient or a remainder of an index of merged axes by the size of the second."""
+    whole, by = (broadcast_element(value, index, walk) for value in node.inputs)
+    if isinstance(whole, Op) and whole.name == "Join" and whole.args[2] == by:
+        return whole.args[node.op_type == "Mod"]
+    return None
+
+
 def _constant_of_shape(node: ir.Node, index: tuple[Expr, ...], walk: Walk) -> Expr:
     fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0].item() if "value" in node.attributes else 0.0
     return Const(fill)
@@ -216,8 +249,11 @@ _RULES: dict[str, Callable[[Any, tuple[Expr, ...], Walk], Expr | None]] = {
     "Cast": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
+    "CumSum": _cumulated,
+    "Div": _divided,
     "Gather": _gather,
     "GatherND": _gather_nd,
+    "Mod": _divided,
     "Range": _range,
     "Shape": _shape,
     "Slice": _slice_from,

@@ -131,12 +131,17 @@ def _slice(node: ir.Node, index: Index) -> Index | None:
     axes, steps = const_value(inputs[3]), const_value(inputs[4])
     if any(value is not None and array is None for value, array in ((inputs[3], axes), (inputs[4], steps))):
         return None
-    if starts is None or (starts < 0).any() or (steps is not None and (steps < 1).any()):
+    if starts is None or (steps is not None and (steps < 1).any()):
         return None
-    moved = list(index)
+    moved, dims = list(index), dims_of(node.inputs[0])
     for at, start in enumerate(starts.reshape(-1)):
         axis = int(axes.reshape(-1)[at]) % len(index) if axes is not None else at
         step = int(steps.reshape(-1)[at]) if steps is not None else 1
+        if start < 0:  # counted from the end
+            size = dims[axis] if dims is not None else None
+            if not isinstance(size, int):
+                return None
+            start = max(start + size, 0)
         moved[axis] = op("Add", op("Mul", moved[axis], Const(step)), Const(int(start)))
     return tuple(moved)
 

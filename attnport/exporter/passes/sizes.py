@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnport.exporter.passes.contrib_sizes import contrib_sizes
 from attnport.exporter.passes.known_sizes import MAX_CONTENT, KnownSizes, Size
 from attnport.exporter.passes.size_rules import CONTENTS, SHAPES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+CONTRIB = "com.microsoft"
 _BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater"),
     *("GreaterOrEqual", "Min", "Max", "Sum", "Mean", "PRelu", "BitwiseAnd", "BitwiseOr"),
@@ -74,6 +76,8 @@ class Inference(KnownSizes):
         elif node.domain == "" and node.op_type in _BROADCAST:
             known = [self.sizes.get(value) for value in node.inputs if value is not None]
             shapes = [self.broadcast([sizes for sizes in known if sizes is not None]) if None not in known else None]
+        elif node.domain == CONTRIB:
+            shapes = contrib_sizes(self, node)
         if shapes == [None]:
             shapes = self.by_standard(node)
         for value, sizes in itertools.zip_longest(node.outputs, shapes):

@@ -103,6 +103,8 @@ def _multi_head(
             k, v = k + bias[E : 2 * E], v + bias[2 * E :]
     q = split_heads(q, heads)
     k, v = (split_heads(one, heads) if one.ndim == 3 else one for one in (k, v))
+    if call.get("unidirectional") and q.shape[2] != k.shape[2]:
+        raise NotImplementedError("MultiHeadAttention that is unidirectional, with more keys than queries or fewer")
     before = 0 if past_k is None else past_k.shape[2]
     if past_k is not None and past_v is not None:
         k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
@@ -115,13 +117,16 @@ def _packed_attention(
     call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None, mask: Tensor | None = None,
     past: Tensor | None = None, added: Tensor | None = None, *rest: Tensor | None,
 ) -> Any:  # fmt: skip
-    if past is not None or call.get("do_rotary") or any(one is not None for one in rest):
-        raise NotImplementedError("com.microsoft Attention with a past or a rotation")
+    if call.get("do_rotary") or any(one is not None for one in rest):
+        raise NotImplementedError("com.microsoft Attention with a rotation or a shared buffer")
     packed = torch.matmul(x, weight)
     packed = packed if bias is None else packed + bias
     sizes = call.get("qkv_hidden_sizes") or [packed.shape[-1] // 3] * 3
     q, k, v = (split_heads(one, call.get("num_heads")) for one in torch.split(packed, list(sizes), -1))
-    y = _attend(call, q, k, v, mask, added)
+    before = 0 if past is None else past.shape[3]
+    if past is not None:  # [2,B,H,P,D]
+        k, v = (torch.cat(both, 2) for both in ((past[0], k), (past[1], v)))
+    y = _attend(call, q, k, v, mask, added, before)
     return (y, torch.stack([k, v])) if call.outputs > 1 else y
 
 
@@ -129,10 +134,9 @@ def _packed_attention(
 def _grouped(
     call: Call, q: Tensor, k: Tensor | None, v: Tensor | None, past_k: Tensor | None, past_v: Tensor | None,
     last: Tensor, total: Tensor, cos: Tensor | None = None, sin: Tensor | None = None,
-    positions: Tensor | None = None, added: Tensor | None = None, *rest: Tensor | None,
+    positions: Tensor | None = None, added: Tensor | None = None, sink: Tensor | None = None, *rest: Tensor | None,
 ) -> Any:  # fmt: skip
-    if any(one is not None for one in rest) or call.get("smooth_softmax") == 1:
-        raise NotImplementedError("GroupQueryAttention with a sink")
+    _refuse_variants(call, rest)
     heads, grouped = call.get("num_heads"), call.get("kv_num_heads")
     if k is None or v is None:
         D = q.shape[-1] // (heads + 2 * grouped)
@@ -141,28 +145,54 @@ def _grouped(
     size = int(total.item())
     # A prompt begins at position 0; a later step begins behind what its row has kept.
     before = last.reshape(-1).long() + 1 - T if size != T else torch.zeros(B, dtype=torch.int64, device=q.device)
-    at_BT = before.unsqueeze(1) + torch.arange(T, device=q.device)
     q, k, v = (one.reshape(B, T, count, -1) for one, count in ((q, heads), (k, grouped), (v, grouped)))
     if call.get("do_rotary") and cos is not None and sin is not None:
-        turned = at_BT if positions is None else positions.long()
+        turned = _positions(before, T, positions, is_prompt=size == T)
         q, k = (rotated(one, cos[turned], sin[turned], bool(call.get("rotary_interleaved"))) for one in (q, k))
-    k, v = (_kept(past, one, at_BT, size) for past, one in ((past_k, k), (past_v, v)))
+    k, v = (_kept(past, one, before, size) for past, one in ((past_k, k), (past_v, v)))
     window = call.get("local_window_size", -1)
-    seen = visible(T, k.shape[2], before, window - 1 if window > 0 else -1, 0, q.device)
-    products = scores(q.transpose(1, 2), k, call.get("scale") or None, call.get("softcap", 0.0))
-    products = products if added is None else products + added[..., : k.shape[2]]
-    y = merge_heads(torch.matmul(weights_of(products, seen), repeated(v, heads)))
+    seen = visible(T, size, before, window - 1 if window > 0 else -1, 0, q.device)
+    products = scores(q.transpose(1, 2), k[:, :, :size], call.get("scale") or None, call.get("softcap", 0.0))
+    products = products if added is None else products + added
+    if call.get("smooth_softmax") == 1 and sink is None:
+        sink = products.new_zeros(heads)
+    weights = weights_of(products, seen) if sink is None else _beside_sink(products, seen, sink)
+    y = merge_heads(torch.matmul(weights, repeated(v[:, :, :size], heads)))
     return (y, k, v)[: call.outputs] if call.outputs > 1 else y
 
 
-def _kept(past_BHSD: Tensor | None, new_BTHD: Tensor, at_BT: Tensor, total: int) -> Tensor:
-    """The cache, [B,H,S,D], with the new tokens written where they belong."""
-    B, T, H, D = new_BTHD.shape
-    size = max(total, 0 if past_BHSD is None else past_BHSD.shape[2])
-    found = new_BTHD.new_zeros(B, H, size, D)
-    if past_BHSD is not None:
-        found[:, :, : past_BHSD.shape[2]] = past_BHSD
-    return found.scatter(2, at_BT.reshape(B, 1, T, 1).expand(B, H, T, D), new_BTHD.transpose(1, 2))
+def _refuse_variants(call: Call, rest: tuple[Tensor | None, ...]) -> None:
+    """Raises NotImplementedError for GroupQueryAttention with what it has got besides."""
+    if any(one is not None for one in rest):
+        raise NotImplementedError("GroupQueryAttention with norms, or a cache in whole numbers")
+    if call.get("causal", 1) != 1 or call.get("sliding_window_cache"):
+        raise NotImplementedError("GroupQueryAttention that is not causal, or with a cache that forgets")
+
+
+def _beside_sink(scores_BHTS: Tensor, seen: Tensor, sink_H: Tensor) -> Tensor:
+    """Softmax over the keys that are seen and a number for each head, whose own weight is dropped."""
+    column = sink_H.reshape(1, -1, 1, 1).expand(*scores_BHTS.shape[:3], 1)
+    return torch.softmax(torch.cat([scores_BHTS.masked_fill(~seen, -torch.inf), column], -1), -1)[..., :-1]
+
+
+def _positions(before: Tensor, count: int, given: Tensor | None, *, is_prompt: bool) -> Tensor:
+    """Where new tokens are, [B,T]; a prompt counts on from the first position that is given."""
+    every = torch.arange(count, device=before.device)
+    if given is None:
+        return before.unsqueeze(1) + every
+    return given.reshape(-1)[:1].long().unsqueeze(1) + every if is_prompt else given.long()
+
+
+def _kept(past_BHSD: Tensor | None, new_BTHD: Tensor, before_B: Tensor, total: int) -> Tensor:
+    """The cache, [B,H,S,D], with the new tokens behind those that each row keeps, and zeros behind them."""
+    new_BHTD = new_BTHD.transpose(1, 2)
+    B, H, T, D = new_BHTD.shape
+    both, P = (new_BHTD, 0) if past_BHSD is None else (torch.cat([past_BHSD, new_BHTD], 2), past_BHSD.shape[2])
+    every = torch.arange(max(total, P), device=both.device)
+    behind = every - before_B.unsqueeze(1)
+    chosen = torch.where(behind >= 0, (P + behind).clamp(max=P + T - 1), every)
+    found = both.gather(2, chosen.reshape(B, 1, -1, 1).expand(B, H, len(every), D))
+    return found.masked_fill((behind >= T).reshape(B, 1, -1, 1), 0.0)
 
 
 @operator("RotaryEmbedding", domain=CONTRIB)
@@ -170,9 +200,34 @@ def _rotary(call: Call, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) 
     flat = x.ndim == 3
     heads = call.get("num_heads") or (x.shape[-1] // (2 * cos.shape[-1]) if flat else 0)
     apart = x.reshape(*x.shape[:2], heads, -1) if flat else x.transpose(1, 2)
-    if positions.numel() == 1:
+    if positions.ndim == 1:
         at = positions.long().reshape(1, 1) + torch.arange(apart.shape[1], device=x.device)
     else:
         at = positions.long()
     found = rotated(apart, cos[at], sin[at], bool(call.get("interleaved")))
     return found.flatten(2) if flat else found.transpose(1, 2)
+
+
+@operator("MatMulNBits", domain=CONTRIB)
+def _product(
+    call: Call, x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None = None, order: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if order is not None:
+        raise NotImplementedError("MatMulNBits with an order of blocks")
+    bits, width = call.get("bits", 4), call.get("K")
+    blocks = _whole(weight, bits).to(scales.dtype)  # [N, blocks, width of one]
+    count = blocks.shape[1]
+    middle: Tensor | float = 2.0 ** (bits - 1)
+    if zeros is not None:
+        whole = zeros if zeros.is_floating_point() else _whole(zeros.reshape(len(blocks), -1), bits)
+        middle = whole.reshape(len(blocks), -1)[:, :count].unsqueeze(-1).to(scales.dtype)
+    wide = (blocks - middle) * scales.reshape(len(blocks), count, 1)
+    found = torch.matmul(x, wide.flatten(1)[:, :width].T)
+    return found if bias is None else found + bias
+
+
+def _whole(bytes_: Tensor, bits: int) -> Tensor:
+    """Numbers of 2, 4 or 8 bits that are packed in bytes along the last axis, the first in the lowest bits."""
+    parts = [(bytes_ >> low) & (2**bits - 1) for low in range(0, 8, bits)]
+    return torch.stack(parts, -1).flatten(-2)

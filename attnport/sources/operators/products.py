@@ -53,8 +53,7 @@ def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
 
 @operator("FusedMatMul", domain=CONTRIB)
 def _fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    if call.get("transBatchA") or call.get("transBatchB"):
-        raise NotImplementedError("FusedMatMul with transBatchA or transBatchB")
+    a, b = a.movedim(0, -2) if call.get("transBatchA") else a, b.movedim(0, -2) if call.get("transBatchB") else b
     a = a.transpose(-1, -2) if call.get("transA") else a
     b = b.transpose(-1, -2) if call.get("transB") else b
     return torch.mul(torch.matmul(a, b), call.get("alpha", 1.0))
