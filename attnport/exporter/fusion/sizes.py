@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attnport.exporter.fusion.comparisons import Linear, linear, plus, scaled
 from attnport.exporter.fusion.formula import Axis, Const, Expr, Size, op
 
 if TYPE_CHECKING:
@@ -23,6 +24,21 @@ def size_sum(value: ir.Value | None, axis: int) -> Expr | None:
     from the first Concat whose output has the name.
     """
     return _sum(value, axis, frozenset())
+
+
+def same(one: Expr | None, other: Expr | None) -> bool:
+    """Whether two sizes may be taken for the same: they are, or one of them is unknown."""
+    return one is None or other is None or one == other or _terms(one) == _terms(other)
+
+
+def _terms(size: Expr) -> Linear | None:
+    """A size as a sum, also where an input's dim is called by one, such as `past+seq`."""
+    total, read = {}, linear(size)
+    for atom, by in (read or {}).items():
+        names = atom.dim.split("+") if isinstance(atom, Size) else []
+        for term in [Size(name) for name in names] or [atom]:
+            total = plus(total, scaled({term: 1}, by))
+    return None if read is None else total
 
 
 def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None:
