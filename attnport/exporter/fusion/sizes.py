@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnport.exporter.fusion.comparisons import Linear, linear, plus, scaled
+from attnport.exporter.fusion.comparisons import Linear, linear, plus
 from attnport.exporter.fusion.formula import Axis, Const, Expr, Size, op
 
 if TYPE_CHECKING:
@@ -33,12 +33,15 @@ def same(one: Expr | None, other: Expr | None) -> bool:
 
 def _terms(size: Expr) -> Linear | None:
     """A size as a sum, also where an input's dim is called by one, such as `past+seq`."""
-    total, read = {}, linear(size)
-    for atom, by in (read or {}).items():
-        names = atom.dim.split("+") if isinstance(atom, Size) else []
-        for term in [Size(name) for name in names] or [atom]:
-            total = plus(total, scaled({term: 1}, by))
-    return None if read is None else total
+    read = linear(size)
+    if read is None:
+        return None
+    total: Linear = {}
+    for atom, by in read.items():
+        terms: list[Expr] = [*map(Size, atom.dim.split("+"))] if isinstance(atom, Size) else [atom]
+        for term in terms:
+            total = plus(total, {term: by})
+    return total
 
 
 def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None:
