@@ -136,13 +136,13 @@ def test_a_branch_at_a_length_limits_the_cache_and_the_new_tokens_to_half_of_it(
 
     config = transformers.DogeConfig(
         vocab_size=101, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, keep_window_size=512, eos_token_id=100, pad_token_id=0,
+        num_key_value_heads=2, max_position_embeddings=2048, keep_window_size=2048, eos_token_id=100, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.DogeForCausalLM(config).save_pretrained(tmp_path / "weights")
     manifest = export(f"hf:{tmp_path / 'weights'}", tmp_path / "out", part="with-past")
     assert {dim.name: (dim.min, dim.max) for dim in manifest.io.dims if dim.name != "batch"} == {
-        "seq": (1, 256), "past": (0, 255),
+        "seq": (1, 1024), "past": (0, 1023),
     }  # fmt: skip
 
 
