@@ -9,6 +9,8 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attnport_bundle.errors import AttnportError as AttnportError
 from attnport_bundle.errors import BundleError as BundleError
 from attnport_bundle.errors import FeedError as FeedError
@@ -48,11 +50,14 @@ class ExportError(UsageError):
 
     Args:
         dims: The dims that froze, where that is known.
+        within: By dim, the sizes up to which they did not, where that is known.
     """
 
-    def __init__(self, message: str, *, hint: str = "", dims: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", dims: tuple[str, ...] = (), within: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
-        self.dims = dims
+        self.dims, self.within = dims, within or {}
 
 
 class EngineBuildError(UsageError):

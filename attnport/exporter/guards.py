@@ -12,7 +12,7 @@ import itertools
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +36,14 @@ class Guard:
         place: Where the code made it, as ` (model.py, line 7: y = x.view(n))`, or "".
         sizes: A size for each dim of the condition.
         special: Whether the condition is an equality, which few sizes fulfil, such as that of whole chunks.
+        within: By dim, the sizes up to which it is true of all, as of `past + seq <= 2048`; none = it is no such bound.
     """
 
     text: str
     place: str
     sizes: Mapping[str, int]
     special: bool = False
+    within: Mapping[str, int] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -119,9 +121,10 @@ def guards(program: torch.export.ExportedProgram, contract: IOContract) -> tuple
         if not used or any(symbol not in dims for symbol in used):
             continue
         text = str(guard.expr.subs({symbol: _name(dims[symbol]) for symbol in used}))
+        special = isinstance(guard.expr, sympy.Eq)
+        within = {} if special else _within(guard.expr, used, dims)
         for sizes in _violations(guard.expr, used, dims):
-            special = isinstance(guard.expr, sympy.Eq)
-            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes, special))
+            violated.setdefault(tuple(sorted(sizes.items())), Guard(text, _place(guard.sloc), sizes, special, within))
     return tuple(violated.values())
 
 
@@ -148,6 +151,17 @@ def _violations(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) ->
         if min(sizes) >= 2:
             return
         with_few = True
+
+
+def _within(condition: Any, used: Sequence[Any], dims: Mapping[Any, Dim]) -> dict[str, int]:
+    """The largest sizes, halved until the condition is true of them and of the smallest; none below the usual ones."""
+    holds, ranges = _as_function(condition, used), [dims[symbol] for symbol in used]
+    most = [dim.max for dim in ranges]
+    while all(size >= dim.opt for dim, size in zip(ranges, most, strict=True)):
+        if all(holds(*each) for each in itertools.product(*zip((dim.min for dim in ranges), most, strict=True))):
+            return {dim.name: size for dim, size in zip(ranges, most, strict=True)}
+        most = [size // 2 // dim.step * dim.step for dim, size in zip(ranges, most, strict=True)]
+    return {}
 
 
 def _as_function(condition: Any, used: Sequence[Any]) -> Callable[..., bool]:

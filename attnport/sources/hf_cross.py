@@ -5,6 +5,7 @@ cross-attention, once, and the decoder takes them, with a cache of its own, at e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from attnport.artifacts import IOContract
@@ -12,7 +13,7 @@ from attnport.dims import Dim, TensorSpec
 from attnport.errors import first_line
 from attnport.masks.spec import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
-from attnport.sources.hf_modules import Kind, encoder_output
+from attnport.sources.hf_modules import ENCODER_MASK, Kind, at_decoder, behind, encoder_output, reads_text
 from attnport.sources.hf_past import KEY, VALUE, accepted, ends, keys_and_values, other, pairs_of, present, whole_tokens
 from attnport.sources.hf_rules import known_tokens, rules_of
 
@@ -37,16 +38,25 @@ def has_cross(model: Any) -> bool:
 def encoded(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Each decoder layer's keys and values of what the encoder gives, `[batch, heads, seq, D]`.
 
+    Where the encoder's own mask is of another length: also `encoder_attention_mask [batch,seq]`, which of these are no
+    padding.
+
     The decoder runs on one token to make them. Nothing else of it is used, so that the exported graph leaves it out.
     """
     import torch
 
-    hidden_BSD = model.get_encoder()(**tensors, **constants, return_dict=True).last_hidden_state
-    ids_B1 = torch.zeros((hidden_BSD.shape[0], 1), dtype=torch.int64)
-    masked = {_MASK: tensors[_MASK]} if _MASK in tensors else {}
-    out = _decoded(model, hidden_BSD, ids_B1, None, **masked)
+    out = model.get_encoder()(**tensors, **constants, return_dict=True)
+    encoded = encoder_output(out.last_hidden_state, getattr(out, _MASK, None))
+    ids_B1 = torch.zeros((encoded.last_hidden_state.shape[0], 1), dtype=torch.int64)
+    given = {"decoder_input_ids": ids_B1, "use_cache": True}
+    given |= {_MASK: tensors[_MASK]} if _MASK in tensors else {}
+    seen: dict[str, Any] = {}
+    with at_decoder(model, lambda own: seen.update(own) or own) if not reads_text(model) else nullcontext():
+        cache = model(encoder_outputs=encoded, **given).past_key_values
     found: dict[str, torch.Tensor] = {}
-    for at, layer in enumerate(out.past_key_values.cross_attention_cache.layers):
+    if _MASK in tensors and seen.get(ENCODER_MASK) is not None:
+        found[ENCODER_MASK] = seen[ENCODER_MASK].to(torch.int64)
+    for at, layer in enumerate(cache.cross_attention_cache.layers):
         found |= {_CROSS_KEY.format(at): layer.keys, _CROSS_VALUE.format(at): layer.values}
     return found
 
@@ -57,25 +67,29 @@ def stepped(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str
     Args:
         tensors: `decoder_input_ids [batch,decoder_seq]`, `past_key_0 [batch,heads,past,D]`, ..., `cross_key_0
             [batch,heads,seq,D]`, ..., and where the decoder takes them, the masks of its own tokens,
-            `decoder_attention_mask [batch,past+decoder_seq]`, and of the encoder's, `attention_mask [batch,seq]`.
+            `decoder_attention_mask [batch,past+decoder_seq]`, and of the encoder's, `attention_mask [batch,seq]` or
+            `encoder_attention_mask [batch,seq]`.
         constants: `width`.
     """
     cross = pairs_of(tensors, _CROSS_KEY, _CROSS_VALUE)
     hidden_BSD = cross[0][0].new_zeros((cross[0][0].shape[0], cross[0][0].shape[2], constants[_WIDTH]))
     cache = _cache(pairs_of(tensors, KEY, VALUE), cross)
-    masked = {name: tensors[name] for name in (_OWN_MASK, _MASK) if name in tensors}
-    out = _decoded(model, hidden_BSD, tensors[_IDS], cache, **masked)
+    own = {_OWN_MASK: tensors[_OWN_MASK]} if _OWN_MASK in tensors else {}
+    out = _decoded(model, hidden_BSD, tensors[_IDS], cache, tensors.get(_MASK, tensors.get(ENCODER_MASK)), **own)
     return {"logits": out.logits[:, -1], **present(cache.self_attention_cache)}
 
 
-def _decoded(model: Any, hidden_BSD: torch.Tensor, ids_BS: torch.Tensor, cache: Any, **masked: torch.Tensor) -> Any:
-    """The decoder behind what an encoder gave; where the cache has its keys and values, only its sizes are read.
-
-    Args:
-        cache: None = an empty one.
-    """
-    outputs = encoder_output(hidden_BSD)
-    return model(encoder_outputs=outputs, decoder_input_ids=ids_BS, past_key_values=cache, use_cache=True, **masked)
+def _decoded(
+    model: Any,
+    hidden_BSD: torch.Tensor,
+    ids_BS: torch.Tensor,
+    cache: Any,
+    mask_BS: torch.Tensor | None = None,
+    **own: torch.Tensor,
+) -> Any:
+    """The decoder behind what an encoder gave; where the cache has its keys and values, only its sizes are read."""
+    given = {"decoder_input_ids": ids_BS, "past_key_values": cache, "use_cache": True, **own}
+    return behind(model, encoder_output(hidden_BSD), mask_BS, **given)
 
 
 def _cache(own: Sequence[tuple[torch.Tensor, torch.Tensor]], cross: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
@@ -105,9 +119,7 @@ def cross_contract(place: str, kind: Kind, plain: IOContract, declared: Sequence
     ids, hidden = specs[_IDS], specs["encoder_hidden_states"]
     if ids.dims != ("batch", "decoder_seq"):
         raise other(place, model, f"it writes {ids}, and not one token after another")
-    reads = getattr(model.get_encoder(), "main_input_name", "input_ids")
-    if "encoder_attention_mask" in specs and reads != "input_ids":
-        raise other(place, model, "it masks what the encoder gives by a mask of another length than the encoder's own")
+    mask = _MASK if reads_text(model) else ENCODER_MASK
     source = hidden.dims[1]
     kind.constants[_WIDTH] = hidden.dims[2]
     own, cross = _sizes(place, model, source if isinstance(source, int) else 3, int(hidden.dims[2]))
@@ -116,7 +128,7 @@ def cross_contract(place: str, kind: Kind, plain: IOContract, declared: Sequence
     sizes = [dim for dim in plain.dims if dim.name != "decoder_seq"]
     sizes += [Dim("decoder_seq", 1, 1, half), Dim("past", 0, min(32, half), half)]
     inputs, masks = [ids], [MaskSpec(("causal",), alignment="lower_right")]
-    for name, given, length in ((_OWN_MASK, _OWN_MASK, "past+decoder_seq"), (_MASK, "encoder_attention_mask", source)):
+    for name, given, length in ((_OWN_MASK, _OWN_MASK, "past+decoder_seq"), (mask, ENCODER_MASK, source)):
         if given in specs:
             inputs.append(TensorSpec(name, "int64", ("batch", length), high=2))
             masks.append(MaskSpec(("padding",), name))

@@ -11,11 +11,11 @@ from typing import Any
 from attnport.artifacts import IOContract
 from attnport.dims import Dim
 from attnport.errors import SpecError, UsageError
-from attnport.sources.declare import narrow_dims, observe_outputs
+from attnport.sources.declare import example, narrow_dims, observe_outputs
 from attnport.sources.hf_cross import ENCODER as ENCODER_WITH_PAST
 from attnport.sources.hf_cross import encoded, has_cross, stepped
 from attnport.sources.hf_inputs import FORMS, SMALL, Inputs, Trial, choose, usual_dims
-from attnport.sources.hf_modules import Kind, decoder, tower, whole, with_inputs
+from attnport.sources.hf_modules import ENCODER_MASK, Kind, decoder, reads_text, tower, whole, with_inputs
 from attnport.sources.hf_numbers import Numbers
 from attnport.sources.hf_past import PART as WITH_PAST
 from attnport.sources.hf_past import cached, has_past
@@ -155,10 +155,11 @@ def kind_contract(
     sides = {side: dim.opt for side, dim in wanted.items() if side in _IMAGE}
     given: dict[str, Sequence[str]] = {}
     if part == "decoder":
-        accepted = ["encoder_hidden_states", *accepted]
-        accepted += ["encoder_attention_mask"] if "attention_mask" in accepted else []
+        encoded = _encoded(place, model, numbers, text)
+        accepted = ["encoder_hidden_states", *accepted, *([ENCODER_MASK] if encoded.masked else [])]
         given = {each: () for each in FORMS if not each.startswith("decoder_")}
-        given["encoder_hidden_states"] = (_encoded(place, model, numbers, text),)
+        given["encoder_hidden_states"] = (encoded.form,)
+        text = dataclasses.replace(text, longest={**text.longest, "seq": encoded.longest})
     if any(side in wanted and wanted[side].min < wanted[side].max for side in _IMAGE) and (
         "interpolate_pos_encoding" in accepted
     ):
@@ -261,13 +262,35 @@ def _runs(trial: Trial, inputs: Inputs, dim: str, size: int) -> bool:
     return trial.runs(inputs, **{"batch": 1, dim: size})
 
 
-def _encoded(place: str, model: Any, numbers: Numbers, text: Text) -> str:
-    """The form of what the encoder gives."""
+@dataclasses.dataclass(frozen=True)
+class _Encoded:
+    """What an encoder gives to its decoder.
+
+    Attributes:
+        form: That of its hidden states, as an input.
+        masked: Whether the decoder takes a mask of them.
+        longest: How many there are at most.
+    """
+
+    form: str
+    masked: bool
+    longest: int
+
+
+def _encoded(place: str, model: Any, numbers: Numbers, text: Text) -> _Encoded:
+    """What the encoder gives."""
     encoder = kind_of(place, model, "encoder")
     contract = kind_contract(place, encoder, "encoder", numbers, text, (), flexible=False)
     hidden = next(spec for spec in contract.outputs if spec.name == "last_hidden_state")
     length = hidden.dims[1] if isinstance(hidden.dims[1], int) else "seq"
-    return f"float32[batch,{length},{hidden.dims[-1]}]"
+    form, longest = f"float32[batch,{length},{hidden.dims[-1]}]", text.longest["seq"]
+    if reads_text(model):
+        return _Encoded(form, "attention_mask" in _parameters(model.forward), longest)
+    if length == "seq":
+        most = {dim.name: 1 if dim.name == "batch" else dim.max for dim in contract.dims}
+        found = Trial(encoder.named, most).outputs({spec.name: example(spec, most) for spec in contract.inputs})
+        longest = found["last_hidden_state"].shape[1] if found else longest
+    return _Encoded(form, bool(contract.masks) and ENCODER_MASK in _parameters(model.get_decoder().forward), longest)
 
 
 def _called(kind: Kind, part: str) -> Callable[..., Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ _LEFT_OUT = re.compile(
     r"intermediate_.*|init_.*|enc_outputs_.*|encoder_.*logits|denoising_.*|auxiliary_.*|aux_outputs"
 )
 """Outputs that an application does not use: what training needs, the insides of layers, and caches."""
+ENCODER_MASK = "encoder_attention_mask"
+"""What a decoder calls the padding mask of its encoder's tokens."""
 
 
 def tensors_of(output: Any, own_pooler: bool = False, taken: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -98,19 +101,54 @@ def whole(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, 
 def decoder(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> Any:
     """A model behind its encoder, with the head: what the encoder gave, and its padding mask, are inputs."""
     encoded = encoder_output(tensors.pop("encoder_hidden_states"))
-    if "encoder_attention_mask" in tensors:
-        tensors["attention_mask"] = tensors.pop("encoder_attention_mask")
-    return model(encoder_outputs=encoded, **tensors, **constants, return_dict=True)
+    mask_BS = tensors.pop(ENCODER_MASK, None)
+    return behind(model, encoded, mask_BS, **tensors, **constants, return_dict=True)
 
 
-def encoder_output(hidden_BSD: torch.Tensor) -> Any:
-    """What an encoder gives, as its decoder takes it, also one that asks for more: there is no more."""
+def encoder_output(hidden_BSD: torch.Tensor, mask_BS: torch.Tensor | None = None) -> Any:
+    """What an encoder gives, as its decoder takes it, also one that asks for more: there is no more.
+
+    Args:
+        mask_BS: Which of its tokens are no padding, of an encoder that says so.
+    """
     from transformers.modeling_outputs import MoEModelOutput
 
     class Output(MoEModelOutput):
-        attention_mask = None
+        attention_mask = mask_BS
 
     return Output(last_hidden_state=hidden_BSD)
+
+
+def reads_text(model: Any) -> bool:
+    """Whether the encoder of a model reads tokens, each of which becomes one of its own."""
+    return str(getattr(model.get_encoder(), "main_input_name", "input_ids")) == "input_ids"
+
+
+def behind(model: Any, encoded: Any, mask_BS: torch.Tensor | None, **given: Any) -> Any:
+    """Runs a model behind what its encoder gave.
+
+    Args:
+        mask_BS: Which of the encoder's tokens are no padding. The `attention_mask` of a model that reads sound is of
+            its samples or frames, so this one is put in place of what the model's decoder is given.
+    """
+    if mask_BS is None:
+        return model(encoder_outputs=encoded, **given)
+    if reads_text(model):
+        return model(encoder_outputs=encoded, attention_mask=mask_BS, **given)
+    with at_decoder(model, lambda given: {**given, ENCODER_MASK: mask_BS}):
+        return model(encoder_outputs=encoded, **given)
+
+
+@contextlib.contextmanager
+def at_decoder(model: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
+    """Within it, the decoder inside a model gets what `change` makes of its keywords."""
+    hook = model.get_decoder().register_forward_pre_hook(
+        lambda module, args, given: (args, change(given)), with_kwargs=True
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def tower(modality: str, name: str) -> Callable[..., Any]:

@@ -98,15 +98,16 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         raise other(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
     ids = next(spec for spec in text if spec.name == "input_ids")
     most = ranges[1].max
-    limited = "position_ids" not in accepted(model)
+    sizes = _sizes(place, model, ids.high or 2)
+    masked = not _padding_matters(model, sizes)
+    limited = "position_ids" not in accepted(model) or not masked
     if not limited:
         kind.constants["positions"] = most
     # A model that counts positions itself has to find one for every place of the largest cache and pass together.
     new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
     dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)), declared)
-    sizes = _sizes(place, model, ids.high or 2)
     inputs, behind = [ids], [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input]
-    if not limited or not _padding_matters(model):
+    if masked:
         inputs.append(TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2))
         behind += [mask for mask in masks if mask.input]
     for at, (key, value) in enumerate(sizes):
@@ -117,14 +118,26 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
 
 
-def _padding_matters(model: Any) -> bool:
-    """Whether padding at the left changes what follows: the model counts it as positions, even where it is masked."""
+def _padding_matters(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> bool:
+    """Whether padding at the left changes what follows, in a prompt or in the step behind it.
+
+    A model may count it as positions, even where it is masked, or take its place in the cache for something else.
+    """
     import torch
 
-    ids_BS, mask_BS = torch.tensor([[0, 1, 2]]), torch.tensor([[0, 1, 1]])
-    with torch.no_grad():
-        padded = model(input_ids=ids_BS, attention_mask=mask_BS).logits[0, -1]
-        alone = model(input_ids=ids_BS[:, 1:], attention_mask=mask_BS[:, 1:]).logits[0, -1]
+    empty = {}
+    for at, pair in enumerate(sizes):
+        for name, (heads, width) in zip((KEY, VALUE), pair, strict=True):
+            empty[name.format(at)] = torch.zeros(1, heads, 0, width)
+    found = []
+    for begin in (0, 1):
+        ids_BS, mask_BT = torch.tensor([[0, 1, 2]])[:, begin:], torch.tensor([[0, 1, 1, 1]])[:, begin:]
+        with torch.no_grad():
+            prompt = cached(model, {"input_ids": ids_BS, "attention_mask": mask_BT[:, :-1], **empty}, {})
+            past = {name: prompt[name.replace("past", "present")] for name in empty}
+            step = cached(model, {"input_ids": ids_BS[:, -2:-1], "attention_mask": mask_BT, **past}, {})
+        found.append(torch.cat([prompt["logits"], step["logits"]]))
+    padded, alone = found
     return bool((padded - alone).abs().max() > 1e-3 * alone.std())
 
 

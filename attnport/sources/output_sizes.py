@@ -27,9 +27,12 @@ def changed_alone(dims: Sequence[Dim]) -> dict[str, dict[str, int]]:
 
 
 def all_changed(dims: Sequence[Dim]) -> dict[str, int]:
-    """Sizes that all differ from the base, each by another number; for dims with more than two sizes."""
+    """Sizes that all differ from the base, each by another number; for dims with more than two sizes.
+
+    They are more than twice the base: many sizes of what a convolution or a window shortens have one size behind it.
+    """
     base = base_sizes(dims)
-    return {dim.name: dim.at_least(base[dim.name] + _prime(index + 2)) for index, dim in enumerate(dims)}
+    return {dim.name: dim.at_least(2 * base[dim.name] + _prime(index + 2)) for index, dim in enumerate(dims)}
 
 
 def fit(base: tuple[Sizes, int], alone: Mapping[str, tuple[Sizes, int]], last: tuple[Sizes, int] | None) -> str | int:

@@ -120,6 +120,7 @@ def check_dims(
                     f"{_what_froze(io, varied)}: at {case.name} {checker} gives {problem}.",
                     hint=_remedy(varied),
                     dims=_varied_dims(varied),
+                    within={} if varied is None or isinstance(varied, str) else varied.within,
                 )
 
 

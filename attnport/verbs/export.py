@@ -163,7 +163,9 @@ def _made_or_fixed(
     progress: Callable[[str], None],
     tell: Callable[[str], None],
 ) -> tuple[Manifest, ModelSpec]:
-    """The export of a model; where dims froze that its user can do nothing about, the export with these dims fixed."""
+    """The export of a model; where dims froze that its user can do nothing about, the export with these dims limited to
+    the sizes at which they did not, or else fixed.
+    """
     from attnport.verbs._given import listed
 
     try:
@@ -173,14 +175,18 @@ def _made_or_fixed(
         fixed = [dim for dim in spec.fixable if (dim.name in err.dims if err.dims else dim.name != "batch")]
         if not fixed:
             raise
-        narrow = replace(given, dims=(*listed(given.dims), *map(str, fixed)))
-        progress("tracing the module with " + ", ".join(f"{dim.name}={dim.opt}" for dim in fixed))
+        bounded = [replace(dim, opt=min(dim.opt, most), max=most)
+                   for name, most in err.within.items() for dim in [spec.io.dim(name)]]  # fmt: skip
+        chosen = bounded if {dim.name for dim in bounded} == {dim.name for dim in fixed} else fixed
+        narrow = replace(given, dims=(*listed(given.dims), *map(str, chosen)))
+        progress("tracing the module with " + ", ".join(map(str, chosen)))
         try:
             made = _made_or_fixed(make, narrow, narrow.spec(progress), progress, tell)
         except UsageError:
             raise err from None  # of the errors, the first is the one that says what froze
-        sizes = ", ".join(f"{dim.name} to {dim.opt}" for dim in fixed)
-        tell(f"the graph is right at one size alone, and fixed {sizes} (--dim chooses another): {err.message}")
+        sizes = ", ".join(f"{dim.name} to {dim.max}" for dim in chosen)
+        how = "right at one size alone, and fixed" if chosen is fixed else "not right at every size, and limited"
+        tell(f"the graph is {how} {sizes} (--dim chooses another): {err.message}")
         return made
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoders import KINDS, QUICK, exported
+import torch
+from decoders import KINDS, QUICK, continued, exported
 from representatives import representatives
 
 from attnport.artifacts import ParityReport
@@ -105,6 +106,44 @@ def test_openvino_keeps_caches_as_states_in_every_text_and_beam(kind: str, tmp_p
     prompts = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
     for options in ({"max_tokens": 20, "stop": []}, {"max_tokens": 12, "beams": 3}):
         assert artifact.generate(prompts, "openvino", **options) == artifact.generate(prompts, "ort_cpu", **options)
+
+
+@pytest.mark.slow
+def test_a_mask_whose_places_in_the_cache_are_taken_for_pictures_is_no_input(tmp_path: Path) -> None:
+    import transformers
+
+    widths = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.GitConfig(
+        vision_config={**widths, "image_size": 16, "patch_size": 8}, vocab_size=101, max_position_embeddings=64,
+        pad_token_id=0, bos_token_id=1, eos_token_id=100, **widths,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.GitForCausalLM(config).save_pretrained(tmp_path / "weights")
+    manifest = export(f"hf:{tmp_path / 'weights'}", tmp_path / "out", part="with-past")
+    assert [spec.name for spec in manifest.io.inputs] == ["input_ids", "past_key_0", "past_value_0"]
+    assert {dim.name: dim.max for dim in manifest.io.dims} == {"batch": 64, "seq": 32, "past": 32}
+    fuse(tmp_path / "out", targets=["ort_cpu"])
+    import attnport
+
+    prompts = [[5, 17, 60], [44, 3, 9]]
+    found = attnport.open(tmp_path / "out").generate(prompts, max_tokens=12, stop=[])
+    assert found == continued(tmp_path / "weights", prompts, 12, min_new_tokens=12)
+
+
+@pytest.mark.slow
+def test_a_branch_at_a_length_limits_the_cache_and_the_new_tokens_to_half_of_it(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.DogeConfig(
+        vocab_size=101, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, keep_window_size=2048, eos_token_id=100, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.DogeForCausalLM(config).save_pretrained(tmp_path / "weights")
+    manifest = export(f"hf:{tmp_path / 'weights'}", tmp_path / "out", part="with-past")
+    assert {dim.name: (dim.min, dim.max) for dim in manifest.io.dims if dim.name != "batch"} == {
+        "seq": (1, 1024), "past": (0, 1023),
+    }  # fmt: skip
 
 
 def test_models_that_keep_no_cache_of_every_token_are_refused_with_a_reason(tmp_path: Path) -> None:

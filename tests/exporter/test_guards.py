@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy  # type: ignore[import-untyped]  # sympy has no type hints
 import torch
 from torch import nn
 
@@ -133,3 +134,11 @@ def test_a_guard_is_computed_as_sympy_has_it() -> None:
 def test_sizes_that_violate_a_guard_are_the_smallest_and_the_smallest_without_a_one() -> None:
     captured = capture(Of(short_and_long).eval(), IO)
     assert [dict(guard.sizes) for guard in captured.guards] == [{"seq": 1}, {"seq": 2}]
+
+
+def test_a_bound_on_a_sum_limits_its_dims_and_one_that_the_usual_sizes_exceed_does_not() -> None:
+    new, past = sympy.symbols("new past", integer=True)
+    dims = {new: Dim("seq", 1, 1, 2048), past: Dim("past", 0, 128, 2047)}
+    assert guards._within(new + past <= 2048, [new, past], dims) == {"seq": 1024, "past": 1023}
+    for other in (new + past <= 100, new + past >= 2, sympy.Ne(past, 0)):
+        assert guards._within(other, [new, past], dims) == {}

@@ -46,6 +46,7 @@ from mask_spellings import (
 from attnport.exporter.fusion.comparisons import CAUSAL, I, J
 from attnport.exporter.fusion.formula import ZERO, Const, Expr, Op, Size, conjuncts, op
 from attnport.exporter.fusion.kinds import plain, spec_of
+from attnport.exporter.fusion.sizes import same
 from attnport.masks.numpy_builders import build
 from attnport.masks.spec import CARRIES, COMPUTED, KINDS, MaskSpec
 
@@ -212,3 +213,14 @@ def test_an_operation_that_is_not_known_is_left_as_it_is() -> None:
     unknown = Op("FloorDiv", (J, C(2)))
     assert plain(lt(unknown, I)) == lt(unknown, I)
     assert spec_of([lt(unknown, I)], biased=False, lengths=(S, T)).kinds == ("explicit",)
+
+
+def test_a_mask_that_is_longer_than_the_keys_is_not_that_of_a_kind() -> None:
+    shorter, sums = Size("short"), op("Add", PAST, Size("new"))
+    assert spec_of([M], biased=False, lengths=(S, shorter)) == MaskSpec(("padding",))
+    assert spec_of([op("Ne", M, ZERO)], biased=False, lengths=(S, None)) == MaskSpec(("padding",), "m")
+    pairs = read("pairs", B, ZERO, I, J)
+    assert spec_of([pairs], biased=False, lengths=(S, T)) == MaskSpec(("explicit",), "pairs")
+    assert spec_of([pairs], biased=False, lengths=(shorter, T)) == MaskSpec(("explicit",))
+    assert same(Size("new+past"), sums)
+    assert not same(Size("past+short"), sums)

@@ -11,6 +11,7 @@ from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.fusion.formula import ZERO, Axis, Const, Expr, Op, Read, Size, axes_of, is_bool
 from attnport.exporter.fusion.layout import Located
 from attnport.exporter.fusion.mask import THRESHOLD, Factor
+from attnport.exporter.fusion.sizes import same, size_sum
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -130,14 +131,18 @@ class MaskWriter:
 
     def _size(self, attention: Attention, axis: str) -> ir.Value:
         """The run-time size of one index variable, int64[1]; shared between attentions with the same dim."""
-        value = attention.v if axis == "j" else attention.q
-        at = {"b": 0, "h": 1, "i": 2, "j": 2}[axis]
+        value, at = self._sized(attention, axis)
         dim = value.shape[at] if value.shape is not None else None
         name = dim if isinstance(dim, int) else dim.value if dim is not None else None
         key = (axis, value if name is None else name)
         if key not in self._sizes:
             self._sizes[key] = self.build.size(value, at)
         return self._sizes[key]
+
+    @staticmethod
+    def _sized(attention: Attention, axis: str) -> tuple[ir.Value, int]:
+        """A tensor with an index variable, and the axis of it."""
+        return attention.v if axis == "j" else attention.q, {"b": 0, "h": 1, "i": 2, "j": 2}[axis]
 
     def _sizes_of(self, expr: Expr, attention: Attention) -> list[ir.Value]:
         """The sizes that a written formula depends on: the same formula over other sizes is another tensor."""
@@ -198,7 +203,7 @@ class MaskWriter:
         if isinstance(expr, Size):
             return self._input_size(expr)
         if isinstance(expr, Read):
-            return self._read(expr)
+            return self._read(expr, attention)
         return self._operation(expr, attention)
 
     def _input_size(self, expr: Size) -> ir.Value:
@@ -208,10 +213,11 @@ class MaskWriter:
                     return self.build.size(value, axis)
         raise _CannotWrite
 
-    def _read(self, expr: Read) -> ir.Value:
+    def _read(self, expr: Read, attention: Attention) -> ir.Value:
         """An input that is indexed by index variables in order: unsqueezed to rank 4, integers as int64.
 
-        An input of rank 4 may have size 1 on an axis, which stands for all of its entries.
+        An input of rank 4 may have size 1 on an axis, which stands for all of its entries. Of one that is longer than
+        the attention, such as a mask for the longest sequence, the first entries are taken.
         """
         import onnx_ir as ir
 
@@ -224,11 +230,20 @@ class MaskWriter:
         )
         if not whole and (None in names or names != wanted or dims is None or len(dims) != len(names)):
             raise _CannotWrite
-        value = expr.value
+        value = self._within(expr, attention)
         if value.dtype is not None and value.dtype.is_integer() and value.dtype != ir.DataType.INT64:
             value = self.build.cast(value, ir.DataType.INT64, "mask/cast")
         axes = [] if whole else [axis for axis, name in enumerate(AXES) if name not in names]
         return self._shared("Unsqueeze", value, self.build.const(axes, np.int64)) if axes else value
+
+    def _within(self, expr: Read, attention: Attention) -> ir.Value:
+        """The tensor that is read, cut to the lengths of the attention where it may be longer."""
+        value = expr.value
+        for axis, at in enumerate(expr.index):
+            if isinstance(at, Axis) and not same(size_sum(value, axis), size_sum(*self._sized(attention, at.name))):
+                zero, along = self.build.const([0], np.int64), self.build.const([axis], np.int64)
+                value = self._shared("Slice", value, zero, self._size(attention, at.name), along)
+        return value
 
     def _operation(self, expr: Op, attention: Attention) -> ir.Value:
         import onnx_ir as ir

@@ -6,7 +6,7 @@ formulas. Any condition without a proof makes the mask `explicit`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attnport.exporter.fusion.comparisons import CAUSAL, I, J, linear
 from attnport.exporter.fusion.comparisons import normal as plain
@@ -25,6 +25,7 @@ from attnport.exporter.fusion.conditions import (
     truth_of,
 )
 from attnport.exporter.fusion.formula import ZERO, Axis, Expr, Op, Read, axes_of, conjuncts, reads_of
+from attnport.exporter.fusion.sizes import same, size_sum
 from attnport.masks.spec import MaskSpec
 
 __all__ = ["CAUSAL", "plain", "spec_of"]
@@ -39,7 +40,8 @@ def spec_of(keeps: Iterable[Expr], *, biased: bool, lengths: Sequence[Expr | Non
         lengths: Query and key length as formulas, which are needed to prove `lower_right`; None = unknown.
     """
     query, key = (linear(each) if each is not None else None for each in lengths)
-    reading = _Reading(Lengths(query, key) if query is not None and key is not None else None)
+    known = Lengths(query, key) if query is not None and key is not None else None
+    reading = _Reading(known, dict(zip((I, J), lengths, strict=True)))
     for keep in keeps:
         for part in conjuncts(plain(keep)):
             reading.take(part)
@@ -62,8 +64,10 @@ def hides_padding(keeps: Iterable[Expr], mask: MaskSpec) -> bool:
 class _Reading:
     """What the conditions so far mean."""
 
-    def __init__(self, lengths: Lengths | None) -> None:
+    def __init__(self, lengths: Lengths | None, sizes: Mapping[Expr, Expr | None]) -> None:
         self.lengths = lengths
+        self.sizes = sizes
+        """By index variable, the number of its values."""
         self.held: dict[str, list[Held | None]] = {}
         """Inputs by kind, in order of appearance; None for a computed condition. Bounds have the kind `distance`."""
         self.bounds: list[Bound] = []
@@ -83,9 +87,23 @@ class _Reading:
             self.bounds.append(found)
             self.alignments.add(found.alignment)
         elif reads_of(part) and is_of_keys(part):
-            self._hold("padding", _padding(part))
+            self._hold("padding", _padding(part) if self._fits(part) else None)
+        elif not self._fits(part):
+            self._hold("explicit", None)
         elif not (self._prefix(part) or self._documents(part) or self._global(part)):
             self._hold("explicit", _pairs(part))
+
+    def _fits(self, part: Expr) -> bool:
+        """Whether what a condition reads is as long as the queries and keys: the mask of a MaskSpec is.
+
+        What is read at a query alone, as the document that it belongs to, is of keys in a MaskSpec.
+        """
+        return all(
+            same(size_sum(read.value, axis), self.sizes.get(at))
+            for read in reads_of(part)
+            for axis, at in enumerate(read.index)
+            if J in read.index
+        )
 
     def _hold(self, kind: str, held: Held | None) -> None:
         self.held.setdefault(kind, []).append(held)

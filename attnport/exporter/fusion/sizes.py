@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attnport.exporter.fusion.comparisons import Linear, linear, plus
 from attnport.exporter.fusion.formula import Axis, Const, Expr, Size, op
 
 if TYPE_CHECKING:
@@ -23,6 +24,24 @@ def size_sum(value: ir.Value | None, axis: int) -> Expr | None:
     from the first Concat whose output has the name.
     """
     return _sum(value, axis, frozenset())
+
+
+def same(one: Expr | None, other: Expr | None) -> bool:
+    """Whether two sizes may be taken for the same: they are, or one of them is unknown."""
+    return one is None or other is None or one == other or _terms(one) == _terms(other)
+
+
+def _terms(size: Expr) -> Linear | None:
+    """A size as a sum, also where an input's dim is called by one, such as `past+seq`."""
+    read = linear(size)
+    if read is None:
+        return None
+    total: Linear = {}
+    for atom, by in read.items():
+        terms: list[Expr] = [*map(Size, atom.dim.split("+"))] if isinstance(atom, Size) else [atom]
+        for term in terms:
+            total = plus(total, {term: by})
+    return total
 
 
 def _sum(value: ir.Value | None, axis: int, seen: frozenset[str]) -> Expr | None:
