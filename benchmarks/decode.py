@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from beside.models import code_digest
 from beside.page import PICTURES, replace_section
-from beside.side import CACHE, ROOT, Named, Side, SideFailed, adapter, folder_of
+from beside.side import CACHE, PEERS, ROOT, Named, Side, SideFailed, adapter, folder_of
 
 from attnport.artifacts import IntegerPlan, Score
 from attnport.exporter import int4
@@ -146,7 +146,7 @@ def measure(decoder: Decoder, told: dict[str, Any], rounds: int, threads: int) -
             try:
                 open_sides[named] = opened(named, told, threads)
             except SideFailed as err:
-                failed[str(named)] = str(err)
+                failed[str(named)] = str(err).replace(f"{ROOT}/", "")
         try:
             for work in decoder.works:
                 row = _work(open_sides, work, rounds, truth)
@@ -234,10 +234,10 @@ def section(result: dict[str, Any]) -> str:
             for key, row in works.items():
                 times = " | ".join(str(row["step_ms"].get(str(one), "-")) for one in sides)
                 lines.append(f"| {key} | {times} | {_told(row['ratios'].get(precision))} |")
-    reasons = {side: why for works in result["models"].values() for row in works.values()
-               for side, why in row["failed"].items()}  # fmt: skip
+    reasons = {f"- {DECODERS[name].said}, {side}: {why}": None for name, works in result["models"].items()
+               for row in works.values() for side, why in row["failed"].items()}  # fmt: skip
     if reasons:
-        lines += ["", "Not measured:", *(f"- {side}: {why}" for side, why in reasons.items())]
+        lines += ["", "Not measured:", *reasons]
     return "\n".join([*lines, "", f"![{_TITLE}](images/{_PICTURE})"])
 
 
@@ -259,6 +259,13 @@ def picture(result: dict[str, Any]) -> str:
     return ratios(rows, _TITLE)
 
 
+def pinned() -> dict[str, str]:
+    """The releases of the peers, which have environments of their own."""
+    lines = [line for path in sorted(PEERS.glob("*.txt")) for line in path.read_text(encoding="utf-8").split()]
+    found = dict(line.split("==") for line in lines)
+    return {name: found[name] for name in ("optimum-onnx", "llama_cpp_python", "onnxruntime-genai", "openvino-genai")}
+
+
 def main() -> None:
     """Measures, and writes what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -272,7 +279,8 @@ def main() -> None:
     result: dict[str, Any] = {
         "command": " ".join(["python benchmarks/decode.py", *(f"--only {name}" for name in given.only or ()),
                              f"--rounds {given.rounds}", *(f"--threads {count}" for count in threads)]),
-        "machine": machine().cpu, "versions": versions(("torch", "onnxruntime", "openvino", "transformers")),
+        "machine": machine().cpu,
+        "versions": {**versions(("torch", "onnxruntime", "openvino", "transformers")), **pinned()},
         "models": {},
     }  # fmt: skip
     for name in given.only or list(DECODERS):

@@ -25,12 +25,12 @@ PRECISIONS = {
 
 def make(model: Mapping[str, Any], folder: Path, variant: str) -> None:
     """Exports, and quantises the weights."""
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
-    four = {"bits": 4, "sym": True, "group_size": 32, "ratio": 1.0}
-    config = OVConfig(quantization_config=four) if variant == "int4" else OVConfig(dtype="fp32")
-    main_export(model["folder"], output=folder, task="text-generation-with-past", ov_config=config, stateful=True)
+    four = OVWeightQuantizationConfig(bits=4, sym=True, group_size=32, ratio=1.0) if variant == "int4" else None
+    read = OVModelForCausalLM.from_pretrained
+    made = read(model["folder"], export=True, load_in_8bit=False, quantization_config=four, trust_remote_code=False)
+    made.save_pretrained(folder)
     # It refuses a model without a token that ends texts; which one it is does not matter, as it is told to ignore it.
     for path in (folder / "config.json", folder / "generation_config.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 0}))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from attnport.exporter.builder import Builder
 from attnport.exporter.forms.attention_op import attention_op, form_name, in_blocks
+from attnport.exporter.forms.heads import repeated
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
 from attnport.exporter.lowering.base import Lowering, Written
@@ -47,12 +49,25 @@ class OpenVino(Lowering):
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`Attention` with a bool mask in its smallest shape, or in blocks."""
+        attention = _with_own_keys(build, attention)
         blocks = in_blocks(build, masks, attention, "bool")
         if not isinstance(blocks, str):
             output, anchors, name, local = blocks
             return Written(output, name, anchors, local=local)
         output, anchors = attention_op(build, masks, attention, "bool")
         return Written(output, form_name(attention, "bool"), anchors, note=blocks and f"not in blocks: {blocks}")
+
+
+def _with_own_keys(build: Builder, attention: Attention) -> Attention:
+    """An attention with as many heads of keys as of queries.
+
+    Given fewer, the plugin writes the attention out, and has no kernel that keeps a cache in place; of heads that are
+    repeated in the graph, its kernel reads each once (2026.4, found in the types of its runtime model).
+    """
+    heads, groups = attention.head_counts()
+    if attention.k is None or heads is None or groups is None or heads == groups or heads % groups:
+        return attention
+    return replace(attention, k=repeated(build, attention, attention.k), v=repeated(build, attention, attention.v))
 
 
 LOWERING = OpenVino()
