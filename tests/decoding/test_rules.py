@@ -11,7 +11,6 @@ import pytest
 from decoders import END, Once, continued
 from encoder_decoders import answered, pair, sounds
 from representatives import representatives
-from transformers import GenerationConfig
 
 import attnport
 from attnport.errors import FeedError
@@ -197,7 +196,7 @@ def test_a_least_number_of_new_tokens_takes_the_place_of_a_least_length() -> Non
 
 @pytest.mark.parametrize(("least", "length"), [(None, 9), (0, 0), (4, 0)])
 def test_so_it_does_in_a_generation_config_even_if_it_is_none(least: int | None, length: int) -> None:
-    config = GenerationConfig(min_length=9, min_new_tokens=least)
+    config = SimpleNamespace(min_length=9, min_new_tokens=least)
     rules = rules_of(SimpleNamespace(generation_config=config), 101)
     assert (rules.min_length, rules.min_tokens) == (length, least or 0)
 
