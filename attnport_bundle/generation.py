@@ -167,7 +167,10 @@ def searched(decoding: Decoding, prompts: Sequence[Sequence[int]], options: Opti
         best, places = _likeliest(scores, logs, max(2, 1 + len(options.stop)) * beams)
         for one, score, place in zip(every, best, places, strict=True):
             one.grow(score, *np.divmod(place, logits.shape[-1]))
-        if length == options.max_tokens or all(one.over for one in every):
+        if length == options.max_tokens:
+            break
+        settled = [one.settled() for one in every]
+        if all(settled):
             break
         parents = np.array([one.parents for one in every])
         decoding.take((parents + np.arange(count)[:, None] * beams).reshape(-1))
@@ -182,7 +185,6 @@ class _Beams:
     Attributes:
         scores: The log probability of each beam.
         parents: By beam, which one it was before the last step.
-        over: Whether no beam can become better than the texts that have ended.
     """
 
     def __init__(self, options: Options) -> None:
@@ -192,7 +194,7 @@ class _Beams:
         self.scores = [0.0, *[-float("inf")] * (beams - 1)]
         self.texts: list[list[int]] = [[] for _ in range(beams)]
         self.parents = list(range(beams))
-        self.over = False
+        self._over = False
         self._ended: list[tuple[float, list[int]]] = []
 
     def grow(self, scores: Array, parents: Array, tokens: Array) -> None:
@@ -202,16 +204,20 @@ class _Beams:
             text = [*self.texts[parent], token]
             if token not in self._options.stop:
                 kept.append((float(score), parent, text))
-            elif rank < beams and not self.over:
+            elif rank < beams and not self._over:
                 self._end(float(score), text)
         del kept[beams:]
         self.scores, self.parents = [score for score, _, _ in kept], [parent for _, parent, _ in kept]
         self.texts = [text for *_, text in kept]
-        self.over = self.over or self._nothing_follows()
+
+    def settled(self) -> bool:
+        """Whether no beam can become better than the texts that have ended; asked where another step can follow."""
+        self._over = self._over or self._nothing_follows()
+        return self._over
 
     def _nothing_follows(self) -> bool:
         """Whether no beam can become better than the texts that have ended, or goes on at all."""
-        if max(self.scores) == -float("inf"):
+        if max(self.scores, default=-float("inf")) == -float("inf"):
             if not self._ended:
                 raise FeedError(NO_TOKEN)
             return True
@@ -222,9 +228,11 @@ class _Beams:
 
     def best(self) -> list[int]:
         """The text of the best score, of those that have ended and those that the end of the run cut."""
-        if not self.over:
+        if not self._over:
             for score, text in zip(self.scores, self.texts, strict=True):
                 self._end(score, text)
+        if not self._ended:
+            raise FeedError(NO_TOKEN)
         return self._ended[0][1]
 
     def _end(self, score: float, text: list[int]) -> None:
@@ -235,7 +243,10 @@ class _Beams:
         del self._ended[self._count :]
 
     def _weighed(self, score: float, text: list[int]) -> float:
-        return score / float(len(text) ** self._options.rules.length_penalty)
+        import numpy as np
+
+        with np.errstate(all="ignore"):  # a power may be beyond what a float holds
+            return float(np.float64(score) / np.float64(len(text)) ** self._options.rules.length_penalty)
 
 
 def _logs(scores_BV: Array) -> Array:

@@ -80,13 +80,13 @@ class Rules:
                 raise UsageError(f"{name}: got {getattr(self, name)}; expected {expected}.")
 
     def changed(self, **given: Any) -> Rules:
-        """These rules with other values. A `min_tokens` takes the place of `min_length`, as in transformers.
+        """These rules with other values. A `min_tokens` takes the place of any `min_length`, as in transformers.
 
         Raises:
             UsageError: a value has no meaning.
         """
         if "min_tokens" in given:
-            given = {"min_length": 0, **given}
+            given = {**given, "min_length": 0}
         if "bad_words" in given:
             given["bad_words"] = tuple(map(tuple, given["bad_words"]))
         return dataclasses.replace(self, **given)

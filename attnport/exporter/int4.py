@@ -8,14 +8,15 @@ is rounded to -8, or -128, which sets the scale (as in llama.cpp's Q4_0).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.linear import layers, nodes_of, sizes_of, weight_of
+from attnport.exporter.linear import layers, nodes_of, sizes_of, weight_key, weight_of
 from attnport.exporter.passes.cleanup import clean_up
 from attnport.exporter.passes.contrib import DOMAIN
 
@@ -69,7 +70,14 @@ def _pack_rows(weight_KN: Array, bits: int) -> tuple[Array, Array]:
 def pack_all(model: ir.Model) -> dict[tuple[str, int], Packed]:
     """The weight of every linear layer of a lowered graph in 4 and in 8 bits, by the name of its node and the bits."""
     nodes = [node for layer in layers(model) for node in nodes_of(model, layer)[1]]
-    return {(str(node.name), bits): pack(weight_of(node), bits) for node in nodes for bits in (4, 8)}
+    made: dict[tuple[Hashable, int], Packed] = {}
+    found = {}
+    for node, bits in itertools.product(nodes, (4, 8)):
+        weight = weight_key(node), bits
+        if weight not in made:
+            made[weight] = pack(weight_of(node), bits)
+        found[str(node.name), bits] = made[weight]
+    return found
 
 
 def quantize(model: ir.Model, packed: Mapping[tuple[str, int], Packed], kept: Collection[str] = ()) -> None:
@@ -91,11 +99,14 @@ def quantize(model: ir.Model, packed: Mapping[tuple[str, int], Packed], kept: Co
 def _quantize(build: Builder, node: ir.Node, packed: Packed) -> None:
     width, count = sizes_of(node)
     build.before, build.scope = node, f"int{packed.bits}"
+    # Layers that share a weight share what is packed of it.
+    whole = build.once(("whole", id(packed)), lambda: build.stored(f"{node.name}/int{packed.bits}", packed.whole))
+    scales = build.once(("scales", id(packed)), lambda: build.stored(f"{node.name}/scales", packed.scales))
     product = build.op(
         "MatMulNBits",
         node.inputs[0],
-        build.stored(f"{node.name}/int{packed.bits}", packed.whole),
-        build.stored(f"{node.name}/scales", packed.scales),
+        whole,
+        scales,
         name=str(node.name),
         domain=DOMAIN,
         K=width,

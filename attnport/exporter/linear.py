@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,12 @@ def weight_of(node: ir.Node) -> Array:
     assert tensor is not None
     array: Array = tensor.numpy()
     return array.T if turned else array
+
+
+def weight_key(node: ir.Node) -> Hashable:
+    """Equal for linear layers whose `weight_of` is one tensor of the graph, read in the same way."""
+    tensor, turned = _stored(node)
+    return id(tensor), turned
 
 
 def sizes_of(node: ir.Node) -> tuple[int, int]:

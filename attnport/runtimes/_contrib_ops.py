@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx.reference.op_run import OpRun
 
 _LOW = -10000.0
@@ -20,6 +21,21 @@ _LOW = -10000.0
 def contrib_ops() -> list[type[OpRun]]:
     """Classes for `ReferenceEvaluator(new_ops=...)`."""
     return [MultiHeadAttention, GroupQueryAttention, SkipSimplifiedLayerNormalization]
+
+
+def name_outputs(model: onnx.ModelProto) -> None:
+    """Names the outputs that nobody asked for, in place.
+
+    The evaluator keeps every output by its name; one without a name would be what a later node reads as an input that
+    is left out.
+    """
+    taken = {name for node in model.graph.node for name in node.output}
+    for number, node in enumerate(model.graph.node):
+        for at, name in enumerate(node.output):
+            unused = f"unused/{number}/{at}"
+            while not name and unused in taken:
+                unused += "_"
+            node.output[at] = name or unused
 
 
 class MultiHeadAttention(OpRun):

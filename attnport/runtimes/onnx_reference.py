@@ -57,7 +57,7 @@ class OnnxReference(Runtime):
         from onnx.external_data_helper import load_external_data_for_model
         from onnx.reference import ReferenceEvaluator
 
-        from attnport.runtimes._contrib_ops import contrib_ops
+        from attnport.runtimes._contrib_ops import contrib_ops, name_outputs
         from attnport.runtimes._reference_ops import replacements
 
         path, model = checked_model(self.name, opening)
@@ -66,6 +66,7 @@ class OnnxReference(Runtime):
             if half_types(model):
                 model = _expanded(model)
             load_external_data_for_model(model, str(path.parent))
+            name_outputs(model)
             evaluator = ReferenceEvaluator(model, new_ops=[*replacements(opset), *contrib_ops()])
         except Exception as err:  # a runtime's own exceptions share no base
             raise broken(path, err) from err

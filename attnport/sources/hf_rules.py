@@ -25,13 +25,13 @@ def rules_of(model: Any, vocab: int) -> Rules:
         )
     }
     words = [known_tokens(word, vocab) for word in said("bad_words_ids", ())]
-    least = said("min_new_tokens", 0)
+    least = said("min_new_tokens", None)
     return Rules(
         **tokens,
         bad_words=tuple(word for word, given in zip(words, said("bad_words_ids", ()), strict=True)
                         if word and len(word) == len(given)),
-        min_length=0 if least else int(said("min_length", 0)),
-        min_tokens=int(least),
+        min_length=int(said("min_length", 0)) if least is None else 0,
+        min_tokens=int(least or 0),
         repetition_penalty=float(said("repetition_penalty", 1.0)),
         no_repeat_ngram=int(said("no_repeat_ngram_size", 0)),
         beams=int(said("num_beams", 1)),

@@ -71,13 +71,15 @@ def settle_decoder(model: ir.Model) -> Decoder | None:
     ids = next((value for value in model.graph.inputs if value.name == "input_ids" and _rank(value) == 2), None)
     if not attentions or ids is None:
         return None
-    whole = next((node for node in attentions if _FORGETS not in node.attributes), attentions[0])
+    whole = next((node for node in attentions if not _forgets(node)), attentions[0])
     past, seq = _name(whole.inputs[3], 2), _name(ids, 1)
     if past is None or seq is None:
         return None
     for node in attentions:
         _give_sizes(node, past)
-    forgetting = sum(node.attributes.pop(_FORGETS, None) is not None for node in attentions)
+    forgetting = sum(map(_forgets, attentions))
+    for node in attentions:
+        node.attributes.pop(_FORGETS, None)
     tables = [node.inputs[7].const_value for node in attentions if len(node.inputs) > 7 and node.inputs[7] is not None]
     most = min((table.numpy().shape[0] for table in tables if table is not None), default=_MOST)
     sizes, dropped = _Sizes(ids, attentions[0].inputs[3]), []
@@ -118,6 +120,11 @@ def _is_cached(node: ir.Node) -> bool:
         and len(pasts) == 2
         and all(value is not None and value.is_graph_input() and _rank(value) == 4 for value in pasts)
     )
+
+
+def _forgets(node: ir.Node) -> bool:
+    """Whether a cache is of a window alone."""
+    return _FORGETS in node.attributes and node.attributes[_FORGETS].as_int() != 0
 
 
 def _rank(value: ir.Value) -> int | None:

@@ -224,23 +224,28 @@ public:
         scores_ = std::move(scores);
         texts_ = std::move(texts);
         parents_ = std::move(parents);
+    }
+
+    /// Whether no beam can become better than the texts that have ended; asked where another step can follow.
+    bool settled() {
         over_ = over_ || nothing_follows();
+        return over_;
     }
 
     /// The text of the best score, of those that have ended and those that the end of the run cut.
     Tokens best() {
-        for (std::size_t beam = 0; !over_ && beam < count_; ++beam) end(scores_[beam], texts_[beam]);
+        for (std::size_t beam = 0; !over_ && beam < scores_.size(); ++beam) end(scores_[beam], texts_[beam]);
+        if (ended_.empty()) require_choice(never);
         return ended_.front().second;
     }
 
-    [[nodiscard]] bool over() const { return over_; }
     [[nodiscard]] const std::vector<std::size_t>& parents() const { return parents_; }
     [[nodiscard]] const Texts& texts() const { return texts_; }
 
 private:
     /// Whether no beam can become better than the texts that have ended, or goes on at all.
     [[nodiscard]] bool nothing_follows() const {
-        const double best = *std::max_element(scores_.begin(), scores_.end());
+        const double best = scores_.empty() ? never : *std::max_element(scores_.begin(), scores_.end());
         if (ended_.empty()) require_choice(best);
         if (best == never) return true;
         if (ended_.size() < count_) return false;
@@ -288,8 +293,10 @@ Texts searched(Decoding& decoding, const Logits& logits, const Texts& prompts, c
     for (const Tokens& prompt : prompts) every.emplace_back(prompt, rules, ruled, stop);
     for (std::int64_t length = 1;; ++length) {
         for (std::size_t text = 0; text < count; ++text) every[text].grow(of_beams, text * beams);
-        const bool over = std::all_of(every.begin(), every.end(), [](const Beams& one) { return one.over(); });
-        if (over || length == options.max_tokens) break;
+        if (length == options.max_tokens) break;
+        bool over = true;
+        for (Beams& one : every) over = one.settled() && over;
+        if (over) break;
         std::vector<std::size_t> rows;
         Tokens tokens;
         for (std::size_t text = 0; text < count; ++text) {

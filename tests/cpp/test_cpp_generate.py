@@ -92,6 +92,8 @@ def written(value: Any) -> Any:
         ("llama", {"max_tokens": 12, "beams": 4, "length_penalty": 0.0}),
         ("llama", {"max_tokens": 12, "beams": 3, "length_penalty": 2.0}),
         ("gpt2", {"max_tokens": 30, "beams": 2, "stop": [7, 9, END]}),
+        ("gpt2", {"max_tokens": 3, "beams": 2, "stop": [91], "early_stopping": True}),
+        ("gpt2", {"max_tokens": 2, "beams": 3, "stop": [*range(101)], "length_penalty": -1e300}),
         ("llama", {"max_tokens": 30, "stop": []}),
         ("llama", {"max_tokens": 80, "stop": []}),
         ("llama", {"max_tokens": 80, "stop": [], "beams": 2}),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from decoders import END, Once, continued
 from encoder_decoders import answered, pair, sounds
@@ -12,7 +14,8 @@ from representatives import representatives
 
 import attnport
 from attnport.errors import FeedError
-from attnport_bundle.generation import NO_TOKEN
+from attnport.sources.hf_rules import rules_of
+from attnport_bundle.generation import NO_TOKEN, Options, _Beams
 from attnport_bundle.rules import Rules
 
 PROMPTS = [[5, 17, 60, 3], [44], [9, 9, 30, 71, 12, 50, 2]]
@@ -186,4 +189,43 @@ def test_tokens_that_no_vocabulary_has_change_nothing(artifacts: Once) -> None:
 def test_a_least_number_of_new_tokens_takes_the_place_of_a_least_length() -> None:
     rules = Rules(min_length=50)
     assert rules.changed(min_tokens=3) == Rules(min_tokens=3)
+    assert rules.changed(min_tokens=0) == Rules()
+    assert rules.changed(min_tokens=3, min_length=9) == Rules(min_tokens=3)
     assert rules.changed(beams=3) == Rules(min_length=50, beams=3)
+
+
+@pytest.mark.parametrize(("least", "length"), [(None, 9), (0, 0), (4, 0)])
+def test_so_it_does_in_a_generation_config_even_if_it_is_none(least: int | None, length: int) -> None:
+    config = SimpleNamespace(min_length=9, min_new_tokens=least)
+    rules = rules_of(SimpleNamespace(generation_config=config), 101)
+    assert (rules.min_length, rules.min_tokens) == (length, least or 0)
+
+
+def test_the_last_step_does_not_end_a_search_early() -> None:
+    """What it cuts may be better than a text that ends there; early stopping is about steps that do not come."""
+    beams = _Beams(Options(max_tokens=2, stop=[9], rules=Rules(beams=2, early_stopping=True)))
+    beams.grow(np.array([-1.0, -1.2, -1.5, -3.0]), np.array([0, 0, 0, 0]), np.array([9, 5, 6, 7]))
+    assert not beams.settled()
+    beams.grow(np.array([-1.3, -1.4, -2.0, -3.0]), np.array([0, 0, 1, 1]), np.array([4, 9, 4, 5]))
+    assert beams.best() == [5, 4]
+
+
+def test_it_does_not_do_so_in_transformers(artifacts: Once) -> None:
+    folder = artifacts("gpt2")
+    options: dict[str, Any] = {"early_stopping": True}
+    for new in (2, 3, 5):
+        found = attnport.open(folder).generate(PROMPTS, max_tokens=new, beams=3, stop=[91], **options)
+        theirs = {"eos_token_id": [91], "num_beams": 3, **options}
+        assert found == continued(folder.parent / "weights", PROMPTS, new, **theirs)
+
+
+@pytest.mark.parametrize("power", [1e308, -1e308])
+def test_a_length_penalty_beyond_what_floats_hold_is_no_error(artifacts: Once, power: float) -> None:
+    found = attnport.open(artifacts("gpt2")).generate(PROMPTS, max_tokens=4, beams=3, length_penalty=power)
+    assert all(0 < len(text) <= 4 for text in found)
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_every_token_may_be_an_end(artifacts: Once, new: int) -> None:
+    found = attnport.open(artifacts("gpt2")).generate(PROMPTS, max_tokens=new, beams=3, stop=range(101))
+    assert [len(text) for text in found] == [1, 1, 1]

@@ -105,7 +105,7 @@ def on_reference(model: ir.Model) -> Run:
     """ONNX's reference evaluator, which computes in the types that the graph declares."""
     from onnx.reference import ReferenceEvaluator
 
-    from attnport.runtimes._contrib_ops import contrib_ops
+    from attnport.runtimes._contrib_ops import contrib_ops, name_outputs
     from attnport.runtimes._reference_ops import replacements
     from attnport.runtimes.onnx_reference import _expanded
 
@@ -113,6 +113,7 @@ def on_reference(model: ir.Model) -> Run:
     dtypes = {value.name: value.dtype.numpy() for value in model.graph.inputs if value.dtype is not None}
     if any("16" in str(dtype) for dtype in dtypes.values()):
         proto = _expanded(proto)
+    name_outputs(proto)
     evaluator = ReferenceEvaluator(proto, new_ops=[*replacements(23), *contrib_ops()])
 
     def run(feeds: Arrays) -> Outputs:

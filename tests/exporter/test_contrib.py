@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -114,6 +116,19 @@ def few_bits(width: int, block: int, bits: int, zeros: str) -> tuple[Node, ir.Mo
         model.graph.inputs.remove(value)
         model.graph.register_initializer(value)
     return node, model
+
+
+def test_one_weight_with_two_scales_is_two() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (float[N,32] x) => (float[N,3] y) {
+        a = com.microsoft.MatMulNBits<K=32, N=3, bits=4, block_size=32>(x, w, one)
+        b = com.microsoft.MatMulNBits<K=32, N=3, bits=4, block_size=32>(x, w, other) y = Sub(a, b) }"""
+    proto = onnx.parser.parse_model(text)
+    whole = np.random.default_rng(0).integers(0, 256, (3, 1, 16)).astype(np.uint8)
+    for name, array in (("w", whole), ("one", _floats(3)), ("other", 3 * _floats(3))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    feeds = {"x": _floats(2, 32)}
+    wanted, (got,) = run(ir.from_proto(proto), feeds), run(prepare(ir.from_proto(proto)), feeds)
+    np.testing.assert_allclose(got, wanted[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from genai_graphs import DEPTH, GROUPS, LAYERS, MASK, PLACES, decoder
 
 import attnport
 from attnport.errors import AttnportError
+from attnport.sources.onnx_decoder import settle_decoder
 from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
@@ -104,3 +106,13 @@ def test_a_cache_of_a_window_alone_becomes_one_of_all_tokens(tmp_path: Path) -> 
     assert [item.mask for item in report.targets["ort_cpu"].items] == ["causal+window", "causal"]
     prompt = [5, 17, 30, 2, 8]
     assert attnport.open(tmp_path / "out").generate([prompt], max_tokens=8) == [continued(model, prompt, 8)]
+
+
+def test_an_attribute_that_is_zero_says_that_a_cache_is_of_all_tokens() -> None:
+    model = decoder()
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.attribute.append(onnx.helper.make_attribute("sliding_window_cache", 0))
+    found = settle_decoder(ir.from_proto(model))
+    assert found is not None
+    assert found.forgetting == 0

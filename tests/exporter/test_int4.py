@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from linear_graphs import WIDTH, Array, graph, run, weights
+from onnx import numpy_helper, parser
 
 from attnport.exporter import int4
 from attnport.exporter.int4 import BLOCK, Packed, pack, pack_all, quantize
@@ -61,6 +62,22 @@ def test_zeros_and_parts_of_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(int4, "_ROWS", 3)
             np.testing.assert_array_equal(pack(weight, bits).whole, at_once.whole)
+
+
+def test_layers_that_share_a_weight_share_what_is_packed_of_it() -> None:
+    weight = np.random.default_rng(0).normal(size=(WIDTH, WIDTH)).astype(np.float32)
+    text = f"""<ir_version: 10, opset_import: ["" : 23]> g (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y)
+        {{ a = MatMul(x, w) b = Relu(a) y = MatMul(b, w) }}"""
+    proto = parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    for at, node in enumerate(proto.graph.node):
+        node.name = f"node{at}"
+    model = ir.from_proto(proto)
+    quantize(model, pack_all(model))
+    assert len(model.graph.initializers) == 2
+    model = ir.from_proto(proto)
+    quantize(model, pack_all(model), [layers(model)[1].name])
+    assert len(model.graph.initializers) == 4
 
 
 def test_a_graph_computes_with_the_rounded_weights(weights: dict[str, Array], tokens: Array, tmp_path: Path) -> None:

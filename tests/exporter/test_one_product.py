@@ -113,3 +113,29 @@ def test_the_form_is_read_back_as_a_file(biases: str, tmp_path: Path) -> None:
     with attnport.open(tmp_path / "out").open("ort_cpu") as running:
         (got,) = running.run(**given).values()
     np.testing.assert_allclose(got, expected, atol=5e-3)
+
+
+class TwiceWithOtherHeads(nn.Module):
+    """The same three layers in two attentions, of 2 and of 4 heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(H * D, H * D) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for heads in (H, 2 * H):
+            q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in self.layers)
+            x = sdpa(q, k, v).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_a_weight_of_two_attentions_is_packed_by_the_heads_of_each() -> None:
+    module = TwiceWithOtherHeads()
+    x, out = (TensorSpec(name, "float32", ("batch", "seq", H * D)) for name in ("x", "out"))
+    model = export(module, IOContract((x,), (out,), DIMS[:2])).lowered("ort_cuda", "fp16").model
+    assert [node.op_type for node in model.graph].count("MatMul") == 2
+    given = np.random.default_rng(0).standard_normal((2, 5, H * D)).astype(np.float16)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(given.astype(np.float32))).numpy()
+    np.testing.assert_allclose(on_reference(model)({"x": given})[0], expected, atol=5e-3)

@@ -70,7 +70,7 @@ def test_an_embedding_of_a_part_of_the_head_stays() -> None:
     assert write_out(model(1, interleaved=0, part=4)) == 0
 
 
-def written_out(*, halves: str = "Split", caches: str = "b1sd", swapped: bool = False) -> ir.Model:
+def written_out(*, halves: str = "Split", caches: str = "b1sd", swapped: bool = False, rows: str = "N,2,S") -> ir.Model:
     """A rotation by the operators of modules; `swapped` computes it with a minus in the wrong place."""
     shape = {"b1sd": "[N,1,S,4]", "1sd": "[1,S,4]", "sd": "[S,4]", "heads": "[N,2,S,4]"}[caches]
     parts = {
@@ -78,7 +78,7 @@ def written_out(*, halves: str = "Split", caches: str = "b1sd", swapped: bool = 
         "Slice": "first = Slice(x, zero, four, last) second = Slice(x, four, many, last)",
         "Slice of places": "first = Slice(x, zero, eight, last, two) second = Slice(x, one, eight, last, two)",
     }[halves]
-    text = f"""<ir_version: 10, opset_import: ["" : 23]> g (float[N,2,S,8] x, float{shape} cos, float{shape} sin)
+    text = f"""<ir_version: 10, opset_import: ["" : 23]> g (float[{rows},8] x, float{shape} cos, float{shape} sin)
         => (float[N,2,S,8] y) {{
         zero = Constant<value_ints=[0]>() one = Constant<value_ints=[1]>() two = Constant<value_ints=[2]>()
         four = Constant<value_ints=[4]>() eight = Constant<value_ints=[8]>() last = Constant<value_ints=[3]>()
@@ -119,6 +119,8 @@ def test_a_rotation_becomes_the_operator(halves: str, caches: str) -> None:
         pytest.param(written_out(swapped=True), id="another sign"),
         pytest.param(written_out(caches="heads"), id="angles by head"),
         pytest.param(written_out(halves="Slice of places"), id="pairs side by side"),
+        pytest.param(written_out(rows="N,2,1"), id="one token turned by the angles of several"),
+        pytest.param(written_out(rows="1,2,S"), id="one text turned by the angles of several"),
     ],
 )
 def test_what_is_no_rotation_of_halves_stays(made: ir.Model) -> None:

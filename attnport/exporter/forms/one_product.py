@@ -45,7 +45,7 @@ def one_product(build: Builder, attention: Attention) -> tuple[ir.Value, ir.Valu
         return None
     depth = depths.pop()
     assert isinstance(depth, int)
-    key = tuple((part.weight, part.bias) for part in parts)
+    key = heads, *((part.weight, part.bias) for part in parts)
 
     def weight() -> ir.Value:
         each = [_array(part.weight).reshape(-1, heads, depth) for part in parts]

@@ -43,7 +43,8 @@ def matmul_n_bits(build: Builder, node: ir.Node) -> list[ir.Value | None] | None
     bits, width = attribute(node, "bits", 4), attribute(node, "K", 0)
     wide = _widened(arrays[0], arrays[1], arrays[2], bits)[:, :width]
     assert weight is not None
-    stored = build.once(("wide", weight), lambda: build.stored(f"{weight.name}/wide", np.ascontiguousarray(wide.T)))
+    key = "wide", weight, scales, zeros, bits, width
+    stored = build.once(key, lambda: build.stored(f"{weight.name}/wide", np.ascontiguousarray(wide.T)))
     return [summed(build, build.op("MatMul", x, stored, name="product"), bias)]
 
 

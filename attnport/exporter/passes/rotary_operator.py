@@ -105,9 +105,16 @@ def _bounds(node: ir.Node) -> tuple[int, int]:
 
 
 def _is_cache(angles: ir.Value, x: ir.Value) -> bool:
-    """Whether cosines or sines are the same for all heads, `[B|1,1,S|1,D/2]`, and of the type of x."""
-    sizes, depth = dims_of(angles), (dims_of(x) or [None])[-1]
-    if sizes is None or not 1 < len(sizes) < 5 or not isinstance(depth, int) or angles.dtype != x.dtype:
+    """Whether cosines or sines are the same for all heads, `[B|1,1,S|1,D/2]`, and of the type of x.
+
+    Where x has one row for several of angles, it is x that is broadcast, which the operator does not do.
+    """
+    sizes, of_x = dims_of(angles), dims_of(x)
+    if sizes is None or of_x is None or not 1 < len(sizes) < 5 or angles.dtype != x.dtype:
+        return False
+    batch, _, length, depth = of_x
+    rows = [(sizes[-2], length), *([(sizes[0], batch)] if len(sizes) == 4 else [])]
+    if any(size != 1 and own == 1 for size, own in rows) or not isinstance(depth, int):
         return False
     return sizes[-1] == depth // 2 and (len(sizes) < 3 or sizes[-3] == 1)
 
