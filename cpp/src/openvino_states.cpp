@@ -142,6 +142,7 @@ public:
     /// They are put into their order with the next token.
     void take(const std::vector<std::size_t>& texts) override {
         std::vector<std::size_t> rows;
+        rows.reserve(texts.size());
         for (const std::size_t text : texts) rows.push_back(rows_.empty() ? text : rows_.at(text));
         rows_ = std::move(rows);
     }
