@@ -1,7 +1,6 @@
 #include "decoding.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -9,20 +8,13 @@
 
 #include <attnport/error.hpp>
 
+#include "axes.hpp"
 #include "halves.hpp"
 #include "memory.hpp"
 #include "words.hpp"
 
 namespace attnport::reader {
 namespace {
-
-/// The least places that a buffer has behind its tokens when it is made.
-constexpr std::int64_t more_places = 64;
-
-std::size_t product(const Shape& shape, std::size_t begin, std::size_t end) {
-    const auto at = [&](std::size_t axis) { return shape.begin() + static_cast<std::ptrdiff_t>(axis); };
-    return elements(Shape(at(begin), at(end)));
-}
 
 template <class T> void fill(std::byte* memory, const std::vector<std::int64_t>& values) {
     auto* const out = reinterpret_cast<T*>(memory);
@@ -41,60 +33,6 @@ Tensor tensor_of(const TensorSpec& spec, const Shape& shape, const std::vector<s
         default: throw FeedError("the model does not generate: there is no rule for " + spec.text() + ".");
     }
     return {spec.name, spec.dtype, shape, std::move(memory)};
-}
-
-/// Two tensors behind each other along an axis; they differ in nothing else.
-Tensor joined_along(const Tensor& first, const Tensor& second, std::size_t axis) {
-    Shape shape = first.shape();
-    const std::size_t width = size_bytes(first.dtype());
-    const auto block = [&](const Tensor& one) { return product(one.shape(), axis, one.shape().size()) * width; };
-    const std::size_t count = product(shape, 0, axis);
-    const std::size_t before = block(first);
-    const std::size_t behind = block(second);
-    shape[axis] += second.shape()[axis];
-    std::shared_ptr<std::byte> memory = allocate(count * (before + behind));
-    for (std::size_t at = 0; at < count; ++at) {
-        std::byte* const out = memory.get() + at * (before + behind);
-        const auto copy = [at](std::byte* to, const Tensor& from, std::size_t bytes) {
-            if (bytes != 0) std::memcpy(to, static_cast<const std::byte*>(from.data()) + at * bytes, bytes);
-        };
-        copy(out, first, before);
-        copy(out + before, second, behind);
-    }
-    return {first.name(), first.dtype(), std::move(shape), std::move(memory)};
-}
-
-/// A tensor with another number of places along an axis; those that are new hold zeros.
-Tensor with_places(const Tensor& tensor, std::size_t axis, std::int64_t places) {
-    Shape shape = tensor.shape();
-    const std::size_t count = product(shape, 0, axis);
-    const std::size_t place = product(shape, axis + 1, shape.size()) * size_bytes(tensor.dtype());
-    const std::size_t had = static_cast<std::size_t>(shape[axis]) * place;
-    const std::size_t has = static_cast<std::size_t>(places) * place;
-    shape[axis] = places;
-    std::shared_ptr<std::byte> memory = allocate(count * has);
-    const auto* const from = static_cast<const std::byte*>(tensor.data());
-    for (std::size_t at = 0; at < count && std::min(had, has) != 0; ++at) {
-        std::memcpy(memory.get() + at * has, from + at * had, std::min(had, has));
-    }
-    return {tensor.name(), tensor.dtype(), std::move(shape), std::move(memory)};
-}
-
-/// Rows of a tensor along an axis.
-Tensor taken(const Input& tensor, const std::vector<std::size_t>& rows, std::size_t axis) {
-    Shape shape = tensor.shape();
-    const std::size_t outer = product(shape, 0, axis);
-    const std::size_t bytes = product(shape, axis + 1, shape.size()) * size_bytes(tensor.dtype());
-    const auto had = static_cast<std::size_t>(shape[axis]);
-    shape[axis] = static_cast<std::int64_t>(rows.size());
-    std::shared_ptr<std::byte> memory = allocate(outer * rows.size() * bytes);
-    const auto* const from = static_cast<const std::byte*>(tensor.data());
-    for (std::size_t at = 0; at < outer && bytes != 0; ++at) {
-        for (std::size_t row = 0; row < rows.size(); ++row) {
-            std::memcpy(memory.get() + (at * rows.size() + row) * bytes, from + (at * had + rows[row]) * bytes, bytes);
-        }
-    }
-    return {std::string(tensor.name()), tensor.dtype(), std::move(shape), std::move(memory)};
 }
 
 /// The size of an axis of a cache at its beginning.
@@ -119,8 +57,8 @@ std::vector<std::int64_t> numbers(const std::vector<std::vector<bool>>& rows) {
 
 }  // namespace
 
-Decoding::Decoding(Run run, const IO& io, const Roles& roles, StepInPlace step, Inputs context)
-    : run_(std::move(run)), step_(std::move(step)), io_(io), roles_(roles), context_(std::move(context)) {
+Decoding::Decoding(Run run, const IO& io, const Roles& roles, MakeSteps make_steps, Inputs context)
+    : run_(std::move(run)), make_steps_(std::move(make_steps)), io_(io), roles_(roles), context_(std::move(context)) {
     std::vector<std::string> expected;
     std::vector<std::string> got;
     for (const TensorSpec* const spec : roles.context) expected.push_back(spec->name);
@@ -162,39 +100,28 @@ Logits Decoding::push(const std::vector<std::vector<std::int64_t>>& ids, const s
     }
     Inputs inputs(given.begin(), given.end());
     inputs.insert(inputs.end(), context_.begin(), context_.end());
-    if (step_ && ids[0].size() == 1 && !keep_[0].empty()) {
-        const Outputs outputs = stepped(std::move(inputs));
-        keep_ = std::move(whole);
-        return last(outputs, batch);
-    }
-    const auto length = static_cast<std::int64_t>(keep_[0].size());
-    for (std::size_t at = 0; at < caches_.size(); ++at) {
-        Tensor& cache = caches_[at];
-        const Cached& role = roles_.caches[at];
-        if (cache.shape()[role.axis] != length) cache = with_places(cache, role.axis, length);
-        inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), cache.shape());
-    }
-    const Outputs outputs = run_(inputs);
-    follow(outputs);
+    Steps* const kept = ids[0].size() == 1 && !keep_[0].empty() ? steps() : nullptr;
+    const Outputs outputs = kept != nullptr ? kept->run(std::move(inputs)) : passed(std::move(inputs));
     keep_ = std::move(whole);
     return last(outputs, batch);
 }
 
-Outputs Decoding::stepped(Inputs inputs) {
-    const auto length = static_cast<std::int64_t>(keep_[0].size());
-    std::vector<Buffer> buffers;
-    for (std::size_t at = 0; at < caches_.size(); ++at) {
-        Tensor& cache = caches_[at];
-        const Cached& role = roles_.caches[at];
-        if (cache.shape()[role.axis] == length) {
-            cache = with_places(cache, role.axis, length + std::max<std::int64_t>(more_places, length / 4));
-        }
-        Shape filled = cache.shape();
-        filled[role.axis] = length;
-        inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), std::move(filled));
-        buffers.push_back({role.spec->name, role.output, cache});
+Steps* Decoding::steps() {
+    if (const MakeSteps make = std::exchange(make_steps_, nullptr)) {
+        steps_ = make(roles_);
+        if (steps_ != nullptr) steps_->begin(std::exchange(caches_, {}));
     }
-    return step_(inputs, buffers);
+    return steps_.get();
+}
+
+Outputs Decoding::passed(Inputs inputs) {
+    for (std::size_t at = 0; at < caches_.size(); ++at) {
+        const Tensor& cache = caches_[at];
+        inputs.emplace_back(roles_.caches[at].spec->name, cache.data(), cache.dtype(), cache.shape());
+    }
+    Outputs outputs = run_(inputs);
+    follow(outputs);
+    return outputs;
 }
 
 void Decoding::follow(const Outputs& outputs) {
@@ -226,12 +153,11 @@ void Decoding::repeat_context(const std::vector<std::size_t>& texts) {
     for (const Input& input : context_) {
         const auto spec = std::find_if(roles_.context.begin(), roles_.context.end(),
                                        [&](const TensorSpec* one) { return one->name == input.name(); });
-        const auto& dims = (*spec)->dims;
-        const auto axis = std::find(dims.begin(), dims.end(), roles_.ids->dims[0]);
-        if (axis == dims.end()) {
+        const std::size_t axis = roles_.batch_axis(**spec);
+        if (axis == (*spec)->dims.size()) {
             kept.push_back(input);
         } else {
-            repeated.push_back(taken(input, texts, static_cast<std::size_t>(axis - dims.begin())));
+            repeated.push_back(taken_along(input, texts, axis));
         }
     }
     repeated_ = std::move(repeated);
@@ -245,10 +171,10 @@ void Decoding::take(const std::vector<std::size_t>& texts) {
     kept.reserve(texts.size());
     for (const std::size_t text : texts) kept.push_back(keep_[text]);
     keep_ = std::move(kept);
-    for (std::size_t at = 0; at < caches_.size(); ++at) {
-        const auto& dims = roles_.caches[at].spec->dims;
-        const auto axis = std::find(dims.begin(), dims.end(), roles_.ids->dims[0]) - dims.begin();
-        caches_[at] = taken(caches_[at], texts, static_cast<std::size_t>(axis));
+    if (steps_ != nullptr) {
+        steps_->take(texts);
+    } else {
+        caches_ = taken(roles_, caches_, texts);
     }
 }
 

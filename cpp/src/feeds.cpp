@@ -34,6 +34,17 @@ std::size_t declared_at(const IO& io, std::size_t likely, std::string_view name)
                     joined(names_of(io.inputs)) + ".");
 }
 
+/// Pointers to inputs in the contract's order; null for those that are missing.
+std::vector<const Input*> in_order(const IO& io, const Inputs& inputs) {
+    std::vector<const Input*> found(io.inputs.size(), nullptr);
+    for (std::size_t index = 0; index < inputs.size(); ++index) {
+        const Input*& slot = found[declared_at(io, index, inputs[index].name())];
+        if (slot != nullptr) throw FeedError("input " + reader::quoted(inputs[index].name()) + ": it is there twice.");
+        slot = &inputs[index];
+    }
+    return found;
+}
+
 void check_size(const IO& io, const TensorSpec& spec, std::size_t axis, std::int64_t got, std::vector<Given>& sizes) {
     const auto* fixed = std::get_if<std::int64_t>(&spec.dims[axis]);
     if (fixed != nullptr) {
@@ -239,7 +250,7 @@ Tensor padding_mask(const Mask& mask, const TensorSpec& spec, const std::vector<
 std::vector<std::optional<std::int64_t>> sizes_of(const IO& io, const std::vector<const Input*>& inputs) {
     std::vector<std::optional<std::int64_t>> known(io.dims.size());
     for (std::size_t index = 0; index < inputs.size(); ++index) {
-        for (std::size_t axis = 0; axis < io.inputs[index].dims.size(); ++axis) {
+        for (std::size_t axis = 0; inputs[index] != nullptr && axis < io.inputs[index].dims.size(); ++axis) {
             static_cast<void>(is_size(io, io.inputs[index].dims[axis], inputs[index]->shape()[axis], known));
         }
     }
@@ -262,12 +273,7 @@ void require_fit(const IO& io, std::vector<std::optional<std::int64_t>>& known, 
 }  // namespace
 
 std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const std::map<std::string, DType>* dtypes) {
-    std::vector<const Input*> found(io.inputs.size(), nullptr);
-    for (std::size_t index = 0; index < inputs.size(); ++index) {
-        const Input*& slot = found[declared_at(io, index, inputs[index].name())];
-        if (slot != nullptr) throw FeedError("input " + reader::quoted(inputs[index].name()) + ": it is there twice.");
-        slot = &inputs[index];
-    }
+    const std::vector<const Input*> found = in_order(io, inputs);
     std::vector<Given> sizes(io.dims.size());
     for (std::size_t index = 0; index < found.size(); ++index) {
         const TensorSpec& spec = io.inputs[index];
@@ -278,6 +284,14 @@ std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const
     for (std::size_t index = 0; index < found.size(); ++index) {
         check_memory(io.inputs[index], *found[index]);
         check_values(io.inputs[index], *found[index]);
+    }
+    return found;
+}
+
+std::vector<const Input*> check_values(const IO& io, const Inputs& inputs) {
+    std::vector<const Input*> found = in_order(io, inputs);
+    for (std::size_t index = 0; index < found.size(); ++index) {
+        if (found[index] != nullptr) check_values(io.inputs[index], *found[index]);
     }
     return found;
 }

@@ -20,13 +20,16 @@ namespace attnport::reader {
 [[nodiscard]] std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs,
                                                      const std::map<std::string, DType>* dtypes = nullptr);
 
+/// As check_inputs, of inputs whose shapes are known to fit; pointers to those that are not among them are null.
+[[nodiscard]] std::vector<const Input*> check_values(const IO& io, const Inputs& inputs);
+
 /// Checks the shapes of outputs, which stand in the contract's order: a file need not tell them before it runs.
 ///
 /// `inputs` are those of this call, from check_inputs, and give the sizes of named dims; one that is in outputs alone is
 /// as in the first. Throws Error: another rank, fixed size, or size of a named dim; names output, got and expected.
 void check_outputs(const IO& io, const std::vector<const Input*>& inputs, const std::vector<Tensor>& outputs);
 
-/// As check_outputs, of the output at `index` alone.
+/// As check_outputs, of the output at `index` alone. Of the inputs, those that do not give its sizes may be null.
 void check_output(const IO& io, const std::vector<const Input*>& inputs, std::size_t index, const Tensor& output);
 
 /// Adds a tensor; one of that name that is there already gives its place to it.

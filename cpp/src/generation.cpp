@@ -318,14 +318,14 @@ Texts searched(Decoding& decoding, const Logits& logits, const Texts& prompts, c
 
 }  // namespace
 
-Texts generated(const Run& run, const StepInPlace& step, const IO& io, const Texts& prompts,
+Texts generated(const Run& run, const MakeSteps& make_steps, const IO& io, const Texts& prompts,
                 const GenerateOptions& options) {
     Rules rules = options.rules.value_or(io.rules);
     if (!options.rules && options.temperature > 0) rules.beams = 1;  // who draws asks for no search
     check(options, rules);
     const Roles roles = roles_of(io);
     const Tokens stop = options.stop ? *options.stop : io.stop;
-    Decoding decoding(run, io, roles, step, options.context);
+    Decoding decoding(run, io, roles, make_steps, options.context);
     Logits logits = begun(decoding, roles, prompts, options.max_tokens);
     if (rules.beams > 1) return searched(decoding, logits, prompts, options, rules, stop);
     return followed(decoding, std::move(logits), prompts, options, rules, stop);

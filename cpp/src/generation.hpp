@@ -12,8 +12,8 @@ namespace attnport::reader {
 
 /// The new tokens of every prompt. Throws FeedError: the model does not generate, or not from these prompts.
 ///
-/// `step`: where the model writes to its caches.
-[[nodiscard]] std::vector<std::vector<std::int64_t>> generated(const Run& run, const StepInPlace& step, const IO& io,
+/// `make_steps`: of a runtime that may keep the caches.
+[[nodiscard]] std::vector<std::vector<std::int64_t>> generated(const Run& run, const MakeSteps& make_steps, const IO& io,
                                                                const std::vector<std::vector<std::int64_t>>& prompts,
                                                                const GenerateOptions& options);
 

@@ -272,7 +272,8 @@ std::vector<std::vector<std::int64_t>> Model::generate(const std::vector<std::ve
     return guarded([&] {
         Open& open = required(open_);
         const auto run = [&open](const Inputs& inputs) { return open.form->run(inputs); };
-        return reader::generated(run, open.form->step(), open.manifest.io, prompts, options);
+        const auto steps = [&open](const reader::Roles& roles) { return open.form->new_steps(roles); };
+        return reader::generated(run, steps, open.manifest.io, prompts, options);
     });
 }
 

@@ -37,6 +37,35 @@ template <class Work> auto guarded(const Form& form, const Work& work) {
     }
 }
 
+/// `Steps` of a session, with the contract's checks around them.
+class Checked final : public Steps {
+public:
+    Checked(const IO& io, const Form& form, const Roles& roles, std::unique_ptr<Steps> steps)
+        : io_(io), form_(form), roles_(roles), steps_(std::move(steps)) {}
+
+    void begin(std::vector<Tensor> caches) override {
+        guarded(form_, [&] { steps_->begin(std::move(caches)); });
+    }
+
+    Outputs run(Inputs inputs) override {
+        const auto found = check_values(io_, inputs);
+        return guarded(form_, [&] {
+            Outputs outputs = steps_->run(inputs);
+            const std::string& scores = roles_.logits->name;
+            check_output(io_, found, position(io_.outputs, scores), outputs.at(scores));
+            return outputs;
+        });
+    }
+
+    void take(const std::vector<std::size_t>& texts) override { steps_->take(texts); }
+
+private:
+    const IO& io_;
+    const Form& form_;
+    const Roles& roles_;
+    std::unique_ptr<Steps> steps_;
+};
+
 }  // namespace
 
 OpenForm::OpenForm(const std::filesystem::path& folder, const Manifest& manifest, std::string name,
@@ -104,6 +133,14 @@ Outputs OpenForm::run_device(const Inputs& inputs) const {
 StepInPlace OpenForm::step() const {
     if (!session_->writes_in_place() || casts_inputs_ || casts_outputs_) return nullptr;
     return [this](const Inputs& inputs, const std::vector<Buffer>& buffers) { return run_step(inputs, buffers); };
+}
+
+std::unique_ptr<Steps> OpenForm::new_steps(const Roles& roles) const {
+    if (StepInPlace writes = step()) return std::make_unique<Buffers>(std::move(writes), roles);
+    if (casts_inputs_ || casts_outputs_) return nullptr;
+    std::unique_ptr<Steps> kept = guarded(form_, [&] { return session_->new_steps(roles); });
+    if (kept == nullptr) return nullptr;
+    return std::make_unique<Checked>(manifest_.io, form_, roles, std::move(kept));
 }
 
 Outputs OpenForm::run_step(const Inputs& inputs, const std::vector<Buffer>& buffers) const {

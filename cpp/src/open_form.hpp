@@ -29,6 +29,9 @@ public:
 
     /// What runs a step with caches that the model writes to; none where it does not.
     [[nodiscard]] StepInPlace step() const;
+    /// Caches of one batch that are added to, by the model or by its runtime; none where they have to be copied. The
+    /// roles, and the form, have to stay.
+    [[nodiscard]] std::unique_ptr<Steps> new_steps(const Roles& roles) const;
 
     /// As Session::give_back.
     [[nodiscard]] bool give_back() const { return session_->give_back(); }

@@ -171,6 +171,10 @@ void find_context(const IO& io, const std::string& past, const std::string& seq,
 
 }  // namespace
 
+std::size_t Roles::batch_axis(const TensorSpec& spec) const {
+    return static_cast<std::size_t>(std::find(spec.dims.begin(), spec.dims.end(), ids->dims[0]) - spec.dims.begin());
+}
+
 Roles roles_of(const IO& io) {
     std::set<std::string> masks;
     for (const Mask& mask : io.masks) {

@@ -30,6 +30,9 @@ struct Roles {
     std::int64_t start = 0;              ///< how many empty places a cache begins with
     std::int64_t longest_seq = 1;        ///< the most new tokens of a pass
     std::int64_t longest_past = 1;       ///< the most places of a cache
+
+    /// The axis of a tensor that has a row for each text; its rank, where it has none.
+    [[nodiscard]] std::size_t batch_axis(const TensorSpec& spec) const;
 };
 
 /// Throws FeedError: the model does not generate, with the reason.

@@ -35,6 +35,8 @@ std::vector<Tensor> Session::run_in_place(const std::vector<Input>& /*inputs*/,
     throw Error("this runtime does not write to caches in place.");
 }
 
+std::unique_ptr<Steps> Session::new_steps(const Roles& /*roles*/) { return nullptr; }
+
 // Another processor takes other kernels, so a pass on this one says nothing about it.
 Machine this_cpu() {
     utsname system{};

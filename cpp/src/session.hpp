@@ -10,6 +10,8 @@
 
 #include <attnport/tensor.hpp>
 
+#include "steps.hpp"
+
 namespace attnport::reader {
 
 /// An input or output as the model file itself has it; `shape`: none for what is open, whole or by axis.
@@ -69,6 +71,9 @@ public:
     /// to, if there is one: memory that may be written to.
     virtual std::vector<Tensor> run_in_place(const std::vector<Input>& inputs,
                                              const std::vector<std::optional<std::size_t>>& shared);
+
+    /// Caches of one batch that the runtime itself keeps and adds to; none where it cannot. The session has to stay.
+    virtual std::unique_ptr<Steps> new_steps(const Roles& roles);
 
     /// Gives the system what the runtime keeps between calls. Returns whether it can; nothing else changes.
     virtual bool give_back() { return false; }

@@ -18,6 +18,7 @@ from encoder_decoders import pair
 import attnport_bundle as reader
 from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
+from attnport.verbs.fuse import fuse
 from attnport_bundle.errors import FeedError
 
 Apps = Callable[[str], Path]
@@ -35,6 +36,9 @@ RULES: tuple[dict[str, Any], ...] = (
 )
 
 
+FORMS = ["ort_cpu", "openvino"]
+
+
 @pytest.fixture(scope="module")
 def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
     """The bundle of a decoder, made once."""
@@ -42,8 +46,7 @@ def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
 
     @functools.cache
     def of(kind: str) -> Path:
-        check(artifacts(kind), ["ort_cpu"])
-        return bundle(artifacts(kind), artifacts(kind).parent / "app", forms=["ort_cpu"])
+        return bundled(artifacts(kind), artifacts(kind).parent / "app")
 
     return of
 
@@ -52,18 +55,23 @@ def apps(tmp_path_factory: pytest.TempPathFactory) -> Apps:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The bundles of a decoder and of its encoder."""
     folder = tmp_path_factory.mktemp("t5")
-    made = []
-    for part in pair("t5", folder):
-        check(part, ["ort_cpu"])
-        made.append(bundle(part, folder / f"{part.name}-app", forms=["ort_cpu"]))
-    return made[0], made[1]
+    decoder, encoder = (bundled(part, folder / f"{part.name}-app") for part in pair("t5", folder))
+    return decoder, encoder
 
 
-def told(build: Build, app: Path, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], list[list[int]]]:
+def bundled(artifact: Path, folder: Path) -> Path:
+    fuse(artifact, targets=FORMS)
+    check(artifact, FORMS)
+    return bundle(artifact, folder, forms=FORMS)
+
+
+def told(
+    build: Build, app: Path, prompts: list[list[int]], form: str = "ort_cpu", **options: Any
+) -> tuple[list[list[int]], list[list[int]]]:
     """What the reader returns, and what it told of each prompt before."""
     words = [word for name, value in options.items() for word in (name, value)]
     given = "".join(" ".join(map(str, prompt)) + "\n" for prompt in prompts)
-    done = build.run("generate", app, "ort_cpu", *map(str, words), given=given)
+    done = build.run("generate", app, form, *map(str, words), given=given)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     texts = [[int(token) for token in line.split(",") if token] for line in lines[-len(prompts) :]]
@@ -118,6 +126,30 @@ def test_the_cache_is_written_in_place_and_moves_only_to_grow(cpp_build: Build, 
     assert done.stdout.splitlines() == ["copied", *moved, *filled, "moved 131", *["in place 131"] * 9]
 
 
+def test_openvino_has_the_cache_from_the_second_token_on(cpp_build: Build, apps: Apps) -> None:
+    done = cpp_build.run("steps_in_place", apps("llama"), "openvino", "9", "5", "17", "60")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["copied", *["kept"] * 8]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"max_tokens": 80, "stop": []}),
+        ("llama", {"max_tokens": 40, "stop": [], "beams": 3}),
+        ("gpt2", {"max_tokens": 30, "beams": 2, "stop": [7, 9, END]}),
+    ],
+)
+def test_openvino_gives_pythons_tokens(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:
+    app = apps(kind)
+    with reader.load(app, form="openvino", threads=1) as model:
+        expected = model.generate(PROMPTS, **options)
+    words = {name: written(value) for name, value in options.items()}
+    texts, streams = told(cpp_build, app, PROMPTS, "openvino", **words)
+    assert texts == expected
+    assert streams == expected
+
+
 def test_drawn_tokens_come_as_often_as_they_are_likely(cpp_build: Build, apps: Apps) -> None:
     """And the same seed draws the same ones."""
     app = apps("gpt2")
@@ -164,14 +196,15 @@ def test_refusals_are_pythons(cpp_build: Build, apps: Apps, prompts: list[list[i
     assert done.stderr.split(":")[0] == str(refused.value).split(":")[0]
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("options", [{"max_tokens": 20}, {"max_tokens": 12, "beams": 3}])
 def test_a_decoder_behind_an_encoder_gives_pythons_tokens(
-    cpp_build: Build, both: tuple[Path, Path], options: dict[str, Any]
+    cpp_build: Build, both: tuple[Path, Path], options: dict[str, Any], form: str
 ) -> None:
     decoder, encoder = both
-    with reader.load(decoder, threads=1) as model, reader.load(encoder, threads=1) as reads:
+    with reader.load(decoder, form=form, threads=1) as model, reader.load(encoder, form=form, threads=1) as reads:
         expected = model.generate(PROMPTS, encoder=reads, **options)
-    assert told(cpp_build, decoder, PROMPTS, encoder=encoder, **options)[0] == expected
+    assert told(cpp_build, decoder, PROMPTS, form, encoder=encoder, **options)[0] == expected
 
 
 def test_rules_of_a_contract_are_kept_unless_a_call_says_otherwise(
@@ -205,7 +238,8 @@ def test_a_model_without_a_cache_says_so(cpp_build: Build, app: Path) -> None:
 
 
 def test_it_leaves_no_memory_behind(cpp_build_asan: Build, apps: Apps) -> None:
-    assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4)[0]
-    assert told(cpp_build_asan, apps("llama"), PROMPTS, max_tokens=4, beams=2)[0]
+    for form in FORMS:
+        assert told(cpp_build_asan, apps("llama"), PROMPTS, form, max_tokens=4)[0]
+        assert told(cpp_build_asan, apps("llama"), PROMPTS, form, max_tokens=4, beams=2)[0]
     ruled = {name: written(value) for rules in RULES for name, value in rules.items()}
     assert told(cpp_build_asan, apps("llama"), PROMPTS, **ruled | {"max_tokens": 4, "suppress": "5,10"})[0]

@@ -1,11 +1,13 @@
 // steps_in_place BUNDLE FORM COUNT ID...: continues two texts, each of these ids, by COUNT tokens. A line for each call
 // of the model: `copied` where caches are new, `in place PLACES` where they were written to and moved to no other memory,
-// `moved PLACES` where they were written to after a move to a larger buffer.
+// `moved PLACES` where they were written to after a move to a larger buffer, `kept` where the runtime itself has them.
 #include <cstdio>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <attnport/model.hpp>
@@ -19,6 +21,23 @@ namespace {
 using attnport::Inputs;
 using attnport::Outputs;
 using attnport::reader::Buffer;
+using attnport::reader::Roles;
+using attnport::reader::Steps;
+
+/// Caches that the runtime has, told as they are used.
+class Kept final : public Steps {
+public:
+    explicit Kept(std::unique_ptr<Steps> steps) : steps_(std::move(steps)) {}
+    void begin(std::vector<attnport::Tensor> caches) override { steps_->begin(std::move(caches)); }
+    Outputs run(Inputs inputs) override {
+        std::puts("kept");
+        return steps_->run(std::move(inputs));
+    }
+    void take(const std::vector<std::size_t>& texts) override { steps_->take(texts); }
+
+private:
+    std::unique_ptr<Steps> steps_;
+};
 
 /// The model's own calls, told as they come.
 class Told {
@@ -32,8 +51,15 @@ public:
         };
     }
 
+    [[nodiscard]] std::unique_ptr<Steps> steps(const Roles& roles) {
+        if (step_) return std::make_unique<attnport::reader::Buffers>(step(), roles);
+        std::unique_ptr<Steps> made = form_.new_steps(roles);
+        if (made == nullptr) return nullptr;
+        return std::make_unique<Kept>(std::move(made));
+    }
+
+private:
     [[nodiscard]] attnport::reader::StepInPlace step() {
-        if (!step_) return nullptr;
         return [this](const Inputs& inputs, const std::vector<Buffer>& buffers) {
             std::vector<const void*> places;
             for (const Buffer& buffer : buffers) places.push_back(buffer.memory.data());
@@ -44,7 +70,6 @@ public:
         };
     }
 
-private:
     const attnport::reader::OpenForm& form_;
     attnport::reader::StepInPlace step_;
     std::vector<const void*> places_;
@@ -62,7 +87,8 @@ void call(const std::vector<std::string>& given) {
     asked.stop = std::vector<std::int64_t>{};
     std::vector<std::int64_t> prompt;
     for (std::size_t at = 3; at < given.size(); ++at) prompt.push_back(std::stoll(given[at]));
-    static_cast<void>(attnport::reader::generated(told.run(), told.step(), manifest.io, {prompt, prompt}, asked));
+    const auto steps = [&told](const Roles& roles) { return told.steps(roles); };
+    static_cast<void>(attnport::reader::generated(told.run(), steps, manifest.io, {prompt, prompt}, asked));
 }
 
 }  // namespace
