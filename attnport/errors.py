@@ -9,7 +9,7 @@ Exit codes: 0 success, 1 our bug, 2 usage or bad input, 3 a runtime or dependenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from attnport_bundle.errors import AttnportError as AttnportError
 from attnport_bundle.errors import BundleError as BundleError
@@ -20,6 +20,9 @@ from attnport_bundle.errors import ProfileError as ProfileError
 from attnport_bundle.errors import RuntimeMissing as RuntimeMissing
 from attnport_bundle.errors import UnavailableError as UnavailableError
 from attnport_bundle.errors import UsageError as UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _LONGEST = 4000
 """Characters of a cause that is shown; a library may print a whole graph."""

@@ -273,7 +273,7 @@ void require_fit(const IO& io, std::vector<std::optional<std::int64_t>>& known, 
 }  // namespace
 
 std::vector<const Input*> check_inputs(const IO& io, const Inputs& inputs, const std::map<std::string, DType>* dtypes) {
-    const std::vector<const Input*> found = in_order(io, inputs);
+    std::vector<const Input*> found = in_order(io, inputs);
     std::vector<Given> sizes(io.dims.size());
     for (std::size_t index = 0; index < found.size(); ++index) {
         const TensorSpec& spec = io.inputs[index];

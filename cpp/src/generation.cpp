@@ -245,7 +245,8 @@ public:
 private:
     /// Whether no beam can become better than the texts that have ended, or goes on at all.
     [[nodiscard]] bool nothing_follows() const {
-        const double best = scores_.empty() ? never : *std::max_element(scores_.begin(), scores_.end());
+        double best = never;
+        if (!scores_.empty()) best = *std::max_element(scores_.begin(), scores_.end());
         if (ended_.empty()) require_choice(best);
         if (best == never) return true;
         if (ended_.size() < count_) return false;

@@ -49,12 +49,11 @@ class OpenVino(Lowering):
 
     def write(self, build: Builder, masks: MaskWriter, attention: Attention, plan: str) -> Written:
         """`Attention` with a bool mask in its smallest shape, or in blocks."""
-        attention = _with_own_keys(build, attention)
         blocks = in_blocks(build, masks, attention, "bool")
         if not isinstance(blocks, str):
             output, anchors, name, local = blocks
             return Written(output, name, anchors, local=local)
-        output, anchors = attention_op(build, masks, attention, "bool")
+        output, anchors = attention_op(build, masks, _with_own_keys(build, attention), "bool")
         return Written(output, form_name(attention, "bool"), anchors, note=blocks and f"not in blocks: {blocks}")
 
 
