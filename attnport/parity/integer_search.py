@@ -127,7 +127,7 @@ def search(
     until_s: float = math.inf,
     progress: Progress = lambda message: None,
 ) -> IntegerPlan | str:
-    """The plan with few layers kept whose drop is small enough, or why there is none.
+    """The plan that keeps as few layers as it can and loses no more than is allowed, or why there is none.
 
     If the drop with no layer kept is too large, each is tried alone, and those with the largest error for their work
     are kept: as many as bisection finds to be enough. Errors of layers add up, so that their order hardly depends on

@@ -73,7 +73,7 @@ class _Text:
         self.over = False
 
     def next(self, prompt: Any) -> int:
-        """The next token; the prompt is read the first time.
+        """The next token. The first call reads the prompt.
 
         Raises:
             Exception: what the pipeline raised.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -57,7 +58,7 @@ def exported(biases: str = "qkv", groups: int = H, other: bool = False) -> tuple
     return module, export(module, IOContract((X, MEMORY, MASK), (out,), DIMS[:2]))
 
 
-def feeds(empty: bool) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def feeds(empty: bool) -> dict[str, np.ndarray[Any, Any]]:
     random = np.random.default_rng(0)
     given = {name: random.standard_normal((3, 5, K)).astype(np.float32) for name in ("x", "memory")}
     mask = random.random((3, 1, 5, 5)) < 0.6

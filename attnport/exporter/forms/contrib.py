@@ -27,6 +27,7 @@ from attnport.exporter.fusion.comparisons import CAUSAL, J
 from attnport.exporter.fusion.conditions import BATCH, length_of
 from attnport.exporter.fusion.formula import axes_of, reads_of
 from attnport.exporter.fusion.mask import Factor, Mask
+from attnport.exporter.fusion.moves import known_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -301,12 +302,6 @@ def _key_count(build: Builder, v: ir.Value) -> ir.Value:
     import onnx_ir as ir
 
     return build.cast(build.size(v, 2), ir.DataType.INT32, "mask/keys")
-
-
-def known_size(value: ir.Value, axis: int) -> int | str | None:
-    """A size of a value: a number, the name of a dim, or None where it is not known."""
-    dim = value.shape[axis] if value.shape is not None else None
-    return dim if dim is None or isinstance(dim, int) else dim.value
 
 
 def _same_lengths(attention: Attention) -> bool:

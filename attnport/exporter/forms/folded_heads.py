@@ -13,9 +13,10 @@ import numpy as np
 
 from attnport.exporter.builder import Builder, node_name
 from attnport.exporter.forms.bias_and_rows import attention_bias, guarded, heads_first
-from attnport.exporter.forms.contrib import contrib, known_size
+from attnport.exporter.forms.contrib import contrib
 from attnport.exporter.forms.masks import MaskWriter
 from attnport.exporter.fusion.attention import Attention
+from attnport.exporter.fusion.moves import known_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir

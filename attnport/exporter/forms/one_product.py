@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.exporter.builder import Builder
-from attnport.exporter.forms.contrib import known_size
 from attnport.exporter.fusion.attention import Attention
-from attnport.exporter.fusion.moves import dims_of
+from attnport.exporter.fusion.moves import dims_of, known_size
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,7 +29,7 @@ class _Projection:
 
 
 def one_product(build: Builder, attention: Attention) -> tuple[ir.Value, ir.Value | None] | None:
-    """q, k and v as `[B,S,H,3,D]`, without their biases, and these, `[3*H*D]`.
+    """q, k and v as `[B,S,H,3,D]` without their biases, and the biases, `[3*H*D]`.
 
     None where they are not three linear layers of one value with constant weights and as many heads.
     """

@@ -53,6 +53,12 @@ def dims_of(value: ir.Value | None) -> list[int | str | None] | None:
     return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
 
 
+def known_size(value: ir.Value, axis: int) -> int | str | None:
+    """The size of one axis: a number, the name of a dim, or None where it is not known or there is no such axis."""
+    dims = dims_of(value)
+    return None if dims is None or axis >= len(dims) else dims[axis]
+
+
 def broadcast_index(value: ir.Value, index: Index) -> Index | None:
     """The index of the element of `value` that is used if it is broadcast to a tensor indexed by `index`."""
     dims = dims_of(value)

@@ -58,7 +58,7 @@ class OpenVino(Lowering):
 
 
 def _with_own_keys(build: Builder, attention: Attention) -> Attention:
-    """An attention with as many heads of keys as of queries.
+    """An attention with as many heads of keys as of queries, unless all queries share one.
 
     Given fewer, the plugin writes the attention out, and has no kernel that keeps a cache in place; of heads that are
     repeated in the graph, its kernel reads each once (2026.4, found in the types of its runtime model).

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.fusion.moves import known_size
 from attnport.exporter.passes.contrib_groups import grouped
 from attnport.exporter.passes.contrib_heads import multi_head, packed
-from attnport.exporter.passes.contrib_parts import attribute, given, known_size, places, rank, summed
+from attnport.exporter.passes.contrib_parts import attribute, given, places, rank, summed
 from attnport.exporter.passes.contrib_products import fused_matmul, matmul_n_bits
 from attnport.exporter.passes.sizes import settle_sizes
 

@@ -21,13 +21,13 @@ from attnport.exporter.builder import Builder
 from attnport.exporter.fusion.comparisons import ONE, linear, plus
 from attnport.exporter.fusion.elements import element
 from attnport.exporter.fusion.formula import Axis
+from attnport.exporter.fusion.moves import known_size
 from attnport.exporter.fusion.sizes import size_sum
 from attnport.exporter.passes.contrib_parts import (
     attribute,
     causal,
     given,
     hidden,
-    known_size,
     merge_heads,
     parted,
     places,

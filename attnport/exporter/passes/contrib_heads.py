@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnport.exporter.builder import Builder
+from attnport.exporter.fusion.moves import known_size
 from attnport.exporter.passes.contrib_parts import (
     attribute,
     causal,
     given,
     hidden,
-    known_size,
     merge_heads,
     parted,
     places,

@@ -74,14 +74,6 @@ def parted(build: Builder, value: ir.Value, sizes: list[int], axis: int) -> list
     return found
 
 
-def known_size(value: ir.Value, axis: int) -> int | str | None:
-    """The size of one axis or its name; None if it is not known."""
-    if value.shape is None or axis >= len(value.shape):
-        return None
-    dim = value.shape[axis]
-    return dim if isinstance(dim, int) else dim.value
-
-
 def rank(value: ir.Value) -> int | None:
     """How many axes a value has; None if it is not known."""
     return None if value.shape is None else len(value.shape)
