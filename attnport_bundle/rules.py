@@ -87,9 +87,13 @@ class Rules:
         """
         if "min_tokens" in given:
             given = {**given, "min_length": 0}
-        if "bad_words" in given:
-            given["bad_words"] = tuple(map(tuple, given["bad_words"]))
-        return dataclasses.replace(self, **given)
+        try:
+            if "bad_words" in given:
+                given["bad_words"] = tuple(map(tuple, given["bad_words"]))
+            return dataclasses.replace(self, **given)
+        except TypeError as err:
+            told = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            raise UsageError(f"rules: got {told}; expected numbers, and lists of token ids.") from err
 
 
 NAMES = frozenset(field.name for field in dataclasses.fields(Rules))

@@ -15,6 +15,7 @@ from representatives import representatives
 import attnport
 from attnport.errors import FeedError
 from attnport.sources.hf_rules import rules_of
+from attnport_bundle.errors import UsageError
 from attnport_bundle.generation import NO_TOKEN, Options, _Beams
 from attnport_bundle.rules import Rules
 
@@ -229,3 +230,11 @@ def test_a_length_penalty_beyond_what_floats_hold_is_no_error(artifacts: Once, p
 def test_every_token_may_be_an_end(artifacts: Once, new: int) -> None:
     found = attnport.open(artifacts("gpt2")).generate(PROMPTS, max_tokens=new, beams=3, stop=range(101))
     assert [len(text) for text in found] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "given", [{"suppress": ["</s>"]}, {"forced_first": 31}, {"bad_words": [5]}, {"min_tokens": "3"}], ids=str
+)
+def test_a_rule_of_another_type_is_refused_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=rf"rules: got .*{next(iter(given))}=.*; expected numbers, and lists"):
+        Rules().changed(**given)
