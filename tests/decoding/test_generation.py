@@ -155,8 +155,8 @@ def test_beams_that_end_early_do_not_stop_the_others() -> None:
     one = _Beams(Options(max_tokens=5, stop=(9,), rules=Rules(beams=2)))
     one.grow(np.array([-0.1, -0.2, -0.3, -0.4]), np.array([0, 0, 0, 0]), np.array([9, 1, 2, 3]))
     assert one.texts == [[1], [2]]
-    assert not one.over
+    assert not one.settled()
     one.grow(np.array([-0.25, -5.0, -6.0, -7.0]), np.array([0, 0, 1, 1]), np.array([9, 4, 9, 5]))
-    assert one.over
+    assert one.settled()
     assert one.best() == [9]
     assert list(itertools.chain(*one.texts)) == [1, 4, 2, 5]
