@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnport.errors import ArtifactError
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 1024
 """Tensors of at most this size stay inside the ONNX file, so that readers can fold them."""
+BLOCK_BYTES = 1 << 24
+"""What is copied at once of a tensor, to compare it or to write it."""
 
 
 def save_exported(model: ir.Model, path: Path, weights: str) -> None:
@@ -113,17 +115,23 @@ def _external_tensors(model: ir.Model) -> Iterator[tuple[str, ir.ExternalTensor]
 
 def _share_equal_tensors(model: ir.Model) -> None:
     """Keeps one of several equal initializers. onnx_ir's pass holds a copy of every weight while it looks for them."""
+    import onnx_ir as ir
+
     for graph in model.graphs():
         alike = defaultdict(list)
         for value in graph.initializers.values():
             tensor = value.const_value
-            if tensor is not None and not value.is_graph_input() and not value.is_graph_output():
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            if not value.is_graph_input() and not value.is_graph_output():
                 alike[tensor.dtype, tuple(tensor.shape)].append((value, tensor))
         kept: dict[bytes, ir.Value] = {}
         for (dtype, shape), values in alike.items():
             for value, tensor in values if len(values) > 1 else ():
-                content = hashlib.sha256(f"{dtype} {shape}".encode() + tensor.tobytes()).digest()
-                if (first := kept.setdefault(content, value)) is not value:
+                content = hashlib.sha256(f"{dtype} {shape}".encode())
+                for block in _blocks(tensor):
+                    content.update(block)
+                if (first := kept.setdefault(content.digest(), value)) is not value:
                     value.replace_all_uses_with(first)
                     graph.initializers.pop(str(value.name))
 
@@ -145,11 +153,35 @@ def _externalise(model: ir.Model, folder: Path, weights: str, *, again: bool = F
     ]
     if not values:
         return False
-    tensors = [value.const_value for value in values if value.const_value is not None]
+    tensors = [_in_blocks(value.const_value) for value in values if value.const_value is not None]
     stored = ir.external_data.convert_tensors_to_external(tensors, folder, weights, alignment=4096)
     for value, tensor in zip(values, stored, strict=True):
         value.const_value = tensor
     return True
+
+
+def _in_blocks(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The same tensor, written block by block; onnx_ir copies a whole one that lies transposed in memory, twice."""
+    import onnx_ir as ir
+
+    class InBlocks(ir.LazyTensor):
+        def tofile(self, file: Any) -> None:
+            for block in _blocks(tensor):
+                file.write(block)
+
+    if isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8:  # on disk already, or packed
+        return tensor
+    return InBlocks(lambda: tensor, tensor.dtype, ir.Shape(tensor.shape.numpy()), name=tensor.name)
+
+
+def _blocks(tensor: ir.TensorProtocol) -> Iterator[memoryview]:
+    """The elements in their order, as far as a copy of `BLOCK_BYTES` holds them."""
+    import numpy as np
+
+    array = np.atleast_1d(tensor.numpy())
+    rows = max(1, BLOCK_BYTES // max(1, array[:1].nbytes))
+    for at in range(0, len(array), rows):
+        yield np.ascontiguousarray(array[at : at + rows]).reshape(-1).view(np.uint8).data
 
 
 def _write(model: ir.Model, path: Path) -> None:

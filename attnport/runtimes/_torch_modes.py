@@ -219,6 +219,8 @@ class Double(DispatchMode):
         if self._widens and operator_name(func) not in _PICKS:
             if func._schema.is_mutable and any(map(_narrow, (*args[:1], *kwargs.values()))):
                 raise SpecError(f"the module writes to a float32 buffer by {operator_name(func)}.")
+            if operator_name(func) == "linear" and args[1].nbytes > _BLOCK_BYTES and not kwargs:
+                return _in_blocks(*args)
             widen = _wide_tensor
         result = func(*tree_map(widen, args), **tree_map(widen, kwargs))
         if (not types or self._widens) and _narrow(result):
@@ -226,6 +228,19 @@ class Double(DispatchMode):
         return result
 
 
+def _in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer with a large weight, of which one block of rows at a time is widened."""
+    x, rows = _wide_tensor(x), max(1, _BLOCK_BYTES * len(weight) // weight.nbytes)
+    blocks = weight.split(rows)
+    biases = [None] * len(blocks) if bias is None else bias.split(rows)
+    linear = torch.nn.functional.linear
+    return torch.cat(
+        [linear(x, _wide_tensor(block), _wide_tensor(some)) for block, some in zip(blocks, biases, strict=True)], dim=-1
+    )
+
+
+_BLOCK_BYTES = 1 << 23
+"""Of a weight, what is widened at once."""
 _PICKS = {"embedding", "index_select", "gather"}
 """Operators whose result is elements of a weight, so that only these have to be widened."""
 

@@ -145,3 +145,15 @@ def test_external_data_of_an_attribute_is_checked_as_well(saved: Path) -> None:
     saved.write_bytes(proto.SerializeToString())
     with pytest.raises(ArtifactError, match="outside the model's folder"):
         storage.load(saved)
+
+
+def test_what_lies_transposed_in_memory_is_written_in_order_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 1000)
+    model = two_weights()
+    w = np.arange(32 * 40, dtype=np.float32).reshape(40, 32).T
+    for name in ("w", "same"):
+        model.graph.initializers[name].const_value = ir.tensor(w, name=name)
+    storage.save_exported(model, tmp_path / "model.onnx", "weights.bin")
+    assert (tmp_path / "weights.bin").read_bytes() == np.ascontiguousarray(w).tobytes()

@@ -16,7 +16,7 @@ from attnport.artifacts import IOContract, ModelSpec, Source
 from attnport.cases.inputs import cases
 from attnport.dims import Dim, TensorSpec
 from attnport.models import base as models
-from attnport.runtimes import base, torch_eager
+from attnport.runtimes import _torch_modes, base, torch_eager
 from attnport.runtimes._torch_cast import cast
 from attnport.runtimes.base import Opening
 from tests.representatives import representatives
@@ -112,3 +112,12 @@ def test_a_module_that_cannot_be_widened_is_cast_once(
     assert all(map(same, got, expected))
     assert counted == casts
     assert got[0]["y"].dtype == np.float64
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_large_weight_is_widened_block_by_block(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    monkeypatch.setattr(_torch_modes, "_BLOCK_BYTES", 1000)
+    layer, x = nn.Linear(64, 70, bias=bias), torch.randn(2, 3, 64, dtype=torch.float64)
+    with _torch_modes.active(*_torch_modes.modes_for("fp32", contract=False, float64=True, widens=True)):
+        got = layer(x)
+    torch.testing.assert_close(got, layer.double()(x).detach(), rtol=1e-13, atol=1e-13)
