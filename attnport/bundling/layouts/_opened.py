@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from attnport import optional
-from attnport.errors import RuntimeMissing
+from attnport.errors import RuntimeMissing, UsageError
 from attnport_bundle.manifest import Manifest
 from attnport_bundle.model import Model
-from attnport_bundle.openvino_session import infer
+from attnport_bundle.openvino_session import PRECISIONS, infer
 from attnport_bundle.session import Port, cpu
 
 Run = Callable[..., Mapping[str, Any]]
@@ -42,9 +42,16 @@ def in_openvino(manifest: Manifest, form: str, path: Path, settings: Mapping[str
 
     Raises:
         UnavailableError: openvino is not installed.
+        UsageError: with these settings, the plugin computes in another precision than the form's on this CPU.
     """
     module = optional.require("openvino")
     made = module.Core().compile_model(str(path), "CPU", dict(settings))
+    got, wanted = made.get_property("INFERENCE_PRECISION_HINT").get_type_name(), PRECISIONS[manifest.forms[form].plan]
+    if got != wanted:
+        raise UsageError(
+            f"form {form} computes in {wanted}; opened as its readers open it, OpenVINO computes in {got} on this CPU.",
+            hint="Name a form in that precision with --form, or one for ONNX Runtime.",
+        )
     request, names = made.create_infer_request(), tuple(spec.name for spec in manifest.io.outputs)
     return Model(manifest, form, _Session(module, lambda feeds: infer(request, made, feeds, names))).run
 

@@ -19,6 +19,7 @@ from attnport_bundle.contract import Dim, TensorSpec
 from attnport_bundle.errors import BundleError
 from attnport_bundle.manifest import Form
 from attnport_bundle.model import open_form
+from attnport_bundle.openvino_session import PRECISIONS
 from attnport_bundle.text import Tokenizer
 
 TEXT = "TEXT"
@@ -70,17 +71,16 @@ class _Repository:
         group: dict[str, Value] = {"count": 1, "kind": Constant("KIND_GPU" if gpu else "KIND_CPU")}
         if self.form.profiles:
             group["profile"] = [str(at) for at in range(len(self.form.profiles))]
-        self._write(
-            self.packed.name,
-            {
-                "backend": self.form.runtime,
-                "default_model_filename": FILES[self.form.runtime],
-                "input": self._ports(self.packed.io.inputs),
-                "output": self._ports(self.packed.io.outputs),
-                "instance_group": [group],
-            },
-            joins=True,
-        )
+        fields: dict[str, Value] = {
+            "backend": self.form.runtime,
+            "default_model_filename": FILES[self.form.runtime],
+            "input": self._ports(self.packed.io.inputs),
+            "output": self._ports(self.packed.io.outputs),
+            "instance_group": group,
+        }
+        if _in_bf16(self.form):
+            fields["parameters"] = {"key": "HINT_BF16", "value": {"string_value": "YES"}}
+        self._write(self.packed.name, fields, joins=True)
 
     def text(self, tokenizer: str) -> None:
         """The tokenizer and the ensemble, if the reader knows this tokenizer; else why not is told."""
@@ -131,6 +131,11 @@ class _Repository:
         return ports
 
 
+def _in_bf16(form: Form) -> bool:
+    """Whether OpenVINO is to compute the form in bfloat16."""
+    return form.runtime == "openvino" and PRECISIONS[form.plan] == "bf16"
+
+
 def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> dict[str, Value]:
     """A step of an ensemble: by names of the model's tensors, the ensemble's."""
     return {
@@ -152,7 +157,13 @@ def _moved(packed: Packed, name: str, path: Path) -> Run | None:
     for file in form.external:
         packed.move(file, path.parent / file)
     if form.runtime == "openvino":
-        return packed.proved(name, "OpenVINO", lambda: in_openvino(packed.manifest, name, path, {}))
+        # The backend has a parameter for bfloat16 and none for float32: without one, the CPU decides.
+        settings = {"INFERENCE_PRECISION_HINT": "bf16"} if _in_bf16(form) else {}
+        if not settings:
+            packed.tell(
+                "Triton's OpenVINO backend computes in bfloat16 on a CPU that can, and has no setting against it"
+            )
+        return packed.proved(name, "OpenVINO", lambda: in_openvino(packed.manifest, name, path, settings))
     return packed.proved(name, "ONNX Runtime", lambda: in_onnxruntime(packed.manifest, name, path))
 
 
