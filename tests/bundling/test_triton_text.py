@@ -153,7 +153,7 @@ def test_a_text_model_comes_with_its_tokenizer_and_an_ensemble(repository: Path)
         "tiny/1/model.onnx",
         "tiny/1/weights.bin",
         "tiny_tokenizer/config.pbtxt",
-        "tiny_tokenizer/1/contract.json",
+        "tiny_tokenizer/1/bundle.json",
         "tiny_tokenizer/1/model.py",
         "tiny_tokenizer/1/tokenizer.json",
         "tiny_text/config.pbtxt",

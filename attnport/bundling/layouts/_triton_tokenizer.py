@@ -12,8 +12,7 @@ import triton_python_backend_utils as triton  # type: ignore[import-not-found]  
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 
-from attnport_bundle.contract import IO  # noqa: E402
-from attnport_bundle.decode import decode, parse  # noqa: E402
+from attnport_bundle import manifest  # noqa: E402
 from attnport_bundle.errors import BundleError  # noqa: E402
 from attnport_bundle.text import Tokenizer  # noqa: E402
 
@@ -22,10 +21,8 @@ class TritonPythonModel:
     """What Triton makes of this file."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads the contract and the tokenizer."""
-        contract = HERE / "contract.json"
-        io = decode(IO, parse(contract.read_bytes(), contract.name), contract.name)
-        self.tokenizer = Tokenizer(HERE / "tokenizer.json", io)
+        """Reads the contract, in the manifest of the bundle that the model was in, and the tokenizer."""
+        self.tokenizer = Tokenizer(HERE / "tokenizer.json", manifest.read(HERE).io)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Pads the texts of all requests to the longest of them: Triton then joins them for the model, too."""

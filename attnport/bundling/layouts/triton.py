@@ -7,7 +7,6 @@ READMEs of the backends.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from attnport_bundle.contract import Dim, TensorSpec
 from attnport_bundle.errors import BundleError
 from attnport_bundle.manifest import Form
 from attnport_bundle.model import open_form
+from attnport_bundle.names import MANIFEST
 from attnport_bundle.openvino_session import PRECISIONS
 from attnport_bundle.text import Tokenizer
 
@@ -96,7 +96,7 @@ class _Repository:
         self.packed.move(tokenizer, code / "tokenizer.json")
         self.packed.move(_READER, code / "attnport_bundle")
         shutil.copyfile(_TOKENIZER, code / "model.py")
-        (code / "contract.json").write_text(json.dumps(dataclasses.asdict(io), indent=1) + "\n", encoding="utf-8")
+        self.packed.move(MANIFEST, code / MANIFEST)
         text: dict[str, Value] = {"name": TEXT, "data_type": Constant("TYPE_STRING"), "dims": [1 if self.items else -1]}
         group: dict[str, Value] = {"count": 1, "kind": Constant("KIND_CPU")}
         inputs = self._ports(io.inputs)
