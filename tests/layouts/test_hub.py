@@ -20,7 +20,7 @@ from attnport.verbs.check import check
 from attnport.verbs.export import export
 from attnport.verbs.fuse import fuse
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Vectors = np.ndarray[Any, Any]
 ROUNDING = 1e-6
 """Of float32 in a vector of length 1; two texts differ by a hundred thousand times as much."""

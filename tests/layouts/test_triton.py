@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from programs import HERE, ran
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Vectors = np.ndarray[Any, Any]
 NAME = "all-MiniLM-L6-v2"
 STAND_IN = '''
