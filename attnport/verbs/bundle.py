@@ -53,7 +53,8 @@ def bundle(
         unverified: Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.
         sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
         force: Replace a bundle even if its files were changed or files were added.
-        tell: Called with a line if the golden cases were not all run, as none of the forms can run here.
+        tell: Called with a line if the golden cases were not all run, as none of the forms can run here, and of what a
+            layout cannot have.
 
     Returns:
         `out`.
@@ -109,7 +110,7 @@ def _refuse_with_layout(layout: str, lang: Sequence[str], sign: Path | None, unv
     if sign is not None:
         raise UsageError(
             f"--sign: layout {layout} has no {MANIFEST}, which a signature is of.",
-            hint="Bundle without --layout, check the bundle where it lands, and lay it out there.",
+            hint="Leave out one of them.",
         )
     if unverified:
         raise UsageError(

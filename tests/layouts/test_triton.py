@@ -89,7 +89,8 @@ def serving(python: Path, repository: Path, folder: Path, *, all_ready: bool = T
         "--grpc-address", "127.0.0.1", "--grpc-port", grpc, "--http-address", "127.0.0.1", "--http-port", http,
         "--allow-metrics", "false", "--exit-on-error", "false",
     ]  # fmt: skip
-    values = {**os.environ, "LD_LIBRARY_PATH": libraries, "PYTHONPATH": str(packages)}
+    # The backend's Python is the one that is first on the path.
+    values = {**os.environ, "LD_LIBRARY_PATH": libraries, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     with (folder / "log.txt").open("w") as log:
         server = subprocess.Popen(list(map(str, command)), env=values, stdout=log, stderr=log)
     try:
