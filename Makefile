@@ -32,7 +32,7 @@ GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 GPU_ARGS ?=
 GPU_TESTS ?= tests/contract tests/runtimes tests/gpu
 
-.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test embedders gpu-check gpu-driver gpu-test lint fuzz help clean
+.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test embedders gpu-check gpu-driver gpu-test layouts-test lint fuzz help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
@@ -43,6 +43,8 @@ help:
 	@echo "make bench-env the other tools' environments and converted models, which bench needs (30 minutes, 10 GB)"
 	@echo "make bench-quick MiniLM on ragged and dense batches beside PyTorch and plain exports (3 minutes)"
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
+	@echo "make layouts-test what bundle --layout writes, read by sentence-transformers, transformers.js and Triton's"
+	@echo "               server: their packages the first time (2 GB), then 5 minutes; needs node"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
 	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
 	@echo "make gpu-test  the tests that need an NVIDIA GPU, in the environment of gpu-check"
@@ -87,6 +89,9 @@ cpp-test: $(VENV)/.dev
 	$(BIN)/python tools/cpp_setup.py --all
 	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile \
 		--no-loadscope-reorder tests/cpp
+
+layouts-test: $(VENV)/.dev .cache/peers/sentence_transformers/.made .cache/layouts/triton/.made .cache/layouts/node/.made
+	ATTNPORT_LAYOUTS_REQUIRED=1 $(BIN)/python -m pytest --durations=8 tests/layouts
 
 # What was good is in the JSON and is not run again: remove it to measure anew.
 embedders: $(VENV)/.dev $(VENV)/peers/.made
@@ -148,6 +153,19 @@ $(VENV)/peers/.made: Makefile
 	@.cache/peers/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $< || \
 		rm -rf .cache/peers/$*
 	@mkdir -p $(@D) && touch $@
+
+.cache/layouts/triton/.made: tests/layouts/triton.txt
+	@echo "Installing Triton's client and PyTriton into $(@D)."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	@touch $@
+
+# Without the packages' own scripts: that of onnxruntime-node would download what a GPU needs.
+.cache/layouts/node/.made: tests/layouts/package-lock.json tests/layouts/package.json
+	@echo "Installing transformers.js into $(@D)."
+	@mkdir -p $(@D) && cp $^ $(@D)
+	@npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@echo "Installing the fuzzer."

@@ -155,12 +155,12 @@ class Artifact:
         paths = _paths(options, "text", "inputs", "lengths")
         return _shown(tune(self.folder, _names(runtimes), _names(shapes), **paths), "show_tune")
 
-    def bundle(self, out: Place, lang: Names = ("python",), forms: Names = ("ort_cpu",), **options: Any) -> Path:
+    def bundle(self, out: Place, lang: Names = ("python",), forms: Names | None = None, **options: Any) -> Path:
         """Packs a folder that runs without PyTorch and re-checks itself; as `attnport.verbs.bundle.bundle`."""
         from attnport.verbs.bundle import bundle
 
         paths = _paths(options, "sign")
-        return bundle(self.folder, Path(out), lang=_names(lang) or (), forms=_names(forms) or (), **paths)
+        return bundle(self.folder, Path(out), lang=_names(lang) or (), forms=_names(forms), **paths)
 
     def report(self, **options: Any) -> Page:
         """Writes the report page; as `attnport.verbs.report.report`. A notebook shows the page itself."""

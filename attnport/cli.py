@@ -260,7 +260,7 @@ def bundle(
     """Pack a folder that runs without PyTorch and re-checks itself."""
     from attnport.verbs.bundle import bundle as run
 
-    path = run(folder, output, lang=lang, forms=forms, progress=out.progress, tell=out.tell, **options)
+    path = run(folder, output, lang=lang, forms=forms or None, progress=out.progress, tell=out.tell, **options)
     return lambda: out.show_path(path)
 
 

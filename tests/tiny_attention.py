@@ -69,7 +69,6 @@ def module() -> Any:
 
 def export(folder: Path, opset: int = 23) -> None:
     """Writes `model.onnx` and `weights.bin` into `folder`."""
-    import onnx
     import torch
 
     with torch.no_grad():
@@ -83,9 +82,15 @@ def export(folder: Path, opset: int = 23) -> None:
             dynamic_shapes={name: {0: "batch", 1: "seq"} for name in ("ids", "attention_mask")},
             verbose=False,
         )
-    proto = program.model_proto
+    save(program.model_proto, folder)
+
+
+def save(model: Any, folder: Path) -> None:
+    """Writes `model.onnx` and `weights.bin` into `folder`."""
+    import onnx
+
     onnx.save_model(
-        proto,
+        model,
         folder / "model.onnx",
         save_as_external_data=True,
         all_tensors_to_one_file=True,

@@ -70,12 +70,20 @@ def folder_of(place: str) -> Path:
         return folder
     found = [find(place, name) for name in ("config.json", "modules.json", _SETTINGS, _TRANSFORMER_SETTINGS)]
     folder = next((path.parent for path in found if path), folder)
-    for module in _modules(folder)[1:]:
-        step = str(module.get("path", ""))
+    for step in steps_of(folder):
         check_inside(folder, step)
         for name in ("config.json", WEIGHTS):
             find(place, f"{step}/{name}")
     return folder
+
+
+def steps_of(folder: Path) -> list[str]:
+    """The places in `modules.json` of what comes behind the transformer, in order.
+
+    Raises:
+        SpecError: `modules.json` cannot be read.
+    """
+    return [str(module.get("path", "")) for module in _modules(folder)[1:]]
 
 
 def check_inside(folder: Path, place: str) -> None:

@@ -1,23 +1,32 @@
-"""`attnport bundle`: writes a folder for an application, with proof that its forms are those that were checked."""
+"""`attnport bundle`: writes a folder for an application, with proof that its forms are those that were checked.
+
+A layout for a server is made of a bundle that has passed its own check, so that nothing else chooses and copies forms.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnport.artifacts import Manifest
 from attnport.bundling import place, signing
 from attnport.bundling.backends import Backend, choose
 from attnport.bundling.judging import FUSION, PARITY, gate, judge
+from attnport.bundling.layouts import base as layouts
 from attnport.bundling.write import needed_files, write
 from attnport.errors import ArtifactError, AttnportError, IntegrityError, ParityFailed, UsageError
-from attnport.folder.workspace import check_files, open_folder
+from attnport.folder.workspace import check_files, load_spec, open_folder
 from attnport.parity.golden import FILE as GOLDEN
 from attnport.parity.golden import read_goldens
+from attnport_bundle.names import MANIFEST
 from attnport_bundle.signature import SIGNATURE
 
 LANGUAGES = ("python", "cpp")
+FORMS = ("ort_cpu",)
+_INNER = ".bundle"
+"""The bundle inside the folder of a layout that is being made of it."""
 
 
 def bundle(
@@ -25,7 +34,8 @@ def bundle(
     out: Path,
     *,
     lang: Sequence[str] = ("python",),
-    forms: Sequence[str] = ("ort_cpu",),
+    forms: Sequence[str] | None = None,
+    layout: str = "",
     unverified: bool = False,
     sign: Path | None = None,
     force: bool = False,
@@ -38,43 +48,107 @@ def bundle(
         folder: The artifact folder.
         out: The bundle's folder. An existing one is replaced if it is empty or an unchanged bundle.
         lang: The languages to bundle a reader for. Every bundle has the Python reader, to check itself anywhere.
-        forms: The forms and engines to bundle, the preferred one first.
+        forms: The forms and engines to bundle, the preferred one first; None = `ort_cpu`, or what the layout reads.
+        layout: What the files are laid out for instead of the bundle's own readers, such as `triton`; "" = those.
         unverified: Accept forms whose parity was not run; the bundle says so. Forms that failed are never accepted.
         sign: A private key to sign the bundle with; see `attnport.bundling.signing`.
         force: Replace a bundle even if its files were changed or files were added.
-        tell: Called with a line if the golden cases were not all run, as none of the forms can run here.
+        tell: Called with a line if the golden cases were not all run, as none of the forms can run here, and of what a
+            layout cannot have.
 
     Returns:
         `out`.
 
     Raises:
-        UsageError: a language or form is unknown, the key is refused, or `out` is not a bundle.
+        UsageError: a language, form or layout is unknown, the key is refused, `out` is not a bundle, or the layout
+            cannot have this model or form.
         ArtifactError, IntegrityError: the artifact is incomplete, or not what was written.
         ParityFailed: a form failed or was not checked, or the bundle fails its own golden cases here.
     """
     unknown = [language for language in lang if language not in LANGUAGES]
     if unknown or not lang:
         raise UsageError(f"language {', '.join(unknown) or 'missing'}; expected one of {', '.join(LANGUAGES)}.")
+    laid_out = layouts.get(layout) if layout else None
+    if laid_out is not None:
+        _refuse_with_layout(layout, lang, sign, unverified, force)
     if sign is not None:
         signing.private_key(sign, folder, out)  # a wrong key is refused before the work
     manifest = open_folder(folder)
-    backends = choose(folder, manifest, forms)
+    backends = choose(folder, manifest, forms if forms is not None else laid_out.forms if laid_out else FORMS)
     progress("checking the artifact's files")
     check_files(folder, manifest, *_wanted(folder, manifest, backends))
     judged = judge(folder, manifest, backends)
     gate(folder, judged, unverified)
     goldens = read_goldens(folder / GOLDEN, manifest.io, {backend.form.plan for backend in backends})
-    _refuse_stranger(out, force)
+
+    def refuse() -> None:
+        _refuse_filled(out) if laid_out else _refuse_stranger(out, force)
+
+    refuse()
     if sign is None and (out / SIGNATURE).exists():
         progress(f"{out} was signed; the bundle that replaces it is not")
-    with place.replaced(out, lambda: _refuse_stranger(out, force)) as staged:
+    with place.replaced(out, refuse) as staged:
+        packed = staged / _INNER if laid_out else staged
+        packed.mkdir(exist_ok=True)
         progress("copying")
-        write(staged, folder, manifest, judged, goldens, cpp="cpp" in lang)
+        written = write(packed, folder, manifest, judged, goldens, cpp="cpp" in lang)
         if sign is not None:
-            signing.sign(staged, sign)
+            signing.sign(packed, sign)
         progress("running the golden cases")
-        _try(staged, tell)
+        _try(packed, tell)
+        if laid_out is not None:
+            progress(f"laying out for {layout}, and running the golden cases there")
+            laid_out.write(layouts.Packed(packed, written, lambda: _described(manifest), tell), staged)
+            shutil.rmtree(packed)
     return out
+
+
+def _refuse_with_layout(layout: str, lang: Sequence[str], sign: Path | None, unverified: bool, force: bool) -> None:
+    """Raises UsageError for what only a bundle has."""
+    if set(lang) != {"python"}:
+        raise UsageError(f"--lang {' '.join(lang)}: layout {layout} has no reader; what it is for reads it.")
+    if sign is not None:
+        raise UsageError(
+            f"--sign: layout {layout} has no {MANIFEST}, which a signature is of.",
+            hint="Leave out one of them.",
+        )
+    if unverified:
+        raise UsageError(
+            f"--unverified: nothing in a folder of layout {layout} says that its parity was not run.",
+            hint="Run attnport check on the artifact's folder first.",
+        )
+    if force:
+        raise UsageError(
+            f"--force: a folder of layout {layout} is not replaced, as nothing in it tells whether it was changed.",
+            hint="Give a new folder, or remove it yourself.",
+        )
+
+
+def _refuse_filled(out: Path) -> None:
+    """Raises UsageError unless `out` does not exist or is an empty folder."""
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+        raise UsageError(
+            f"{out} exists and is not an empty folder; it was not changed.", hint="Give another folder, or remove it."
+        )
+
+
+def _described(manifest: Manifest) -> Mapping[str, Path]:
+    """The files of an `hf:` source that describe the model, after a check that it is still what was exported.
+
+    Raises:
+        UsageError: the source has no such files.
+        SpecError: it is gone or changed.
+    """
+    from attnport.sources.hf_describing import describing_files
+
+    source = manifest.source
+    if not source.text.startswith("hf:") or source.part:
+        raise UsageError(
+            f"{manifest.name} is not the whole of an hf: folder, whose config and tokenizer this layout has.",
+            hint="Export it from the folder that save_pretrained wrote: attnport export hf:FOLDER -o OUT.",
+        )
+    load_spec(manifest)
+    return describing_files(source.text.removeprefix("hf:"))
 
 
 def _wanted(folder: Path, manifest: Manifest, backends: Sequence[Backend]) -> list[str]:

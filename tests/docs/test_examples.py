@@ -54,6 +54,7 @@ WITH_COMMANDS = {
     "docs/huggingface.md",
     "docs/import.md",
     "docs/latency.md",
+    "docs/layouts.md",
     "docs/parity.md",
     "docs/precision.md",
     "docs/report.md",
@@ -169,7 +170,7 @@ def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("guide", ["runtimes", "latency", "parity", "bisect", "precision", "report", "tune"])
+@pytest.mark.parametrize("guide", ["runtimes", "latency", "layouts", "parity", "bisect", "precision", "report", "tune"])
 def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) -> None:
     for name in ("out", "text"):
         shutil.copytree(readers / name, tmp_path / name)

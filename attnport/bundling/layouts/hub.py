@@ -1,0 +1,102 @@
+"""A folder as on the Hugging Face hub, for sentence-transformers, transformers.js and text-embeddings-inference.
+
+They read the transformer alone from it, as `onnx/model.onnx` or `openvino/openvino_model.xml`, and pool themselves as
+the folder's other files say. These are the source's own.
+
+Source: sentence-transformers, "Speeding up Inference"; optimum's `ORTModel`; text-embeddings-inference,
+`backends/ort/src/lib.rs`; transformers.js, `models.js`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from attnport import optional
+from attnport.bundling.layouts._opened import in_onnxruntime, in_openvino
+from attnport.bundling.layouts.base import Layout, Packed
+from attnport.errors import UsageError
+from attnport_bundle.openvino_session import PRECISIONS
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+ONNX, OPENVINO = "onnx/model.onnx", "openvino/openvino_model.xml"
+LARGEST_FILE = (1 << 31) - (1 << 20)
+"""Bytes of weights that fit into one ONNX file, whose limit is protobuf's: 2 GiB."""
+
+
+class Hub(Layout):
+    """The source's folder, with the model's forms in place of its weights."""
+
+    def write(self, packed: Packed, target: Path) -> None:
+        """Fills `target`; see the base class."""
+        runtimes = [packed.manifest.forms[name].runtime for name in packed.manifest.order]
+        for name in packed.manifest.order:
+            _require_fitting(packed, name)
+        if len(set(runtimes)) < len(runtimes):
+            raise UsageError(
+                f"got the forms {', '.join(packed.manifest.order)}; a folder of layout hub has one for each runtime.",
+                hint="Name one of onnxruntime and one of openvino at most.",
+            )
+        _require_transformer(packed)
+        for file, source in packed.described().items():
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target / file)
+        for name, runtime in zip(packed.manifest.order, runtimes, strict=True):
+            (_write_openvino if runtime == "openvino" else _write_onnx)(packed, name, target)
+
+
+def _require_fitting(packed: Packed, name: str) -> None:
+    """Raises UsageError for a form that the readers of this layout do not open, or not as it was checked."""
+    packed.require_runtime(name, "hub", "onnxruntime", "openvino")
+    form = packed.manifest.forms[name]
+    if form.runtime == "openvino" and PRECISIONS[form.plan] != "f32":
+        raise UsageError(
+            f"form {name} computes in {PRECISIONS[form.plan]}, which is a setting of OpenVINO and not in its file.",
+            hint='Use --form openvino, and load it with ov_config={"INFERENCE_PRECISION_HINT": "bf16"}.',
+        )
+    for spec in (*packed.io.inputs, *packed.io.outputs):
+        if form.dtypes[spec.name] != spec.dtype:
+            raise UsageError(
+                f"form {name}: {spec.name} is {form.dtypes[spec.name]}; what reads layout hub takes {spec.dtype}.",
+                hint="Name a form in fp32 or int8 with --form.",
+            )
+
+
+def _require_transformer(packed: Packed) -> None:
+    """Raises UsageError unless inputs and outputs are those of a transformer that reads text."""
+    inputs = [spec.name for spec in packed.io.inputs]
+    other = [name for name in inputs if name not in INPUTS]
+    if other or "input_ids" not in inputs:
+        raise UsageError(f"{packed.name} takes {', '.join(inputs)}; what reads layout hub gives {', '.join(INPUTS)}.")
+    first = packed.io.outputs[0]
+    if (first.name, len(first.dims)) not in (("last_hidden_state", 3), ("logits", 2)):
+        raise UsageError(
+            f"the first output of {packed.name} is {first}; what reads layout hub takes last_hidden_state of every "
+            "token, and pools it itself, or logits of every text.",
+            hint="Export the hf: folder without --outputs and --part: last_hidden_state is then the first.",
+        )
+
+
+def _write_onnx(packed: Packed, name: str, target: Path) -> None:
+    """The weights go into the file, or beside it under the name by which they are looked for."""
+    import onnx
+
+    form, path = packed.manifest.forms[name], target / ONNX
+    path.parent.mkdir()
+    model = onnx.load(packed.folder / form.file)
+    size = sum((packed.folder / file).stat().st_size for file in form.external)
+    apart = size > LARGEST_FILE
+    onnx.save_model(model, path, save_as_external_data=apart, location=f"{path.name}_data" if apart else None)
+    packed.proved(name, "ONNX Runtime", lambda: in_onnxruntime(packed.manifest, name, path))
+
+
+def _write_openvino(packed: Packed, name: str, target: Path) -> None:
+    module, path = optional.require("openvino"), target / OPENVINO
+    path.parent.mkdir()
+    graph = module.Core().read_model(str(packed.folder / packed.manifest.forms[name].file))
+    module.save_model(graph, str(path), compress_to_fp16=False)
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    packed.proved(name, "OpenVINO", lambda: in_openvino(packed.manifest, name, path, settings))
+
+
+LAYOUT = Hub()
