@@ -173,7 +173,8 @@ def problems(site: Path) -> Iterator[str]:
         for target in [*page.links, *page.loaded]:
             if (parts := urlsplit(target)).scheme or parts.netloc:
                 continue
-            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            base = site if parts.path.startswith("/") else path.parent  # 404.html is shown in place of any page
+            file = (base / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
             file = file / "index.html" if file.is_dir() else file
             if not file.is_file():
                 yield f"{where} links to {target}, which is not there"
@@ -190,9 +191,9 @@ def main(command: str) -> None:
         make(ROOT, PAGES)
         return
     found = sorted(set(problems(SITE)))
-    print(*found, sep="\n")
     count = len(list(SITE.rglob("*.html")))
     if found or not count:
+        print(*found, sep="\n")
         sys.exit(f"error: {len(found)} problems in {count} pages of {SITE.relative_to(ROOT)}.")
     print(f"{count} pages: every link and anchor leads somewhere, and nothing is loaded from another host.")
 
