@@ -63,7 +63,8 @@ def homes(package: Path) -> dict[str, str]:
 
 def _one(path: str, shown: str, level: int = 2) -> str:
     """Where mkdocstrings puts one name."""
-    return f'::: {path}\n    options:\n      heading: "{shown}"\n      toc_label: "{shown}"\n      heading_level: {level}\n'
+    options = f'      heading: "{shown}"\n      toc_label: "{shown}"\n      heading_level: {level}\n'
+    return f"::: {path}\n    options:\n{options}"
 
 
 def _package(package: Path) -> str:

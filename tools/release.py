@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 READER_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 PYTHONS = ("3.11", "3.12", "3.13")
 MODEL = "bert_encoder"
+WITHOUT_TORCH = "--help, doctor, list, inspect and verify"
 TEXT_OF_MODULE = "import attnport; print(attnport.__version__)"
 
 
@@ -73,7 +74,7 @@ def the_version(root: Path) -> str:
 
 
 def built(out: Path, scratch: Path) -> tuple[Path, Path]:
-    """Writes wheels and source archives of the last commit into `out`; returns the wheels of attnport and the reader."""
+    """Writes wheels and source archives of the last commit into `out`; returns the wheels, attnport's first."""
     for earlier in out.glob("attnport*"):
         earlier.unlink()
     tree = scratch / "tree"
@@ -205,7 +206,7 @@ def tried(wheels: tuple[Path, Path], full: Sequence[str], scratch: Path) -> Iter
             yield f"attnport on Python {python}: exports, fuses, checks, bundles and verifies a model."
         elif app is not None:
             try_without_torch(bare, wheels, app)
-            yield f"attnport on Python {python}: without PyTorch, --help, doctor, list, inspect and verify; the rest was not tried."
+            yield f"attnport on Python {python}: without PyTorch {WITHOUT_TORCH}; the rest was not tried."
     if app is None:
         raise ReleaseError(f"no Python of --full ({', '.join(full)}) is here, so there is no bundle to read.")
     for python in READER_PYTHONS:
@@ -229,8 +230,10 @@ def main(out: Path, full: Sequence[str]) -> None:
 if __name__ == "__main__":
     this = f"{sys.version_info.major}.{sys.version_info.minor}"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the files go; those of an earlier release there are removed")
-    parser.add_argument("--full", action="append", choices=PYTHONS, help="a Python to try with PyTorch; several allowed")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the files go, in place of earlier ones")
+    parser.add_argument(
+        "--full", action="append", choices=PYTHONS, help="a Python to try with PyTorch; may be repeated"
+    )
     arguments = parser.parse_args()
     try:
         main(arguments.out.resolve(), arguments.full or [this])

@@ -36,7 +36,9 @@ def test_the_program_answers_its_question(minilm_app: Path) -> None:
 @pytest.mark.slow
 def test_the_lines_of_the_guide_give_a_vector(minilm_app: Path) -> None:
     lines = block("cpp", "docs/embedding-cpp.md")
-    code = f"#include <attnport/bundle.hpp>\n#include <iostream>\nint main() {{\n{lines}\nstd::cout << embedding[0]; }}\n"
+    code = (
+        f"#include <attnport/bundle.hpp>\n#include <iostream>\nint main() {{\n{lines}\nstd::cout << embedding[0]; }}\n"
+    )
     with cpp_builds.locked("consumer"):
         folder = consumer("guide", minilm_app, block("cmake"), code)
         done = built(folder, f"-DONNXRUNTIME_INCLUDE_DIR={cpp_builds.headers(NEW)}", *WITHOUT_OPENVINO)

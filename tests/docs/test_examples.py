@@ -177,7 +177,8 @@ def left_out(name: str, text: str) -> list[str]:
 
 
 def test_a_block_that_nothing_runs_is_found() -> None:
-    said = "Words\n```\nattnport doctor\nrm -r out\n```\n```text\nPASS\n```\n## Title\n    cargo build\n\n    attnport doctor  # one\n"
+    fenced = "Words\n```\nattnport doctor\nrm -r out\n```\n```text\nPASS\n```\n"
+    said = f"{fenced}## Title\n    cargo build\n\n    attnport doctor  # one\n"
     assert left_out("docs/page.md", said) == ["rm -r out", "cargo build"]
     assert left_out("docs/page.md", "```cpp\nint x;\n```\n```json\n{}\n```\n") == ["int x;", "{}"]
 

@@ -1,4 +1,4 @@
-"""The site's sources and its check: what becomes of links and blocks, and that faults planted in a built site are found."""
+"""The site's sources and its check: what becomes of links and blocks, and that planted faults are found."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def load() -> Any:
 release = load()
 
 
-def tree(at: Path, *, reader: str = "0.2.0", asked: str = "attnport-bundle==0.2.0", changes: str = "## 0.2.0 (2027-01-01)") -> Path:
+def tree(
+    at: Path, *, reader: str = "0.2.0", asked: str = "attnport-bundle==0.2.0", changes: str = "## 0.2.0 (2027-01-01)"
+) -> Path:
     (at / "attnport").mkdir()
     (at / "attnport_bundle").mkdir()
     (at / "attnport" / "version.py").write_text('__version__ = "0.2.0"\n')
