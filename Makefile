@@ -95,9 +95,9 @@ cpp-test: $(VENV)/.dev
 	ATTNPORT_CPP_REQUIRED=1 $(BIN)/python -m pytest --durations=8 --numprocesses $(JOBS) --dist loadfile \
 		--no-loadscope-reorder tests/cpp
 
-# Read from the sources by name, so that nothing of them is installed.
+# Of attnport itself, the environment has only what its command line's help needs.
 docs: $(DOCS_VENV)/.made
-	$(DOCS_VENV)/bin/python tools/make_site.py make
+	PYTHONPATH=. $(DOCS_VENV)/bin/python tools/make_site.py make
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	$(DOCS_VENV)/bin/python tools/make_site.py check
 

@@ -19,8 +19,6 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from urllib.parse import unquote, urlsplit
 
-from reference import reference_pages
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 ELSEWHERE = {
@@ -123,6 +121,8 @@ def decisions(folder: Path) -> str:
 
 def make(root: Path, out: Path) -> None:
     """Writes every page and picture of the site into `out`, a folder that it replaces."""
+    from reference import reference_pages
+
     shutil.rmtree(out, ignore_errors=True)
     known, wanted = places(root), set()
     for name, place in known.items():

@@ -1,10 +1,15 @@
-"""The pages of the site's reference: what mkdocstrings and mkdocs-click read from docstrings and commands."""
+"""The pages of the site's reference: of docstrings, which mkdocstrings reads, and of the command line's help."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterable
 from pathlib import Path
+
+import click
+
+from attnport.cli import cli
 
 VALUES = {
     "What goes in": (
@@ -37,14 +42,21 @@ COMMAND_LINE = """# The command line
 
 Every verb and its options, as `attnport VERB --help` says them. What a verb ends with is in
 [the list of exit codes](../index.md#command-line), and what `--json` prints in [the JSON](../json.md).
-
-::: mkdocs-click
-    :module: attnport.cli
-    :command: cli
-    :prog_name: attnport
-    :depth: 1
-    :style: table
 """
+
+
+def command_line(program: click.Group) -> str:
+    """The page of the verbs, each as its --help has it."""
+    parts = [COMMAND_LINE]
+    for name, verb in sorted(program.commands.items()):
+        context = click.Context(verb, info_name=f"attnport {name}")
+        usage = " ".join([context.command_path, *verb.collect_usage_pieces(context)])
+        told = inspect.cleandoc(verb.help or "").replace("\b\n", "")
+        options = [one for one in verb.get_params(context) if isinstance(one, click.Option)]
+        records = filter(None, (option.get_help_record(context) for option in options))
+        rows = "\n".join(f"| `{option}` | {said} |".replace("\n", " ") for option, said in records)
+        parts.append(f"## {name}\n\n```text\n{usage}\n```\n\n{told}\n\n| option | |\n|-|-|\n{rows}\n")
+    return "\n".join(parts)
 
 
 def homes(package: Path) -> dict[str, str]:
@@ -81,7 +93,7 @@ def reference_pages(root: Path) -> dict[str, str]:
     masks = "\n".join(_one(f"attnport.masks.{name}", f"attnport.masks.{name}") for name in MASKS)
     errors = "\n".join(_one(f"{package}.errors", f"{package}.errors") for package in ("attnport_bundle", "attnport"))
     return {
-        "reference/command-line.md": COMMAND_LINE,
+        "reference/command-line.md": command_line(cli),
         "reference/attnport.md": "# Python: attnport\n\nWhat `import attnport` gives. The verbs take a folder first, "
         "and are methods of an `Artifact` too.\n\n"
         + _package(root / "attnport")
