@@ -97,7 +97,9 @@ def built(out: Path, scratch: Path) -> tuple[Path, Path]:
 def lacks(wheel: Path, package: Path) -> list[str]:
     """The files of a package's folder that are not in its wheel; links are followed, hidden files are no part."""
     inside = set(zipfile.ZipFile(wheel).namelist())
-    here = [Path(place) / name for place, _, names in os.walk(package, followlinks=True) for name in names if name[0] != "."]
+    here = [
+        Path(place) / name for place, _, names in os.walk(package, followlinks=True) for name in names if name[0] != "."
+    ]
     names = (path.relative_to(package.parent).as_posix() for path in here)
     made = ("/pyproject.toml", ".egg-info/", "/build/", "/cpp/README.md")
     return sorted(name for name in names if name not in inside and not any(part in name for part in made))
