@@ -152,9 +152,10 @@ def try_whole(bare: Bare, wheels: tuple[Path, Path], at: Path) -> Path:
     bare.install("--constraint", ROOT / "constraints.txt", reader, f"{whole}[cpu]")
     for words in (
         f"export {MODEL} -o out",
-        "fuse out --target ort_cpu --require",
-        "check out --runtime ort_cpu",
-        "bundle out -o app --form ort_cpu --lang python --lang cpp",
+        "fuse out --target ort_cpu --target onnx_18",
+        "check out",
+        # The newest onnxruntime for Python 3.10 runs the second form alone.
+        "bundle out -o app --form ort_cpu --form onnx_18 --lang python --lang cpp",
         "verify app",
         "doctor",
     ):
