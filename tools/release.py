@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import email.parser
+import itertools
 import os
 import re
 import shutil
@@ -225,7 +226,7 @@ def main(out: Path, full: Sequence[str]) -> None:
     version = the_version(ROOT)
     with tempfile.TemporaryDirectory(prefix="attnport-release-") as folder:
         wheels = built(out, Path(folder))
-        for line in (*head(version), *tried(wheels, full, Path(folder))):
+        for line in itertools.chain(head(version), tried(wheels, full, Path(folder))):
             print(line, flush=True)
     print(*sorted(out.iterdir()), sep="\n")
 

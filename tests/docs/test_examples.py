@@ -22,11 +22,10 @@ import pytest
 import torch
 from decoders import exported, saved
 from encoder_decoders import saved as saved_pair
-from pages import PAGES, SCRIPTS, blocks, python_blocks, shell_lines
+from pages import PAGES, SCRIPTS, python_blocks, shell_lines
 from scripts import ROOT
 
 from attnport.folder.machine import find_gpus
-from attnport.sources.parsing import parse_input
 
 SMALL = {
     "vocab_size": 30522,
@@ -79,23 +78,6 @@ WITH_PYTHON = {
     "docs/start.md",
     "docs/tune.md",
 }
-BUILT = {"README.md": ("cpp", "cmake"), "docs/embedding-cpp.md": ("cpp",)}
-"""What tests/cpp/test_cpp_readme.py compiles and runs."""
-NOT_RUN = {
-    "make ": "sets up environments, and takes minutes; it runs these tests",
-    'pip install "attnport[': "the release is tried by `make release`",
-    "pip install --upgrade onnxruntime": "another release is not what the tests are for",
-    "pip download -d wheels ": "gigabytes; tests/tools/test_gpu_offline.py runs it with small packages",
-    "python3 -m venv .venv-gpu": "as above",
-    ".venv-gpu/bin/": "as above",
-    "apt-get install ": "needs root; tools/cpp_setup.py installs these",
-    "cmake -S app/cpp ": "tests/cpp builds it so",
-    "build/attnport-": "tests/cpp runs them",
-    '--input "': "declarations, no commands; they are read below",
-}
-"""Lines that no test here runs, by how they begin, and why."""
-
-
 MANY = """import sys
 
 sys.path.append("app/python")
@@ -162,36 +144,6 @@ def test_nothing_that_a_page_shows_is_left_out_here() -> None:
     names = [each.relative_to(ROOT).as_posix() for each in [*PAGES, *SCRIPTS]]
     assert {name for name in names if shell_lines(page(name))} == WITH_COMMANDS
     assert {name for name in names if python_blocks(page(name))} == WITH_PYTHON
-    assert [f"{name}: {line}" for name in names if name.endswith(".md") for line in left_out(name, page(name))] == []
-
-
-def left_out(name: str, text: str) -> list[str]:
-    """The lines of a page's code that nothing runs; `text` is what a command prints, and no code."""
-    run_whole = {"text", "python", *BUILT.get(name, ())}
-    code = "".join(code for language, code in blocks(text) if language not in run_whole)
-    lines = [line.strip() for line in re.sub(r"\\\n\s*", "", code).splitlines()]
-    ran = shell_lines(text)
-    return [line for line in lines if line and line not in ran and not line.startswith(("#", *NOT_RUN))]
-
-
-def test_a_block_that_nothing_runs_is_found() -> None:
-    fenced = "Words\n```\nattnport doctor\nrm -r out\n```\n```text\nPASS\n```\n"
-    said = f"{fenced}## Title\n    cargo build\n\n    attnport doctor  # one\n"
-    assert left_out("docs/page.md", said) == ["rm -r out", "cargo build"]
-    assert left_out("docs/page.md", "```cpp\nint x;\n```\n```json\n{}\n```\n") == ["int x;", "{}"]
-
-
-def test_nothing_is_left_out_that_no_page_has() -> None:
-    shown = "".join(code for path in PAGES for _, code in blocks(path.read_text("utf-8")))
-    assert [begin for begin in NOT_RUN if begin not in shown] == []
-
-
-def test_every_declaration_of_the_page_on_masks_is_read() -> None:
-    declared = re.findall(r'--input "([^"]+)"', page("docs/masks.md"))
-    assert len(declared) > 5
-    for text in declared:
-        _, mask = parse_input(text)
-        assert mask is not None
 
 
 def test_a_line_that_fails_is_noticed(tmp_path: Path) -> None:
@@ -367,11 +319,8 @@ def test_the_metric_that_the_guide_shows_is_a_share() -> None:
         def embed(self, texts: list[str]) -> np.ndarray[Any, Any]:
             return np.eye(4)[: len(texts)]
 
-    names: dict[str, Any] = {
-        "TEXTS": ["a", "b"],
-        "LABELS": np.array([0, 0]),
-        "nearest": lambda vectors: vectors.argmax(1),
-    }
+    names: dict[str, Any] = {"TEXTS": ["a", "b"], "LABELS": np.array([0, 0])}
+    names["nearest"] = lambda vectors: vectors.argmax(1)
     exec(python_blocks(page("docs/tune.md"))[0], names)
     assert names["accuracy"](Model()) == 0.5
 
