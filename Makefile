@@ -98,7 +98,7 @@ cpp-test: $(VENV)/.dev
 # Of attnport itself, the environment has only what its command line's help needs.
 docs: $(DOCS_VENV)/.made
 	PYTHONPATH=. $(DOCS_VENV)/bin/python tools/make_site.py make
-	PYTHONPATH=. NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict
 	$(DOCS_VENV)/bin/python tools/make_site.py check
 
 # FULL=3.11 names the Pythons that are tried with PyTorch, such as FULL="3.11 3.12"; by default the one that builds.

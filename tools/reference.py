@@ -80,7 +80,9 @@ def _one(path: str, shown: str, level: int = 2) -> str:
 
 
 def _package(package: Path) -> str:
-    return "\n".join(_one(f"{home}.{name}", f"{package.name}.{name}") for name, home in homes(package).items())
+    """What a package gives, but for its errors, which have a page of their own."""
+    named = {name: home for name, home in homes(package).items() if not home.endswith(".errors")}
+    return "\n".join(_one(f"{home}.{name}", f"{package.name}.{name}") for name, home in named.items())
 
 
 def _values(paths: Iterable[str]) -> str:
@@ -100,7 +102,7 @@ def reference_pages(root: Path) -> dict[str, str]:
         + "\n"
         + _one("attnport.testing", "attnport.testing"),
         "reference/attnport_bundle.md": "# Python: attnport_bundle\n\nThe reader of bundles, installed or copied into "
-        "a bundle.\n\n" + _package(root / "attnport_bundle"),
+        "a bundle. It raises [its errors](errors.md).\n\n" + _package(root / "attnport_bundle"),
         "reference/values.md": f"# Values\n\nWhat the verbs take and return. Each is a frozen dataclass.\n\n{values}",
         "reference/masks.md": f"# Masks\n\nWhat [the mask contract](../masks.md) is built with.\n\n{masks}",
         "reference/errors.md": f"# Errors\n\nEach class has the exit code of a verb that ends by it.\n\n{errors}",

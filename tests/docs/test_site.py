@@ -10,6 +10,7 @@ from scripts import ROOT, load
 
 import attnport
 import attnport_bundle
+from attnport_bundle import errors
 
 reference = load("tools/reference.py")
 site = load("tools/make_site.py")
@@ -60,9 +61,12 @@ def test_lists_tables_and_code_stand_by_themselves() -> None:
 def test_the_reference_has_every_public_name() -> None:
     assert list(reference.homes(ROOT / "attnport")) == attnport.__all__
     assert list(reference.homes(ROOT / "attnport_bundle")) == attnport_bundle.__all__
+    pages = reference.reference_pages(ROOT)
     for package in (attnport, attnport_bundle):
-        text = reference.reference_pages(ROOT)[f"reference/{package.__name__}.md"]
-        assert [name for name in package.__all__ if f"{package.__name__}.{name}" not in text] == []
+        text = pages[f"reference/{package.__name__}.md"]
+        absent = [name for name in package.__all__ if f"{package.__name__}.{name}" not in text]
+        assert [name for name in absent if not hasattr(errors, name)] == []
+    assert "::: attnport_bundle.errors\n" in pages["reference/errors.md"]
 
 
 @pytest.mark.parametrize(
