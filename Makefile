@@ -32,7 +32,12 @@ GPU_TORCH = torch===$(shell sed -n 's/^torch==//p' constraints.txt)
 GPU_ARGS ?=
 GPU_TESTS ?= tests/contract tests/runtimes tests/gpu
 
-.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test embedders gpu-check gpu-driver gpu-test layouts-test lint fuzz help clean
+# The site and the release have environments of their own: every package is pinned, and none is one of ours.
+DOCS_VENV := .venv-docs
+RELEASE_VENV := .venv-release
+
+.PHONY: demo test test-all bench bench-engines bench-env bench-quick cpp-test docs embedders gpu-check gpu-driver gpu-test \
+	layouts-test lint fuzz release help clean
 
 help:
 	@echo "make demo      ship all-MiniLM-L6-v2 to out/minilm: export, fuse, build, check, bench, bundle, report"
@@ -45,6 +50,8 @@ help:
 	@echo "make cpp-test  the C++ reader: sets up compilers and headers, builds it, runs its tests (10 minutes at most)"
 	@echo "make layouts-test what bundle --layout writes, read by sentence-transformers, transformers.js and Triton's"
 	@echo "               server: their packages the first time (2 GB), then 5 minutes; needs node"
+	@echo "make docs      the site, into build/site; a dead link or anchor is an error (a minute)"
+	@echo "make release   wheels of both packages, into dist, tried in bare environments; nothing is uploaded (10 minutes)"
 	@echo "make embedders embedders and rerankers beside sentence-transformers' own output, into docs/embedders.md (40 minutes)"
 	@echo "make gpu-check parity and latency on an NVIDIA GPU, into benchmarks/; gigabytes of packages the first time"
 	@echo "make gpu-test  the tests that need an NVIDIA GPU, in the environment of gpu-check"
@@ -93,6 +100,16 @@ cpp-test: $(VENV)/.dev
 layouts-test: $(VENV)/.dev .cache/peers/sentence_transformers/.made .cache/layouts/triton/.made .cache/layouts/node/.made
 	ATTNPORT_LAYOUTS_REQUIRED=1 $(BIN)/python -m pytest --durations=8 tests/layouts
 
+# Of attnport itself, the environment has only what its command line's help needs.
+docs: $(DOCS_VENV)/.made
+	PYTHONPATH=. $(DOCS_VENV)/bin/python tools/make_site.py make
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict
+	$(DOCS_VENV)/bin/python tools/make_site.py check
+
+# FULL=3.11 names the Pythons that are tried with PyTorch, such as FULL="3.11 3.12"; by default the one that builds.
+release: $(RELEASE_VENV)/.made
+	$(RELEASE_VENV)/bin/python tools/release.py $(addprefix --full ,$(FULL))
+
 # What was good is in the JSON and is not run again: remove it to measure anew.
 embedders: $(VENV)/.dev $(VENV)/peers/.made
 	PYTHONPATH=$(VENV)/peers $(BIN)/python benchmarks/embedders.py --json benchmarks/embedders.json --docs
@@ -119,7 +136,7 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tools/fuzz.py
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(DOCS_VENV) $(RELEASE_VENV) dist out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 # Some systems split ensurepip off; pip itself then fills the new environment.
 $(VENV)/.made:
@@ -170,6 +187,12 @@ $(VENV)/peers/.made: Makefile
 $(VENV)/.fuzz: $(VENV)/.dev
 	@echo "Installing the fuzzer."
 	@$(PIP) --no-build-isolation --editable ./attnport_bundle --editable ".[fuzz]"
+	@touch $@
+
+.venv-%/.made: constraints-%.txt
+	@$(PYTHON) -m venv --clear $(@D) || { $(PYTHON) -m venv --clear --without-pip $(@D) && \
+		$(PYTHON) -m pip --python $(@D)/bin/python install --quiet pip; }
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
 	@touch $@
 
 # TensorRT of the data centre comes from the vendor's index; without it, its rows are NOT_RUN and say so. Its package is

@@ -1,4 +1,4 @@
-"""The C++ program of README.md and its CMake lines, built and run beside MiniLM's bundle as they stand."""
+"""The C++ program of README.md with its CMake lines, and that of the guide, built and run beside MiniLM's bundle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cpp_consumers import built, consumer
 WITHOUT_OPENVINO = ["-DCMAKE_DISABLE_FIND_PACKAGE_OpenVINO=ON"]
 
 
-def block(language: str) -> str:
-    """The only block of that language in README.md."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+def block(language: str, page: str = "README.md") -> str:
+    """The only block of that language in a page."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
     return str(found)
 
 
@@ -31,3 +31,16 @@ def test_the_program_answers_its_question(minilm_app: Path) -> None:
         warned = "-DCMAKE_CXX_FLAGS=-O1 -Wall -Wextra -Werror"
         done = built(folder, f"-DONNXRUNTIME_INCLUDE_DIR={cpp_builds.headers(NEW)}", warned, *WITHOUT_OPENVINO)
     assert (done.returncode, done.stdout) == (0, "Where is the nearest pharmacy?\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_guide_give_a_vector(minilm_app: Path) -> None:
+    lines = block("cpp", "docs/embedding-cpp.md")
+    code = (
+        f"#include <attnport/bundle.hpp>\n#include <iostream>\nint main() {{\n{lines}\nstd::cout << embedding[0]; }}\n"
+    )
+    with cpp_builds.locked("consumer"):
+        folder = consumer("guide", minilm_app, block("cmake"), code)
+        done = built(folder, f"-DONNXRUNTIME_INCLUDE_DIR={cpp_builds.headers(NEW)}", *WITHOUT_OPENVINO)
+    assert done.returncode == 0, done.stderr
+    assert -1 < float(done.stdout) < 1

@@ -6,9 +6,18 @@ import re
 
 from scripts import ROOT
 
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")})
+FORMAT = ROOT / "attnport" / "bundling" / "FORMAT.md"
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md"), FORMAT})
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 STARTS = ("attnport ", "cd app/python ")
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """The language and the lines of every piece of code of a page, fenced or indented, which has no language."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    rest = fence.sub("", text)
+    indented = re.findall(r"(?:^|(?<=\n))(?:#[^\n]*)?\n((?: {4}[^\n]*\n)+)", rest)
+    return [*fence.findall(text), *(("", code) for code in indented)]
 
 
 def python_blocks(text: str) -> list[str]:

