@@ -51,7 +51,7 @@ def steps_of(session: object) -> MakeSteps:
 
 class Buffers:
     """`Steps` of a model that writes to its caches: each is a buffer with more places than tokens, which have a meaning
-    up to the last token."""
+    up to the last token. States are given and taken at every step."""
 
     def __init__(
         self, step: Callable[[Mapping[str, Array], Mapping[str, tuple[str, Array]]], dict[str, Array]], roles: Roles
@@ -68,17 +68,21 @@ class Buffers:
 
     def begin(self, caches: Mapping[str, Array]) -> None:
         """Takes caches, by input."""
-        spec, _, axis = self._roles.caches[0]
-        self._held, self._length = dict(caches), caches[spec.name].shape[axis]
+        self._held = dict(caches)
+        self._length = next(caches[spec.name].shape[axis] for spec, _, axis in self._roles.caches if axis is not None)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one new token of every text; gives the outputs that follow no cache."""
-        for spec, _, axis in self._roles.caches:
+        given, buffers = dict(feeds), dict[str, tuple[str, Array]]()
+        for spec, output, axis in self._roles.caches:
+            if axis is None:
+                given[spec.name] = self._held[spec.name]
+                continue
             if self._held[spec.name].shape[axis] == self._length:
                 self._held[spec.name] = self._larger(self._held[spec.name], axis)
-        outputs = self._step(
-            feeds, {spec.name: (output, self._held[spec.name]) for spec, output, _ in self._roles.caches}
-        )
+            buffers[spec.name] = output, self._held[spec.name]
+        outputs = self._step(given, buffers)
+        self._held |= {spec.name: outputs.pop(output) for spec, output, axis in self._roles.caches if axis is None}
         self._length += 1
         return outputs
 
@@ -100,7 +104,8 @@ class Buffers:
         import numpy as np
 
         axis = next(axis for spec, _, axis in self._roles.caches if spec.name == name)
-        return np.ascontiguousarray(self._held[name][(slice(None),) * axis + (slice(self._length),)])
+        held = self._held[name]
+        return held if axis is None else np.ascontiguousarray(held[(slice(None),) * axis + (slice(self._length),)])
 
 
 def taken(roles: Roles, caches: Mapping[str, Array], rows: Array) -> dict[str, Array]:
@@ -166,7 +171,8 @@ class Decoding:
         whole_BT = np.concatenate([self._keep_BT, keep_BS], axis=1)
         feeds = {**self._context, roles.ids.name: ids_BS.astype(roles.ids.dtype)}
         if roles.mask:
-            feeds[roles.mask.name] = (whole_BT if roles.whole else self._keep_BT).astype(roles.mask.dtype)
+            mask = (whole_BT if roles.past else keep_BS) if roles.whole else self._keep_BT
+            feeds[roles.mask.name] = mask.astype(roles.mask.dtype)
         is_step = ids_BS.shape[1] == 1 and self._keep_BT.shape[1] > 0
         if is_step and self._make_steps:
             self._steps, self._make_steps = self._make_steps(roles), None
@@ -182,7 +188,8 @@ class Decoding:
             for spec, output, axis in roles.caches:
                 # A session may return half precision, where its file has it.
                 new = self.outputs.pop(output).astype(spec.dtype, copy=False)
-                self._caches[spec.name] = new if roles.grown else np.concatenate([self._caches[spec.name], new], axis)
+                grown = axis is None or roles.grown
+                self._caches[spec.name] = new if grown else np.concatenate([self._caches[spec.name], new], axis)
         self._keep_BT = whole_BT
         logits = self.outputs[roles.logits.name]
         return np.asarray(logits[:, -1] if roles.each else logits, np.float32)
@@ -220,7 +227,7 @@ def stepped(
     """The outputs of one pass over all tokens, computed by a prompt and then one token at a time.
 
     Args:
-        prompt: How many of the tokens the prompt has.
+        prompt: How many of the tokens the prompt has, where the model takes several at a time.
         feeds: The inputs of a pass with an empty cache.
         make_steps: As of `Decoding`.
     """
@@ -233,14 +240,15 @@ def stepped(
         keep_BS = feeds[roles.mask.name][:, roles.start :].astype(bool)
     context = {spec.name: feeds[spec.name] for spec in roles.context}
     decoding = Decoding(run, io, roles, make_steps, context)
-    ends = [prompt, *range(prompt + 1, ids_BS.shape[1] + 1)]
+    ends = range(min(prompt, roles.longest_seq), ids_BS.shape[1] + 1)
     logits = []
-    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+    for start, end in zip([0, *ends], ends, strict=False):
         decoding.push(ids_BS[:, start:end], keep_BS[:, start:end])
         logits.append(decoding.outputs[roles.logits.name])
     first = 0 if roles.grown else roles.start
-    whole = {output: decoding.cache(spec.name).take(range(first, roles.start + ends[-1]), axis)
-             for spec, output, axis in roles.caches}  # fmt: skip
+    whole = {output: decoding.cache(spec.name) for spec, output, _ in roles.caches}
+    whole |= {output: whole[output].take(range(first, roles.start + ends[-1]), axis)
+              for _, output, axis in roles.caches if axis is not None}  # fmt: skip
     scores = np.concatenate(logits, axis=1) if roles.each else logits[-1]
     made = {**whole, roles.logits.name: scores}
     return {spec.name: made[spec.name] for spec in io.outputs}

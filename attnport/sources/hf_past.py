@@ -1,21 +1,24 @@
 """Decoders of transformers with their cache: new tokens and a cache in, the last token's logits and a longer cache out.
 
-One graph serves a prompt (no cache, many tokens) and a step (a cache, one token), so the two share their weights.
+One graph serves a prompt (no cache, many tokens) and a step (a cache, one token), so the two share their weights. What
+keeps something else than keys and values is in `hf_steps`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
+from attnport.masks.spec import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
-from attnport.sources.hf_modules import Kind, TextModel
+from attnport.sources.hf_memory import ARGUMENTS, NoMemory, memory_of
+from attnport.sources.hf_modules import Kind, TextModel, accepted
 from attnport.sources.hf_rules import known_tokens, rules_of
+from attnport.sources.hf_steps import MEMORY, inputs_of, positions, remembering, takes_padding
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf
 
@@ -30,7 +33,8 @@ KEY, VALUE = "past_key_{}", "past_value_{}"
 def has_past(model: Any) -> bool:
     """Whether a model generates text from text alone, with a cache."""
     generates = bool(getattr(model, "can_generate", lambda: False)())
-    return generates and not model.config.is_encoder_decoder and {"past_key_values", "input_ids"} <= accepted(model)
+    takes = accepted(model)
+    return generates and not model.config.is_encoder_decoder and "input_ids" in takes and bool(takes & {*ARGUMENTS})
 
 
 def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -39,17 +43,14 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
     Args:
         tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]` unless padding moves the positions, and
             `past_key_0 [batch,heads,past,D]`, ...
-        constants: `positions`, where a table has so many.
+        constants: `positions`, where a table has so many; `MEMORY`, where it is something else that is kept.
     """
+    if MEMORY in constants:
+        return remembering(model, tensors, constants)
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
     pairs = pairs_of(tensors, KEY, VALUE)
-    takes = accepted(model)
-    given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    if "position_ids" in takes and mask_BT is not None:
-        positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
-        if "positions" in constants:
-            positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
-        given["position_ids"] = positions_BT[:, pairs[0][0].shape[2] :]
+    given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted(model) else {}
+    given |= positions(model, mask_BT, pairs[0][0].shape[2], constants)
     cache = keys_and_values(pairs)
     out = model(input_ids=ids_BS, attention_mask=mask_BT, past_key_values=cache, use_cache=True, **given)
     return {"logits": out.logits[:, -1], **present(cache)}
@@ -98,7 +99,14 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         raise other(place, model, "its tokens attend to what comes behind them, so that none can be kept in a cache")
     ids = next(spec for spec in text if spec.name == "input_ids")
     most = ranges[1].max
-    sizes = _sizes(place, model, ids.high or 2)
+    stop, rules = ends(model, ids.high or 2), rules_of(model, ids.high or 2)
+    try:
+        sizes = _sizes(place, model, ids.high or 2)
+    except SpecError:
+        inputs, dims, behind = _remembered(place, kind, ids, masks, most)
+        dims = narrow_dims(dims, declared)
+        outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
+        return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
     masked = not _padding_matters(model, sizes)
     limited = "position_ids" not in accepted(model) or not masked
     if not limited:
@@ -114,8 +122,23 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
         inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
         inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
-    stop, rules = ends(model, ids.high or 2), rules_of(model, ids.high or 2)
     return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
+
+
+def _remembered(
+    place: str, kind: Kind, ids: TensorSpec, masks: Sequence[MaskSpec], longest: int
+) -> tuple[list[TensorSpec], tuple[Dim, ...], list[MaskSpec]]:
+    """The inputs, dims and masks of a model that keeps something else than keys and values; sets its constants."""
+    model: Any = kind.model
+    try:
+        memory = memory_of(model, ids.high or 2)
+        masked = takes_padding(model, memory, ids.high or 2)
+    except NoMemory as err:
+        raise other(place, model, str(err)) from err
+    kind.constants[MEMORY] = memory
+    if "position_ids" in accepted(model) and masked:
+        kind.constants["positions"] = longest
+    return inputs_of(ids, memory, masks, longest, masked=masked)
 
 
 def _padding_matters(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> bool:
@@ -184,8 +207,3 @@ def other(place: str, model: Any, why: str) -> SpecError:
         f"hf:{place}: {type(model).__name__} does not go with --with-past: {why}",
         hint="Leave --with-past out: the whole sequence is computed in one pass.",
     )
-
-
-def accepted(model: Any) -> set[str]:
-    """What a model's forward takes."""
-    return set(inspect.signature(model.forward).parameters)

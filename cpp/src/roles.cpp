@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <set>
 #include <utility>
@@ -83,8 +84,8 @@ bool pair_up(const IO& io, const std::vector<const TensorSpec*>& floats, const s
     return true;
 }
 
-/// Finds the caches, and gives the dim of their length.
-const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& floats, const std::string& seq,
+/// Finds the caches, and gives the dim of their length; null where there are none.
+const Dim* find_caches(const IO& io, const std::vector<const TensorSpec*>& floats, const std::string& seq,
                        Roles& roles) {
     std::vector<const Dim*> lengths;
     for (const Dim& dim : io.dims) {
@@ -95,7 +96,7 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
         });
         if (own && had) lengths.push_back(&dim);
     }
-    if (lengths.empty()) refuse("it has no cache: no input of floats with a length of its own");
+    if (lengths.empty()) return nullptr;
     for (const bool grown : {true, false}) {
         std::vector<const Dim*> found;
         std::copy_if(lengths.begin(), lengths.end(), std::back_inserter(found),
@@ -105,21 +106,43 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
             std::transform(found.begin(), found.end(), names.begin(), [](const Dim* past) { return past->name; });
             refuse("each of " + joined(names) + " may be the length of its cache");
         }
-        if (!found.empty()) return *found[0];
+        if (!found.empty()) return found[0];
     }
     const std::string& past = lengths[0]->name;
     refuse("not every cache has an output with " + past + "+" + seq + " or " + seq + " in place of " + past);
+}
+
+/// Finds the states: each has an output of the same dims, in the same order.
+void find_states(const IO& io, Roles& roles) {
+    std::set<std::string> taken{roles.ids->name};
+    std::set<std::string> made;
+    if (roles.logits != nullptr) made.insert(roles.logits->name);
+    if (roles.mask != nullptr) taken.insert(roles.mask->name);
+    for (const Cached& cache : roles.caches) {
+        taken.insert(cache.spec->name);
+        made.insert(cache.output);
+    }
+    for (const TensorSpec& spec : io.inputs) {
+        if (taken.count(spec.name) != 0 || roles.batch_axis(spec) == spec.dims.size()) continue;
+        const auto output = std::find_if(io.outputs.begin(), io.outputs.end(), [&](const TensorSpec& one) {
+            return made.count(one.name) == 0 && one.dims == spec.dims;
+        });
+        if (output == io.outputs.end()) continue;
+        roles.caches.push_back({&spec, output->name, std::nullopt});
+        made.insert(output->name);
+    }
 }
 
 void find_mask(const IO& io, const std::set<std::string>& names, const std::string& past, const std::string& seq,
                Roles& roles) {
     std::vector<const TensorSpec*> found;
     for (const TensorSpec& spec : io.inputs) {
-        if (names.count(spec.name) != 0 && grows(io, spec, past, seq)) found.push_back(&spec);
+        const bool fits = spec.dims == roles.ids->dims || grows(io, spec, past, seq);
+        if (names.count(spec.name) != 0 && fits) found.push_back(&spec);
     }
     if (found.empty()) return;
     const Axis& batch = roles.ids->dims[0];
-    const auto wholes = sums(past, seq);
+    const auto wholes = roles.grows ? sums(past, seq) : std::vector<Axis>{roles.ids->dims[1]};
     const Dims& dims = found[0]->dims;
     roles.whole = std::any_of(wholes.begin(), wholes.end(), [&](const Axis& sum) { return dims == Dims{batch, sum}; });
     const bool plain = std::all_of(io.masks.begin(), io.masks.end(), [&](const Mask& mask) {
@@ -136,7 +159,9 @@ void find_ids(const IO& io, const std::set<std::string>& masks, Roles& roles) {
     for (const TensorSpec& spec : io.inputs) {
         if (spec.high && masks.count(spec.name) == 0 && spec.dims.size() == 2) found.push_back(&spec);
     }
-    if (found.size() != 1 || dim_of(io, found[0]->dims[0]) == nullptr || dim_of(io, found[0]->dims[1]) == nullptr) {
+    const bool one = found.size() == 1;
+    const bool single = one && found[0]->dims[1] == Axis(std::int64_t{1});
+    if (!one || dim_of(io, found[0]->dims[0]) == nullptr || !(single || dim_of(io, found[0]->dims[1]) != nullptr)) {
         refuse("it has " + std::to_string(found.size()) + " inputs of token ids [batch, seq]; expected one");
     }
     roles.ids = found[0];
@@ -153,7 +178,6 @@ void find_logits(const IO& io, Roles& roles) {
         roles.each = rank == 3;
         return;
     }
-    refuse("no output scores the " + std::to_string(*roles.ids->high) + " ids");
 }
 
 void find_context(const IO& io, const std::string& past, const std::string& seq, Roles& roles) {
@@ -187,18 +211,26 @@ Roles roles_of(const IO& io) {
     if (floats.empty()) refuse("it has no cache: no input is of floats");
     Roles roles;
     find_ids(io, masks, roles);
-    const auto& seq = std::get<std::string>(roles.ids->dims[1]);
-    const Dim& past = find_caches(io, floats, seq, roles);
+    const Dim* const seq = dim_of(io, roles.ids->dims[1]);
+    const std::string length = seq == nullptr ? "1" : seq->name;
+    const Dim* const past = find_caches(io, floats, length, roles);
+    const std::string name = past == nullptr ? "" : past->name;
+    roles.grows = past != nullptr;
     find_logits(io, roles);
-    find_mask(io, masks, past.name, seq, roles);
-    roles.start = past.min;
+    find_mask(io, masks, name, length, roles);
+    find_states(io, roles);
+    if (roles.caches.empty()) {
+        refuse("it has no cache: no input of floats with a length of its own, or with an output of its size");
+    }
+    if (roles.logits == nullptr) refuse("no output scores the " + std::to_string(*roles.ids->high) + " ids");
+    roles.start = past == nullptr ? 0 : past->min;
     if (roles.start != 0 && roles.mask == nullptr) {
-        refuse("its cache cannot be empty: " + past.name + " is from " + std::to_string(past.min) +
+        refuse("its cache cannot be empty: " + name + " is from " + std::to_string(past->min) +
                ", and no mask hides a place");
     }
-    find_context(io, past.name, seq, roles);
-    roles.longest_seq = dim_of(io, roles.ids->dims[1])->max;
-    roles.longest_past = past.max;
+    find_context(io, name, length, roles);
+    roles.longest_seq = seq == nullptr ? 1 : seq->max;
+    roles.longest_past = past == nullptr ? std::numeric_limits<std::int32_t>::max() : past->max;
     return roles;
 }
 

@@ -16,7 +16,8 @@ Steps::~Steps() = default;
 
 void Buffers::begin(std::vector<Tensor> caches) {
     held_ = std::move(caches);
-    length_ = held_.at(0).shape().at(roles_.caches.at(0).axis);
+    const auto cache = std::find_if(roles_.caches.begin(), roles_.caches.end(), [](const Cached& one) { return one.axis; });
+    length_ = held_.at(static_cast<std::size_t>(cache - roles_.caches.begin())).shape().at(*cache->axis);
 }
 
 Outputs Buffers::run(Inputs inputs) {
@@ -24,15 +25,22 @@ Outputs Buffers::run(Inputs inputs) {
     for (std::size_t at = 0; at < held_.size(); ++at) {
         Tensor& cache = held_[at];
         const Cached& role = roles_.caches[at];
-        if (cache.shape()[role.axis] == length_) {
-            cache = resized_along(cache, role.axis, length_ + std::max<std::int64_t>(more_places, length_ / 4));
+        if (!role.axis) {
+            inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), cache.shape());
+            continue;
+        }
+        if (cache.shape()[*role.axis] == length_) {
+            cache = resized_along(cache, *role.axis, length_ + std::max<std::int64_t>(more_places, length_ / 4));
         }
         Shape filled = cache.shape();
-        filled[role.axis] = length_;
+        filled[*role.axis] = length_;
         inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), std::move(filled));
         buffers.push_back({role.spec->name, role.output, cache});
     }
     Outputs outputs = step_(inputs, buffers);
+    for (std::size_t at = 0; at < held_.size(); ++at) {
+        if (!roles_.caches[at].axis) held_[at] = outputs.at(roles_.caches[at].output);
+    }
     ++length_;
     return outputs;
 }

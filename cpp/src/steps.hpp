@@ -50,7 +50,7 @@ struct Buffer {
 using StepInPlace = std::function<Outputs(const Inputs&, const std::vector<Buffer>&)>;
 
 /// `Steps` of a model that writes to its caches: each is a buffer with more places than tokens; what is behind them has
-/// no meaning.
+/// no meaning. States are given and taken at every step.
 class Buffers final : public Steps {
 public:
     Buffers(StepInPlace step, const Roles& roles) : step_(std::move(step)), roles_(roles) {}
