@@ -73,7 +73,8 @@ class Buffers:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs one new token of every text; gives the outputs that follow no cache."""
-        given, buffers = dict(feeds), dict[str, tuple[str, Array]]()
+        given = dict(feeds)
+        buffers: dict[str, tuple[str, Array]] = {}
         for spec, output, axis in self._roles.caches:
             if axis is None:
                 given[spec.name] = self._held[spec.name]

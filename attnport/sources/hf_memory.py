@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ARGUMENTS = ("past_key_values", "cache_params", "state")
 """What forwards call it."""
 _NAMES = {"keys": "key", "values": "value", "conv_states": "conv", "recurrent_states": "recurrent"}
-_BATCH, _TOKENS = 3, 5
+_BATCH, _TOKENS = 5, 6
 """The sizes of the runs, of which no other size should be one by chance."""
 Path = tuple[str | int, ...]
 
@@ -128,7 +128,7 @@ def memory_of(model: Any, vocab: int) -> Memory:
         if tensor.shape[:1] != (_BATCH,):
             continue  # a constant
         axis = _length(path, tuple(tensor.shape), tuple(longer[path].shape) if path in longer else ())
-        attribute = next(str(part) for part in reversed(path) if isinstance(part, str))
+        attribute = next((part for part in reversed(path) if isinstance(part, str)), argument)
         base = _NAMES.get(attribute, attribute.strip("_"))
         number = count.setdefault(base, 0)
         count[base] += 1
