@@ -189,9 +189,11 @@ def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def _replaced(value: Any, path: Path, by: Mapping[Path, torch.Tensor]) -> Any:
-    """A copy with tensors replaced."""
-    if path in by:
-        return by[path]
+    """A copy with tensors replaced; others are copied, as models write into them."""
+    import torch
+
+    if path in by or isinstance(value, torch.Tensor):
+        return by[path] if path in by else value.clone()
     parts = {key: _replaced(part, (*path, key), by) for key, part in _parts(value)}
     if not parts:
         return value

@@ -19,6 +19,8 @@
 #include <openvino/op/result.hpp>
 #include <openvino/op/util/variable.hpp>
 
+#include <attnport/error.hpp>
+
 #include "openvino_request.hpp"
 #include "signal_stack.hpp"
 
@@ -177,8 +179,13 @@ std::unique_ptr<Steps> OpenVinoStates::made(const Roles& roles) {
         const std::shared_ptr<ov::Model> changed = graph == nullptr ? nullptr : with_states(*graph, roles);
         if (changed == nullptr) return nullptr;
         const SignalStackKept kept;
-        // The plugin's own choice is 8 bits.
-        made_ = compiled(core_, changed, plan_, threads_, where_, {{"KV_CACHE_PRECISION", precision_of(plan_)}});
+        try {
+            // The plugin's own choice is 8 bits.
+            made_ = compiled(core_, changed, plan_, threads_, where_, {{"KV_CACHE_PRECISION", precision_of(plan_)}});
+        } catch (const Error&) {
+            // 2026.4 finds a loop where the mask reads the length of a cache that it has fused.
+            return nullptr;
+        }
     }
     return std::make_unique<States>(made_, lock_, roles);
 }

@@ -106,6 +106,7 @@ def written(value: Any) -> Any:
         ("llama", {"max_tokens": 80, "stop": []}),
         ("llama", {"max_tokens": 80, "stop": [], "beams": 2}),
         ("llama", {"max_tokens": 6, "temperature": 2.0, "top_k": 1, "seed": 4}),
+        *((kind, {"max_tokens": 12, "beams": beams}) for kind in ("lfm2", "mamba") for beams in (1, 3)),
     ],
 )
 def test_tokens_are_pythons(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:
@@ -138,6 +139,7 @@ def test_openvino_has_the_cache_from_the_second_token_on(cpp_build: Build, apps:
         ("llama", {"max_tokens": 80, "stop": []}),
         ("llama", {"max_tokens": 40, "stop": [], "beams": 3}),
         ("gpt2", {"max_tokens": 30, "beams": 2, "stop": [7, 9, END]}),
+        *((kind, {"max_tokens": 12, "beams": beams}) for kind in ("lfm2", "mamba") for beams in (1, 3)),
     ],
 )
 def test_openvino_gives_pythons_tokens(cpp_build: Build, apps: Apps, kind: str, options: dict[str, Any]) -> None:
