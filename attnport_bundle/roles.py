@@ -109,9 +109,7 @@ def _caches(io: IO, floats: Sequence[TensorSpec], batch: str, seq: str) -> tuple
     raise _refused(f"not every cache has an output with {lengths[0]}+{seq} or {seq} in place of {lengths[0]}")
 
 
-def _pairs(
-    io: IO, inputs: Sequence[TensorSpec], past: str, seq: str, *, grown: bool
-) -> tuple[Cached, ...] | None:
+def _pairs(io: IO, inputs: Sequence[TensorSpec], past: str, seq: str, *, grown: bool) -> tuple[Cached, ...] | None:
     """Each cache with its output: they are in the same order, and differ in the length alone."""
     lengths = (f"{past}+{seq}", f"{seq}+{past}") if grown else (seq,)
     followed: list[Cached] = []
@@ -128,7 +126,7 @@ def _pairs(
 
 
 def _states(io: IO, inputs: Set[str], outputs: Set[str], batch: str) -> tuple[Cached, ...]:
-    """Each state with its output, of the same dims and in the same order, among what is not in `inputs` and `outputs`."""
+    """Each state with its output, of the same dims and in the same order; `inputs` and `outputs` are something else."""
     followed: list[Cached] = []
     left = [spec for spec in io.outputs if spec.name not in outputs]
     for spec in io.inputs:

@@ -89,7 +89,7 @@ class Memory:
         """
         import torch
 
-        left = out[self.argument] if self.argument in out else given
+        left = out.get(self.argument, given)
         found = {path: tensor for path, tensor in _tensors(left, ()) if tensor is not None}
         present: dict[str, torch.Tensor] = {}
         for one in self.kept:
@@ -159,11 +159,11 @@ def _run(model: Any, argument: str, vocab: int, tokens: int, given: Any) -> Any:
     ids_BS = (torch.arange(_BATCH * tokens).reshape(_BATCH, tokens) + 1) % vocab
     with torch.no_grad():
         out = model(input_ids=ids_BS, use_cache=True, **({} if given is None else {argument: given}))
-    return out[argument] if argument in out else given
+    return out.get(argument, given)
 
 
 def _unbounded(made: Any, model: Any) -> Any:
-    """An empty cache whose layers keep every token, also those that a window hides; None where a model makes its own."""
+    """An empty cache whose layers keep also the tokens that a window hides; None where a model makes its own."""
     from transformers import cache_utils as kinds
 
     if type(made) is not kinds.DynamicCache:
