@@ -140,7 +140,7 @@ def test_a_module_with_a_state_of_its_own_generates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", representatives(STATES, QUICK))
 def test_a_text_ends_and_is_drawn_as_any_other(artifacts: Once, kind: str) -> None:
     artifact = attnport.open(artifacts(kind))
-    draws = [artifact.generate(PROMPTS, max_tokens=8, temperature=2.0, seed=seed) for seed in (1, 1, 2)]
+    draws = [artifact.generate(PROMPTS[:1], max_tokens=8, temperature=2.0, seed=seed) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
     stop = [draws[0][0][3], END]
     ended = artifact.generate(PROMPTS[:1], max_tokens=8, temperature=2.0, seed=1, stop=stop)

@@ -202,7 +202,7 @@ def _sizes_from_elsewhere(cached: _Cached, places: _Places) -> None:
 
 
 def _write(build: Builder, cached: _Cached, places: _Places) -> None:
-    """Replaces an attention and what puts its cache together; by an `If` of both ways where there may be many tokens."""
+    """Replaces an attention and what puts its cache together, by an `If` of both ways unless one token is all."""
     import onnx_ir as ir
 
     node, step = cached.node, _step(cached, places)

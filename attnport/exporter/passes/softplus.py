@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def write_out_softplus(model: ir.Model) -> int:
     """Replaces `Softplus(x)` by `Relu(x) + log1p(exp(-|x|))`.
 
-    A kernel that computes `log(1 + exp(x))` as it stands loses the digits of a small `exp(x)` in the sum: OpenVINO's
-    2026.4 is off by more than 1e-3 of the result at x = -12, where the steps of state spaces are. There is no operator for
-    log1p; `log(u) z / (u - 1)` with `u = 1 + z` is as exact (Kahan, HP-15C Advanced Functions Handbook, 1982). The sum
-    is written as `z - (-1)`, as OpenVINO takes `log(z + 1)` for a `Softplus` again.
+    A kernel that computes `log(1 + exp(x))` as it stands loses the digits of a small `exp(x)` in the sum: that of
+    OpenVINO 2026.4 is off by more than 1e-3 of the result at x = -12, where the steps of state spaces are. There is no
+    operator for log1p; `log(u) z / (u - 1)` with `u = 1 + z` is as exact (Kahan, HP-15C Advanced Functions Handbook,
+    1982). The sum is written as `z - (-1)`, as OpenVINO takes `log(z + 1)` for a `Softplus` again.
 
     Returns how many were replaced.
     """
