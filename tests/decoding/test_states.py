@@ -12,7 +12,8 @@ from decoders import END, STATES, VOCABULARY, Once, continued
 from representatives import representatives
 
 import attnport
-from attnport.cases.decoding import decoding_cases, in_steps
+from attnport.cases.choosing import cases_of, few_batches
+from attnport.cases.decoding import GROUP, decoding_cases, in_steps
 from attnport.errors import FeedError, SpecError
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
@@ -95,10 +96,24 @@ def test_padding_in_a_state_and_a_state_that_is_lost_are_found(artifacts: Once) 
     assert (changes[lost] > 1e-3).all()
 
 
+def test_sentences_are_checked_token_by_token(artifacts: Once) -> None:
+    folder = artifacts("lfm2")
+    manifest = open_folder(folder)
+    tried = few_batches(cases_of(folder, manifest, ["ab c", "qrstuv"], None, 0, 2), 1)
+    (case,) = (one for one in tried if one.name == "sentences 1-2")
+    assert case.group == GROUP
+    assert case.feeds["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1], [1] * 6]
+    session: Any = opened(folder, manifest, "ort_cpu")
+    alone = {"input_ids": case.feeds["input_ids"][:1, 2:], "attention_mask": case.feeds["attention_mask"][:1, 2:]}
+    alone |= {name: array[:1] for name, array in case.feeds.items() if name not in alone}
+    both, one = (in_steps(session, manifest.io, feeds)["logits"] for feeds in (case.feeds, alone))
+    np.testing.assert_allclose(both[:1], one, rtol=1e-4, atol=1e-4)
+
+
 def test_models_whose_memory_cannot_be_given_to_them_are_refused_with_the_reason(tmp_path: Path) -> None:
     import transformers
 
-    config = transformers.RwkvConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, context_length=32)
+    config = transformers.RwkvConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, context_length=32)
     transformers.RwkvForCausalLM(config).save_pretrained(tmp_path / "rwkv")
     with pytest.raises(SpecError, match="RwkvForCausalLM does not go with --with-past: token by token it gives other"):
         export(f"hf:{tmp_path / 'rwkv'}", tmp_path / "out", part="with-past")
