@@ -24,7 +24,7 @@ _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 
 
 def reads_text(io: IOContract) -> bool:
-    """Whether the inputs are those that a tokenizer fills, and caches that may be empty; of a text, not of one token."""
+    """Whether the inputs are those that a tokenizer fills with a whole text, and caches that may be empty."""
     names = {spec.name for spec in io.inputs}
     masks = {str(mask.input) for mask in io.padding_masks()}
     single = any(spec.name == "input_ids" and spec.dims[1:] == (1,) for spec in io.inputs)
