@@ -90,7 +90,7 @@ class Memory:
         import torch
 
         left = out.get(self.argument, given)
-        found = {path: tensor for path, tensor in _tensors(left, ()) if tensor is not None}
+        found = dict(_tensors(left, ()))
         present: dict[str, torch.Tensor] = {}
         for one in self.kept:
             tensor = found[one.path]
