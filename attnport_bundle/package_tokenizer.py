@@ -25,7 +25,7 @@ def installed() -> bool:
 
 
 def open_file(path: Path) -> Any:
-    """The package's tokenizer of a file, without the file's own settings of padding and truncation.
+    """The package's tokenizer of a file.
 
     Raises:
         BundleError: the package is not installed, or does not read the file.
@@ -34,7 +34,7 @@ def open_file(path: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError as err:
         raise BundleError(f"{path} needs the package tokenizers: pip install tokenizers.") from err
-    with _told(path, "is no tokenizer that the package tokenizers reads"):
+    with told(path, "is no tokenizer that the package tokenizers reads"):
         return Tokenizer.from_file(str(path))
 
 
@@ -78,18 +78,22 @@ class PackageTokenizer:
         """
         rows: list[Tokens] = []
         for begin in range(0, len(texts), _AT_ONCE):
-            with _told(self._path, "cannot be applied to these texts"):
+            with told(self._path, "cannot be applied to these texts"):
                 found = self._made.encode_batch(list(texts[begin : begin + _AT_ONCE]))
             rows += [Tokens(tuple(row.ids), tuple(row.type_ids)) for row in found]
         return rows
 
 
 @contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
-    """Names the file in what the package raises."""
+def told(path: Path, what: str) -> Iterator[None]:
+    """Names the file in what the package raises in the block.
+
+    Raises:
+        BundleError: the package raised, because of the rules in the file.
+    """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, BundleError):
         raise
     # The package raises Exception for a malformed file. If it cannot apply a rule, such as a regular expression that
     # takes too many steps, it raises a panic, which does not derive from Exception.
