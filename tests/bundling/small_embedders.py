@@ -1,4 +1,4 @@
-"""Small embedders with random weights, as sentence-transformers writes them, and their vectors by transformers and torch.
+"""Small embedders with random weights, as sentence-transformers writes them, and their vectors by transformers.
 
 sentence-transformers itself is not installed here; benchmarks/embedders.py compares with it.
 """
@@ -59,8 +59,11 @@ def save(embedder: Embedder, folder: Path) -> Path:
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if is_bert else [])]
     special = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]") if is_bert else ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, padding_side="left" if embedder.left else "right", model_input_names=names,
-        **dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "mask_token"), special, strict=True)))  # fmt: skip
+        tokenizer_object=tokenizer,
+        padding_side="left" if embedder.left else "right",
+        model_input_names=names,
+        **{f"{name}_token": token for name, token in zip(("pad", "cls", "sep", "unk", "mask"), special, strict=True)},
+    )
     wrapped.model_max_length = 512
     wrapped.save_pretrained(folder)
     add_pooling(folder, embedder.mode, normalise=True)

@@ -1,4 +1,4 @@
-"""`embed` of a bundle gives the vectors of sentence-transformers: prompts, limits, sides and poolings are the model's."""
+"""`embed` of a bundle gives the vectors of sentence-transformers: prompts, limits, sides, poolings are the model's."""
 
 from __future__ import annotations
 

@@ -101,12 +101,3 @@ def test_the_wheel_reads_bundles_on_every_python(
         assert form == "openvino"
         with load(apps[kind], form=form, threads=1) as model:
             assert np.abs(model.embed(TEXTS, prompt="query") - np.array(vectors)).max() < 1e-5
-
-
-def test_every_extra_of_the_readme_is_one(wheel: Path) -> None:
-    import tomllib
-
-    extras = tomllib.loads((ROOT / "attnport_bundle" / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert set(extras) == {"onnxruntime", "openvino", "text", "sign"}
