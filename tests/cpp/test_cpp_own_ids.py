@@ -47,11 +47,11 @@ def tokenizer_of(app: Path) -> Tokenizer:
 def given(app: Path, prompt: str) -> str:
     """What own_ids.cpp is told: the ids of each text with its prompt, and those of the prompt."""
     made = tokenizer_of(app)
-    lines = [
-        f"{text.encode().hex()} {' '.join(map(str, made.encode(text).ids))}\n"
-        for text in (prompt + text for text in TEXTS)
-    ]
-    return "".join([*lines, f"#{prompt.encode().hex()} {' '.join(map(str, made.encode(prompt).ids))}\n"])
+
+    def line(text: str) -> str:
+        return f"{text.encode().hex()} {' '.join(map(str, made.encode(text).ids))}\n"
+
+    return "".join([*(line(prompt + text) for text in TEXTS), f"#{line(prompt)}"])
 
 
 def vectors(printed: str) -> np.ndarray[Any, Any]:
