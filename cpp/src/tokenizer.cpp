@@ -52,7 +52,7 @@ Tensor filled(const TensorSpec& spec, DType dtype, const Shape& shape, const std
     return {spec.name, dtype, shape, std::move(memory)};
 }
 
-using Row = std::vector<std::int64_t>;
+using Ids = std::vector<std::int64_t>;
 
 /// How rows are padded.
 struct Padding {
@@ -61,7 +61,7 @@ struct Padding {
 };
 
 /// Rows of ids with padding before or behind them, in the dtype of the contract.
-Tensor padded(const TensorSpec& spec, const std::vector<Row>& rows, const Padding& padding, std::int64_t pad_id) {
+Tensor padded(const TensorSpec& spec, const std::vector<Ids>& rows, const Padding& padding, std::int64_t pad_id) {
     const std::int64_t size = padding.size;
     const Shape shape{static_cast<std::int64_t>(rows.size()), size};
     std::vector<std::int64_t> values(elements(shape), pad_id);
@@ -157,15 +157,15 @@ struct Tokenizer::Rules {
 
     /// The tokens of a prompt, with what stands before every text and without a special one behind it.
     [[nodiscard]] std::size_t tokens_before(const std::string& prompt) const {
-        const Row ids = row(prompt, "prompt").ids;
+        const Ids ids = row(prompt, "prompt").ids;
         return ids.size() - (!ids.empty() && around.special.count(ids.back()) != 0 ? 1U : 0U);
     }
 
     [[nodiscard]] std::vector<Tensor> encode(const std::vector<std::string>& texts, std::size_t begin, std::size_t end,
                                              const std::string& prompt) const {
         if (begin == end) throw FeedError("texts: got []; expected a list of one text or more.");
-        std::vector<Row> ids;
-        std::vector<Row> types;
+        std::vector<Ids> ids;
+        std::vector<Ids> types;
         std::vector<std::int64_t> lengths;
         for (std::size_t at = begin; at < end; ++at) {
             reader::Tokens found = row(prompt + texts[at], "texts[" + std::to_string(at) + "]");
@@ -189,8 +189,8 @@ struct Tokenizer::Rules {
                                          [](const TensorSpec& spec) { return spec.name == pooled_name; });
         if (!prompt.empty() && pooled != io.inputs.end()) {
             const std::size_t before = tokens_before(prompt);
-            std::vector<Row> marks;
-            for (const Row& one : ids) {
+            std::vector<Ids> marks;
+            for (const Ids& one : ids) {
                 marks.emplace_back(one.size(), 1);
                 std::fill_n(marks.back().begin(), std::min(before, one.size()), 0);
             }
