@@ -224,8 +224,9 @@ def _real(mask: MaskSpec, values: Array) -> Array:
 
 def _lengths(real: Array) -> list[int]:
     """For each item, the places up to its last real token, at least one."""
-    last = real.shape[1] - real[:, ::-1].argmax(1)
-    return [int(length) if any_real else 1 for length, any_real in zip(last, real.any(1), strict=True)]
+    last: Array = real.shape[1] - real[:, ::-1].argmax(1)
+    some: Any = real.any(1)
+    return [int(length) if any_real else 1 for length, any_real in zip(last, some, strict=True)]
 
 
 def embedding(io: IO) -> str:
