@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,12 +12,13 @@ from attnport.artifacts import IOContract
 from attnport.cases.decoding import decoder_roles
 from attnport.cases.inputs import Array, Case, case
 from attnport.dims import TensorSpec
-from attnport.errors import ArtifactError, UsageError, first_line
+from attnport.errors import ArtifactError, UsageError
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.optional import require
+from attnport_bundle.errors import BundleError
+from attnport_bundle.package_tokenizer import PackageTokenizer, told
 
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-_PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 
 
 def reads_text(io: IOContract) -> bool:
@@ -92,21 +92,14 @@ def _tokenise(
     sentences: Sequence[str], tokenizer_path: Path, longest: int
 ) -> tuple[list[tuple[list[int], list[int]]], int, bool]:
     """Token ids and type ids of each sentence, the id of padding, and whether it stands on the left."""
-    tokenizers = require("tokenizers")
-    with tokenizers_errors(tokenizer_path, "is no tokenizer"):
-        tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer_path))
-    known = [tokenizer.token_to_id(token) for token in _PAD_TOKENS]
-    padding = tokenizer.padding or {}
-    pad_id = padding.get("pad_id", next((token for token in known if token is not None), 0))
-    # The file's own settings (MiniLM's: pad and cut to 128) are not the model's limit.
-    tokenizer.no_padding()
+    require("tokenizers")
     with tokenizers_errors(tokenizer_path, "cannot tokenise these sentences"):
-        tokenizer.enable_truncation(longest)
-        rows = [(encoding.ids, encoding.type_ids) for encoding in tokenizer.encode_batch(list(sentences))]
+        tokenizer = PackageTokenizer(tokenizer_path, longest)
+        rows = [(list(row.ids), list(row.type_ids)) for row in tokenizer.encode_batch(sentences)]
     empty = next((index for index, row in enumerate(rows) if not row[0]), None)
     if empty is not None:
         raise UsageError(f"sentence {empty + 1} has no token: {sentences[empty][:60]!r}.")
-    return rows, int(pad_id), padding.get("direction") == "left"
+    return rows, tokenizer.pad_id, tokenizer.left
 
 
 @contextmanager
@@ -117,15 +110,11 @@ def tokenizers_errors(tokenizer_path: Path, what: str) -> Iterator[None]:
         ArtifactError: the package raised, because of the rules in the file.
     """
     try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    # The package raises Exception for a malformed file. If it cannot apply a rule, such as a regular expression that
-    # takes too many steps, it raises a panic, which does not derive from Exception.
-    except BaseException as err:
+        with told(tokenizer_path, what):
+            yield
+    except BundleError as err:
         raise ArtifactError(
-            f"{tokenizer_path} {what}: {first_line(err)}.",
-            hint="Its rules are at fault; take the tokenizer.json that came with the model.",
+            str(err), hint="Its rules are at fault; take the tokenizer.json that came with the model."
         ) from err
 
 
