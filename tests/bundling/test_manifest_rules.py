@@ -88,6 +88,13 @@ def rules(**changed: object) -> dict[str, Any]:
     return dataclasses.asdict(Rules()) | changed
 
 
+def window(found: dict[str, Any], **changed: object) -> None:
+    """A window of the dim `seq`, with positions from the first input, unless it is changed."""
+    found["io"]["inputs"][0].update(high=64)
+    said = {"dim": "seq", "places": 3, "positions": found["io"]["inputs"][0]["name"], **changed}
+    found["io"]["window"] = {name: value for name, value in said.items() if value != "left out"}
+
+
 FINE: dict[str, Edit] = {
     "as it was made": lambda m: None,
     "an engine": lambda m: engine(m),
@@ -113,6 +120,10 @@ FINE: dict[str, Edit] = {
     "how its tokens are chosen": lambda m: m["io"].update(rules=rules(bad_words=[[3], [4, 5]], length_penalty=2)),
     "chosen by the scores alone": lambda m: m["io"].update(rules=None),
     "no rules, as in earlier bundles": lambda m: m["io"].pop("rules"),
+    "what its layers keep": window,
+    "and they count positions": lambda m: window(m, positions=None),
+    "all is kept": lambda m: m["io"].update(window=None),
+    "no window, as in earlier bundles": lambda m: m["io"].pop("window"),
     "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
@@ -149,6 +160,14 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "rows below 0": (lambda m: m["io"].update(rules=rules(no_repeat_ngram=-1)), "no_repeat_ngram: got -1"),
     "length below 0": (lambda m: m["io"].update(rules=rules(min_length=-1)), "min_length: got -1"),
     "tokens below 0": (lambda m: m["io"].update(rules=rules(min_tokens=-1)), "min_tokens: got -1"),
+    "a window of nothing": (lambda m: window(m, places=0), "window of 'seq': got 0 places"),
+    "a window of no dim": (lambda m: window(m, dim="past"), "a window is of 'past', which is no dim"),
+    "a window without a dim": (lambda m: window(m, dim="left out"), "is missing"),
+    "a window with more": (lambda m: window(m, more=1), "unknown key"),
+    "positions from no input": (lambda m: window(m, positions="places"), "from 'places', which is no input"),
+    "positions without end": (
+        lambda m: (window(m), m["io"]["inputs"][0].update(high=None)), "holds positions, whose number its high says"
+    ),
     "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
     "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
     **{
