@@ -305,8 +305,7 @@ class IO:
         inputs = {tensor.name: tensor for tensor in self.inputs}
         for mask in self.masks:
             _check_carried(mask, None if mask.input is None else inputs.get(mask.input), known)
-        if self.window is not None:
-            _check_window(self.window, known, inputs)
+        _check_window(self.window, known, inputs)
         if not self.inputs or not self.outputs:
             raise UsageError("a model has at least one input and one output.")
         for what, tokens in (("stop", self.stop), ("start", self.start)):
@@ -332,8 +331,10 @@ def _check_sizes(tensor: TensorSpec, known: Set[str], given: Set[str]) -> None:
         raise UsageError(f"tensor {tensor.name!r}: got dim {dim!r}{problem}; known are {', '.join(sorted(known))}.")
 
 
-def _check_window(window: Window, dims: Set[str], inputs: Mapping[str, TensorSpec]) -> None:
+def _check_window(window: Window | None, dims: Set[str], inputs: Mapping[str, TensorSpec]) -> None:
     """Raises UsageError for a window of a dim or an input that is not there."""
+    if window is None:
+        return
     if window.dim not in dims:
         raise UsageError(f"a window is of {window.dim!r}, which is no dim.")
     if window.positions is not None and (spec := inputs.get(window.positions)) is None:

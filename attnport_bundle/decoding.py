@@ -232,11 +232,12 @@ class Decoding:
     def surplus(self) -> int:
         """How many places the next push lets go first, of the caches that hold the last ones alone."""
         kept = self.roles.kept
-        if kept is None or self._kept <= kept.places:
+        if kept is None:
             return 0
         # Where nothing else copies a cache, its places are moved once in many steps.
-        spare = max(0, min(_more(kept.places), kept.most - kept.places)) if self._steps else 0
-        return self._kept - kept.places if self._kept > kept.places + spare else 0
+        spare = min(_more(kept.places), kept.most - kept.places) if self._steps else 1
+        found = self._kept - kept.places
+        return found if found >= max(1, spare) else 0
 
     def _drop(self, count: int) -> None:
         if not count:

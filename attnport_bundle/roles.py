@@ -135,9 +135,7 @@ def _ids(io: IO, others: Set[str | None]) -> TensorSpec:
     return ids[0]
 
 
-def _caches(
-    io: IO, floats: Sequence[TensorSpec], batch: str, seq: str
-) -> tuple[str, Caches, bool]:
+def _caches(io: IO, floats: Sequence[TensorSpec], batch: str, seq: str) -> tuple[str, Caches, bool]:
     """The dim of the cache's length, each cache with its output, and whether that is the whole cache."""
     lengths = [
         dim.name for dim in io.dims if dim.name not in (batch, seq) and any(dim.name in spec.dims for spec in floats)
@@ -155,9 +153,7 @@ def _caches(
     raise _refused(f"not every cache has an output with {lengths[0]}+{seq} or {seq} in place of {lengths[0]}")
 
 
-def _pairs(
-    io: IO, inputs: Sequence[TensorSpec], past: str, seq: str, *, grown: bool
-) -> Caches | None:
+def _pairs(io: IO, inputs: Sequence[TensorSpec], past: str, seq: str, *, grown: bool) -> Caches | None:
     """Each cache with its output: they are in the same order, and differ in the length alone."""
     lengths = (f"{past}+{seq}", f"{seq}+{past}") if grown else (seq,)
     followed, left = [], list(io.outputs)

@@ -15,8 +15,8 @@ from attnport.cases.inputs import Array, Case, case
 from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, UsageError, first_line
 from attnport.masks.encoding import encode_mask, numpy_dtype
-from attnport_bundle.decoding import positions
 from attnport.optional import require
+from attnport_bundle.decoding import positions
 
 _TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")

@@ -42,9 +42,8 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
 
     Args:
         tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]` unless padding moves the positions, and
-            `past_key_0 [batch,heads,past,D]`, ... Where layers with a window keep less than others, these have `kept` in
-            place of `past`, and there is `window_mask [batch,kept+seq]`. Where all layers have a window, `position_ids
-            [batch,seq]`.
+            `past_key_0 [batch,heads,past,D]`, ... Where some layers have a window, their caches have `kept` in place of
+            `past`, and there is `window_mask [batch,kept+seq]`. Where all have one: `position_ids [batch,seq]`.
         constants: `positions`, where a table has so many; `windows`, by layer, where there is a `window_mask`.
     """
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")

@@ -134,12 +134,13 @@ void Decoding::add_last(const std::vector<std::vector<bool>>& whole, std::size_t
 }
 
 void Decoding::drop() {
-    if (!roles_.kept || kept_ <= roles_.kept->places) return;
+    if (!roles_.kept) return;
     const std::int64_t places = roles_.kept->places;
     // Where nothing else copies a cache, its places are moved once in many steps.
-    const std::int64_t spare = std::min(more_places(places), std::max<std::int64_t>(0, roles_.kept->most - places));
-    if (steps_ != nullptr && kept_ <= places + spare) return;
-    const std::int64_t count = std::exchange(kept_, places) - places;
+    const std::int64_t spare = steps_ == nullptr ? 1 : std::min(more_places(places), roles_.kept->most - places);
+    const std::int64_t count = kept_ - places;
+    if (count < std::max<std::int64_t>(1, spare)) return;
+    kept_ = places;
     if (steps_ != nullptr) {
         steps_->drop(count);
         return;

@@ -166,7 +166,8 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "a window with more": (lambda m: window(m, more=1), "unknown key"),
     "positions from no input": (lambda m: window(m, positions="places"), "from 'places', which is no input"),
     "positions without end": (
-        lambda m: (window(m), m["io"]["inputs"][0].update(high=None)), "holds positions, whose number its high says"
+        lambda m: (window(m), m["io"]["inputs"][0].update(high=None)),
+        "holds positions, whose number its high says",
     ),
     "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
     "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
@@ -358,7 +359,7 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
             may_miss = (
                 value is whole["files"]
                 or value is whole["provenance"]["versions"]
-                or key in ("step", "stop", "start", "rules")
+                or key in ("step", "stop", "start", "rules", "window")
             )
             if isinstance(value, dict) and not may_miss:
                 del value[key]

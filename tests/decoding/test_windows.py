@@ -12,7 +12,7 @@ from decoders import Once, continued, exported, saved
 from representatives import representatives
 
 import attnport
-from attnport.cases.decoding import decoding_cases, in_steps
+from attnport.cases.decoding import PROMPT, decoding_cases, in_steps
 from attnport.errors import AttnportError
 from attnport.folder.opened import opened
 from attnport.folder.workspace import open_folder
@@ -22,7 +22,7 @@ from attnport.verbs.bundle import bundle
 from attnport.verbs.check import check
 from attnport.verbs.fuse import fuse
 from attnport_bundle.contract import Window
-from attnport_bundle.decoding import Decoding, steps_of
+from attnport_bundle.decoding import Decoding, stepped, steps_of
 from attnport_bundle.roles import roles_of
 
 KINDS = {
@@ -32,7 +32,7 @@ KINDS = {
     "gemma2": Window("kept", 7),
     "qwen2": Window("kept", 8),
 }
-QUICK = ("mistral", "gemma3")
+QUICK = ("gemma3",)
 RUNTIMES = ("ort_cpu", "openvino")
 LONG = [int(token) for token in np.random.default_rng(0).integers(1, 95, 50)]
 """A prompt of several windows."""
@@ -57,11 +57,11 @@ def test_tokens_behind_many_windows_are_those_of_transformers(artifacts: Once, k
     folder = artifacts(kind)
     artifact = attnport.open(folder)
     assert artifact.manifest.io.window == KINDS[kind]
-    wanted = continued(folder.parent / "weights", PROMPTS, 160, eos_token_id=None)
-    beams = continued(folder.parent / "weights", PROMPTS[:2], 90, eos_token_id=None, num_beams=2)
+    wanted = continued(folder.parent / "weights", PROMPTS, 100, eos_token_id=None)
+    beams = continued(folder.parent / "weights", PROMPTS[:2], 80, eos_token_id=None, num_beams=2)
     for runtime in RUNTIMES:
-        assert artifact.generate(PROMPTS, runtime, max_tokens=160, stop=[]) == wanted, runtime
-        assert artifact.generate(PROMPTS[:2], runtime, max_tokens=90, stop=[], beams=2) == beams, runtime
+        assert artifact.generate(PROMPTS, runtime, max_tokens=100, stop=[]) == wanted, runtime
+        assert artifact.generate(PROMPTS[:2], runtime, max_tokens=80, stop=[], beams=2) == beams, runtime
 
 
 @pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
@@ -79,8 +79,9 @@ def test_every_step_of_256_is_what_a_pass_over_all_tokens_gives(artifacts: Once,
     assert manifest.io.window
     # A place more that is let go is seen.
     short = dataclasses.replace(manifest.io.window, places=manifest.io.window.places - 1)
-    wrong = in_steps(session, dataclasses.replace(manifest.io, window=short), case.feeds)
-    assert np.abs(wrong["logits"] - whole["logits"]).max() > 1e-2
+    io = dataclasses.replace(manifest.io, window=short)
+    wrong = stepped(lambda **feeds: session.run(feeds), io, case.feeds, PROMPT)
+    assert np.abs(wrong["logits"] - whole["logits"]).max() > 2e-3
 
 
 @pytest.mark.parametrize("kind", representatives(KINDS, QUICK))
@@ -109,6 +110,7 @@ def test_caches_hold_what_can_be_seen_and_no_more(artifacts: Once, kind: str, ru
             assert lengths[spec.name] == [*range(51, 201)]
 
 
+@pytest.mark.slow
 def test_a_bundle_of_it_gives_the_same_tokens(artifacts: Once, tmp_path: Path) -> None:
     import attnport_bundle
 
@@ -122,6 +124,7 @@ def test_a_bundle_of_it_gives_the_same_tokens(artifacts: Once, tmp_path: Path) -
             assert model.generate(PROMPTS, max_tokens=90, stop=[]) == expected
 
 
+@pytest.mark.slow
 def test_a_text_may_be_as_long_as_the_model_has_positions(artifacts: Once, tmp_path: Path) -> None:
     """And no longer, also where the caches take fewer places than a window has."""
     artifact = attnport.open(artifacts("mistral"))
@@ -134,7 +137,7 @@ def test_a_text_may_be_as_long_as_the_model_has_positions(artifacts: Once, tmp_p
         small.generate([LONG[:2]], max_tokens=5)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+@pytest.mark.parametrize("kind", ["mistral", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_a_window_that_hides_nothing_keeps_all(tmp_path: Path, kind: str) -> None:
     assert load(f"hf:{saved(kind, tmp_path / 'weights', sliding_window=320)}", part="with-past").io.window is None
 
