@@ -238,8 +238,7 @@ class Window:
     Attributes:
         dim: The length of their caches. It may be less than the number of tokens before, by those that came first.
         places: So many places before a new token may be seen. Where there are more, the caches hold these at least.
-        positions: The input `[batch, seq]` of the new tokens' positions, which counts the tokens that are gone; None
-            where the model counts them itself, by a mask of all tokens.
+        positions: The input `[batch, seq]` of the new tokens' positions; None where a mask of all tokens counts them.
 
     Raises:
         UsageError: the number of places is not 1 or more.
@@ -337,10 +336,9 @@ def _check_window(window: Window | None, dims: Set[str], inputs: Mapping[str, Te
         return
     if window.dim not in dims:
         raise UsageError(f"a window is of {window.dim!r}, which is no dim.")
-    if window.positions is not None and (spec := inputs.get(window.positions)) is None:
-        raise UsageError(f"a window has its positions from {window.positions!r}, which is no input.")
-    if window.positions is not None and spec.high is None:
-        raise UsageError(f"{spec} holds positions, whose number its high says; it has none.")
+    spec = inputs.get(window.positions or "")
+    if window.positions is not None and (spec is None or spec.high is None):
+        raise UsageError(f"a window has its positions from {window.positions!r}, which is no input with a high.")
 
 
 def _check_carried(mask: MaskSpec, carrier: TensorSpec | None, dims: set[str]) -> None:

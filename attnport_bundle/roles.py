@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from .contract import IO, TensorSpec, Window
+from .contract import IO, Dim, TensorSpec, Window
 from .errors import FeedError
 from .expressions import names
 
@@ -80,7 +80,7 @@ def roles_of(io: IO) -> Roles:
         raise _refused("it has no cache: no input is of floats")
     window = io.window
     positions = next((spec for spec in io.inputs if window and spec.name == window.positions), None)
-    ids = _ids(io, {*masks, positions and positions.name})
+    ids = _ids(io, masks | ({positions.name} if positions else set()))
     batch, seq = (str(dim) for dim in ids.dims)
     named = {dim.name: dim for dim in io.dims}
     near = {spec.name for spec in io.inputs if window and _grows(spec, window.dim, window.dim)}
@@ -92,7 +92,7 @@ def roles_of(io: IO) -> Roles:
     if not logits:
         raise _refused(f"no output scores the {ids.high} ids")
     mask, whole = _mask(io, masks - far, batch, past, seq)
-    start, longest_past = named[past].min, named[past].max
+    start = named[past].min
     if start and mask is None:
         raise _refused(f"its cache cannot be empty: {past} is from {named[past].span}, and no mask hides a place")
     kept = None
@@ -100,18 +100,21 @@ def roles_of(io: IO) -> Roles:
         pairs, kept = _kept(io, window, [spec for spec in floats if spec.name in near], masks & near, (batch, seq))
         if not grown or named[window.dim].min != start:
             raise _refused(f"there is no rule for its window of {window.dim}")
-        slides = kept.most >= kept.places
-        if positions:
-            longest_past = start + positions.high - 1 if slides and positions.high else longest_past
-        else:
-            caches, longest_past = (*caches, *pairs), longest_past if slides else min(longest_past, kept.most)
+        caches = caches if positions else (*caches, *pairs)
     others = (mask, positions, kept and kept.mask)
     taken = {ids.name, *(spec.name for spec, _, _ in caches), *(spec.name for spec in others if spec)}
     context = tuple(spec for spec in io.inputs if spec.name not in taken)
     if growing := [spec.name for spec in context if _grows(spec, past, seq)]:
         raise _refused(f"it also takes {', '.join(growing)}")
     return Roles(ids, mask, whole, caches, grown, context, logits[0], len(logits[0].dims) == 3, past,
-                 start, named[seq].max, longest_past, kept, positions)  # fmt: skip
+                 start, named[seq].max, _longest_past(named[past], kept, positions), kept, positions)  # fmt: skip
+
+
+def _longest_past(past: Dim, kept: Kept | None, positions: TensorSpec | None) -> int:
+    """The most places before new tokens: of a cache that holds all, or as many as there are positions."""
+    if kept and kept.most < kept.places:  # so few that none may go
+        return min(past.max, kept.most)
+    return past.min + positions.high - 1 if positions and positions.high else past.max
 
 
 def _kept(

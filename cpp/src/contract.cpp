@@ -215,11 +215,8 @@ void check_window(const Located& at, const Window& window, const Names& dims, co
     if (dims.count(window.dim) == 0) at.fail("a window is of " + quoted(window.dim) + ", which is no dim");
     if (!window.positions) return;
     const auto found = inputs.find(*window.positions);
-    if (found == inputs.end()) {
-        at.fail("a window has its positions from " + quoted(*window.positions) + ", which is no input");
-    }
-    if (!found->second->high) {
-        at.fail(found->second->text() + " holds positions, whose number its high says; it has none");
+    if (found == inputs.end() || !found->second->high) {
+        at.fail("a window has its positions from " + quoted(*window.positions) + ", which is no input with a high");
     }
 }
 

@@ -153,13 +153,12 @@ void find_kept(const IO& io, const std::vector<const TensorSpec*>& floats, const
     const Dim* const dim = dim_of(io, Axis(window.dim));
     if (!roles.grown || dim->min != roles.start) refuse("there is no rule for its window of " + window.dim);
     roles.kept = Kept{mask, window.dim, window.places, dim->max};
-    const bool slides = dim->max >= window.places;
-    if (roles.positions != nullptr) {
-        if (slides) roles.longest_past = roles.start + *roles.positions->high - 1;
-        return;
+    if (roles.positions == nullptr) roles.caches.insert(roles.caches.end(), pairs->begin(), pairs->end());
+    if (dim->max < window.places) {  // so few that none may go
+        roles.longest_past = std::min(roles.longest_past, dim->max);
+    } else if (roles.positions != nullptr) {
+        roles.longest_past = roles.start + *roles.positions->high - 1;
     }
-    roles.caches.insert(roles.caches.end(), pairs->begin(), pairs->end());
-    if (!slides) roles.longest_past = std::min(roles.longest_past, dim->max);
 }
 
 void find_ids(const IO& io, const std::set<std::string>& masks, Roles& roles) {

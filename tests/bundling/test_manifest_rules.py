@@ -164,10 +164,13 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "a window of no dim": (lambda m: window(m, dim="past"), "a window is of 'past', which is no dim"),
     "a window without a dim": (lambda m: window(m, dim="left out"), "is missing"),
     "a window with more": (lambda m: window(m, more=1), "unknown key"),
-    "positions from no input": (lambda m: window(m, positions="places"), "from 'places', which is no input"),
+    "positions from no input": (
+        lambda m: window(m, positions="places"),
+        "from 'places', which is no input with a high",
+    ),
     "positions without end": (
         lambda m: (window(m), m["io"]["inputs"][0].update(high=None)),
-        "holds positions, whose number its high says",
+        "which is no input with a high",
     ),
     "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
     "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
