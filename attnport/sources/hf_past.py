@@ -53,11 +53,11 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
     if POSITIONS in tensors:
         given[POSITIONS] = tensors[POSITIONS]
-    elif "position_ids" in takes and mask_BT is not None:
+    elif POSITIONS in takes and mask_BT is not None:
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         if "positions" in constants:
             positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
-        given["position_ids"] = positions_BT[:, pairs[layers.index(False)][0].shape[2] :]
+        given[POSITIONS] = positions_BT[:, pairs[layers.index(False)][0].shape[2] :]
     cache = keys_and_values(pairs)
     if MASK in tensors and mask_BT is not None:
         masks = two_masks(model, layers, cache, ids_BS, mask_BT, tensors[MASK])
@@ -110,7 +110,7 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     most = ranges[1].max
     sizes = _sizes(place, model, ids.high or 2)
     masked = not _padding_matters(model, sizes)
-    limited = "position_ids" not in accepted(model) or not masked
+    limited = POSITIONS not in accepted(model) or not masked
     windows = None
     if not limited:
         kind.constants["positions"] = most
