@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from bundle_folders import python
 from bundle_forms import UNRUN
+from manifest_windows import FINE_WINDOWS, WRONG_WINDOWS
 
 from attnport_bundle import BundleError, IntegrityError
 from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
@@ -88,13 +89,7 @@ def rules(**changed: object) -> dict[str, Any]:
     return dataclasses.asdict(Rules()) | changed
 
 
-def window(found: dict[str, Any], **changed: object) -> None:
-    """A window of the dim `seq`, with positions from the first input, unless it is changed."""
-    found["io"]["inputs"][0].update(high=64)
-    said = {"dim": "seq", "places": 3, "positions": found["io"]["inputs"][0]["name"], **changed}
-    found["io"]["window"] = {name: value for name, value in said.items() if value != "left out"}
-
-
+LATER = ("stop", "start", "rules", "window")
 FINE: dict[str, Edit] = {
     "as it was made": lambda m: None,
     "an engine": lambda m: engine(m),
@@ -114,16 +109,11 @@ FINE: dict[str, Edit] = {
     "a step": lambda m: stepped(m, 2),
     "a step of an engine": lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(SECONDS)),
     "a decoder's ends": lambda m: m["io"].update(stop=[2, 0]),
-    "no ends, as in earlier bundles": lambda m: m["io"].pop("stop"),
     "how a decoder begins": lambda m: m["io"].update(start=[0]),
-    "no beginning, as in earlier bundles": lambda m: m["io"].pop("start"),
     "how its tokens are chosen": lambda m: m["io"].update(rules=rules(bad_words=[[3], [4, 5]], length_penalty=2)),
     "chosen by the scores alone": lambda m: m["io"].update(rules=None),
-    "no rules, as in earlier bundles": lambda m: m["io"].pop("rules"),
-    "what its layers keep": window,
-    "and they count positions": lambda m: window(m, positions=None),
-    "all is kept": lambda m: m["io"].update(window=None),
-    "no window, as in earlier bundles": lambda m: m["io"].pop("window"),
+    **{f"no {key}, as in earlier bundles": lambda m, key=key: m["io"].pop(key) for key in LATER},
+    **FINE_WINDOWS,
     "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
@@ -160,18 +150,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "rows below 0": (lambda m: m["io"].update(rules=rules(no_repeat_ngram=-1)), "no_repeat_ngram: got -1"),
     "length below 0": (lambda m: m["io"].update(rules=rules(min_length=-1)), "min_length: got -1"),
     "tokens below 0": (lambda m: m["io"].update(rules=rules(min_tokens=-1)), "min_tokens: got -1"),
-    "a window of nothing": (lambda m: window(m, places=0), "window of 'seq': got 0 places"),
-    "a window of no dim": (lambda m: window(m, dim="past"), "a window is of 'past', which is no dim"),
-    "a window without a dim": (lambda m: window(m, dim="left out"), "is missing"),
-    "a window with more": (lambda m: window(m, more=1), "unknown key"),
-    "positions from no input": (
-        lambda m: window(m, positions="places"),
-        "from 'places', which is no input with a high",
-    ),
-    "positions without end": (
-        lambda m: (window(m), m["io"]["inputs"][0].update(high=None)),
-        "which is no input with a high",
-    ),
+    **WRONG_WINDOWS,
     "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
     "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
     **{
@@ -359,11 +338,7 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
         nonlocal tried
         for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
             inner = value[key]
-            may_miss = (
-                value is whole["files"]
-                or value is whole["provenance"]["versions"]
-                or key in ("step", "stop", "start", "rules", "window")
-            )
+            may_miss = value is whole["files"] or value is whole["provenance"]["versions"] or key in ("step", *LATER)
             if isinstance(value, dict) and not may_miss:
                 del value[key]
                 with pytest.raises(BundleError):
