@@ -152,7 +152,7 @@ def _contract(manifest: Manifest) -> IO:
     io = manifest.io
     masks = tuple(dataclasses.replace(mask, keys=_counted(io, mask)) for mask in io.masks)
     outputs = tuple(dataclasses.replace(tensor, high=None) for tensor in io.outputs)
-    contract = IO(io.inputs, outputs, io.dims, masks, io.stop, io.start, io.rules)
+    contract = IO(io.inputs, outputs, io.dims, masks, io.stop, io.start, io.rules, io.window)
     for tensor in (*io.inputs, *io.outputs):
         if tensor.dtype not in spec.ARRAYS:
             raise UsageError(

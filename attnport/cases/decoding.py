@@ -12,7 +12,7 @@ from attnport.artifacts import IOContract
 from attnport.cases.inputs import Array, Case, case, random_feeds
 from attnport.cases.sizes import largest
 from attnport.masks.encoding import numpy_dtype
-from attnport_bundle.decoding import stepped, steps_of
+from attnport_bundle.decoding import positions, stepped, steps_of
 from attnport_bundle.errors import FeedError
 from attnport_bundle.roles import Roles, roles_of
 
@@ -58,7 +58,7 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
         name = f"decode, {length} tokens"
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         sizes = {dim.name: dim.at_least(_CONTEXT) for dim in io.dims} | {batch: dims[batch].at_least(2), seq: length}
-        sizes |= {roles.past: roles.start}
+        sizes |= {dim: roles.start for dim in (roles.past, io.window and io.window.dim) if dim}
         feeds = random_feeds(io, sizes, "right padding", rng)
         for spec, _, _ in roles.caches:
             feeds[spec.name] = np.zeros(spec.shape(sizes), numpy_dtype(spec.dtype))
@@ -68,4 +68,8 @@ def decoding_cases(io: IOContract, seed: int = 0) -> Iterator[Case]:
             if roles.whole and not roles.context and len(mask_BT) > 1 and length > PROMPT:
                 mask_BT[1, : roles.start + _LEFT] = 0
             feeds[roles.mask.name] = mask_BT
+        if roles.kept and roles.mask:
+            feeds[roles.kept.mask.name] = feeds[roles.mask.name].astype(roles.kept.mask.dtype)
+        if roles.positions and roles.mask:
+            feeds[roles.positions.name] = positions(feeds[roles.mask.name]).astype(roles.positions.dtype)
         yield case(io, name, GROUP, {spec.name: feeds[spec.name] for spec in io.inputs})

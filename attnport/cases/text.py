@@ -15,6 +15,7 @@ from attnport.dims import TensorSpec
 from attnport.errors import ArtifactError, UsageError
 from attnport.masks.encoding import encode_mask, numpy_dtype
 from attnport.optional import require
+from attnport_bundle.decoding import positions
 from attnport_bundle.errors import BundleError
 from attnport_bundle.package_tokenizer import PackageTokenizer, told
 
@@ -25,13 +26,19 @@ def reads_text(io: IOContract) -> bool:
     """Whether the inputs are those that a tokenizer fills, and caches that may be empty."""
     names = {spec.name for spec in io.inputs}
     masks = {str(mask.input) for mask in io.padding_masks()}
-    return "input_ids" in names and names <= {*_TEXT_INPUTS, *masks, *_empty_caches(io)}
+    return "input_ids" in names and names <= {*_TEXT_INPUTS, *masks, *_empty_caches(io), _positions(io)}
 
 
 def _empty_caches(io: IOContract) -> dict[str, TensorSpec]:
     """The caches of a decoder that may be empty, and whose mask is of all tokens."""
     roles = decoder_roles(io)
     return {spec.name: spec for spec, _, _ in roles.caches} if roles and roles.whole and not roles.start else {}
+
+
+def _positions(io: IOContract) -> str | None:
+    """The input of a decoder's positions, where there is one."""
+    roles = decoder_roles(io)
+    return roles.positions.name if roles and roles.positions else None
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -137,6 +144,8 @@ def _feeds(
             found[spec.name] = np.zeros(spec.shape(sizes), numpy_dtype(spec.dtype))
         elif spec.name in masks:
             found[spec.name] = encode_mask(masks[spec.name], spec.dtype, filled["attention_mask"] == 1)
+        elif spec.name == _positions(io):
+            found[spec.name] = positions(filled["attention_mask"]).astype(spec.dtype)
         else:
             found[spec.name] = filled[spec.name].astype(spec.dtype)
     return found

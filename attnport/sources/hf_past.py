@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 from attnport.artifacts import IOContract
 from attnport.dims import Dim, TensorSpec
 from attnport.errors import SpecError, first_line
+from attnport.masks.spec import MaskSpec
 from attnport.sources.declare import narrow_dims, observe_outputs
 from attnport.sources.hf_modules import Kind, TextModel
 from attnport.sources.hf_rules import known_tokens, rules_of
 from attnport.sources.hf_text import text_contract
 from attnport.sources.hf_tokenizer import TokenizerOf
+from attnport.sources.hf_windows import DIM as WINDOW
+from attnport.sources.hf_windows import MASK, POSITIONS, Windows, two_masks, windows_of
+from attnport_bundle.contract import Window
 
 if TYPE_CHECKING:
     import torch
@@ -38,20 +42,26 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
 
     Args:
         tensors: `input_ids [batch,seq]`, `attention_mask [batch,past+seq]` unless padding moves the positions, and
-            `past_key_0 [batch,heads,past,D]`, ...
-        constants: `positions`, where a table has so many.
+            `past_key_0 [batch,heads,past,D]`, ... Where some layers have a window, their caches have `kept` in place of
+            `past`, and there is `window_mask [batch,kept+seq]`. Where all have one: `position_ids [batch,seq]`.
+        constants: `positions`, where a table has so many; `windows`, by layer, where there is a `window_mask`.
     """
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
     pairs = pairs_of(tensors, KEY, VALUE)
-    takes = accepted(model)
+    takes, masks = accepted(model), mask_BT
+    layers: Sequence[bool] = constants.get("windows", (False,))
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    if "position_ids" in takes and mask_BT is not None:
+    if POSITIONS in tensors:
+        given[POSITIONS] = tensors[POSITIONS]
+    elif POSITIONS in takes and mask_BT is not None:
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         if "positions" in constants:
             positions_BT = positions_BT.clamp(max=constants["positions"] - 1)
-        given["position_ids"] = positions_BT[:, pairs[0][0].shape[2] :]
+        given[POSITIONS] = positions_BT[:, pairs[layers.index(False)][0].shape[2] :]
     cache = keys_and_values(pairs)
-    out = model(input_ids=ids_BS, attention_mask=mask_BT, past_key_values=cache, use_cache=True, **given)
+    if MASK in tensors and mask_BT is not None:
+        masks = two_masks(model, layers, cache, ids_BS, mask_BT, tensors[MASK])
+    out = model(input_ids=ids_BS, attention_mask=masks, past_key_values=cache, use_cache=True, **given)
     return {"logits": out.logits[:, -1], **present(cache)}
 
 
@@ -100,22 +110,73 @@ def past_contract(place: str, kind: Kind, config: Any, tokenizer: TokenizerOf, d
     most = ranges[1].max
     sizes = _sizes(place, model, ids.high or 2)
     masked = not _padding_matters(model, sizes)
-    limited = "position_ids" not in accepted(model) or not masked
+    limited = POSITIONS not in accepted(model) or not masked
+    windows = None
     if not limited:
         kind.constants["positions"] = most
+        windows = _windows(model, sizes, most)
     # A model that counts positions itself has to find one for every place of the largest cache and pass together.
     new, old = (max(1, most // 2),) * 2 if limited else (most, max(1, most - 1))
-    dims = narrow_dims((Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)), declared)
+    named = [Dim("batch", 1, 1, 64), Dim("seq", 1, 1, new), Dim("past", 0, min(128, old), old)]
     inputs, behind = [ids], [dataclasses.replace(mask, alignment="lower_right") for mask in masks if not mask.input]
     if masked:
         inputs.append(TensorSpec("attention_mask", "int64", ("batch", "past+seq"), high=2))
         behind += [mask for mask in masks if mask.input]
-    for at, (key, value) in enumerate(sizes):
-        inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], "past", key[1])))
-        inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], "past", value[1])))
+    lengths, window = ["past"] * len(sizes), None
+    if windows and windows.everywhere:
+        inputs.append(TensorSpec(POSITIONS, "int64", ("batch", "seq"), high=most))
+        window = Window("past", windows.places, POSITIONS)
+    elif windows:
+        kind.constants["windows"] = windows.layers
+        named.append(Dim(WINDOW, 0, min(128, windows.places), old))
+        lengths = [WINDOW if slides else "past" for slides in windows.layers]
+        inputs.append(TensorSpec(MASK, "int64", ("batch", f"{WINDOW}+seq"), high=2))
+        behind.append(MaskSpec(("padding",), MASK))
+        window = Window(WINDOW, windows.places)
+    dims = narrow_dims(tuple(named), declared)
+    for at, ((key, value), length) in enumerate(zip(sizes, lengths, strict=True)):
+        inputs.append(TensorSpec(KEY.format(at), "float32", ("batch", key[0], length, key[1])))
+        inputs.append(TensorSpec(VALUE.format(at), "float32", ("batch", value[0], length, value[1])))
     outputs = observe_outputs(kind.named, inputs, dims, f"hf:{place}")
     stop, rules = ends(model, ids.high or 2), rules_of(model, ids.high or 2)
-    return IOContract(tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, positions="absolute")
+    return IOContract(
+        tuple(inputs), outputs, dims, tuple(behind), stop, rules=rules, window=window, positions="absolute"
+    )
+
+
+def _windows(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]], most: int) -> Windows | None:
+    """The windows of a model whose layers may keep the last places alone; None where all are to keep all.
+
+    A model may have made its masks or positions of what the first layer keeps, or take no masks that are made for it.
+    That is seen where a place that is padding is kept by no layer with a window.
+
+    Args:
+        most: The longest text.
+    """
+    import torch
+
+    windows = windows_of(model, len(sizes))
+    if windows is None or windows.places >= most - 1:
+        return None
+    ids_BS, mask_BT = torch.tensor([[0, 1]]), torch.tensor([[0, 1, 1, 1, 1]])
+    given = {"input_ids": ids_BS, "attention_mask": mask_BT}
+    draw = torch.Generator().manual_seed(0)
+    for at, pair in enumerate(sizes):
+        for name, (heads, width) in zip((KEY, VALUE), pair, strict=True):
+            given[name.format(at)] = torch.randn(1, heads, 3, width, generator=draw)
+    cut = {**given, MASK: mask_BT[:, 1:]}
+    if windows.everywhere:
+        cut = {**given, "attention_mask": mask_BT[:, 1:], POSITIONS: torch.tensor([[2, 3]])}
+    for at, slides in enumerate(windows.layers):
+        for name in (KEY.format(at), VALUE.format(at)):
+            cut[name] = given[name][:, :, 1:] if slides else given[name]
+    with torch.no_grad():
+        whole = cached(model, given, {})["logits"]
+        try:
+            found = cached(model, cut, {"windows": windows.layers})["logits"]
+        except Exception:  # transformers raises whatever it likes where masks are of another kind
+            return None
+    return windows if bool((found - whole).abs().max() <= 1e-3 * whole.std()) else None
 
 
 def _padding_matters(model: Any, sizes: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> bool:

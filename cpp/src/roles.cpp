@@ -4,6 +4,7 @@
 #include <iterator>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <attnport/error.hpp>
@@ -62,9 +63,10 @@ bool grows(const IO& io, const TensorSpec& spec, const std::string& past, const 
     });
 }
 
-/// Each cache with its output: they are in the same order, and differ in the length alone. False where one has none.
-bool pair_up(const IO& io, const std::vector<const TensorSpec*>& floats, const std::string& past,
-             const std::string& seq, bool grown, Roles& roles) {
+/// Each cache of a length with its output: they are in the same order, and differ in the length alone. None where a
+/// cache has none.
+std::optional<std::vector<Cached>> paired(const IO& io, const std::vector<const TensorSpec*>& floats,
+                                          const std::string& past, const std::string& seq, bool grown) {
     const Axis length(past);
     const std::vector<Axis> lengths = grown ? sums(past, seq) : std::vector<Axis>{seq};
     std::vector<const TensorSpec*> left;
@@ -75,12 +77,10 @@ bool pair_up(const IO& io, const std::vector<const TensorSpec*>& floats, const s
         if (at == spec->dims.end()) continue;
         const auto axis = static_cast<std::size_t>(at - spec->dims.begin());
         auto output = follower(left, *spec, axis, lengths);
-        if (!output) return false;
+        if (!output) return std::nullopt;
         found.push_back({spec, *std::move(output), axis});
     }
-    roles.caches = std::move(found);
-    roles.grown = grown;
-    return true;
+    return found;
 }
 
 /// Finds the caches, and gives the dim of their length.
@@ -98,8 +98,13 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
     if (lengths.empty()) refuse("it has no cache: no input of floats with a length of its own");
     for (const bool grown : {true, false}) {
         std::vector<const Dim*> found;
-        std::copy_if(lengths.begin(), lengths.end(), std::back_inserter(found),
-                     [&](const Dim* past) { return pair_up(io, floats, past->name, seq, grown, roles); });
+        for (const Dim* const past : lengths) {
+            auto pairs = paired(io, floats, past->name, seq, grown);
+            if (!pairs) continue;
+            roles.caches = *std::move(pairs);
+            roles.grown = grown;
+            found.push_back(past);
+        }
         if (found.size() > 1) {
             std::vector<std::string> names(found.size());
             std::transform(found.begin(), found.end(), names.begin(), [](const Dim* past) { return past->name; });
@@ -111,24 +116,49 @@ const Dim& find_caches(const IO& io, const std::vector<const TensorSpec*>& float
     refuse("not every cache has an output with " + past + "+" + seq + " or " + seq + " in place of " + past);
 }
 
-void find_mask(const IO& io, const std::set<std::string>& names, const std::string& past, const std::string& seq,
-               Roles& roles) {
+/// The mask of a cache's length, if there is one, and whether it is of the new tokens too.
+std::pair<const TensorSpec*, bool> mask_of(const IO& io, const std::set<std::string>& names, const std::string& past,
+                                           const Roles& roles) {
+    const auto& seq = std::get<std::string>(roles.ids->dims[1]);
     std::vector<const TensorSpec*> found;
     for (const TensorSpec& spec : io.inputs) {
         if (names.count(spec.name) != 0 && grows(io, spec, past, seq)) found.push_back(&spec);
     }
-    if (found.empty()) return;
+    if (found.empty()) return {nullptr, true};
     const Axis& batch = roles.ids->dims[0];
     const auto wholes = sums(past, seq);
     const Dims& dims = found[0]->dims;
-    roles.whole = std::any_of(wholes.begin(), wholes.end(), [&](const Axis& sum) { return dims == Dims{batch, sum}; });
+    const bool whole =
+        std::any_of(wholes.begin(), wholes.end(), [&](const Axis& sum) { return dims == Dims{batch, sum}; });
     const bool plain = std::all_of(io.masks.begin(), io.masks.end(), [&](const Mask& mask) {
         return mask.input != found[0]->name || (mask.carries == "mask" && mask.polarity == "keep");
     });
-    if (found.size() > 1 || !plain || !(roles.whole || dims == Dims{batch, Axis(past)})) {
+    if (found.size() > 1 || !plain || !(whole || dims == Dims{batch, Axis(past)})) {
         refuse("there is no rule for its mask " + found[0]->text());
     }
-    roles.mask = found[0];
+    return {found[0], whole};
+}
+
+/// Finds the caches that hold the last places alone, and their mask.
+void find_kept(const IO& io, const std::vector<const TensorSpec*>& floats, const std::set<std::string>& masks,
+               Roles& roles) {
+    const Window& window = *io.window;
+    const auto& seq = std::get<std::string>(roles.ids->dims[1]);
+    const auto [mask, whole] = mask_of(io, masks, window.dim, roles);
+    auto pairs = paired(io, floats, window.dim, seq, true);
+    if (mask == nullptr || !whole || !pairs || pairs->empty()) {
+        refuse("its window of " + window.dim + " needs a mask, and for every cache an output, of " + window.dim + "+" +
+               seq);
+    }
+    const Dim* const dim = dim_of(io, Axis(window.dim));
+    if (!roles.grown || dim->min != roles.start) refuse("there is no rule for its window of " + window.dim);
+    roles.kept = Kept{mask, window.dim, window.places, dim->max};
+    if (roles.positions == nullptr) roles.caches.insert(roles.caches.end(), pairs->begin(), pairs->end());
+    if (dim->max < window.places) {  // so few that none may go
+        roles.longest_past = std::min(roles.longest_past, dim->max);
+    } else if (roles.positions != nullptr) {
+        roles.longest_past = roles.start + *roles.positions->high - 1;
+    }
 }
 
 void find_ids(const IO& io, const std::set<std::string>& masks, Roles& roles) {
@@ -159,7 +189,9 @@ void find_logits(const IO& io, Roles& roles) {
 void find_context(const IO& io, const std::string& past, const std::string& seq, Roles& roles) {
     std::set<std::string> taken{roles.ids->name};
     for (const Cached& cache : roles.caches) taken.insert(cache.spec->name);
-    if (roles.mask != nullptr) taken.insert(roles.mask->name);
+    for (const TensorSpec* const spec : {roles.mask, roles.positions, roles.kept ? roles.kept->mask : nullptr}) {
+        if (spec != nullptr) taken.insert(spec->name);
+    }
     std::vector<std::string> others;
     for (const TensorSpec& spec : io.inputs) {
         if (taken.count(spec.name) != 0) continue;
@@ -175,6 +207,10 @@ std::size_t Roles::batch_axis(const TensorSpec& spec) const {
     return static_cast<std::size_t>(std::find(spec.dims.begin(), spec.dims.end(), ids->dims[0]) - spec.dims.begin());
 }
 
+bool Roles::holds_last(const Cached& cache) const {
+    return kept && cache.spec->dims[cache.axis] == Axis(kept->dim);
+}
+
 Roles roles_of(const IO& io) {
     std::set<std::string> masks;
     for (const Mask& mask : io.masks) {
@@ -186,19 +222,40 @@ Roles roles_of(const IO& io) {
     }
     if (floats.empty()) refuse("it has no cache: no input is of floats");
     Roles roles;
-    find_ids(io, masks, roles);
+    std::set<std::string> near;
+    for (const TensorSpec& spec : io.inputs) {
+        if (!io.window) break;
+        if (io.window->positions == spec.name) roles.positions = &spec;
+        if (grows(io, spec, io.window->dim, io.window->dim)) near.insert(spec.name);
+    }
+    std::set<std::string> others = masks;
+    if (roles.positions != nullptr) others.insert(roles.positions->name);
+    find_ids(io, others, roles);
     const auto& seq = std::get<std::string>(roles.ids->dims[1]);
+    // A mask of all tokens, which counts their positions, has the length of other caches.
+    const bool apart = io.window && roles.positions == nullptr;
+    const std::vector<const TensorSpec*> all = floats;
+    std::set<std::string> far_masks = masks;
+    std::set<std::string> near_masks;
+    for (const std::string& name : near) {
+        if (masks.count(name) != 0) near_masks.insert(name);
+        if (!apart) continue;
+        far_masks.erase(name);
+        floats.erase(std::remove_if(floats.begin(), floats.end(), [&](const auto* spec) { return spec->name == name; }),
+                     floats.end());
+    }
     const Dim& past = find_caches(io, floats, seq, roles);
     find_logits(io, roles);
-    find_mask(io, masks, past.name, seq, roles);
+    std::tie(roles.mask, roles.whole) = mask_of(io, far_masks, past.name, roles);
     roles.start = past.min;
+    roles.longest_past = past.max;
     if (roles.start != 0 && roles.mask == nullptr) {
         refuse("its cache cannot be empty: " + past.name + " is from " + std::to_string(past.min) +
                ", and no mask hides a place");
     }
+    if (io.window) find_kept(io, all, near_masks, roles);
     find_context(io, past.name, seq, roles);
     roles.longest_seq = dim_of(io, roles.ids->dims[1])->max;
-    roles.longest_past = past.max;
     return roles;
 }
 

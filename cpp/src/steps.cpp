@@ -5,18 +5,17 @@
 #include "axes.hpp"
 
 namespace attnport::reader {
-namespace {
-
-/// The least places that a buffer has behind its tokens when it is made.
-constexpr std::int64_t more_places = 64;
-
-}  // namespace
 
 Steps::~Steps() = default;
 
+std::int64_t more_places(std::int64_t length) { return std::max<std::int64_t>(64, length / 4); }
+
 void Buffers::begin(std::vector<Tensor> caches) {
     held_ = std::move(caches);
-    length_ = held_.at(0).shape().at(roles_.caches.at(0).axis);
+    lengths_.clear();
+    for (std::size_t at = 0; at < held_.size(); ++at) {
+        lengths_.push_back(held_[at].shape().at(roles_.caches.at(at).axis));
+    }
 }
 
 Outputs Buffers::run(Inputs inputs) {
@@ -24,17 +23,29 @@ Outputs Buffers::run(Inputs inputs) {
     for (std::size_t at = 0; at < held_.size(); ++at) {
         Tensor& cache = held_[at];
         const Cached& role = roles_.caches[at];
-        if (cache.shape()[role.axis] == length_) {
-            cache = resized_along(cache, role.axis, length_ + std::max<std::int64_t>(more_places, length_ / 4));
+        const std::int64_t length = lengths_[at];
+        if (cache.shape()[role.axis] == length) {
+            cache = resized_along(cache, role.axis, length + more_places(length));
         }
         Shape filled = cache.shape();
-        filled[role.axis] = length_;
+        filled[role.axis] = length;
         inputs.emplace_back(role.spec->name, cache.data(), cache.dtype(), std::move(filled));
         buffers.push_back({role.spec->name, role.output, cache});
     }
     Outputs outputs = step_(inputs, buffers);
-    ++length_;
+    for (std::int64_t& length : lengths_) ++length;
     return outputs;
+}
+
+void Buffers::drop(std::int64_t count) {
+    for (std::size_t at = 0; at < held_.size(); ++at) {
+        const Cached& role = roles_.caches[at];
+        if (!roles_.holds_last(role)) continue;
+        // In a buffer of the size that it would have anyway, so that none is made at the next token.
+        const std::int64_t left = lengths_[at] - count;
+        held_[at] = cut_along(held_[at], role.axis, count, left, left + more_places(left));
+        lengths_[at] = left;
+    }
 }
 
 void Buffers::take(const std::vector<std::size_t>& texts) { held_ = taken(roles_, held_, texts); }

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from bundle_folders import python
 from bundle_forms import UNRUN
+from manifest_windows import FINE_WINDOWS, WRONG_WINDOWS
 
 from attnport_bundle import BundleError, IntegrityError
 from attnport_bundle.contract import CARRIES, IO, RANKS, Dim, MaskSpec, TensorSpec
@@ -92,6 +93,7 @@ def prompts(default: str = "query", **named: object) -> dict[str, Any]:
     return {"named": named, "default": default}
 
 
+LATER = ("stop", "start", "rules", "window")
 FINE: dict[str, Edit] = {
     "as it was made": lambda m: None,
     "an engine": lambda m: engine(m),
@@ -111,15 +113,14 @@ FINE: dict[str, Edit] = {
     "a step": lambda m: stepped(m, 2),
     "a step of an engine": lambda m: (engine(m), stepped(m, 2), form(m)["profiles"][0]["dims"][1].update(SECONDS)),
     "a decoder's ends": lambda m: m["io"].update(stop=[2, 0]),
-    "no ends, as in earlier bundles": lambda m: m["io"].pop("stop"),
     "how a decoder begins": lambda m: m["io"].update(start=[0]),
-    "no beginning, as in earlier bundles": lambda m: m["io"].pop("start"),
     "how its tokens are chosen": lambda m: m["io"].update(rules=rules(bad_words=[[3], [4, 5]], length_penalty=2)),
     "chosen by the scores alone": lambda m: m["io"].update(rules=None),
-    "no rules, as in earlier bundles": lambda m: m["io"].pop("rules"),
     "prompts": lambda m: m.update(prompts=prompts(query="Find\nan answer:\t\u3000", document="")),
     "no prompts and no limit, as in earlier bundles": lambda m: (m.pop("prompts"), m.pop("text_limit")),
     "a limit of texts": lambda m: m.update(text_limit=256),
+    **{f"no {key}, as in earlier bundles": lambda m, key=key: m["io"].pop(key) for key in LATER},
+    **FINE_WINDOWS,
     "no step, as in version 3": lambda m: [dim.pop("step") for dim in m["io"]["dims"]],
     "the largest integer": lambda m: m["io"]["inputs"][0].update(high=2**53 - 1),
 }
@@ -156,6 +157,7 @@ WRONG: dict[str, tuple[Edit, str]] = {
     "rows below 0": (lambda m: m["io"].update(rules=rules(no_repeat_ngram=-1)), "no_repeat_ngram: got -1"),
     "length below 0": (lambda m: m["io"].update(rules=rules(min_length=-1)), "min_length: got -1"),
     "tokens below 0": (lambda m: m["io"].update(rules=rules(min_tokens=-1)), "min_tokens: got -1"),
+    **WRONG_WINDOWS,
     "a word of nothing": (lambda m: m["io"].update(rules=rules(bad_words=[[]])), "bad_words: expected"),
     "a word below 0": (lambda m: m["io"].update(rules=rules(bad_words=[[-1]])), "bad_words: expected"),
     **{
@@ -354,7 +356,7 @@ def test_every_key_of_the_manifest_must_be_there(made_bundle: Path) -> None:
             may_miss = (
                 value is whole["files"]
                 or value is whole["provenance"]["versions"]
-                or key in ("step", "stop", "start", "rules", "prompts", "text_limit")
+                or key in ("step", "prompts", "text_limit", *LATER)
             )
             if isinstance(value, dict) and not may_miss:
                 del value[key]
