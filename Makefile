@@ -152,9 +152,8 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tools/fuzz.py
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(DOCS_VENV) $(RELEASE_VENV) dist out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
-
-	rm -rf $(VENV) $(GPU_VENV) $(SERVE_VENV) out build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(DOCS_VENV) $(RELEASE_VENV) $(SERVE_VENV) dist out build .cache .mypy_cache .ruff_cache \
+		.pytest_cache *.egg-info
 
 # Some systems split ensurepip off; pip itself then fills the new environment.
 $(VENV)/.made:

@@ -76,7 +76,7 @@ def mapped(
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise FeedError(f"tokens: got {tokens!r:.60}; expected 1 or more.")
     memory = memory or Memory()
-    mask, spec = _padding(io)
+    mask, spec = padding(io)
     _require_rows(io, spec, only)
     missing = [each.name for each in io.inputs if each.name not in feeds]
     if missing or len(feeds) > len(io.inputs) or any(np.ndim(feeds[one.name]) != len(one.dims) for one in io.inputs):
@@ -105,7 +105,7 @@ def _require_rows(io: IO, spec: TensorSpec, only: str) -> None:
         raise FeedError(f"output {outside[0]!r} has no row for each item of {spec.dims[0]}; run one batch at a time.")
 
 
-def _padding(io: IO) -> tuple[MaskSpec | None, TensorSpec]:
+def padding(io: IO) -> tuple[MaskSpec | None, TensorSpec]:
     """The padding mask and the input that carries it; without one, the first input."""
     named = {dim.name for dim in io.dims}
     masks = io.padding_masks()
@@ -154,7 +154,7 @@ class _Items:
         self._width = self._feeds[spec.name].shape[-1] if mask is not None else 0
         self.lengths = [1] * self.count
         if mask is not None:
-            self.lengths = [self.at_least(length) for length in _lengths(mask, self._feeds[spec.name])]
+            self.lengths = [self.at_least(length) for length in real_lengths(mask, self._feeds[spec.name])]
 
     def at_least(self, length: int) -> int:
         """The least size of the model that has room for the length."""
@@ -200,7 +200,7 @@ class _Items:
         return self._place is not None and dim == self._place.name
 
 
-def _lengths(mask: MaskSpec, values: Array) -> list[int]:
+def real_lengths(mask: MaskSpec, values: Array) -> list[int]:
     """For each item, the places up to its last real token, at least one."""
     if not values.shape[1]:
         return [1] * len(values)  # the model says what is wrong
