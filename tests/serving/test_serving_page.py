@@ -30,11 +30,14 @@ def test_the_program_and_curl_of_the_page_are_answered(minilm: Path) -> None:
         program = block("python", "tritonclient").replace("8080", str(server.port))
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert done.stdout == "(2, 384)\n", done.stderr
-        line = block("", "curl").replace("8080", str(server.port))
+        curl = re.search(r"^curl .*?(?=^```)", PAGE, re.DOTALL | re.MULTILINE)
+        assert curl
+        line = curl[0].replace("8080", str(server.port))
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
         assert json.loads(done.stdout)["outputs"][0]["shape"] == [1, 384], done.stdout + done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray, where it is imported
 def test_the_application_of_the_configuration_is_one_that_ray_builds(minilm: Path) -> None:
     from attnport_bundle import serving_ray
 
