@@ -23,6 +23,7 @@ from attnport.console.options import (
     tune_options,
 )
 from attnport.console.run import Reporter, Verbs, complain, start, verb
+from attnport.console.serve_command import serve
 from attnport.module_path import leave_current_folder
 from attnport.version import __version__
 
@@ -391,6 +392,8 @@ def report(out: Reporter, folder: Path, kind: Any, text: Path | None, force: boo
     path = run(folder, kind=kind, text=text, force=force, progress=out.progress)
     return lambda: out.show_path(path)
 
+
+cli.add_command(serve)
 
 if __name__ == "__main__":
     main()

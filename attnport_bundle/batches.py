@@ -77,7 +77,7 @@ def mapped(
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise FeedError(f"tokens: got {tokens!r:.60}; expected 1 or more.")
     memory = memory or Memory()
-    masks, spec = _padding(io)
+    masks, spec = padding(io)
     _require_rows(io, spec, only)
     missing = [each.name for each in io.inputs if each.name not in feeds]
     if missing or len(feeds) > len(io.inputs) or any(np.ndim(feeds[one.name]) != len(one.dims) for one in io.inputs):
@@ -105,7 +105,7 @@ def _require_rows(io: IO, spec: TensorSpec, only: str) -> None:
         raise FeedError(f"output {outside[0]!r} has no row for each item of {spec.dims[0]}; run one batch at a time.")
 
 
-def _padding(io: IO) -> tuple[list[MaskSpec], TensorSpec]:
+def padding(io: IO) -> tuple[list[MaskSpec], TensorSpec]:
     """The padding masks and the input that carries the first; without one, the first input."""
     named = {dim.name for dim in io.dims}
     masks = list(io.padding_masks())
@@ -157,7 +157,7 @@ class _Items:
         self._width = self._feeds[spec.name].shape[-1] if masks else 0
         self.lengths, self.left = [1] * self.count, False
         if masks and self._width:  # of a model without places it says itself what is wrong
-            real: Array = np.logical_or.reduce([_real(mask, self._feeds[str(mask.input)]) for mask in masks])
+            real = real_places(masks, self._feeds)
             some = real[real.any(1)]
             self.left = bool(some[:, -1].all() and not some[:, 0].all())
             self.lengths = [self.at_least(length) for length in _lengths(real[:, ::-1] if self.left else real)]
@@ -216,10 +216,13 @@ class _Items:
         return self._place is not None and dim == self._place.name
 
 
-def _real(mask: MaskSpec, values: Array) -> Array:
-    """Which places are no padding."""
-    real: Array = values != 0
-    return real if mask.polarity == "keep" else ~real
+def real_places(masks: Sequence[MaskSpec], feeds: Mapping[str, Array]) -> Array:
+    """Which places, `[items, places]`, some mask of `padding` says to be no padding."""
+    import numpy as np
+
+    kept = [(feeds[str(mask.input)] != 0) == (mask.polarity == "keep") for mask in masks]
+    real: Array = np.logical_or.reduce(kept)
+    return real
 
 
 def _lengths(real: Array) -> list[int]:

@@ -63,6 +63,7 @@ WITH_COMMANDS = {
     "docs/precision.md",
     "docs/report.md",
     "docs/runtimes.md",
+    "docs/serve.md",  # in tests/serving, where there are servers
     "docs/start.md",
     "docs/tune.md",
     "examples/custom_attention.py",
@@ -76,6 +77,7 @@ WITH_PYTHON = {
     "docs/import.md",
     "docs/masks.md",
     "docs/own-module.md",
+    "docs/serve.md",
     "docs/start.md",
     "docs/tune.md",
 }
@@ -97,9 +99,10 @@ def page(name: str) -> str:
 def run(line: str, folder: Path) -> str:
     """Runs a line as in a terminal, with the commands of this environment first on the path.
 
-    What needs a GPU ends with 3 where there is none.
+    What needs a GPU or a server's package ends with 3 where there is none.
     """
-    expected = 3 if line.startswith("attnport gpu-check") and not find_gpus()[0] else 0
+    needs_gpu, needs_kserve = (line.startswith(f"attnport {verb}") for verb in ("gpu-check", "serve"))
+    expected = 3 if needs_kserve or (needs_gpu and not find_gpus()[0]) else 0
     for said, meant in READERS_OWN.items():
         line = line.replace(said, meant)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
