@@ -23,6 +23,7 @@ from attnport.console.options import (
     tune_options,
 )
 from attnport.console.run import Reporter, Verbs, complain, start, verb
+from attnport.console.spread import several
 from attnport.module_path import leave_current_folder
 from attnport.version import __version__
 
@@ -153,6 +154,7 @@ def build(
 @cli.command()
 @check_options
 @verb
+@several
 def check(
     out: Reporter, folder: Path, runtimes: tuple[str, ...], text: Path | None, inputs: Path | None, timeout: float,
     search: bool, kind: str, junit: Path | None, **options: Any,
@@ -195,6 +197,7 @@ def check(
 @cli.command()
 @bench_options
 @verb
+@several
 def bench(
     out: Reporter, folder: Path | None, compare: tuple[Path, Path] | None, fail_on_regression: bool,
     save: Path | None, budget: float, **options: Any,
@@ -239,6 +242,7 @@ def bench(
 @cli.command()
 @tune_options
 @verb
+@several
 def tune(out: Reporter, folder: Path, budget: float, **options: Any) -> Callable[[], None]:
     """Try every precision on your data; keep the fastest.
 
