@@ -48,7 +48,7 @@ def cached(model: Any, tensors: dict[str, torch.Tensor], constants: Mapping[str,
     """
     ids_BS, mask_BT = tensors["input_ids"], tensors.get("attention_mask")
     pairs = pairs_of(tensors, KEY, VALUE)
-    takes, masks = accepted(model), mask_BT
+    takes, masks = accepted(model), cast(Any, mask_BT)
     layers: Sequence[bool] = constants.get("windows", (False,))
     given: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
     if POSITIONS in tensors:
